@@ -1,0 +1,98 @@
+"""Randomness without state: every random number has an address.
+
+An address is (seed, split, purpose, index). It is hashed to a 64-bit key, and the key is the state
+of a splitmix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+2014) whose ``j``-th output is computed directly from ``j``. So a draw depends on its address alone:
+not on who draws, when, after what, or beside what else.
+
+The generator is written out here, on ``uint64`` arrays, because the streams of ``numpy.random`` and
+``torch`` may change between releases, and a task set must not. Everything is vectorised over keys,
+and every operation is exact integer arithmetic or a single correctly rounded IEEE operation: the
+same bits on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Keys = NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S11 = (np.uint64(shift) for shift in (30, 27, 31, 11))
+
+
+def _mix(z: Keys) -> Keys:
+    """splitmix64's finaliser, a bijection of 64-bit words, in place; ``z`` is not 0-dimensional.
+
+    On arrays, numpy wraps unsigned overflow silently, as wanted; only its scalars warn, so none are
+    used.
+    """
+    z ^= z >> _S30
+    z *= _MIX_1
+    z ^= z >> _S27
+    z *= _MIX_2
+    z ^= z >> _S31
+    return z
+
+
+def keys(seed: int, split: str, purpose: str, index: ArrayLike) -> Keys:
+    """The keys at addresses (seed, split, purpose, index), for an array of indices.
+
+    ``index`` is int64 ``[...]``; the result is uint64 ``[...]`` (a scalar index gives ``[1]``).
+    Strings are hashed with BLAKE2b, never with ``hash``, which differs from process to process.
+    """
+    # The lengths keep ("ab", "c") and ("a", "bc") apart.
+    text = f"{int(seed)}|{len(split)}|{split}|{purpose}".encode()
+    base = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    where = np.atleast_1d(np.asarray(index, dtype=np.int64)).astype(np.uint64)
+    return _mix(where * _GOLDEN + np.uint64(base))
+
+
+def derive(keys: Keys, n: int) -> Keys:
+    """``n`` child keys of each key, the words of its stream: uint64 ``[...]`` to ``[..., n]``."""
+    steps = np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN
+    return _mix(keys[..., None] + steps)
+
+
+def uniforms(keys: Keys, n: int) -> NDArray[np.float64]:
+    """``n`` numbers of each key, uniform in [0, 1): uint64 ``[...]`` to float64 ``[..., n]``."""
+    return (derive(keys, n) >> _S11).astype(np.float64) * 2.0**-53
+
+
+def integers(keys: Keys, high: int, n: int) -> NDArray[np.int64]:
+    """``n`` integers of each key, uniform in [0, high): uint64 ``[...]`` to int64 ``[..., n]``.
+
+    Drawn with replacement. The bias of scaling 53 bits is below high / 2**53.
+    """
+    return (uniforms(keys, n) * high).astype(np.int64)
+
+
+def choose(keys: Keys, n: int, k: int) -> NDArray[np.int64]:
+    """``k`` distinct integers of [0, n) for each key, every ordered choice equally likely.
+
+    uint64 ``[...]`` to int64 ``[..., k]``. Floyd's algorithm (Bentley and Floyd, "A sample of
+    brilliance", 1987) draws the set in ``k`` steps whatever ``n``; a second draw puts it in random
+    order. Raises ``ValueError`` if ``k > n``.
+    """
+    if not 0 <= k <= n:
+        raise ValueError(f"cannot choose {k} of {n} without replacement")
+    draws = uniforms(keys, 2 * k)
+    tops = np.arange(n - k, n, dtype=np.int64)
+    candidates = (draws[..., :k] * (tops + 1)).astype(np.int64)
+    chosen = np.empty(candidates.shape, dtype=np.int64)
+    for i in range(k):
+        candidate = candidates[..., i]
+        taken = (chosen[..., :i] == candidate[..., None]).any(axis=-1)
+        chosen[..., i] = np.where(taken, tops[i], candidate)
+    order = np.argsort(draws[..., k:], axis=-1, kind="stable")
+    return np.take_along_axis(chosen, order, axis=-1)
+
+
+def permutation(keys: Keys, n: int) -> NDArray[np.int64]:
+    """A random order of [0, n) for each key: uint64 ``[...]`` to int64 ``[..., n]``."""
+    return np.argsort(derive(keys, n), axis=-1, kind="stable").astype(np.int64)

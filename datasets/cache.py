@@ -1,0 +1,116 @@
+"""Where decoded arrays live on disk, and how they get there exactly once.
+
+Many workers start at the same moment and all want the same array. One of them builds it under a
+file lock and renames it into place; the others wait and map it. A file in the cache is therefore
+always whole: a crash, a full disk or a kill leaves at most a temporary file, which the next builder
+removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from datasets.errors import DataError
+
+# Far longer than any build here takes: a wait this long means that the builder hangs.
+LOCK_TIMEOUT_S = 900.0
+
+Chunks = Iterable[NDArray[np.uint8]]
+Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
+
+
+def cache_root() -> Path:
+    """The folder of decoded arrays: ``$MAML_CACHE``, else ``~/.cache/maml``."""
+    return Path(os.environ.get("MAML_CACHE") or Path.home() / ".cache" / "maml").expanduser()
+
+
+def default_data_root() -> Path:
+    """The folder of data sets by default: ``$MAML_DATA``, else ``~/.cache/maml``."""
+    return Path(os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml").expanduser()
+
+
+def map_array(path: Path, shape: tuple[int, ...]) -> Mapped:
+    """Map a uint8 ``.npy`` file read-only.
+
+    Raises :class:`DataError` naming the file unless it holds exactly ``shape``.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: not a readable .npy array ({error})") from error
+    if not isinstance(array, np.memmap) or array.shape != shape or array.dtype != np.uint8:
+        found = (
+            f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "an archive"
+        )
+        raise DataError(f"{path}: holds {found} where uint8 {list(shape)} is expected")
+    return array
+
+
+def cached(name: str, shape: tuple[int, ...], build: Callable[[], Chunks]) -> Mapped:
+    """The uint8 array ``name`` of the cache, built on the first call of any process.
+
+    ``name`` is a relative path ending in ``.npy``. ``build()`` yields uint8 chunks that fill
+    ``shape`` along its first dimension. A damaged cache file is built anew.
+
+    Raises :class:`DataError` naming the file and ``$MAML_CACHE`` when the cache cannot be written;
+    errors of ``build`` pass through. In either case nothing is left behind.
+    """
+    path = cache_root() / name
+    with contextlib.suppress(DataError):
+        return map_array(path, shape)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
+            # Another process may have built it while this one waited for the lock.
+            with contextlib.suppress(DataError):
+                return map_array(path, shape)
+            for stale in path.parent.glob(f"{path.name}.*.tmp"):
+                stale.unlink(missing_ok=True)
+            _write(path, shape, build())
+    except Timeout as error:
+        raise DataError(
+            f"{path}.lock: held for {LOCK_TIMEOUT_S:.0f} s by another process; end it, "
+            "or set $MAML_CACHE elsewhere"
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot write the cache ({error.strerror or error}); free space there, "
+            "or set $MAML_CACHE to a folder that can be written"
+        ) from error
+    return map_array(path, shape)
+
+
+def _write(path: Path, shape: tuple[int, ...], chunks: Chunks) -> None:
+    """Write a ``.npy`` file that appears whole or not at all.
+
+    Plain writes, not a writable memory map: on a full disk a write raises ``ENOSPC``, a mapped page
+    kills the process.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            rows = 0
+            for chunk in chunks:
+                if chunk.dtype != np.uint8 or chunk.shape[1:] != shape[1:]:
+                    raise ValueError(
+                        f"{path.name}: a chunk is {chunk.dtype} {chunk.shape}, not uint8 of {shape}"
+                    )
+                file.write(np.ascontiguousarray(chunk).data)
+                rows += len(chunk)
+            if rows != shape[0]:
+                raise ValueError(f"{path.name}: built {rows} rows of {shape[0]}")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

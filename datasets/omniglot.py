@@ -1,0 +1,157 @@
+"""Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015).
+
+Locate, verify, decode once, map: :func:`open_images` finds the archives or downloads them, checks
+their contents, and keeps a decoded copy in the cache that every process maps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from datasets.cache import Mapped, cached, map_array
+from datasets.episodes import FewShotImages
+from datasets.errors import DataError
+from datasets.omniglot_alphabets import DRAWINGS, PARTS, class_names
+from datasets.omniglot_source import SIZE, Part
+from datasets.omniglot_splits import SPLITS, split_classes
+
+__all__ = ["SPLITS", "class_names", "open_images", "open_omniglot", "split_classes"]
+
+CARRIED = "omniglot-28x28.npy"
+
+# Part of the fingerprint: raise it when the decoder's output changes, and old caches are no longer
+# found.
+_DECODER = "grey-lanczos-inverted-1"
+_DOWNLOAD_TIMEOUT_S = 30.0
+
+
+def open_omniglot(
+    split: str,
+    *,
+    ways: int,
+    shots: int,
+    queries: int,
+    seed: int,
+    data_root: Path,
+    dtype: torch.dtype = torch.float32,
+    omniglot_split: str = "maml",
+) -> FewShotImages:
+    """Few-shot tasks of Omniglot, rotated per class and task in every split, as MAML's code does.
+
+    Raises :class:`DataError` as :func:`open_images`, :func:`split_classes` and
+    :class:`FewShotImages` do.
+    """
+    classes = split_classes(omniglot_split, split)
+    return FewShotImages(
+        images=open_images(data_root),
+        classes=classes,
+        split=split,
+        ways=ways,
+        shots=shots,
+        queries=queries,
+        seed=seed,
+        rotate=True,
+        dtype=dtype,
+    )
+
+
+def open_images(data_root: Path) -> Mapped:
+    """All drawings, read-only: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0.
+
+    The rows are in the order of :func:`class_names`. Under ``data_root/omniglot`` it takes the
+    archives ``images_background.zip`` and ``images_evaluation.zip``, or folders of the same names,
+    or else the already decoded ``omniglot-28x28.npy``; failing all, it downloads the archives
+    there. Raises :class:`DataError`, in one line, if there is no data, or if it is damaged or
+    incomplete.
+    """
+    return open_parts(Path(data_root).expanduser() / "omniglot", PARTS)
+
+
+def open_parts(folder: Path, parts: Mapping[str, Mapping[str, int]]) -> Mapped:
+    """:func:`open_images` for any table of parts and alphabets."""
+    shape = (sum(sum(alphabets.values()) for alphabets in parts.values()), DRAWINGS, *SIZE)
+    sources = {name: _local(folder, name) for name in parts}
+    carried = folder / CARRIED
+    if None in sources.values() and carried.is_file():
+        return _checked_polarity(carried, map_array(carried, shape))
+    found = [Part(path or _download(folder, name), parts[name]) for name, path in sources.items()]
+    prints = "".join(part.fingerprint() for part in found)
+    fingerprint = hashlib.blake2b(f"{_DECODER}{prints}".encode(), digest_size=8).hexdigest()
+    return cached(f"omniglot/28x28-{fingerprint}.npy", shape, lambda: _decode(found, shape[0]))
+
+
+def _local(folder: Path, name: str) -> Path | None:
+    for candidate in (folder / f"{name}.zip", folder / name):
+        if candidate.exists():
+            return candidate
+    return None
+
+
+def _decode(parts: list[Part], classes: int) -> Iterator[NDArray[np.uint8]]:
+    """Chunks ``[1, 20, 28, 28]`` in class order, with a progress bar on a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(
+        total=classes, desc="decoding Omniglot, once", unit="character", delay=2.0, disable=None
+    ) as bar:
+        for part in parts:
+            for character in part.characters():
+                yield character[None]
+                bar.update()
+
+
+def _checked_polarity(path: Path, images: Mapped) -> Mapped:
+    """``images``, unless paper is bright: ink and paper are swapped then, which no shape shows."""
+    if float(images[:2].mean()) > 127:
+        raise DataError(f"{path}: paper is bright; it must hold ink as 255 on paper 0")
+    return images
+
+
+def _download(folder: Path, name: str) -> Path:
+    """Fetch an official archive, checked by its MD5, into ``folder``; many processes may call."""
+    from torchvision.datasets import Omniglot
+
+    target = folder / f"{name}.zip"
+    url = f"{Omniglot.download_url_prefix}/{target.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not target.exists():
+                _fetch(url, target, Omniglot.zips_md5[name])
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"{target}: not found, and the download failed ({reason}); put images_background.zip "
+            f"and images_evaluation.zip into {folder}, or point --data-root or $MAML_DATA at a "
+            "folder that has omniglot/, or connect this machine to the network so that it "
+            "downloads; the maml-glyphs-* presets need no data"
+        ) from error
+    return target
+
+
+def _fetch(url: str, target: Path, md5: str) -> None:
+    """Download ``url``; ``target`` appears only when it is whole and its MD5 is right."""
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        digest = hashlib.md5(usedforsecurity=False)
+        with (
+            urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT_S) as response,
+            open(temporary, "wb") as file,
+        ):
+            while block := response.read(1 << 20):
+                digest.update(block)
+                file.write(block)
+        if digest.hexdigest() != md5:
+            raise ValueError(f"{url} has MD5 {digest.hexdigest()} instead of {md5}")
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,93 @@
+"""Sinusoid regression, Finn et al. 2017 (arXiv:1703.03400), section 5.1."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datasets import addresses
+from datasets.episodes import Episodes
+from datasets.errors import DataError
+from datasets.tasks import Task
+
+AMPLITUDES = (0.1, 5.0)
+PHASES = (0.0, math.pi)
+INPUTS = (-5.0, 5.0)
+
+
+class Waves(NamedTuple):
+    """The functions of ``B`` tasks, ``y = amplitude * sin(x - phase)``: float64 ``[B]`` each."""
+
+    amplitude: Tensor
+    phase: Tensor
+
+
+def open_sinusoid(
+    split: str,
+    *,
+    shots: int,
+    queries: int,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    **_unused: object,
+) -> Sinusoid:
+    """Sinusoid tasks; splits are different draws of one distribution. Raises :class:`DataError`."""
+    return Sinusoid(split=split, shots=shots, queries=queries, seed=seed, dtype=dtype)
+
+
+class Sinusoid(Episodes):
+    """Regress a sine wave from ``shots`` of its points.
+
+    Amplitude is uniform in [0.1, 5], phase in [0, pi], inputs in [-5, 5], without noise. The paper
+    leaves the sign of the phase open; the released code evaluates ``amplitude * sin(x - phase)``,
+    and so does this.
+    """
+
+    def __init__(
+        self,
+        *,
+        split: str,
+        shots: int,
+        queries: int,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """``shots`` support and ``queries`` query points a task; :class:`DataError` below one."""
+        for flag, value in (("--shots", shots), ("--queries", queries)):
+            if value < 1:
+                raise DataError(f"{flag} {value}: must be at least 1")
+        self.split = split
+        self.shots, self.queries, self.seed, self.dtype = shots, queries, seed, dtype
+
+    def waves(self, ids: Tensor) -> Waves:
+        """Amplitude and phase of the tasks with these ids (int64 ``[B]``)."""
+        draws = self._uniforms(ids, "wave", 2)
+        return Waves(
+            torch.from_numpy(_between(AMPLITUDES, draws[:, 0])),
+            torch.from_numpy(_between(PHASES, draws[:, 1])),
+        )
+
+    def tasks(self, ids: Tensor) -> Task:
+        """The tasks with these ids (int64 ``[B]``): support ``[B, K, 1]``, query ``[B, Q, 1]``."""
+        amplitude, phase = (part[:, None] for part in self.waves(ids))
+
+        def points(purpose: str, n: int) -> tuple[Tensor, Tensor]:
+            x = torch.from_numpy(_between(INPUTS, self._uniforms(ids, purpose, n)))
+            y = amplitude * torch.sin(x - phase)
+            return x[..., None].to(self.dtype), y[..., None].to(self.dtype)
+
+        return Task(*points("support", self.shots), *points("query", self.queries))
+
+    def _uniforms(self, ids: Tensor, purpose: str, n: int) -> NDArray[np.float64]:
+        keys = addresses.keys(self.seed, self.split, purpose, ids.detach().cpu().numpy())
+        return addresses.uniforms(keys, n)
+
+
+def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:
+    low, high = bounds
+    return low + (high - low) * u

@@ -1,0 +1,43 @@
+"""A task, or a batch of them, as a pytree of tensors.
+
+Shape legend, used by every docstring of this project:
+
+=====  ======================================================
+``B``  tasks in a batch (the meta-batch)
+``N``  ways: classes in a task
+``K``  shots: support examples of a class
+``Q``  queries: query examples of a class
+``C``  image channels, ``H`` height, ``W`` width
+=====  ======================================================
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Task(NamedTuple):
+    """Support set and query set of ``B`` tasks; without the leading ``B``, of one task.
+
+    A ``NamedTuple`` is a pytree, so ``torch.func.vmap(f)(task)`` maps over the tasks and
+    ``Task(*(part[0] for part in task))`` is the first of them.
+
+    Images are in class-major order (all examples of class 0, then all of class 1, ...):
+
+    * ``support_x``: ``[B, N*K, C, H, W]`` float in [0, 1]
+    * ``support_y``: ``[B, N*K]`` int64 in [0, N)
+    * ``query_x``: ``[B, N*Q, C, H, W]`` float in [0, 1]
+    * ``query_y``: ``[B, N*Q]`` int64 in [0, N)
+
+    Regression has one point per example and no classes:
+
+    * ``support_x``, ``support_y``: ``[B, K, 1]`` float
+    * ``query_x``, ``query_y``: ``[B, Q, 1]`` float
+    """
+
+    support_x: Tensor
+    support_y: Tensor
+    query_x: Tensor
+    query_y: Tensor

@@ -1,0 +1,152 @@
+"""The configuration: one frozen, flat dataclass; every field is a flag of the same name."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Suppress
+
+from maml.errors import UserError
+
+
+def default_data_root() -> str:
+    """``$MAML_DATA``, then ``~/.cache/maml``."""
+    return os.environ.get("MAML_DATA") or str(Path("~/.cache/maml").expanduser())
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train a few-shot learner. PRESET fills every flag below; a flag given overrides it."""
+
+    # ---- what a preset is (not flags) -------------------------------------------------------
+    preset: Suppress[str] = ""
+    source: Suppress[str] = ""
+    published: Suppress[float | None] = None
+
+    # ---- learner ----------------------------------------------------------------------------
+    learner: Literal["maml"] = "maml"
+    """What a task's outer loss is."""
+    network: Literal["conv4", "mlp"] = "conv4"
+    """The network that adapts: conv4 (4 strided blocks of 64 filters), mlp (2 x 40, regression)."""
+    inner_lr: float = 0.4
+    """Inner-loop learning rate, on the mean loss over the support set."""
+    inner_steps: int = 1
+    """Inner-loop steps while training."""
+    eval_inner_steps: int = 3
+    """Inner-loop steps at validation and test."""
+    inner_optimizer: Literal[
+        "sgd", "momentum", "adam", "adamw", "adamax", "radam", "rmsprop", "adagrad", "adadelta"
+    ] = "sgd"
+    """Inner-loop optimizer, differentiated through (TorchOpt's functional ones)."""
+    order: Literal["second", "first"] = "second"
+    """Order of the meta-gradient: second differentiates through the inner gradients."""
+
+    # ---- data -------------------------------------------------------------------------------
+    data: Literal["glyphs", "omniglot", "sinusoid"] = "glyphs"
+    """Data set: glyphs is drawn by the program and needs no files."""
+    data_root: str = dataclasses.field(default_factory=default_data_root)
+    """Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]."""
+    omniglot_split: Literal["maml", "mamlpp", "vinyals"] = "maml"
+    """Which named split of Omniglot's classes: 1100/100/423, 1150/50/423 or 1028/172/423."""
+    ways: int = 5
+    """Classes a task."""
+    shots: int = 1
+    """Support examples per class."""
+    queries: int = 1
+    """Query examples per class while training."""
+    eval_queries: int = 1
+    """Query examples per class at validation and test."""
+
+    # ---- outer loop -------------------------------------------------------------------------
+    seed: int = 0
+    """Seed of everything random: initial weights, tasks, images, rotations."""
+    iterations: int = 1000
+    """Outer-loop iterations in all, a resumed run's earlier ones included."""
+    meta_batch_size: int = 32
+    """Tasks per iteration, over all workers."""
+    meta_lr: float = 1e-3
+    """Learning rate of the outer loop's Adam."""
+    grad_clip: float | None = None
+    """Clip every element of the meta-gradient to this magnitude."""
+
+    # ---- where tasks run --------------------------------------------------------------------
+    strategy: Literal["auto", "local", "rpc"] = "auto"
+    """Where tasks run: auto is local in one process and rpc under torchrun."""
+    partition: Literal["exclusive", "chunk"] = "exclusive"
+    """rpc: one call a task (exclusive) or one call a worker (chunk)."""
+    rpc_threads: int = 16
+    """rpc: threads a worker serves calls with; the calls in flight to a worker stay below it."""
+    rpc_timeout: float = 120.0
+    """rpc: seconds after which a call that was not answered ends the run."""
+    threads: int | None = None
+    """Computing threads per process [cores / processes on this host]."""
+    task_batch: int = 16
+    """Tasks that a worker batches together; bounds memory, changes no result."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Floating-point type of weights, images and gradients."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or auto: a GPU where there is one, shared out by local rank."""
+
+    # ---- evaluation, logs, checkpoints ------------------------------------------------------
+    eval_every: int = 500
+    """Iterations between validations; 0: never."""
+    eval_tasks: int = 100
+    """Validation tasks each time."""
+    test_tasks: int = 600
+    """Test tasks at the end of the run; 0: no test."""
+    transductive: bool = True
+    """Headline accuracy with batch statistics of the query set (both are always reported)."""
+    run_dir: str | None = None
+    """The run directory, exactly [runs/<preset>-<time>]."""
+    checkpoint_every: int = 500
+    """Iterations between checkpoints; there is always one at the end."""
+    resume: str = "auto"
+    """auto: continue from the run directory's checkpoint if it has one; never; or a path."""
+    log_every: int = 10
+    """Iterations between rows of metrics.jsonl."""
+    logger: Literal["wandb", "tensorboard", "none"] = "wandb"
+    """Where the numbers go beside metrics.jsonl; wandb runs offline when there is no key."""
+
+    def check(self) -> None:
+        """Raise `UserError` naming the first flag whose value cannot work."""
+        at_least = {
+            "ways": 1,
+            "shots": 1,
+            "queries": 1,
+            "eval_queries": 1,
+            "inner_steps": 0,
+            "eval_inner_steps": 0,
+            "iterations": 0,
+            "meta_batch_size": 1,
+            "rpc_threads": 2,
+            "task_batch": 1,
+            "eval_every": 0,
+            "eval_tasks": 1,
+            "test_tasks": 0,
+            "checkpoint_every": 1,
+            "log_every": 1,
+            "seed": 0,
+        }
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise UserError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
+        for name in ("inner_lr", "meta_lr", "rpc_timeout", "grad_clip"):
+            value = getattr(self, name)
+            # `not >` rather than `<=`: nan must fail too.
+            if value is not None and not value > 0:
+                raise UserError(f"{flag(name)} must be positive, not {value}")
+        if self.threads is not None and self.threads < 1:
+            raise UserError(f"--threads must be at least 1, not {self.threads}")
+        if (self.data == "sinusoid") != (self.network == "mlp"):
+            raise UserError(f"--network {self.network} cannot learn --data {self.data}")
+        if self.resume not in ("auto", "never") and not Path(self.resume).is_file():
+            raise UserError(f"--resume {self.resume}: no such file (auto, never or a checkpoint)")
+
+
+def flag(name: str) -> str:
+    """Return the command-line spelling of a field."""
+    return "--" + name.replace("_", "-")

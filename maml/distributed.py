@@ -1,0 +1,157 @@
+"""The world a process lives in: ranks, process set-up, RPC's beginning and end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import random
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import setproctitle
+import torch
+import torch.distributed.rpc as rpc
+import torchopt.distributed as todist
+
+from maml.config import Config
+from maml.errors import UserError
+from maml.seeds import seed_of
+
+
+class World(NamedTuple):
+    """A process's place among all. ``launched``: whether torchrun (or alike) started it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launched: bool
+
+    @classmethod
+    def from_environment(cls) -> World:
+        """Read the variables that torchrun sets; one process without them."""
+        value = os.environ.get
+        return cls(
+            rank=int(value("RANK", "0")),
+            size=int(value("WORLD_SIZE", "1")),
+            local_rank=int(value("LOCAL_RANK", "0")),
+            local_size=int(value("LOCAL_WORLD_SIZE", "1")),
+            launched="RANK" in os.environ,
+        )
+
+
+def choose_device(config: Config, world: World) -> torch.device:
+    """Return the device of ``--device``; raise `UserError` if it is not there."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: not a device (cpu, cuda, cuda:N or auto)") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name}: only cpu and cuda are supported")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError(f"--device {name}: this machine has no usable GPU")
+        if device.index is None:
+            device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+        elif device.index >= torch.cuda.device_count():
+            raise UserError(f"--device {name}: there are only {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def init_process(config: Config, world: World) -> None:
+    """Set title, computing threads and the global generators of this process.
+
+    The generators are seeded by *global* rank, so that no two processes of a run share a stream.
+    No result depends on them: all that matters for one has an address of its own.
+    """
+    setproctitle.setproctitle(f"maml[{world.rank}/{world.size}] {config.preset}")
+    threads = config.threads
+    if (threads is None and "OMP_NUM_THREADS" not in os.environ) or world.launched:
+        # torchrun sets OMP_NUM_THREADS=1 whatever the machine: share its cores out instead.
+        threads = threads or max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    seed = seed_of(config.seed, "process", world.rank)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def rpc_world(
+    world: World, *, threads: int, timeout: float, worker_init: Callable[[], None]
+) -> Iterator[None]:
+    """TorchOpt's ``auto_init_rpc`` with a say in how it ends.
+
+    Every process calls ``worker_init`` before any is served. A body that ends well leaves through
+    a graceful shutdown, which waits for all; one that ends in an error waits for nobody: a frozen
+    peer would hold a graceful shutdown for ever.
+    """
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=threads, rpc_timeout=timeout)
+    if not world.launched:
+        options.init_method = f"tcp://127.0.0.1:{_free_port()}"
+
+    @todist.auto_init_rpc(worker_init, rpc_backend_options=options)
+    def enter() -> None:
+        """Be initialised; the decorator does the work."""
+
+    # Emitted inside torch's own RPC initialisation, about torch's own call.
+    warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+    try:
+        enter()
+    finally:
+        # It registers a graceful shutdown without a timeout at exit.
+        atexit.unregister(rpc.shutdown)
+    try:
+        yield
+    except BaseException:
+        _shutdown_without_waiting()
+        raise
+    rpc.shutdown(graceful=True, timeout=timeout)
+
+
+def _shutdown_without_waiting(seconds: float = 5.0) -> None:
+    """Close this process's agent; not even that may hold the process up."""
+    closing = threading.Thread(target=rpc.shutdown, kwargs={"graceful": False}, daemon=True)
+    closing.start()
+    closing.join(seconds)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class StopRequest:
+    """SIGINT or SIGTERM, remembered until the loop can end in good order.
+
+    A second SIGINT raises KeyboardInterrupt at once.
+    """
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def install(self) -> None:
+        """Take the handlers of SIGINT and SIGTERM; call it in the main thread."""
+
+        def handle(number: int, frame: object) -> None:
+            if self.signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.signal = signal.Signals(number).name
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, handle)

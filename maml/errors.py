@@ -1,0 +1,11 @@
+"""Errors that a user can mend, and the exit codes that go with them."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Bad input: ``str(error)`` is one line that names the flag or the file. Exit code 2."""
+
+
+class WorkerLostError(RuntimeError):
+    """A process of the run stopped answering or failed. Exit code 1, without a graceful wait."""

@@ -1,0 +1,17 @@
+"""Learners: what a task's outer loss is. One file a learner; `build_learner` knows them all."""
+
+from __future__ import annotations
+
+from maml.config import Config
+from maml.learners.base import Learner
+from maml.learners.maml import MAML
+
+LEARNERS: dict[str, type[Learner]] = {"maml": MAML}
+
+
+def build_learner(config: Config) -> Learner:
+    """Return the learner of ``config`` on the CPU, initial weights addressed by its seed."""
+    return LEARNERS[config.learner](config)
+
+
+__all__ = ["LEARNERS", "Learner", "build_learner"]

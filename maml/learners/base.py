@@ -1,0 +1,78 @@
+"""The learner: a module of meta-parameters and a pure outer loss of one task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from datasets.tasks import Task
+from maml.config import Config
+from maml.inner import Params
+from maml.models import Statistics, build_network
+from maml.objectives import objective
+from maml.seeds import seed_of
+
+
+class Learner(nn.Module, ABC):
+    """What learns: its parameters are the meta-parameters, by name.
+
+    The network's weights are named ``network.…``; a subclass adds what else it learns. The
+    methods take meta-parameters as an argument and read none of their own, so one learner serves
+    any number of workers and steps; batch them over tasks with ``torch.func.vmap``.
+
+    Attributes:
+        metric_names: The metrics that `outer_loss` returns, in order.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.objective = objective(config.data)
+        self.metric_names = self.objective.names
+        # The global generator is what modules draw from; it is put back afterwards.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(config.seed, "initial weights"))
+            self.network = build_network(config.network, channels=1, ways=config.ways)
+        self.to(getattr(torch, config.dtype))
+
+    def meta_parameters(self) -> Params:
+        """Return the learner's own meta-parameters by name (aliases, not copies)."""
+        # Not `named_parameters`: in a by-reference clone they are plain tensors.
+        return {
+            f"{prefix}.{name}" if prefix else name: tensor
+            for prefix, module in self.named_modules()
+            for name, tensor in module._parameters.items()
+            if tensor is not None
+        }
+
+    def call_network(
+        self, weights: Params, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """Apply the network with ``weights`` (names without prefix) to ``x [E, …]``.
+
+        Not for concurrent threads on one learner: ``functional_call`` swaps the module's tensors
+        while it runs. Every RPC call works on the learner that came with it.
+        """
+        return torch.func.functional_call(self.network, weights, (x, statistics))
+
+    def network_weights(self, meta_params: Params) -> Params:
+        """Return the network's share of ``meta_params``, with names without prefix."""
+        prefix = "network."
+        return {
+            name[len(prefix) :]: tensor
+            for name, tensor in meta_params.items()
+            if name.startswith(prefix)
+        }
+
+    @abstractmethod
+    def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return one task's outer loss (scalar) and its metrics (scalars, no gradient)."""
+
+    @abstractmethod
+    def evaluate(self, meta_params: Params, task: Task) -> dict[str, Tensor]:
+        """Return one task's test metrics: every metric, transductive and not.
+
+        Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
+        """

@@ -1,0 +1,54 @@
+"""Model-Agnostic Meta-Learning (Finn et al. 2017, arXiv:1703.03400), second and first order."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.config import Config
+from maml.inner import OPTIMIZERS, Params, adapt
+from maml.learners.base import Learner
+
+
+class MAML(Learner):
+    """Initial weights from which a few inner steps on the support set suit the query set."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.order = config.order
+
+    def _adapt(self, weights: Params, task: Task, steps: int, order: str) -> Params:
+        def support_loss(weights: Params) -> Tensor:
+            outputs, _ = self.call_network(weights, task.support_x)
+            return self.objective.loss(outputs, task.support_y)
+
+        optimizer = OPTIMIZERS[self.config.inner_optimizer](self.config.inner_lr)
+        return adapt(support_loss, weights, optimizer=optimizer, steps=steps, order=order)
+
+    def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:
+        """Query loss after the last inner step (algorithm 2, line 10)."""
+        adapted = self._adapt(
+            self.network_weights(meta_params), task, self.config.inner_steps, self.order
+        )
+        outputs, _ = self.call_network(adapted, task.query_x)
+        loss = self.objective.loss(outputs, task.query_y)
+        return loss, self.objective.metrics(outputs.detach(), task.query_y)
+
+    def evaluate(self, meta_params: Params, task: Task) -> dict[str, Tensor]:
+        """Adapt with ``eval_inner_steps``; normalise queries by their own, then support's, batch.
+
+        Transductive: the batch statistics of the whole query set, as in the released code.
+        Non-transductive: those of the adapted network on the support set, so that a query's
+        prediction depends on no other query.
+        """
+        adapted = self._adapt(
+            self.network_weights(meta_params), task, self.config.eval_inner_steps, "first"
+        )
+        _, support_statistics = self.call_network(adapted, task.support_x)
+        results = {}
+        for prefix, statistics in (("", None), ("non_transductive_", support_statistics)):
+            outputs, _ = self.call_network(adapted, task.query_x, statistics)
+            results[f"{prefix}loss"] = self.objective.loss(outputs, task.query_y)
+            for name, value in self.objective.metrics(outputs, task.query_y).items():
+                results[f"{prefix}{name}"] = value
+        return results

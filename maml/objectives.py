@@ -1,0 +1,50 @@
+"""What is minimised and what is measured: classification and regression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Objective(NamedTuple):
+    """A mean loss over examples, and metrics of the same examples.
+
+    Attributes:
+        loss: ``(outputs [E, …], targets [E, …]) → scalar``, the mean over the E examples.
+        metrics: ``(outputs, targets) → {name: scalar}``, without gradient.
+        names: The names of ``metrics``, in order.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    metrics: Callable[[Tensor, Tensor], dict[str, Tensor]]
+    names: tuple[str, ...]
+
+
+def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Fraction right: logits ``[E, N]``, labels ``[E]`` int64."""
+    return {"accuracy": (logits.argmax(-1) == labels).to(logits.dtype).mean()}
+
+
+def _nothing(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    return {}
+
+
+CLASSIFICATION = Objective(F.cross_entropy, _accuracy, ("accuracy",))
+REGRESSION = Objective(F.mse_loss, _nothing, ())
+
+
+def objective(data: str) -> Objective:
+    """Return the objective that a data set is learned with."""
+    return REGRESSION if data == "sinusoid" else CLASSIFICATION
+
+
+def mean_and_ci95(values: Tensor) -> tuple[float, float]:
+    """Return the mean of per-task ``values [T]`` and 1.96·σ/√T (σ: sample deviation over tasks)."""
+    values = values.to(torch.float64)
+    if len(values) < 2:
+        return values.mean().item(), float("nan")
+    return values.mean().item(), (1.96 * values.std() / len(values) ** 0.5).item()

@@ -1,0 +1,114 @@
+"""The run directory: where it is, what it was made with, and how its files are written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from maml.config import Config
+from maml.errors import UserError
+
+PACKAGES = ("torch", "torchvision", "torchopt", "learn2learn", "numpy", "wandb")
+
+
+def choose(config: Config) -> Path:
+    """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
+
+    Raises:
+        UserError: if the directory cannot be made or written.
+    """
+    name = config.run_dir or f"runs/{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path(name)
+    try:
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--run-dir {path}: {error.strerror}") from error
+    if not os.access(path, os.W_OK):
+        raise UserError(f"--run-dir {path}: not writable")
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file atomically; a failure is one line that names it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+
+
+def write_config(run_dir: Path, config: Config) -> None:
+    """Write ``config.yaml``: every field resolved, with versions and the git commit."""
+    content = {
+        "config": dataclasses.asdict(config),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "git_commit": _git_commit(),
+        "command": sys.argv,
+    }
+    write_text(run_dir / "config.yaml", yaml.safe_dump(content, sort_keys=False))
+
+
+def read_config(run_dir: Path) -> Config:
+    """Return the configuration that ``run_dir`` was made with.
+
+    Raises:
+        UserError: if there is none or it is of another version of this project.
+    """
+    path = run_dir / "config.yaml"
+    try:
+        content = yaml.safe_load(path.read_text())
+        return Config(**content["config"])
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: not a run directory") from error
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: not a configuration of this version: {reason}") from error
+
+
+def write_result(run_dir: Path, result: dict[str, Any]) -> None:
+    """Write ``result.json``."""
+    write_text(run_dir / "result.json", json.dumps(result, indent=2) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _git_commit() -> str | None:
+    here = Path(__file__).resolve().parent
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+        dirty = subprocess.run(
+            ["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if commit.returncode:
+        return None
+    return commit.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")

@@ -1,0 +1,174 @@
+"""Where a run's numbers go: metrics.jsonl always, W&B or TensorBoard beside it.
+
+Written by rank zero only. A sink beside the file may fail at any time: it says so once and is
+left out from then on; the run goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torchopt.distributed as todist
+
+from maml.config import Config
+from maml.errors import UserError
+
+Row = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Takes rows of numbers; may raise anything."""
+
+    def write(self, row: Row) -> None:
+        """Take one row; its ``iteration`` is the step."""
+
+    def close(self) -> None:
+        """Flush and let go."""
+
+
+def step_and_values(row: Row) -> tuple[int, dict[str, float]]:
+    """Split a row into its step and its numbers, named ``<split>/<metric>``."""
+    split = row.get("split", "train")
+    values = {
+        f"{split}/{name}": float(value)
+        for name, value in row.items()
+        if name not in ("iteration", "split") and isinstance(value, (int, float))
+    }
+    return row["iteration"], values
+
+
+class WandbSink:
+    """Weights & Biases: online with a key, else offline into the run directory."""
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        # Imported late: it is heavy, and optional.
+        import wandb
+
+        mode = os.environ.get("WANDB_MODE")
+        if mode is None and not wandb.login(prompt=False, verify=False):
+            mode = "offline"
+        settings = wandb.Settings(silent=True, init_timeout=60)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "maml"),
+            name=run_dir.name,
+            dir=str(run_dir),
+            config=dataclasses.asdict(config),
+            mode=mode,  # type: ignore[arg-type]
+            settings=settings,
+        )
+
+    def write(self, row: Row) -> None:
+        """Log one row."""
+        step, values = step_and_values(row)
+        # The step is a value, not wandb's own: a resumed run may log the same step again.
+        self._run.log({"iteration": step, **values})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class TensorboardSink:
+    """TensorBoard event files under the run directory."""
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+
+    def write(self, row: Row) -> None:
+        """Log one row."""
+        step, values = step_and_values(row)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush the event file."""
+        self._writer.close()
+
+
+SINKS: dict[str, Callable[[Path, Config], Sink]] = {
+    "wandb": WandbSink,
+    "tensorboard": TensorboardSink,
+}
+
+
+class RunLog:
+    """A run's log, on rank zero; on other ranks every method does nothing."""
+
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        self._path = run_dir / "metrics.jsonl"
+        self._sink: Sink | None = None
+        self._sink_name = config.logger
+        self._open(run_dir, config)
+
+    @todist.rank_zero_only
+    def _open(self, run_dir: Path, config: Config) -> None:
+        make = SINKS.get(config.logger)
+        if make is not None:
+            self._guard(lambda: setattr(self, "_sink", make(run_dir, config)))
+
+    @todist.rank_zero_only
+    def forget_after(self, iteration: int) -> None:
+        """Drop rows after ``iteration``: a resumed run writes them again."""
+        if not self._path.exists():
+            return
+        rows = read_metrics(self._path)
+        kept = [json.dumps(row) + "\n" for row in rows if row["iteration"] <= iteration]
+        if len(kept) < len(rows):
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text("".join(kept))
+            os.replace(temporary, self._path)
+
+    @todist.rank_zero_only
+    def write(self, row: Row) -> None:
+        """Append one row.
+
+        Raises:
+            UserError: if metrics.jsonl cannot be written.
+        """
+        try:
+            # Opened for each row, and in one write: a row survives whatever comes next.
+            with open(self._path, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot write: {error.strerror}") from error
+        sink = self._sink
+        if sink is not None:
+            self._guard(lambda: sink.write(row))
+
+    @todist.rank_zero_only
+    def close(self) -> None:
+        """Close the sink, if it still works."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            self._guard(sink.close)
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        """Run ``action`` of the sink; if it fails in any way, go on without the sink."""
+        try:
+            action()
+        except Exception as error:
+            self._sink = None
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            print(
+                f"--logger {self._sink_name}: {reason}; the run goes on, with metrics.jsonl alone",
+                file=sys.stderr,
+            )
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """Return the rows of a metrics.jsonl; a last line cut short by a crash is left out."""
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows

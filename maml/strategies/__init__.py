@@ -1,0 +1,32 @@
+"""Strategies: where tasks run. One file a strategy; `build_strategy` knows them all."""
+
+from __future__ import annotations
+
+from maml.config import Config
+from maml.distributed import World
+from maml.errors import UserError
+from maml.strategies.base import Strategy
+from maml.strategies.local import Local
+from maml.strategies.rpc import Rpc
+from maml.worker import Worker
+
+STRATEGIES: dict[str, type[Strategy]] = {"local": Local, "rpc": Rpc}
+
+
+def resolve_strategy(config: Config, world: World) -> str:
+    """Return the strategy's name: auto is local in one process and rpc under torchrun."""
+    if config.strategy != "auto":
+        if config.strategy == "local" and world.size > 1:
+            raise UserError(
+                f"--strategy local runs in one process, but torchrun started {world.size}"
+            )
+        return config.strategy
+    return "rpc" if world.launched else "local"
+
+
+def build_strategy(config: Config, world: World, worker: Worker) -> Strategy:
+    """Return the strategy of ``config``, ready to be entered."""
+    return STRATEGIES[resolve_strategy(config, world)](config, world, worker)
+
+
+__all__ = ["STRATEGIES", "Strategy", "build_strategy", "resolve_strategy"]

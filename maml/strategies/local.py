@@ -1,0 +1,21 @@
+"""``--strategy local``: every task in this process."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from maml.inner import Params
+from maml.strategies.base import Strategy
+from maml.worker import Share
+
+
+class Local(Strategy):
+    """One process; what every other strategy must equal."""
+
+    def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
+        """Differentiate all tasks here."""
+        return self.worker.meta_gradient(meta_params, ids, self.worker.learner)
+
+    def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
+        """Evaluate all tasks here."""
+        return self.worker.evaluate(meta_params, split, ids, self.worker.learner)

@@ -1,0 +1,253 @@
+"""The outer loop: ids → strategy → mean gradient → Adam → log → checkpoint."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from maml import checkpoint, run_dir
+from maml.config import Config
+from maml.distributed import StopRequest, World, choose_device, init_process
+from maml.errors import UserError
+from maml.evaluate import evaluate, summary
+from maml.plots import draw_curves
+from maml.presets import with_values
+from maml.run_log import RunLog
+from maml.strategies import Strategy, build_strategy, resolve_strategy
+from maml.worker import Share, Worker
+
+MUST_MATCH = (
+    "learner", "network", "data", "omniglot_split", "ways", "shots", "seed", "dtype", "meta_lr",
+    "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
+)  # fmt: skip
+"""What a resumed run must share with its beginning to be the same run."""
+
+
+class Trainer:
+    """Trains, validates, tests, and leaves a run directory."""
+
+    def __init__(self, config: Config) -> None:
+        self.world = World.from_environment()
+        # Resolved now, so that config.yaml says what was used.
+        self.config = with_values(config, strategy=resolve_strategy(config, self.world))
+        init_process(self.config, self.world)
+        self.worker = Worker(self.config, choose_device(self.config, self.world))
+        if config.test_tasks:
+            self.worker.evaluation("test")
+        if config.eval_every:
+            self.worker.evaluation("validation")
+
+    def run(self) -> int:
+        """Do this process's part; return the exit code."""
+        with build_strategy(self.config, self.world, self.worker) as strategy:
+            if not strategy.drives:
+                strategy.serve()
+                return 0
+            return _Run(self.config, self.worker, strategy).run()
+
+
+class _Run:
+    """One training run, seen from a driving process."""
+
+    def __init__(self, config: Config, worker: Worker, strategy: Strategy) -> None:
+        self.worker, self.strategy = worker, strategy
+        self.speaks = strategy.world.rank == 0
+        self.run_dir, self.start = _prepare(config)
+        self.config = with_values(config, run_dir=str(self.run_dir))
+        self.stop = StopRequest()
+        self.meta_params = worker.learner.meta_parameters()
+        self.optimizer = torch.optim.Adam(self.meta_params.values(), lr=config.meta_lr)
+        self.iteration, self.seconds = 0, 0.0
+        if self.start is not None:
+            self._restore(self.start)
+        if self.speaks:
+            run_dir.write_config(self.run_dir, self.config)
+        self.log = RunLog(self.run_dir, self.config)
+        self.log.forget_after(self.iteration)
+
+    def run(self) -> int:
+        """Train to the end, or to a stop signal; return the exit code."""
+        self.stop.install()
+        config = self.config
+        self._say(
+            f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
+            f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
+        )
+        try:
+            self._train()
+            self._save()
+            if self.stop:
+                self._say(
+                    f"stopped by {self.stop.signal} after iteration {self.iteration}; checkpoint "
+                    f"{checkpoint.last_checkpoint(self.run_dir)}; the same command with "
+                    f"--run-dir {self.run_dir} continues"
+                )
+                return 130 if self.stop.signal == "SIGINT" else 143
+            self._test()
+        finally:
+            self.log.close()
+        return 0
+
+    def _train(self) -> None:
+        config = self.config
+        window = _Window(self.worker.metric_names)
+        episodes = self.worker.training
+        bar = tqdm(
+            total=config.iterations, initial=self.iteration, desc="training", unit="it",
+            disable=not self.speaks, mininterval=0.5 if sys.stderr.isatty() else 15,
+        )  # fmt: skip
+        with bar:
+            while self.iteration < config.iterations and not self.stop:
+                began = time.perf_counter()
+                ids = episodes.ids(self.iteration, config.meta_batch_size)
+                share = self.strategy.meta_step(self.meta_params, ids)
+                self._meta_update(share)
+                self.iteration += 1
+                took = time.perf_counter() - began
+                self.seconds += took
+                window.add(share, took)
+                bar.update()
+                if self.iteration % config.log_every == 0 or self.iteration == config.iterations:
+                    row = window.row()
+                    self.log.write({"iteration": self.iteration, **row, "seconds": self.seconds})
+                    bar.set_postfix(
+                        {name: f"{row[name]:.3f}" for name in self.worker.metric_names}
+                        | {"tasks/s": f"{row['tasks_per_second']:.0f}"}
+                    )
+                    window.clear()
+                if self._due(config.checkpoint_every):
+                    self._save()
+                if self._due(config.eval_every):
+                    self._validate(bar)
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.iteration % every == 0
+
+    def _meta_update(self, share: Share) -> None:
+        """Step Adam along the mean over tasks of the gradient (algorithm 2, line 10)."""
+        for name, parameter in self.meta_params.items():
+            gradient = share.gradients[name] / share.n_tasks
+            if self.config.grad_clip is not None:
+                gradient.clamp_(-self.config.grad_clip, self.config.grad_clip)
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _validate(self, bar: Any) -> None:
+        result = evaluate(self.strategy, self._detached(), "validation", self.config.eval_tasks)
+        self.log.write({"iteration": self.iteration, **result, "seconds": self.seconds})
+        if self.speaks:
+            line = summary(result, self.config, self.config.transductive)
+            bar.write(f"iteration {self.iteration}: {line}", file=sys.stderr)
+
+    def _test(self) -> None:
+        config = self.config
+        tasks_per_second = None
+        if self.seconds:
+            tasks_per_second = self.iteration * config.meta_batch_size / self.seconds
+        result: dict[str, Any] = {
+            "accuracy": None, "ci95": None, "tasks": config.test_tasks,
+            "transductive": config.transductive, "non_transductive_accuracy": None,
+            "preset": config.preset, "published": config.published, "source": config.source,
+            "iterations": self.iteration, "seconds": self.seconds,
+            "tasks_per_second": tasks_per_second,
+        }  # fmt: skip
+        if config.test_tasks:
+            test = evaluate(
+                self.strategy, self._detached(), "test", config.test_tasks, progress=self.speaks
+            )
+            result |= test
+            headline = "" if config.transductive else "non_transductive_"
+            metric = "accuracy" if "accuracy" in test else "loss"
+            if metric == "accuracy":
+                result["accuracy"] = test[f"{headline}accuracy"]
+                result["transductive_accuracy"] = test["accuracy"]
+            result["ci95"] = test[f"{headline}{metric}_ci95"]
+            self._say(summary(test, config, config.transductive))
+        if self.speaks:
+            run_dir.write_result(self.run_dir, result)
+            plot = draw_curves(self.run_dir, config, result, self.worker)
+            self._say(f"run directory {self.run_dir}, plot {plot}")
+
+    def _detached(self) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, tensor in self.meta_params.items()}
+
+    def _save(self) -> None:
+        if self.speaks:
+            checkpoint.save(
+                checkpoint.last_checkpoint(self.run_dir),
+                {
+                    "model": {name: t.detach().cpu() for name, t in self.meta_params.items()},
+                    "optimizer": self.optimizer.state_dict(),
+                    "iteration": self.iteration,
+                    "seconds": self.seconds,
+                    "config": {name: getattr(self.config, name) for name in MUST_MATCH},
+                },
+            )
+
+    def _restore(self, path: Path) -> None:
+        saved = checkpoint.load(path)
+        for name in MUST_MATCH:
+            then, now = saved["config"][name], getattr(self.config, name)
+            if then != now:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(
+                    f"{flag} is {now}, but {path} was made with {then}; give {flag} {then}, "
+                    "or --resume never and another --run-dir"
+                )
+        with torch.no_grad():
+            for name, parameter in self.meta_params.items():
+                parameter.copy_(saved["model"][name])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.iteration, self.seconds = saved["iteration"], saved["seconds"]
+
+    def _say(self, text: str) -> None:
+        if self.speaks:
+            print(text, flush=True)
+
+
+class _Window:
+    """Sums over the iterations since the last row."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self.clear()
+
+    def clear(self) -> None:
+        self._totals: Tensor | None = None
+        self._count, self._seconds = 0, 0.0
+
+    def add(self, share: Share, seconds: float) -> None:
+        self._totals = share.totals if self._totals is None else self._totals + share.totals
+        self._count += share.n_tasks
+        self._seconds += seconds
+
+    def row(self) -> dict[str, float]:
+        """Return means over tasks by name, and tasks per second."""
+        assert self._totals is not None
+        means = (self._totals / self._count).tolist()
+        return {
+            **dict(zip(self._names, means, strict=True)),
+            "tasks_per_second": self._count / self._seconds,
+        }
+
+
+def _prepare(config: Config) -> tuple[Path, Path | None]:
+    """Return the run directory and the checkpoint to continue from, if any."""
+    directory = run_dir.choose(config)
+    last = checkpoint.last_checkpoint(directory)
+    if config.resume == "auto":
+        return directory, last if last.exists() else None
+    if config.resume == "never":
+        if last.exists():
+            raise UserError(
+                f"--resume never: {directory} already holds a run; choose another --run-dir"
+            )
+        return directory, None
+    return directory, Path(config.resume)

@@ -1,0 +1,121 @@
+"""A worker's share of an iteration: materialise tasks from their ids, differentiate, sum.
+
+Every strategy calls the two methods of `Worker`; here, and nowhere else, is what a meta-gradient
+is. Parameters come with the call, gradients leave as a sum with its count.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from datasets import open_episodes
+from datasets.episodes import Episodes
+from datasets.tasks import Task
+from maml.config import Config
+from maml.inner import Params
+from maml.learners import Learner, build_learner
+
+EVALUATION_PREFIXES = ("", "non_transductive_")
+
+
+class Share(NamedTuple):
+    """What tasks add up to; shares of disjoint tasks add up field by field.
+
+    Attributes:
+        gradients: Σ over tasks of the outer loss's gradient, by meta-parameter name, on the CPU.
+        totals: ``[1 + M]``: Σ over tasks of the outer loss and of the learner's M metrics.
+        n_tasks: How many tasks.
+    """
+
+    gradients: Params
+    totals: Tensor
+    n_tasks: int
+
+
+class Worker:
+    """What every process of a run holds: a learner, its device, and episodes opened on demand."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self.dtype: torch.dtype = getattr(torch, config.dtype)
+        self.learner = build_learner(config)
+        self.metric_names = ("loss", *self.learner.metric_names)
+        self.evaluation_names = tuple(
+            prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
+        )
+        # Opened here so that bad data is known before any other worker is waited for.
+        self.training = self._open("train", config.queries)
+
+    def _open(self, split: str, queries: int) -> Episodes:
+        config = self.config
+        return open_episodes(
+            config.data,
+            split,
+            ways=config.ways,
+            shots=config.shots,
+            queries=queries,
+            seed=config.seed,
+            data_root=config.data_root,
+            dtype=self.dtype,
+            omniglot_split=config.omniglot_split,
+        )
+
+    @functools.cache  # noqa: B019 — a worker lives as long as its process
+    def evaluation(self, split: str) -> Episodes:
+        """Return the episodes of ``split`` with the evaluation's number of queries."""
+        return self._open(split, self.config.eval_queries)
+
+    @torch.enable_grad()
+    def meta_gradient(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
+        """Sum the meta-gradient and the metrics over training tasks.
+
+        Args:
+            meta_params: The meta-parameters, by name, on any device; not changed.
+            ids: ``[B]`` int64 task ids; B ≥ 0.
+            learner: The learner to call, used by no other thread meanwhile.
+        """
+        leaves = {
+            name: tensor.detach().to(self.device).requires_grad_()
+            for name, tensor in meta_params.items()
+        }
+        sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
+        # In batches of a bounded size: memory stays bounded and the activations in cache.
+        for batch in ids.split(self.config.task_batch):
+            if not len(batch):
+                continue
+            tasks = self._on_device(self.training.tasks(batch))
+            outer = torch.func.vmap(learner.outer_loss, in_dims=(None, 0))
+            losses, metrics = outer(leaves, tasks)
+            # An unused meta-parameter raises: it is a mistake, not a zero gradient.
+            gradients = torch.autograd.grad(losses.sum(), tuple(leaves.values()))
+            for total, gradient in zip(sums.values(), gradients, strict=True):
+                total += gradient
+            totals[0] += losses.detach().sum()
+            for i, name in enumerate(learner.metric_names, start=1):
+                totals[i] += metrics[name].sum()
+        on_cpu = {name: total.cpu() for name, total in sums.items()}
+        return Share(on_cpu, totals.cpu(), len(ids))
+
+    @torch.no_grad()
+    def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:
+        """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
+        params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
+        rows = []
+        for batch in ids.split(self.config.task_batch):
+            if not len(batch):
+                continue
+            tasks = self._on_device(self.evaluation(split).tasks(batch))
+            metrics = torch.func.vmap(learner.evaluate, in_dims=(None, 0))(params, tasks)
+            rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))
+        if not rows:
+            return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)
+        return torch.cat(rows).cpu()
+
+    def _on_device(self, tasks: Task) -> Task:
+        return Task(*(tensor.to(self.device, non_blocking=True) for tensor in tasks))

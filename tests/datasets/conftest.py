@@ -1,0 +1,77 @@
+"""Fixtures of the data set tests: real data if there is any, tiny data sets otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder with the real data: ``$MAML_DATA``, else ``../shared/data`` beside the repository."""
+    candidates = [Path(os.environ["MAML_DATA"])] if os.environ.get("MAML_DATA") else []
+    candidates.append(REPO.parent / "shared" / "data")
+    for candidate in candidates:
+        if (candidate / "omniglot").is_dir():
+            return candidate
+    pytest.skip(f"no omniglot/ in {' or '.join(map(str, candidates))}: set $MAML_DATA to test it")
+
+
+@pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for the session, so that the real archives are decoded once, and never the user's."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAML_CACHE", str(cache_folder))
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of this test alone."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MAML_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def omniglot_images(data_root: Path, cache_folder: Path) -> Iterator[np.ndarray]:
+    """The real drawings, decoded once a session."""
+    from datasets import omniglot
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MAML_CACHE", str(cache_folder))
+        yield omniglot.open_images(data_root)
+
+
+@pytest.fixture(scope="session")
+def small_images() -> np.ndarray:
+    """Noise, uint8 [30, 20, 28, 28]: every image differs from every other and from its own rotations."""
+    return np.random.default_rng(0).integers(0, 256, (30, 20, 28, 28), dtype=np.uint8)
+
+
+@pytest.fixture
+def run_python(empty_cache: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start ``python -c code`` at the repository root with a clean cache and more environment."""
+
+    def start(code: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=REPO,
+            env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start

@@ -1,0 +1,134 @@
+"""The generator is splitmix64, and what is built on it is unbiased."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from datasets import addresses
+
+
+def many(n: int, purpose: str = "test") -> addresses.Keys:
+    return addresses.keys(0, "train", purpose, np.arange(n))
+
+
+def chi_square(counts: np.ndarray) -> float:
+    """In standard deviations from the mean of the chi-square distribution of a fair die."""
+    expected = counts.sum() / counts.size
+    degrees = counts.size - 1
+    return float((((counts - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees))
+
+
+def test_streams_are_splitmix64():
+    """Outputs of the reference implementation for the states 0 and 1234567."""
+    words = addresses.derive(np.array([0, 1234567], dtype=np.uint64), 3)
+    assert words[0].tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert words[1].tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_golden_values_never_change():
+    """Every published number of this project depends on these bits."""
+    assert addresses.keys(0, "train", "classes", [0, 1, 2**40]).tolist() == [
+        18034795360614447773,
+        14005630521491197239,
+        12992506051608912166,
+    ]
+    drawn = addresses.choose(addresses.keys(7, "test", "drawings", np.arange(3)), 20, 5)
+    assert drawn.tolist() == [[6, 0, 10, 17, 7], [11, 9, 16, 17, 0], [13, 19, 12, 8, 6]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_overflow_warning_reaches_anyone():
+    with np.errstate(all="raise"):
+        keys = addresses.keys(2**62, "train", "x", 2**62)
+        assert keys.shape == (1,)
+        addresses.choose(addresses.derive(keys, 3), 20, 20)
+        addresses.permutation(keys, 10)
+
+
+def test_every_part_of_the_address_matters():
+    base = (0, "train", "classes")
+    others = [(1, *base[1:]), (0, "test", "classes"), (0, "train", "rotation")]
+    others += [(0, "trainc", "lasses"), (-1, "train", "classes")]
+    index = np.arange(10_000)
+    everything = np.concatenate([addresses.keys(*a, index) for a in (base, *others)])
+    assert len(np.unique(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("draw", [addresses.uniforms, addresses.derive, addresses.permutation])
+def test_a_draw_does_not_depend_on_its_neighbours(draw):
+    keys = many(50)
+    together = draw(keys, 7)
+    for i in (0, 13, 49):
+        assert (draw(keys[i : i + 1], 7)[0] == together[i]).all()
+    assert (draw(keys.reshape(5, 10), 7).reshape(50, 7) == together).all()
+
+
+def test_choices_do_not_depend_on_their_neighbours():
+    keys = many(50)
+    together = addresses.choose(keys, 20, 6)
+    assert (addresses.choose(keys[7:8], 20, 6)[0] == together[7]).all()
+    assert (addresses.choose(keys[::-1], 20, 6)[::-1] == together).all()
+
+
+def test_uniforms_are_uniform_along_streams_and_along_indices():
+    u = addresses.uniforms(many(20_000), 10)
+    assert 0 <= u.min() and u.max() < 1
+    assert abs(chi_square(np.histogram(u, bins=1000, range=(0, 1))[0])) < 4
+    for column in (u[:, 0], u[:, 9], u[0:20_000:2, 0]):
+        assert abs(chi_square(np.histogram(column, bins=100, range=(0, 1))[0])) < 4
+    # Neighbours, in the stream and in the index, are uncorrelated in pairs.
+    for a, b in ((u[:, 0], u[:, 1]), (u[:-1, 0], u[1:, 0])):
+        pairs = np.histogram2d(a, b, bins=20, range=((0, 1), (0, 1)))[0]
+        assert abs(chi_square(pairs)) < 4
+
+
+def test_seeds_next_to_each_other_are_uncorrelated():
+    a, b = (addresses.uniforms(addresses.keys(s, "train", "x", np.arange(20_000)), 1) for s in (0, 1))
+    assert abs(np.corrcoef(a[:, 0], b[:, 0])[0, 1]) < 0.03
+
+
+def test_integers_are_uniform_with_replacement():
+    drawn = addresses.integers(many(20_000), 7, 3)
+    assert drawn.dtype == np.int64
+    assert abs(chi_square(np.bincount(drawn.ravel(), minlength=7))) < 4
+    assert drawn.min() == 0 and drawn.max() == 6
+    assert (drawn[:, 0] == drawn[:, 1]).any()
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 1), (5, 2), (4, 3), (4, 4), (6, 3)])
+def test_choose_draws_every_ordered_choice_equally_often(n, k):
+    drawn = addresses.choose(many(60_000), n, k)
+    codes = (drawn * n ** np.arange(k)).sum(axis=1)
+    possible = [sum(c * n**i for i, c in enumerate(p)) for p in permutations(range(n), k)]
+    counts = np.bincount(codes, minlength=n**k)
+    assert counts.sum() == counts[possible].sum(), "a choice repeated an element"
+    assert abs(chi_square(counts[possible])) < 4
+
+
+@pytest.mark.parametrize(("n", "k"), [(20, 2), (20, 10), (20, 20), (1100, 20), (1623, 5)])
+def test_choose_is_distinct_and_uniform_in_every_position(n, k):
+    drawn = addresses.choose(many(20_000), n, k)
+    assert drawn.shape == (20_000, k) and drawn.dtype == np.int64
+    assert drawn.min() >= 0 and drawn.max() < n
+    ordered = np.sort(drawn, axis=1)
+    assert (np.diff(ordered, axis=1) > 0).all()
+    for position in (0, k // 2, k - 1):
+        assert abs(chi_square(np.bincount(drawn[:, position], minlength=n))) < 4
+
+
+def test_choose_keeps_the_shape_of_its_keys_and_its_bounds():
+    assert addresses.choose(addresses.derive(many(3), 5), 20, 6).shape == (3, 5, 6)
+    assert addresses.choose(many(3), 20, 0).shape == (3, 0)
+    with pytest.raises(ValueError, match="21 of 20"):
+        addresses.choose(many(3), 20, 21)
+
+
+def test_permutations_are_unbiased():
+    drawn = addresses.permutation(many(24_000), 4)
+    assert (np.sort(drawn, axis=1) == np.arange(4)).all()
+    codes = (drawn * 4 ** np.arange(4)).sum(axis=1)
+    assert abs(chi_square(np.unique(codes, return_counts=True)[1])) < 4
+    assert len(np.unique(codes)) == 24

@@ -1,0 +1,75 @@
+"""Glyphs are the same bits everywhere, separate between splits, and neither trivial nor hopeless."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import DataError, glyphs, open_episodes
+from datasets.baselines import nearest_neighbour_accuracy
+
+
+def sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def test_golden_bits():
+    """If this fails on a new machine, an operation is not exact; if on a new drawing, raise VERSION."""
+    assert sha256(glyphs.draw("test", np.arange(5))) == (
+        "89705df57b522b9df02d715d309c00be0c2aa70dc74646b936021add72d0f14c"
+    )
+    assert sha256(glyphs.draw("train", np.array([0, 799]))) == (
+        "9c17e619a9b20c6ba65d8fb50bbfb80b4c6cf712ae496ccaea3bb5a0825fb622"
+    )
+    assert glyphs.VERSION == 1
+
+
+def test_a_class_is_the_same_alone_in_any_order_and_in_any_count(empty_cache):
+    together = glyphs.draw("train", np.arange(30))
+    assert (glyphs.draw("train", np.array([29, 3])) == together[[29, 3]]).all()
+    few, more = glyphs.open_images("train", 26), glyphs.open_images("train", 51)
+    assert (few == together[:26]).all()
+    assert (more[:26] == few).all()
+
+
+def test_shape_ink_and_cache(empty_cache, monkeypatch):
+    images = glyphs.open_images("validation")
+    assert images.shape == (100, 20, 28, 28)
+    assert images.dtype == np.uint8
+    assert isinstance(images, np.memmap) and not images.flags.writeable
+    # Ink is bright on dark paper, every drawing has some, with soft edges.
+    share = (images > 127).mean(axis=(2, 3))
+    assert 0.02 < share.min() and share.max() < 0.5
+    assert len(np.unique(images)) > 200
+    monkeypatch.setattr(glyphs, "draw", None)
+    assert (glyphs.open_images("validation") == images).all()
+
+
+def test_no_two_drawings_are_equal_within_or_between_splits():
+    seen = set()
+    for split in glyphs.CLASSES:
+        images = glyphs.draw(split, np.arange(40)).reshape(-1, 784)
+        seen |= {image.tobytes() for image in images}
+    assert len(seen) == 3 * 40 * 20
+
+
+def test_characters_stay_inside_the_picture():
+    images = glyphs.draw("test", np.arange(100))
+    border = np.ones((28, 28), dtype=bool)
+    border[1:-1, 1:-1] = False
+    assert (images[..., border] > 127).mean() < 0.02
+
+
+def test_as_hard_as_meant():
+    e = open_episodes("glyphs", "test", ways=5, shots=1, queries=5, seed=0)
+    assert isinstance(e, glyphs.FewShotImages) and not e.rotate
+    accuracy = float(nearest_neighbour_accuracy(e, torch.arange(400)).mean())
+    assert 0.43 < accuracy < 0.53, "pixels alone must beat chance, and must not be enough"
+
+
+def test_unknown_split_names_the_flag():
+    with pytest.raises(DataError, match="--split nonsense"):
+        glyphs.open_images("nonsense")

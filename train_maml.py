@@ -1,0 +1,31 @@
+"""Train a few-shot learner.
+
+    python train_maml.py maml-glyphs-5way-1shot
+    torchrun --standalone --nproc_per_node=2 train_maml.py maml-omniglot-5way-1shot
+    torchrun --standalone --nproc_per_node=2 train_maml.py maml-omniglot-20way-5shot \
+        --partition chunk --data-root ~/data --run-dir runs/20w5s
+    python train_maml.py maml-sinusoid-10shot --iterations 5000 --logger none
+    python train_maml.py --help
+
+A run continues from its checkpoint when the same command with its --run-dir is given again.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from maml.cli import parse
+from maml.program import run_program
+
+
+def main(arguments: list[str]) -> int:
+    """Parse the command line and train."""
+    config = parse(arguments)
+    # Imported late: --help and a mistyped flag need no torch.
+    from maml.trainer import Trainer
+
+    return Trainer(config).run()
+
+
+if __name__ == "__main__":
+    run_program(main, sys.argv[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,9 +137,9 @@ class Config:
                 raise UserError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
         for name in ("inner_lr", "meta_lr", "rpc_timeout", "grad_clip"):
             value = getattr(self, name)
-            # `not >` rather than `<=`: nan must fail too.
-            if value is not None and not value > 0:
-                raise UserError(f"{flag(name)} must be positive, not {value}")
+            # `not` a chain of `<` rather than `<=`: nan must fail too.
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"{flag(name)} must be positive and finite, not {value}")
         if self.threads is not None and self.threads < 1:
             raise UserError(f"--threads must be at least 1, not {self.threads}")
         if (self.data == "sinusoid") != (self.network == "mlp"):

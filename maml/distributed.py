@@ -24,6 +24,10 @@ from maml.errors import UserError
 from maml.seeds import seed_of
 
 
+START_TIMEOUT = 300.0
+"""Seconds that processes wait for each other at the start, where one may be slow to load."""
+
+
 class World(NamedTuple):
     """A process's place among all. ``launched``: whether torchrun (or alike) started it."""
 
@@ -96,7 +100,9 @@ def rpc_world(
     a graceful shutdown, which waits for all; one that ends in an error waits for nobody: a frozen
     peer would hold a graceful shutdown for ever.
     """
-    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=threads, rpc_timeout=timeout)
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=threads, rpc_timeout=max(START_TIMEOUT, timeout)
+    )
     if not world.launched:
         options.init_method = f"tcp://127.0.0.1:{_free_port()}"
 
@@ -111,6 +117,8 @@ def rpc_world(
     finally:
         # It registers a graceful shutdown without a timeout at exit.
         atexit.unregister(rpc.shutdown)
+    # From here on a silent peer is a lost one; before, it may just be slow to import.
+    rpc._set_rpc_timeout(timeout)
     try:
         yield
     except BaseException:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 
-from datasets.errors import DataError
 from maml.errors import UserError, WorkerLostError
+
+RANK_ZERO_GRACE = 20.0
+"""Seconds that another rank gives rank zero to meet the same bad input."""
 
 
 def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> None:
     """Call ``main(arguments)`` and exit: 0 well, 1 a lost worker, 2 bad input, 130 interrupted.
 
     ``main`` may return an exit code. Under torchrun every process meets the same bad input, and
-    rank zero alone says it.
+    rank zero alone says it; another rank says what rank zero does not meet.
     """
     speaks = os.environ.get("RANK", "0") == "0"
     try:
         code = main(arguments)
-    except (UserError, DataError) as error:
-        if speaks:
-            print(f"error: {error}", file=sys.stderr)
+    except _bad_input() as error:
+        if not speaks:
+            _let_rank_zero_speak()
+        print(f"error: {error}", file=sys.stderr)
         _exit(2)
     except WorkerLostError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -33,6 +38,24 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
             print("interrupted", file=sys.stderr)
         _exit(130)
     _exit(code if isinstance(code, int) else 0)
+
+
+def _bad_input() -> tuple[type[Exception], ...]:
+    """Return the errors that a user can mend; the data sets' own only once they are loaded.
+
+    Importing ``datasets`` imports torch, which --help and a mistyped flag need not wait for.
+    """
+    loaded = sys.modules.get("datasets.errors")
+    return (UserError,) if loaded is None else (UserError, loaded.DataError)
+
+
+def _let_rank_zero_speak() -> None:
+    """Wait to be ended by the launcher, which ends all processes once one has failed.
+
+    A process that left at once might take rank zero with it before it has said why.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(RANK_ZERO_GRACE)
 
 
 def _exit(code: int) -> None:

@@ -25,6 +25,7 @@ from maml.worker import Share, Worker
 MUST_MATCH = (
     "learner", "network", "data", "omniglot_split", "ways", "shots", "seed", "dtype", "meta_lr",
     "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
+    "grad_clip",
 )  # fmt: skip
 """What a resumed run must share with its beginning to be the same run."""
 
@@ -42,6 +43,9 @@ class Trainer:
             self.worker.evaluation("test")
         if config.eval_every:
             self.worker.evaluation("validation")
+        if self.world.rank == 0:
+            # Now, so that a bad --run-dir ends the run before any worker is waited for.
+            self.config = with_values(self.config, run_dir=str(run_dir.choose(self.config)))
 
     def run(self) -> int:
         """Do this process's part; return the exit code."""
@@ -194,7 +198,7 @@ class _Run:
     def _restore(self, path: Path) -> None:
         saved = checkpoint.load(path)
         for name in MUST_MATCH:
-            then, now = saved["config"][name], getattr(self.config, name)
+            then, now = saved["config"].get(name), getattr(self.config, name)
             if then != now:
                 flag = "--" + name.replace("_", "-")
                 raise UserError(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from datasets import open_episodes
 from datasets.episodes import Episodes
+from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.inner import Params
@@ -68,7 +69,11 @@ class Worker:
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
         """Return the episodes of ``split`` with the evaluation's number of queries."""
-        return self._open(split, self.config.eval_queries)
+        try:
+            return self._open(split, self.config.eval_queries)
+        except DataError as error:
+            # The sampler knows its queries, not which flag they came from.
+            raise DataError(str(error).replace("--queries", "--eval-queries")) from error
 
     @torch.enable_grad()
     def meta_gradient(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:

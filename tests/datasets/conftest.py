@@ -16,7 +16,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """The folder with the real data: ``$MAML_DATA``, else ``../shared/data`` beside the repository."""
+    """The folder with the real data: ``$MAML_DATA``, else ``../shared/data``."""
     candidates = [Path(os.environ["MAML_DATA"])] if os.environ.get("MAML_DATA") else []
     candidates.append(REPO.parent / "shared" / "data")
     for candidate in candidates:
@@ -27,7 +27,7 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the session, so that the real archives are decoded once, and never the user's."""
+    """One cache for the session: the real archives are decoded once, never the user's."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -56,7 +56,7 @@ def omniglot_images(data_root: Path, cache_folder: Path) -> Iterator[np.ndarray]
 
 @pytest.fixture(scope="session")
 def small_images() -> np.ndarray:
-    """Noise, uint8 [30, 20, 28, 28]: every image differs from every other and from its own rotations."""
+    """Noise, uint8 [30, 20, 28, 28]: images differ from each other and from their rotations."""
     return np.random.default_rng(0).integers(0, 256, (30, 20, 28, 28), dtype=np.uint8)
 
 

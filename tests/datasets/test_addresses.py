@@ -75,7 +75,7 @@ def test_choices_do_not_depend_on_their_neighbours():
 
 def test_uniforms_are_uniform_along_streams_and_along_indices():
     u = addresses.uniforms(many(20_000), 10)
-    assert 0 <= u.min() and u.max() < 1
+    assert u.min() >= 0 and u.max() < 1
     assert abs(chi_square(np.histogram(u, bins=1000, range=(0, 1))[0])) < 4
     for column in (u[:, 0], u[:, 9], u[0:20_000:2, 0]):
         assert abs(chi_square(np.histogram(column, bins=100, range=(0, 1))[0])) < 4
@@ -86,7 +86,9 @@ def test_uniforms_are_uniform_along_streams_and_along_indices():
 
 
 def test_seeds_next_to_each_other_are_uncorrelated():
-    a, b = (addresses.uniforms(addresses.keys(s, "train", "x", np.arange(20_000)), 1) for s in (0, 1))
+    a, b = (
+        addresses.uniforms(addresses.keys(s, "train", "x", np.arange(20_000)), 1) for s in (0, 1)
+    )
     assert abs(np.corrcoef(a[:, 0], b[:, 0])[0, 1]) < 0.03
 
 

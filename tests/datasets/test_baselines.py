@@ -10,7 +10,7 @@ from datasets.baselines import nearest_neighbour_accuracy
 
 
 def episodes(images, **changes) -> FewShotImages:
-    options = dict(split="test", ways=4, shots=3, queries=2, seed=0, rotate=False)
+    options = {"split": "test", "ways": 4, "shots": 3, "queries": 2, "seed": 0, "rotate": False}
     options.update(changes)
     return FewShotImages(images=images, classes=np.arange(len(images)), **options)
 
@@ -18,9 +18,9 @@ def episodes(images, **changes) -> FewShotImages:
 def test_agrees_with_a_plain_loop():
     rng = np.random.default_rng(0)
     # A class is a noisy template, so that accuracy is neither chance nor perfect.
-    images = (
-        rng.integers(0, 60, (9, 1, 6, 6)) + rng.integers(0, 190, (9, 8, 6, 6))
-    ).astype(np.uint8)
+    images = (rng.integers(0, 60, (9, 1, 6, 6)) + rng.integers(0, 190, (9, 8, 6, 6))).astype(
+        np.uint8
+    )
     e = episodes(images)
     ids = torch.arange(70)
     task = e.tasks(ids)

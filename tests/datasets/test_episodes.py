@@ -22,7 +22,7 @@ class Untouchable:
 
 
 def episodes(images, **changes) -> FewShotImages:
-    options = dict(ways=5, shots=2, queries=3, split="train", seed=0, rotate=True)
+    options = {"ways": 5, "shots": 2, "queries": 3, "split": "train", "seed": 0, "rotate": True}
     return FewShotImages(images=images, **{"classes": np.arange(30), **options, **changes})
 
 
@@ -45,7 +45,7 @@ def test_shapes_types_and_class_major_labels(small_images):
     assert task.support_y.dtype == task.query_y.dtype == torch.int64
     assert task.support_y.tolist() == [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4]] * 4
     assert task.query_y.tolist() == [[0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3] * 4
-    assert 0 <= task.support_x.min() and task.support_x.max() <= 1
+    assert task.support_x.min() >= 0 and task.support_x.max() <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -95,11 +95,11 @@ print(hashlib.sha256(b"".join(p.numpy().tobytes() for p in (*a, *b))).hexdigest(
     here = episodes(images, split="test", shots=1, queries=2, seed=5).tasks(ids)
     wave = Sinusoid(split="test", shots=3, queries=4, seed=5).tasks(ids)
     digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in (*here, *wave))).hexdigest()
-    children = [run_python(code, PYTHONHASHSEED=seed) for seed in ("1", "4242")]
-    for child in children:
-        out, err = child.communicate(timeout=120)
-        assert child.returncode == 0, err
-        assert out.strip() == digest
+    # Strings hash differently there than here, whatever seed this process has.
+    child = run_python(code, PYTHONHASHSEED="4242")
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert out.strip() == digest
 
 
 def test_ids_and_layout_touch_no_image():

@@ -80,7 +80,7 @@ def test_vinyals_validation_is_five_alphabets_and_its_test_is_the_tail():
 
 
 def test_unknown_names_name_the_flag():
-    with pytest.raises(DataError, match="--omniglot-split lake.*maml, mamlpp, vinyals"):
+    with pytest.raises(DataError, match=r"--omniglot-split lake.*maml, mamlpp, vinyals"):
         split_classes("lake", "train")
-    with pytest.raises(DataError, match="--split val:.*train, validation, test"):
+    with pytest.raises(DataError, match=r"--split val:.*train, validation, test"):
         split_classes("maml", "val")

@@ -9,7 +9,7 @@ import datasets
 from datasets import DataError, open_episodes
 from datasets.sinusoid import Sinusoid
 
-REQUEST = dict(ways=5, shots=1, queries=1, seed=0)
+REQUEST = {"ways": 5, "shots": 1, "queries": 1, "seed": 0}
 
 
 def test_an_unknown_data_set_names_the_flag_and_the_known_ones():

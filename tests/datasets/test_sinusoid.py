@@ -34,7 +34,9 @@ def test_ranges_are_those_of_the_paper_and_filled_uniformly():
     ):
         assert low <= values.min() < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < values.max() <= high
-        quantiles = torch.quantile(values.flatten()[:20_000], torch.tensor([0.25, 0.5, 0.75]).double())
+        quantiles = torch.quantile(
+            values.flatten()[:20_000], torch.tensor([0.25, 0.5, 0.75]).double()
+        )
         expected = low + (high - low) * torch.tensor([0.25, 0.5, 0.75]).double()
         assert ((quantiles - expected).abs() < 0.015 * (high - low)).all()
     assert abs(torch.corrcoef(torch.stack([waves.amplitude, waves.phase]))[0, 1]) < 0.03

@@ -1,0 +1,42 @@
+"""Fixtures of all tests: where data is, the session's own cache, and a process left as found."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+_MAML_DATA = os.environ.get("MAML_DATA")
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder with real data: ``$MAML_DATA``, else ``../shared/data`` beside the repository."""
+    candidates = [Path(_MAML_DATA)] if _MAML_DATA else []
+    candidates.append(REPO.parent / "shared" / "data")
+    for candidate in candidates:
+        if (candidate / "omniglot").is_dir():
+            return candidate
+    pytest.skip(f"no omniglot/ in {' or '.join(map(str, candidates))}: set $MAML_DATA to test it")
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for the session: glyphs are drawn once, and the user's cache is never touched."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _as_found(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep the user's settings out of tests, and put back what a run in this process changes."""
+    monkeypatch.setenv("MAML_CACHE", str(cache_dir))
+    for name in ("MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,0 +1,209 @@
+"""Start the program as a user does, in processes of its own, and never leave one behind.
+
+``run_train`` runs ``python train_maml.py …``, ``run_torchrun`` the same under torchrun, ``run``
+any command line; each waits, within a hard time limit, and returns a ``CompletedProcess`` with
+text output. ``start`` returns a `Launched` at once, for tests that send signals.
+
+Every launched process inherits a variable with a value of its own, by which its descendants are
+found whatever session or process group they move to. Past the time limit the Python stacks of all
+of them are dumped (py-spy, where it is installed and allowed), all are killed and the test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+REPO = Path(__file__).resolve().parents[1]
+TRAIN = [sys.executable, "train_maml.py"]
+MARKER = "MAML_TEST_LAUNCH"
+
+# Whatever the caller's shell or an enclosing torchrun says must not reach a test.
+_NOT_INHERITED = (
+    "MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_DIR", "RANK", "WORLD_SIZE",
+    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+# Processes may finish up for this long after the one that was started has ended.
+_AFTERLIFE_S = 10.0
+
+
+def torchrun(nproc: int, script: Sequence[str] = ("train_maml.py",)) -> list[str]:
+    """Return the beginning of a torchrun command line with ``nproc`` processes on this host."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*launcher, f"--nproc_per_node={nproc}", *script]
+
+
+def run_train(args: Sequence[str], timeout: float = 60, **options: object) -> Completed:
+    """Run ``python train_maml.py args``; see `run`."""
+    return run([*TRAIN, *args], timeout, **options)  # type: ignore[arg-type]
+
+
+def run_torchrun(
+    nproc: int, args: Sequence[str], timeout: float = 120, **options: object
+) -> Completed:
+    """Run ``torchrun --standalone --nproc_per_node=nproc train_maml.py args``; see `run`."""
+    return run([*torchrun(nproc), *args], timeout, **options)  # type: ignore[arg-type]
+
+
+def run(
+    command: Sequence[str],
+    timeout: float,
+    *,
+    env: Mapping[str, str | None] | None = None,
+    expect: int | None = 0,
+    cwd: Path = REPO,
+) -> Completed:
+    """Run ``command`` to its end and return it, with ``stdout`` and ``stderr`` as text.
+
+    Args:
+        command: The command line.
+        timeout: Seconds after which everything is dumped and killed, and the test fails.
+        env: Variables to add; with the value None, to remove.
+        expect: The exit code that it must end with; None: any.
+        cwd: The working directory.
+    """
+    launched = start(command, env=env, cwd=cwd)
+    return launched.wait(timeout, expect=expect)
+
+
+def start(
+    command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: Path = REPO
+) -> Launched:
+    """Start ``command`` in a session of its own and return at once."""
+    return Launched(command, env or {}, cwd)
+
+
+Completed = subprocess.CompletedProcess[str]
+
+
+class Launched:
+    """A started command. Call `wait`, whatever happens: it also kills what is left."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str | None], cwd: Path = REPO
+    ) -> None:
+        self.command = list(command)
+        self._mark = uuid.uuid4().hex
+        environment: dict[str, str | None] = dict(os.environ)
+        environment |= dict.fromkeys(_NOT_INHERITED)
+        environment |= {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPO),
+            MARKER: self._mark,
+            # A process title would otherwise overwrite the memory that the marker is read from.
+            "SPT_NOENV": "1",
+            **env,
+        }
+        # Files, not pipes: no reader is needed, and a signal test can look at them meanwhile.
+        self._folder = Path(tempfile.mkdtemp(prefix="launched-"))
+        with open(self._folder / "out", "wb") as out, open(self._folder / "err", "wb") as err:
+            self.process = subprocess.Popen(
+                self.command,
+                cwd=cwd,
+                env={name: value for name, value in environment.items() if value is not None},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return (self._folder / "out").read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """What it has printed to stderr so far."""
+        return (self._folder / "err").read_text(errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        """Return every live process that descends from the command."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if process.environ().get(MARKER) == self._mark:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def wait_for(self, text: str, timeout: float) -> None:
+        """Wait until ``text`` was printed; kill everything and fail if it is not, in time."""
+        deadline = time.monotonic() + timeout
+        while text not in self.stdout and text not in self.stderr:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self._fail(f"{text!r} was never printed")
+            time.sleep(0.05)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to the command's process group, as a terminal does."""
+        os.killpg(self.process.pid, number)
+
+    def wait(self, timeout: float, *, expect: int | None = 0) -> Completed:
+        """Wait for the end; assert the exit code and that no process is left behind."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._fail(f"not done within {timeout:g} s; stacks:\n{self._stacks()}")
+        left = self._left_behind()
+        if left:
+            names = [" ".join(process.cmdline()) for process in left if process.is_running()]
+            self._fail(f"left processes behind: {names}; stacks:\n{self._stacks()}")
+        if expect is not None and code != expect:
+            self._fail(f"exit code {code}, not {expect}")
+        completed = subprocess.CompletedProcess(self.command, code, self.stdout, self.stderr)
+        shutil.rmtree(self._folder)
+        return completed
+
+    def kill(self) -> None:
+        """Kill every process of the command."""
+        for process in self.processes():
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+        self.process.kill()
+        self.process.wait()
+
+    def _left_behind(self) -> list[psutil.Process]:
+        deadline = time.monotonic() + _AFTERLIFE_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def _fail(self, reason: str) -> None:
+        self.kill()
+        said = f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        shutil.rmtree(self._folder)
+        raise AssertionError(f"{' '.join(self.command)}: {reason}\n{said}")
+
+    def _stacks(self) -> str:
+        spy = Path(sys.executable).with_name("py-spy")
+        if not spy.exists():
+            return "(py-spy is not installed)"
+        dumps = []
+        for process in self.processes():
+            try:
+                dump = subprocess.run(
+                    [str(spy), "dump", "--pid", str(process.pid)],
+                    capture_output=True,
+                    text=True,
+                    timeout=20,
+                )
+                dumps.append(f"{process.pid}: {dump.stdout or dump.stderr}")
+            except (OSError, subprocess.TimeoutExpired) as error:
+                dumps.append(f"{process.pid}: {error}")
+        return "\n".join(dumps)

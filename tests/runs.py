@@ -1,0 +1,84 @@
+"""Tiny runs inside the test's own process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maml import checkpoint
+from maml.config import Config
+from maml.presets import PRESETS, with_values
+from maml.run_log import read_metrics
+from maml.trainer import Trainer
+
+SINUSOID: dict[str, Any] = {
+    "shots": 4, "queries": 4, "eval_queries": 4, "meta_batch_size": 3, "eval_inner_steps": 2,
+}  # fmt: skip
+GLYPHS: dict[str, Any] = {
+    "ways": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "eval_inner_steps": 1,
+}  # fmt: skip
+BRIEF: dict[str, Any] = {
+    "iterations": 2, "eval_every": 0, "test_tasks": 0, "eval_tasks": 4, "log_every": 1,
+    "logger": "none", "threads": 1,
+}  # fmt: skip
+
+
+def sinusoid(**values: Any) -> Config:
+    """The cheapest run there is; ``values`` are fields of `Config`."""
+    return with_values(PRESETS["maml-sinusoid-10shot"], **(BRIEF | SINUSOID | values))
+
+
+def glyphs(**values: Any) -> Config:
+    """The cheapest run with images, batch norm and accuracies."""
+    return with_values(PRESETS["maml-glyphs-5way-1shot"], **(BRIEF | GLYPHS | values))
+
+
+def as_flags(config: Config) -> list[str]:
+    """Return the command-line arguments that parse to ``config``."""
+    flags = [config.preset]
+    for name, value in vars(config).items():
+        if name in ("preset", "source", "published") or value is None:
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
+
+
+def train(config: Config, run_dir: Path, **values: Any) -> dict[str, Any]:
+    """Run ``config`` in ``run_dir`` to its end and return its last checkpoint."""
+    code = Trainer(with_values(config, run_dir=str(run_dir), **values)).run()
+    assert code == 0
+    return last(run_dir)
+
+
+def last(run_dir: Path) -> dict[str, Any]:
+    """Return the newest checkpoint of a run."""
+    return checkpoint.load(checkpoint.last_checkpoint(run_dir))
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run."""
+    return read_metrics(run_dir / "metrics.jsonl")
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    """Return a run's result.json."""
+    content: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    return content
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two nests of containers, numbers and tensors are equal, bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)

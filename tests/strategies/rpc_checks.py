@@ -1,0 +1,139 @@
+"""Checks that need an RPC world, run in processes of their own by ``test_rpc.py``.
+
+python -m tests.strategies.rpc_checks NAME (under torchrun for more than one process)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+
+import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+import torchopt
+
+from maml.config import Config
+from maml.distributed import World
+from maml.errors import WorkerLostError
+from maml.presets import PRESETS
+from maml.program import run_program
+from maml.strategies.local import Local
+from maml.strategies.rpc import Rpc
+from maml.worker import Worker
+
+IDS = torch.arange(24)
+
+
+def make_config(**changes: object) -> Config:
+    changes = {"dtype": "float64", "rpc_timeout": 30.0, **changes}
+    return dataclasses.replace(PRESETS["maml-glyphs-5way-1shot"], **changes)  # type: ignore[arg-type]
+
+
+def make(**changes: object) -> Rpc:
+    config = make_config(**changes)
+    return Rpc(config, World.from_environment(), Worker(config, torch.device("cpu")))
+
+
+def _square_of_first(module: torch.nn.Module) -> torch.Tensor:
+    return next(iter(module._parameters.values())).square().sum()  # type: ignore[union-attr]
+
+
+def parameter_is_detached() -> None:
+    """An ``nn.Parameter`` sent over RPC loses its place in the graph; a by-reference view keeps it.
+
+    If the first half stops holding, torch has changed and `Rpc._by_reference` may be simplified.
+    """
+    with make():
+        linear = torch.nn.Linear(3, 2, bias=False)
+        clone = torchopt.module_clone(linear, by="reference", detach_buffers=True)
+        with dist_autograd.context() as context:
+            loss = rpc.rpc_sync(0, _square_of_first, args=(clone,))
+            # Nothing fails, and nothing arrives.
+            dist_autograd.backward(context, [loss])
+            assert linear.weight not in dist_autograd.get_gradients(context)
+        clone._parameters["weight"] = linear.weight.view_as(linear.weight)  # type: ignore[assignment]
+        with dist_autograd.context() as context:
+            loss = rpc.rpc_sync(0, _square_of_first, args=(clone,))
+            dist_autograd.backward(context, [loss])
+            gradient = dist_autograd.get_gradients(context)[linear.weight]
+        torch.testing.assert_close(gradient, 2 * linear.weight.detach())
+
+
+def missing_gradient_is_refused() -> None:
+    """A strategy that forgot the views must not step."""
+    with make() as strategy:
+        forgetful = strategy._by_reference
+
+        def by_reference(meta_params):  # type: ignore[no-untyped-def]
+            clone, leaves = forgetful(meta_params)
+            for module in clone.modules():
+                for name, tensor in module._parameters.items():
+                    if tensor is not None:
+                        module._parameters[name] = torch.nn.Parameter(tensor.detach())
+            return clone, leaves
+
+        strategy._by_reference = by_reference  # type: ignore[method-assign]
+        try:
+            strategy.meta_step(strategy.worker.learner.meta_parameters(), IDS[:2])
+        except WorkerLostError:
+            return
+        raise AssertionError("stepped without gradients")
+
+
+def clone_aliases_parameters() -> None:
+    """What is sent shares memory with the meta-parameters: no copy before the wire."""
+    with make() as strategy:
+        params = strategy.worker.learner.meta_parameters()
+        clone, leaves = strategy._by_reference(params)
+        for name, tensor in clone.meta_parameters().items():
+            assert tensor.data_ptr() == params[name].data_ptr() == leaves[name].data_ptr()
+            assert tensor.grad_fn is not None
+
+
+def concurrent_calls_do_not_mix() -> None:
+    """15 calls at once in one process, each on its own module, equal the same tasks in turn."""
+    with make(rpc_threads=16, partition="exclusive", inner_steps=2) as strategy:
+        params = strategy.worker.learner.meta_parameters()
+        local = Local(strategy.config, strategy.world, strategy.worker)
+        expected = local.meta_step(params, IDS)
+        for _ in range(3):
+            share = strategy.meta_step(params, IDS)
+            assert share.n_tasks == expected.n_tasks == len(IDS)
+            torch.testing.assert_close(share.totals, expected.totals, rtol=0, atol=1e-9)
+            for name, gradient in expected.gradients.items():
+                torch.testing.assert_close(share.gradients[name], gradient, rtol=1e-9, atol=1e-10)
+        rows = strategy.evaluate(params, "test", IDS)
+        torch.testing.assert_close(rows, local.evaluate(params, "test", IDS))
+
+
+def calls_in_flight_stay_below_threads() -> None:
+    """Count the calls served at once; ``num_worker_threads`` is 4."""
+    lock, now, most = threading.Lock(), 0, 0
+    with make(rpc_threads=4, partition="exclusive") as strategy:
+        inner = strategy.worker.meta_gradient
+
+        def counted(*args):  # type: ignore[no-untyped-def]
+            nonlocal now, most
+            with lock:
+                now += 1
+                most = max(most, now)
+            try:
+                return inner(*args)
+            finally:
+                with lock:
+                    now -= 1
+
+        strategy.worker.meta_gradient = counted  # type: ignore[method-assign]
+        strategy.meta_step(strategy.worker.learner.meta_parameters(), IDS)
+    assert 1 < most < 4, most
+
+
+def main(arguments: list[str]) -> None:
+    globals()[arguments[0]]()
+    print(f"{arguments[0]}: holds")
+
+
+if __name__ == "__main__":
+    run_program(main, sys.argv[1:])

@@ -1,0 +1,289 @@
+"""Every flag does something, and only what it should."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maml import checkpoint
+from maml.config import Config
+from maml.inner import OPTIMIZERS
+from maml.presets import with_values
+from maml.trainer import Trainer
+from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
+
+# Whatever these are changed to, the trained parameters change: (family of runs, field, value).
+TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
+    (sinusoid, "inner_lr", 0.02),
+    (sinusoid, "inner_steps", 2),
+    (sinusoid, "inner_steps", 0),
+    (sinusoid, "order", "first"),
+    (sinusoid, "shots", 5),
+    (sinusoid, "queries", 5),
+    (sinusoid, "seed", 1),
+    (sinusoid, "iterations", 3),
+    (sinusoid, "meta_batch_size", 4),
+    (sinusoid, "meta_lr", 0.002),
+    (sinusoid, "grad_clip", 1e-9),
+    (sinusoid, "dtype", "float32"),
+    (glyphs, "ways", 3),
+    (glyphs, "shots", 2),
+    (glyphs, "queries", 3),
+    (glyphs, "seed", 1),
+    (sinusoid, "inner_optimizer", "adam"),
+]
+# And with these they stay as they are, to the rounding of a sum in another order: 1e-10, as Adam
+# magnifies what is left of a gradient that is zero but for rounding (a bias before a batch norm).
+TRAINS_THE_SAME: list[tuple[str, Any]] = [
+    ("task_batch", 1),
+    ("task_batch", 2),
+    ("threads", 2),
+    ("partition", "chunk"),
+    ("rpc_threads", 2),
+    ("rpc_timeout", 5.0),
+    ("device", "cpu"),
+    ("strategy", "local"),
+    ("eval_inner_steps", 3),
+    ("eval_queries", 5),
+    ("eval_every", 1),
+    ("eval_tasks", 3),
+    ("test_tasks", 3),
+    ("transductive", False),
+    ("checkpoint_every", 1),
+    ("log_every", 2),
+    ("data_root", "elsewhere"),
+    ("resume", "never"),
+]
+# What a field does is shown by a test of its own, here or in the file named.
+BY_THEMSELVES = {
+    "preset": "test_presets.py",
+    "source": "test_presets.py",
+    "published": "test_presets.py",
+    "learner": "the only one yet",
+    "network": "test_data_and_network",
+    "data": "test_data_and_network",
+    "omniglot_split": "test_omniglot_split",
+    "run_dir": "test_run_directory.py",
+    "logger": "test_run_log.py",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    """Drawing is most of so small a run; test_run_directory.py looks at the pictures."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("maml.trainer.draw_curves", lambda run_dir, *rest: run_dir / "curves.png")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """The trained parameters of each family as it is, and the same again."""
+    folder = tmp_path_factory.mktemp("bases")
+    found = {}
+    for family in (sinusoid, glyphs):
+        config = family(dtype="float64")
+        first, second = (train(config, folder / f"{family.__name__}{i}") for i in (1, 2))
+        assert same(first["model"], second["model"]), "a run differs from its own repetition"
+        found[family] = first["model"]
+    return found
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference between parameters, relative to the largest of them."""
+    assert a.keys() == b.keys()
+    scale = max(float(tensor.abs().max()) for tensor in a.values())
+    return max(float((a[name] - b[name]).abs().max()) for name in a) / scale
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    TRAINS_OTHERWISE,
+    ids=lambda v: v.__name__ if callable(v) else str(v),
+)
+def test_trains_otherwise(
+    family: Any, name: str, value: Any, bases: dict[Any, Any], tmp_path: Path
+) -> None:
+    config = family(dtype="float64")
+    assert getattr(config, name) != value
+    model = train(with_values(config, **{name: value}), tmp_path)["model"]
+    assert all(tensor.isfinite().all() for tensor in model.values())
+    if name == "dtype":
+        assert {tensor.dtype for tensor in model.values()} == {torch.float32}
+        assert not all(tensor.dtype == torch.float32 for tensor in bases[family].values())
+    elif name == "ways":
+        assert model["network.head.weight"].shape[0] == value
+    else:
+        # Far above rounding, which is 1e-16 here.
+        assert distance(model, bases[family]) > 1e-7
+
+
+def test_inner_optimizers_are_all_different(tmp_path: Path) -> None:
+    # The first step of momentum, and of radam, is a plain step.
+    config = sinusoid(dtype="float64", inner_steps=2)
+    models = {
+        name: train(config, tmp_path / name, inner_optimizer=name)["model"] for name in OPTIMIZERS
+    }
+    names = sorted(models)
+    alike = [
+        (a, b) for a in names for b in names if a < b and distance(models[a], models[b]) <= 1e-9
+    ]
+    assert alike == []
+
+
+@pytest.mark.parametrize(("name", "value"), TRAINS_THE_SAME, ids=str)
+@pytest.mark.parametrize("family", [sinusoid, glyphs], ids=["sinusoid", "glyphs"])
+def test_trains_the_same(
+    family: Any, name: str, value: Any, bases: dict[Any, Any], tmp_path: Path
+) -> None:
+    config = family(dtype="float64")
+    assert getattr(config, name) != value
+    model = train(with_values(config, **{name: value}), tmp_path)["model"]
+    assert distance(model, bases[family]) < 1e-10
+
+
+def test_every_field_is_looked_at() -> None:
+    looked_at = {name for _, name, _ in TRAINS_OTHERWISE} | {name for name, _ in TRAINS_THE_SAME}
+    assert looked_at | BY_THEMSELVES.keys() == {field.name for field in dataclasses.fields(Config)}
+
+
+def test_a_resumed_run_must_share_what_it_trains_with() -> None:
+    """Each field that changes the parameters is compared, `iterations` alone excepted."""
+    from maml.trainer import MUST_MATCH
+
+    assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations"} <= set(MUST_MATCH)
+    assert {"data", "network", "learner", "omniglot_split"} <= set(MUST_MATCH)
+    assert set(MUST_MATCH).isdisjoint(name for name, _ in TRAINS_THE_SAME)
+
+
+# ---- what the others do -----------------------------------------------------------------------
+
+
+def test_seed_has_a_say_in_weights_and_tasks(tmp_path: Path) -> None:
+    workers = [Trainer(sinusoid(seed=seed, run_dir=str(tmp_path))).worker for seed in (0, 1, 0)]
+    weights = [
+        {name: tensor.detach() for name, tensor in worker.learner.meta_parameters().items()}
+        for worker in workers
+    ]
+    tasks = [worker.training.tasks(torch.arange(3)) for worker in workers]
+    assert distance(weights[0], weights[1]) > 0.1
+    assert not torch.allclose(tasks[0].support_x, tasks[1].support_x)
+    assert same(weights[0], weights[2])
+    assert same(tuple(tasks[0]), tuple(tasks[2]))
+
+
+def test_grad_clip_bounds_each_element(tmp_path: Path) -> None:
+    """One Adam step moves every element by the rate, whatever its size, unless it is clipped to
+    where Adam's ε rules: there the step is rate · g / (g + ε).
+    """
+    config = sinusoid(dtype="float64", iterations=1, meta_lr=1.0)
+    initial = Trainer(with_values(config, run_dir=str(tmp_path / "0"))).worker.learner
+    start = {name: tensor.detach().clone() for name, tensor in initial.meta_parameters().items()}
+    clip = 1e-8  # Adam's ε
+    clipped = train(config, tmp_path / "1", grad_clip=clip)["model"]
+    moves = torch.cat([(clipped[name] - start[name]).abs().flatten() for name in start])
+    assert moves.max().item() == pytest.approx(0.5, rel=1e-9)
+
+
+def test_evaluation_flags(tmp_path: Path) -> None:
+    base = glyphs(dtype="float64", iterations=1, test_tasks=4, threads=1)
+    results = {}
+    for name, value in {
+        "meta_lr": base.meta_lr, "eval_inner_steps": 3, "eval_queries": 3, "test_tasks": 6,
+    }.items():  # fmt: skip
+        train(base, tmp_path / name, **{name: value})
+        results[name] = result(tmp_path / name)
+    asked = results.pop("meta_lr")
+    assert asked["tasks"] == 4
+    assert results["test_tasks"]["tasks"] == 6
+    for name, other in results.items():
+        assert other["loss"] != asked["loss"], name
+
+
+def test_transductive_chooses_the_headline(tmp_path: Path) -> None:
+    base = glyphs(iterations=1, test_tasks=8, ways=5)
+    train(base, tmp_path / "yes")
+    train(base, tmp_path / "no", transductive=False)
+    yes, no = result(tmp_path / "yes"), result(tmp_path / "no")
+    assert yes["accuracy"] == yes["transductive_accuracy"] == no["transductive_accuracy"]
+    assert no["accuracy"] == no["non_transductive_accuracy"] == yes["non_transductive_accuracy"]
+    assert yes["accuracy"] != no["accuracy"]
+    assert (yes["transductive"], no["transductive"]) == (True, False)
+    assert yes["ci95"] != no["ci95"]
+
+
+def test_rhythms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    monkeypatch.setattr(
+        checkpoint, "save", lambda path, content: saved.append(content["iteration"])
+    )
+    config = sinusoid(
+        iterations=7, log_every=3, eval_every=2, checkpoint_every=4, eval_tasks=3,
+        run_dir=str(tmp_path),
+    )  # fmt: skip
+    assert Trainer(config).run() == 0
+    rows = metrics(tmp_path)
+    assert [row["iteration"] for row in rows if "split" not in row] == [3, 6, 7]
+    validations = [row for row in rows if "split" in row]
+    assert [row["iteration"] for row in validations] == [2, 4, 6]
+    assert {row["tasks"] for row in validations} == {3}
+    assert saved == [4, 7]
+
+
+def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads_after(**values: Any) -> int:
+        torch.set_num_threads(1)
+        Trainer(sinusoid(run_dir=str(tmp_path), **values))
+        return torch.get_num_threads()
+
+    assert threads_after(threads=3) == 3
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_after(threads=None) == len(os.sched_getaffinity(0))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert threads_after(threads=None) == 1
+
+
+def test_data_and_network(tmp_path: Path) -> None:
+    models = {
+        family.__name__: train(family(iterations=0), tmp_path / family.__name__)["model"]
+        for family in (sinusoid, glyphs)
+    }
+    assert models["sinusoid"]["network.layers.0.weight"].shape == (40, 1)
+    assert models["glyphs"]["network.blocks.0.conv.weight"].shape == (64, 1, 3, 3)
+
+
+def test_data_root(data_root: Path, tmp_path: Path) -> None:
+    """The same flags but for the data set: other images, and from where --data-root says."""
+    config = glyphs(iterations=0, run_dir=str(tmp_path))
+    drawn = Trainer(config).worker.training.tasks(torch.arange(2))
+    read = Trainer(with_values(config, data="omniglot", data_root=str(data_root)))
+    assert not torch.equal(read.worker.training.tasks(torch.arange(2)).support_x, drawn.support_x)
+
+
+def test_omniglot_split(data_root: Path, tmp_path: Path) -> None:
+    tasks = []
+    for split, classes in {"maml": 1100, "mamlpp": 1150, "vinyals": 1028}.items():
+        config = glyphs(
+            data="omniglot", data_root=str(data_root), omniglot_split=split, run_dir=str(tmp_path)
+        )
+        training = Trainer(config).worker.training
+        assert len(training.classes) == classes  # type: ignore[attr-defined]
+        tasks.append(training.tasks(torch.arange(4)).support_x)
+    assert not torch.equal(tasks[0], tasks[1])
+    assert not torch.equal(tasks[0], tasks[2])
+    assert not torch.equal(tasks[1], tasks[2])
+
+
+def test_last_is_what_train_returns(tmp_path: Path) -> None:
+    """The helper of this file compares what is on disk."""
+    returned = train(sinusoid(iterations=1), tmp_path)
+    assert same(returned, last(tmp_path))
+    assert returned["iteration"] == 1

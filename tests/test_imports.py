@@ -1,0 +1,139 @@
+"""The rooms: imports run downwards only, and some things are never imported or called."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launching import REPO, run
+
+# From the ground up. A room may import from lower floors and from files of its own.
+FLOORS = (
+    ("errors", "seeds"),
+    ("config",),
+    ("presets", "models", "objectives", "inner", "distributed"),
+    ("cli", "program", "learners"),
+    ("worker",),
+    ("strategies",),
+    ("run_dir", "run_log", "checkpoint"),
+    ("evaluate", "plots"),
+    ("trainer",),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+SOURCES = sorted(
+    path
+    for folder in ("maml", "datasets", "benchmarks", "launch")
+    for path in (REPO / folder).rglob("*.py")
+) + [REPO / "train_maml.py"]
+MAML = [path for path in SOURCES if path.parts[len(REPO.parts)] == "maml"]
+IDS = {"ids": lambda path: str(path.relative_to(REPO))}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(REPO).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path) for path in SOURCES}
+
+
+def imported(path: Path) -> Iterator[tuple[str, ast.stmt]]:
+    """Every module that a file imports, anywhere in it, submodules spelled out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write absolute imports"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield (submodule if submodule in MODULES else str(node.module)), node
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(MAML) > 15
+    assert ("maml.trainer", "maml.worker") in [
+        (module_name(path), name) for path in MAML for name, _ in imported(path)
+    ]
+
+
+@pytest.mark.parametrize("path", MAML, **IDS)
+def test_imports_run_downwards(path: Path) -> None:
+    module = module_name(path)
+    if module == "maml":
+        assert not list(imported(path))[1:]  # `from __future__` alone
+        return
+    room = module.split(".")[1]
+    assert room in FLOOR_OF, f"give {room} a floor in FLOORS"
+    for name, node in imported(path):
+        if name.split(".")[0] != "maml":
+            assert name.split(".")[0] not in ("train_maml", "tests", "benchmarks", "launch")
+            continue
+        below = name.split(".")[1]
+        if below != room:
+            assert FLOOR_OF[below] < FLOOR_OF[room], f"{module} imports {name} (line {node.lineno})"
+
+
+def test_no_import_cycle() -> None:
+    graph = {
+        module_name(path): {name for name, _ in imported(path) if name in MODULES}
+        for path in SOURCES
+    }
+    while graph:
+        free = [module for module, needs in graph.items() if not needs & graph.keys()]
+        assert free, f"these import one another in a circle: {sorted(graph)}"
+        for module in free:
+            del graph[module]
+
+
+@pytest.mark.parametrize("path", sorted((REPO / "datasets").rglob("*.py")), **IDS)
+def test_datasets_import_nothing_from_maml(path: Path) -> None:
+    assert {name.split(".")[0] for name, _ in imported(path)}.isdisjoint({"maml", "train_maml"})
+
+
+@pytest.mark.parametrize("path", SOURCES, **IDS)
+def test_learn2learn_is_imported_late(path: Path) -> None:
+    """It prints notices when imported."""
+    for node in ast.parse(path.read_text()).body:
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        assert not any(str(name).split(".")[0] == "learn2learn" for name in names)
+
+
+@pytest.mark.parametrize("path", SOURCES, **IDS)
+def test_files_are_never_unpickled(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        function = ast.unparse(node.func)
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        if function == "torch.load":
+            assert options.get("weights_only") == "True", f"line {node.lineno}"
+        if function in ("np.load", "numpy.load"):
+            assert options.get("allow_pickle", "False") == "False", f"line {node.lineno}"
+        assert function not in (
+            "pickle.load", "pickle.loads", "pickle.Unpickler", "torch.jit.load", "joblib.load",
+            "yaml.load", "yaml.unsafe_load", "eval", "exec",
+        ), f"line {node.lineno}"  # fmt: skip
+
+
+def test_help_and_mistakes_need_no_torch() -> None:
+    """Seconds on every machine, and the whole wait where only a word was mistyped."""
+    code = """
+import json, runpy, sys
+codes = []
+for arguments in (["--help"], ["no-such-preset"], ["maml-glyphs-5way-1shot", "--ways", "0"]):
+    sys.argv = ["train_maml.py", *arguments]
+    try:
+        runpy.run_path("train_maml.py", run_name="__main__")
+    except SystemExit as stop:
+        codes.append(stop.code)
+print(json.dumps([codes, sorted({"torch", "wandb", "learn2learn"} & set(sys.modules))]))
+"""
+    done = run([sys.executable, "-c", code], timeout=60)
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0, 2, 2], []]

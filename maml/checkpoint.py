@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from maml.errors import UserError
 
 FORMAT = 1
+PARTS = ("model", "optimizer", "iteration", "seconds", "config")
 
 
 def last_checkpoint(run_dir: Path) -> Path:
@@ -34,6 +35,9 @@ def save(path: Path, content: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        # What processes killed while saving have left; only one process saves in a run.
+        for stale in path.parent.glob(f".{path.name}.*.tmp"):
+            stale.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
         # torch reports a failed write as RuntimeError.
         with contextlib.suppress(OSError):
@@ -49,13 +53,19 @@ def load(path: Path) -> dict[str, Any]:
         UserError: if it is missing, damaged or of another format.
     """
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # About the bytes of a file that is refused below anyway.
+            warnings.simplefilter("ignore")
+            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{path}: no such checkpoint") from None
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except Exception as error:
+        # Damaged bytes lead the unpickler anywhere: KeyError, struct.error, IndexError …
         raise UserError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this project (format {FORMAT})")
+    if missing := [part for part in PARTS if part not in content]:
+        raise UserError(f"{path}: an incomplete checkpoint, without {', '.join(missing)}")
     return content
 
 

@@ -45,6 +45,8 @@ class Config:
     """Inner-loop optimizer, differentiated through (TorchOpt's functional ones)."""
     order: Literal["second", "first"] = "second"
     """Order of the meta-gradient: second differentiates through the inner gradients."""
+    meta_gradient: Literal["reverse", "mixed"] = "reverse"
+    """reverse: through the whole inner loop; mixed: forward over reverse, in less memory."""
 
     # ---- data -------------------------------------------------------------------------------
     data: Literal["glyphs", "omniglot", "sinusoid"] = "glyphs"

@@ -23,7 +23,6 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.seeds import seed_of
 
-
 START_TIMEOUT = 300.0
 """Seconds that processes wait for each other at the start, where one may be slow to load."""
 
@@ -118,7 +117,7 @@ def rpc_world(
         # It registers a graceful shutdown without a timeout at exit.
         atexit.unregister(rpc.shutdown)
     # From here on a silent peer is a lost one; before, it may just be slow to import.
-    rpc._set_rpc_timeout(timeout)
+    rpc._set_rpc_timeout(timeout)  # type: ignore[attr-defined]
     try:
         yield
     except BaseException:

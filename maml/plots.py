@@ -64,8 +64,9 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str) -> Non
         axis.legend(fontsize=8)
 
 
-def _smooth(values: tuple[float, ...], share: float = 0.1) -> list[float]:
-    """Exponential average, unbiased at the start, over about 1/``share`` rows."""
+def _smooth(values: tuple[float, ...]) -> list[float]:
+    """Exponential average, unbiased at the start, over about a thirtieth of the rows."""
+    share = min(1.0, 30 / len(values))
     smooth, total, weight = [], 0.0, 0.0
     for value in values:
         total = (1 - share) * total + share * value

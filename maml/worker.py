@@ -75,7 +75,6 @@ class Worker:
             # The sampler knows its queries, not which flag they came from.
             raise DataError(str(error).replace("--queries", "--eval-queries")) from error
 
-    @torch.enable_grad()
     def meta_gradient(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
         """Sum the meta-gradient and the metrics over training tasks.
 
@@ -84,26 +83,20 @@ class Worker:
             ids: ``[B]`` int64 task ids; B ≥ 0.
             learner: The learner to call, used by no other thread meanwhile.
         """
-        leaves = {
-            name: tensor.detach().to(self.device).requires_grad_()
-            for name, tensor in meta_params.items()
-        }
-        sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
+        sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
         # In batches of a bounded size: memory stays bounded and the activations in cache.
         for batch in ids.split(self.config.task_batch):
             if not len(batch):
                 continue
             tasks = self._on_device(self.training.tasks(batch))
-            outer = torch.func.vmap(learner.outer_loss, in_dims=(None, 0))
-            losses, metrics = outer(leaves, tasks)
-            # An unused meta-parameter raises: it is a mistake, not a zero gradient.
-            gradients = torch.autograd.grad(losses.sum(), tuple(leaves.values()))
-            for total, gradient in zip(sums.values(), gradients, strict=True):
-                total += gradient
-            totals[0] += losses.detach().sum()
+            outer = learner.outer_gradient(params, tasks)
+            for name, total in sums.items():
+                total += outer.gradients[name]
+            totals[0] += outer.losses.sum()
             for i, name in enumerate(learner.metric_names, start=1):
-                totals[i] += metrics[name].sum()
+                totals[i] += outer.metrics[name].sum()
         on_cpu = {name: total.cpu() for name, total in sums.items()}
         return Share(on_cpu, totals.cpu(), len(ids))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,20 @@ from maml.inner import Params
 from maml.models import Statistics, build_network
 from maml.objectives import objective
 from maml.seeds import seed_of
+
+
+class OuterGradient(NamedTuple):
+    """The outer loss of B tasks, differentiated.
+
+    Attributes:
+        gradients: Σ over tasks, ``{name: […]}``, of every meta-parameter.
+        losses: ``[B]``.
+        metrics: ``{name: [B]}``.
+    """
+
+    gradients: Params
+    losses: Tensor
+    metrics: dict[str, Tensor]
 
 
 class Learner(nn.Module, ABC):
@@ -69,6 +84,18 @@ class Learner(nn.Module, ABC):
     @abstractmethod
     def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:
         """Return one task's outer loss (scalar) and its metrics (scalars, no gradient)."""
+
+    @torch.enable_grad()
+    def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
+        """Differentiate `outer_loss` summed over B tasks; here, by reverse mode through all of it.
+
+        Raises:
+            RuntimeError: for a meta-parameter that no loss depends on: a mistake, not a zero.
+        """
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
+        losses, metrics = torch.func.vmap(self.outer_loss, in_dims=(None, 0))(leaves, tasks)
+        gradients = torch.autograd.grad(losses.sum(), tuple(leaves.values()))
+        return OuterGradient(dict(zip(leaves, gradients, strict=True)), losses.detach(), metrics)
 
     @abstractmethod
     def evaluate(self, meta_params: Params, task: Task) -> dict[str, Tensor]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from datasets.tasks import Task
+from maml import mixed
 from maml.config import Config
+from maml.derivatives import FunctionLoss
 from maml.inner import OPTIMIZERS, Params, adapt
-from maml.learners.base import Learner
+from maml.learners.base import Learner, OuterGradient
 
 
 class MAML(Learner):
@@ -19,8 +22,7 @@ class MAML(Learner):
 
     def _adapt(self, weights: Params, task: Task, steps: int, order: str) -> Params:
         def support_loss(weights: Params) -> Tensor:
-            outputs, _ = self.call_network(weights, task.support_x)
-            return self.objective.loss(outputs, task.support_y)
+            return self._set_loss(weights, task.support_x, task.support_y)[0]
 
         optimizer = OPTIMIZERS[self.config.inner_optimizer](self.config.inner_lr)
         return adapt(support_loss, weights, optimizer=optimizer, steps=steps, order=order)
@@ -30,9 +32,28 @@ class MAML(Learner):
         adapted = self._adapt(
             self.network_weights(meta_params), task, self.config.inner_steps, self.order
         )
-        outputs, _ = self.call_network(adapted, task.query_x)
-        loss = self.objective.loss(outputs, task.query_y)
+        loss, outputs = self._set_loss(adapted, task.query_x, task.query_y)
         return loss, self.objective.metrics(outputs.detach(), task.query_y)
+
+    def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
+        """Differentiate in reverse, or forward over reverse (``--meta-gradient mixed``)."""
+        if self.config.meta_gradient == "reverse":
+            return super().outer_gradient(meta_params, tasks)
+        outer = mixed.meta_gradient(
+            FunctionLoss(self._set_loss),
+            self.network_weights(meta_params),
+            tasks,
+            optimizer=OPTIMIZERS[self.config.inner_optimizer](self.config.inner_lr),
+            steps=self.config.inner_steps,
+            order=self.order,
+        )
+        metrics = torch.func.vmap(self.objective.metrics)(outer.outputs, tasks.query_y)
+        gradients = {f"network.{name}": tensor for name, tensor in outer.gradients.items()}
+        return OuterGradient(gradients, outer.losses, metrics)
+
+    def _set_loss(self, weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, _ = self.call_network(weights, x)
+        return self.objective.loss(outputs, y), outputs
 
     def evaluate(self, meta_params: Params, task: Task) -> dict[str, Tensor]:
         """Adapt with ``eval_inner_steps``; normalise queries by their own, then support's, batch.

@@ -219,3 +219,24 @@ def test_no_tasks_sum_to_zero() -> None:
     assert share.n_tasks == 0
     assert not share.totals.any()
     assert not any(gradient.any() for gradient in share.gradients.values())
+
+
+@pytest.mark.parametrize("order", ["second", "first"])
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [("maml-sinusoid-10shot", name) for name in sorted(OPTIMIZERS)]
+    + [("maml-glyphs-5way-1shot", name) for name in ("sgd", "momentum", "adam")],
+)
+def test_mixed_equals_reverse(preset: str, name: str, order: str) -> None:
+    """Forward over reverse multiplies the same factors in another order."""
+    changes = {"inner_optimizer": name, "inner_lr": 0.01, "order": order, "inner_steps": 4}
+    reverse = make_worker(preset, meta_gradient="reverse", **changes)
+    mixed = make_worker(preset, meta_gradient="mixed", **changes)
+    params = reverse.learner.meta_parameters()
+    expected = reverse.meta_gradient(params, IDS, reverse.learner)
+    share = mixed.meta_gradient(params, IDS, mixed.learner)
+    torch.testing.assert_close(share.totals, expected.totals, rtol=1e-12, atol=1e-12)
+    for key, gradient in expected.gradients.items():
+        # The scale of the largest element: rules that divide by a root blow others' noise up.
+        scale = max(1.0, gradient.abs().max().item())
+        torch.testing.assert_close(share.gradients[key], gradient, rtol=0, atol=1e-10 * scale)

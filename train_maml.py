@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 
+from maml import allocator
 from maml.cli import parse
 from maml.program import run_program
 
@@ -21,6 +22,7 @@ from maml.program import run_program
 def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
     config = parse(arguments)
+    allocator.tune()
     # Imported late: --help and a mistyped flag need no torch.
     from maml.trainer import Trainer
 

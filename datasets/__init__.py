@@ -1,6 +1,7 @@
 """Data sets as endless, addressable streams of tasks. It imports nothing from ``maml``.
 
-To add a data set, add a file with an opener and one line to ``OPENERS``.
+To add a data set, add a file with an opener and one line to ``OPENERS``; if it has images, one to
+``IMAGE_SHAPES`` too.
 
 A top-level package called ``datasets`` shadows Hugging Face's of the same name wherever the
 repository is on the path. That is accepted: this package is only ever run from the checkout. Keep
@@ -20,7 +21,17 @@ from datasets.episodes import Episodes, FewShotImages, Layout
 from datasets.errors import DataError
 from datasets.tasks import Task
 
-__all__ = ["OPENERS", "DataError", "Episodes", "FewShotImages", "Layout", "Task", "open_episodes"]
+__all__ = [
+    "IMAGE_SHAPES",
+    "OPENERS",
+    "DataError",
+    "Episodes",
+    "FewShotImages",
+    "Layout",
+    "Task",
+    "image_shape",
+    "open_episodes",
+]
 
 
 def _omniglot(split: str, **options: Any) -> Episodes:
@@ -35,6 +46,12 @@ def _glyphs(split: str, **options: Any) -> Episodes:
     return open_glyphs(split, **options)
 
 
+def _miniimagenet(split: str, **options: Any) -> Episodes:
+    from datasets.miniimagenet import open_miniimagenet
+
+    return open_miniimagenet(split, **options)
+
+
 def _sinusoid(split: str, **options: Any) -> Episodes:
     from datasets.sinusoid import open_sinusoid
 
@@ -46,8 +63,21 @@ def _sinusoid(split: str, **options: Any) -> Episodes:
 OPENERS: dict[str, Callable[..., Episodes]] = {
     "omniglot": _omniglot,
     "glyphs": _glyphs,
+    "miniimagenet": _miniimagenet,
     "sinusoid": _sinusoid,
 }
+
+# (C, H, W), for those who build a network before, or without, opening the data.
+IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
+    "omniglot": (1, 28, 28),
+    "glyphs": (1, 28, 28),
+    "miniimagenet": (3, 84, 84),
+}
+
+
+def image_shape(data: str) -> tuple[int, int, int] | None:
+    """The (C, H, W) of a data set's images, known without opening it; None if it has none."""
+    return IMAGE_SHAPES.get(data)
 
 
 def open_episodes(

@@ -31,8 +31,10 @@ class Config:
     # ---- learner ----------------------------------------------------------------------------
     learner: Literal["maml"] = "maml"
     """What a task's outer loss is."""
-    network: Literal["conv4", "mlp"] = "conv4"
-    """The network that adapts: conv4 (4 strided blocks of 64 filters), mlp (2 x 40, regression)."""
+    network: Literal["conv4", "conv4-pool", "mlp"] = "conv4"
+    """conv4: strided blocks, spatial mean; conv4-pool: max-pools, flattened; mlp: regression."""
+    filters: int = 64
+    """Channels of each of the network's convolutions."""
     inner_lr: float = 0.4
     """Inner-loop learning rate, on the mean loss over the support set."""
     inner_steps: int = 1
@@ -45,8 +47,10 @@ class Config:
     """Inner-loop optimizer, differentiated through (TorchOpt's functional ones)."""
     order: Literal["second", "first"] = "second"
     """Order of the meta-gradient: second differentiates through the inner gradients."""
-    meta_gradient: Literal["reverse", "mixed"] = "reverse"
-    """reverse: through the whole inner loop; mixed: forward over reverse, in less memory."""
+    meta_gradient: Literal["auto", "reverse", "mixed"] = "auto"
+    """reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels]."""
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    """The network's derivatives: native (compiled on first use) or torch [native where it can]."""
 
     # ---- data -------------------------------------------------------------------------------
     data: Literal["glyphs", "omniglot", "sinusoid"] = "glyphs"
@@ -117,6 +121,7 @@ class Config:
     def check(self) -> None:
         """Raise `UserError` naming the first flag whose value cannot work."""
         at_least = {
+            "filters": 1,
             "ways": 1,
             "shots": 1,
             "queries": 1,

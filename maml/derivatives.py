@@ -37,6 +37,9 @@ class Gradient(NamedTuple):
 class SetLoss(Protocol):
     """The mean loss of a set as a function of the network's weights, for B tasks at once."""
 
+    def stored(self, weights: Params) -> Params:
+        """Return equal weights, in the memory order that spares copies in the calls below."""
+
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
         """Return losses, outputs and gradients.
 
@@ -47,8 +50,11 @@ class SetLoss(Protocol):
             again: Whether `hessian_vector` will be asked for at this point.
         """
 
-    def hessian_vector(self, point: Any, vector: Params) -> Params:
-        """Return ``{name: [B, …]}``: the Hessian at ``point`` times ``vector {name: [B, …]}``."""
+    def hessian_vector(self, point: Any, vector: Params, *, total: bool) -> Params:
+        """Return the Hessian at ``point``, which is then used up, times ``vector {name: [B, …]}``.
+
+        ``{name: [B, …]}``; with ``total``, its sum over tasks, ``{name: […]}``.
+        """
 
 
 class FunctionLoss:
@@ -57,6 +63,10 @@ class FunctionLoss:
     def __init__(self, loss: Callable[[Params, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
         self._gradient = torch.func.grad_and_value(loss, has_aux=True)
 
+    def stored(self, weights: Params) -> Params:
+        """See `SetLoss.stored`."""
+        return weights
+
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
         """See `SetLoss.gradient`."""
         weights, dims = _shared(weights)
@@ -64,14 +74,15 @@ class FunctionLoss:
         gradients, (losses, outputs) = batched(weights, x, y)
         return Gradient(losses, outputs, gradients, (weights, dims, x, y) if again else None)
 
-    def hessian_vector(self, point: Any, vector: Params) -> Params:
+    def hessian_vector(self, point: Any, vector: Params, *, total: bool) -> Params:
         """See `SetLoss.hessian_vector`: the gradient's derivative along ``vector``."""
         weights, dims, x, y = point
 
         def along(weights: Params, vector: Params, x: Tensor, y: Tensor) -> Params:
             return torch.func.jvp(lambda at: self._gradient(at, x, y)[0], (weights,), (vector,))[1]
 
-        return torch.func.vmap(along, in_dims=(dims, 0, 0, 0))(weights, vector, x, y)
+        products = torch.func.vmap(along, in_dims=(dims, 0, 0, 0))(weights, vector, x, y)
+        return {name: p.sum(0) for name, p in products.items()} if total else products
 
 
 def _shared(weights: Params) -> tuple[Params, int | None]:

@@ -116,8 +116,7 @@ def main(arguments: list[str]) -> None:
         **result,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    with open(options.run_dir / "evaluations.jsonl", "a") as file:
-        file.write(json.dumps(row) + "\n")
+    run_dir.append_line(options.run_dir / "evaluations.jsonl", json.dumps(row))
     print(f"iteration {saved['iteration']}: {summary(result, config, transductive)}")
 
 

@@ -33,7 +33,14 @@ class Outer(NamedTuple):
 
 @torch.no_grad()
 def meta_gradient(
-    loss: SetLoss, weights: Params, task: Task, *, optimizer: Optimizer, steps: int, order: str
+    loss: SetLoss,
+    weights: Params,
+    task: Task,
+    *,
+    optimizer: Optimizer,
+    steps: int,
+    order: str,
+    remember: bool,
 ) -> Outer:
     """Differentiate the query loss after ``steps`` steps with respect to the initial weights.
 
@@ -44,27 +51,53 @@ def meta_gradient(
         optimizer: A TorchOpt functional optimizer whose rule is element-wise.
         steps: Inner-loop steps.
         order: "second", or "first" to leave the Hessian out.
+        remember: Keep what each step computed for its way back; else only its weights, and
+            compute it once more: memory that grows with the steps by the weights alone.
     """
     n_tasks = len(task.support_x)
-    at = {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in weights.items()}
     second = order == "second"
-    state: Any = None
-    trajectory = []
-    for _ in range(steps):
-        support = loss.gradient(at, task.support_x, task.support_y, again=second)
+
+    def take(at: Params, state: Any, again: bool) -> tuple[Any, _Rule]:
+        support = loss.gradient(at, task.support_x, task.support_y, again=again)
         if state is None:
             state = optimizer.init(support.gradients)
-        rule = _Rule(optimizer, at, support.gradients, state)
-        trajectory.append((support.point, rule))
+        return support.point, _Rule(optimizer, at, support.gradients, state)
+
+    at = {
+        name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in loss.stored(weights).items()
+    }
+    state: Any = None
+    trajectory: list[Any] = []
+    for _ in range(steps):
+        point, rule = take(at, state, again=second and remember)
+        trajectory.append((point, rule) if remember else (at, state))
         at, state = rule.result
     query = loss.gradient(at, task.query_x, task.query_y, again=False)
-    v, v_state = query.gradients, None
-    for point, rule in reversed(trajectory):
+
+    v, v_state, total = query.gradients, None, None
+    for step in reversed(range(steps)):
+        kept = trajectory.pop()
+        point, rule = kept if remember else take(kept[0], kept[1], again=second)
         v, v_gradient, v_state = rule.pull_back(v, v_state)
-        if second:
-            tangent = loss.hessian_vector(point, v_gradient)
+        if second and step > 0:
+            tangent = loss.hessian_vector(point, v_gradient, total=False)
             v = {name: tensor + tangent[name] for name, tensor in v.items()}
-    return Outer({name: t.sum(0) for name, t in v.items()}, query.losses, query.outputs)
+        elif second:
+            # Here the tasks meet, at the weights they share: only their sum is asked for.
+            total = loss.hessian_vector(point, v_gradient, total=True)
+    gradients = _sum_over_tasks(v)
+    if total is not None:
+        gradients = {name: tensor + total[name] for name, tensor in gradients.items()}
+    return Outer(gradients, query.losses, query.outputs)
+
+
+def _sum_over_tasks(params: Params) -> Params:
+    # By additions: torch's reduction is slow over tensors whose memory order is not their own.
+    first, *others = zip(*(tensor.unbind(0) for tensor in params.values()), strict=True)
+    sums = [tensor.clone() for tensor in first]
+    for other in others:
+        torch._foreach_add_(sums, list(other))
+    return dict(zip(params, sums, strict=True))
 
 
 class _Rule:
@@ -111,14 +144,15 @@ class _Rule:
             for leaf, cotangent in zip(self._state_after, v_state, strict=True)
             if leaf.requires_grad
         ]
-        outputs = [*self._after.values(), *(leaf for leaf, _ in reached)]
-        cotangents = [*v.values(), *(cotangent for _, cotangent in reached)]
-        inputs = [*self._weights.values(), *self._gradients.values(), *self._before]
+        names = tuple(self._weights)
+        outputs = [*(self._after[name] for name in names), *(leaf for leaf, _ in reached)]
+        cotangents = [*(v[name] for name in names), *(cotangent for _, cotangent in reached)]
+        inputs = [self._weights[name] for name in names]
+        inputs += [*(self._gradients[name] for name in names), *self._before]
         pulled = torch.autograd.grad(
             outputs, inputs, cotangents, allow_unused=True, materialize_grads=True
         )
-        n = len(self._weights)
-        names = tuple(self._weights)
+        n = len(names)
         return (
             dict(zip(names, pulled[:n], strict=True)),
             dict(zip(names, pulled[n : 2 * n], strict=True)),

@@ -44,11 +44,15 @@ class BatchNorm(nn.Module):
 
 
 class ConvBlock(nn.Module):
-    """3×3 convolution, stride 2, padding 1, bias → batch norm → ReLU: halves H and W."""
+    """3×3 convolution, padding 1, bias → batch norm → ReLU → 2×2 max-pool or none.
 
-    def __init__(self, channels_in: int, channels_out: int) -> None:
+    Halves H and W either way: by a stride of 2 (rounded up), or by the pooling (rounded down).
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, *, pool: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels_in, channels_out, 3, stride=2, padding=1)
+        self.pool = pool
+        self.conv = nn.Conv2d(channels_in, channels_out, 3, stride=1 if pool else 2, padding=1)
         nn.init.xavier_uniform_(self.conv.weight)
         nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
         self.norm = BatchNorm(channels_out)
@@ -56,20 +60,36 @@ class ConvBlock(nn.Module):
     def forward(
         self, x: Tensor, given: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return ``[E, channels_out, ⌈H/2⌉, ⌈W/2⌉]`` and the statistics used."""
+        """Return ``[E, channels_out, H/2, W/2]`` and the statistics used."""
         x, used = self.norm(self.conv(x), given)
-        return F.relu(x), used
+        x = F.relu(x)
+        return F.max_pool2d(x, 2) if self.pool else x, used
 
 
 class Conv4(nn.Module):
-    """MAML's Omniglot network (arXiv:1703.03400, section 5.2): 4 blocks, spatial mean, linear."""
+    """MAML's convolutional networks (arXiv:1703.03400, section 5.2): four blocks and a linear head.
 
-    def __init__(self, channels: int, ways: int, filters: int = 64, blocks: int = 4) -> None:
+    Omniglot's has strided blocks of 64 filters and a spatial mean before the head;
+    MiniImageNet's has pooled blocks of 32 filters, whose outputs the head sees flattened.
+    """
+
+    blocks_n = 4
+
+    def __init__(
+        self, image_shape: tuple[int, int, int], ways: int, *, filters: int, pool: bool
+    ) -> None:
         super().__init__()
+        channels, height, width = image_shape
+        self.image_shape = image_shape
+        self.pool = pool
         self.blocks = nn.ModuleList(
-            ConvBlock(channels if i == 0 else filters, filters) for i in range(blocks)
+            ConvBlock(channels if i == 0 else filters, filters, pool=pool)
+            for i in range(self.blocks_n)
         )
-        self.head = nn.Linear(filters, ways)
+        features = filters
+        if pool:
+            features *= (height >> self.blocks_n) * (width >> self.blocks_n)
+        self.head = nn.Linear(features, ways)
         nn.init.trunc_normal_(self.head.weight, std=0.01, a=-0.02, b=0.02)
         nn.init.zeros_(self.head.bias)
 
@@ -79,7 +99,7 @@ class Conv4(nn.Module):
         for i, block in enumerate(self.blocks):
             x, of_block = block(x, None if statistics is None else statistics[i])
             used.append(of_block)
-        return self.head(x.mean(dim=(2, 3))), tuple(used)
+        return self.head(x.flatten(1) if self.pool else x.mean(dim=(2, 3))), tuple(used)
 
 
 class MLP(nn.Module):
@@ -99,10 +119,19 @@ class MLP(nn.Module):
         return self.layers[-1](x), ()
 
 
-def build_network(name: str, *, channels: int, ways: int) -> nn.Module:
-    """Return the network that ``--network name`` means, with weights from the global generator."""
-    if name == "conv4":
-        return Conv4(channels, ways)
+def build_network(
+    name: str, *, image_shape: tuple[int, int, int] | None, ways: int, filters: int
+) -> nn.Module:
+    """Return the network that ``--network name`` means, with weights from the global generator.
+
+    Args:
+        name: "conv4", "conv4-pool" or "mlp".
+        image_shape: (C, H, W) of the data; None where it is not images.
+        ways: Outputs of a classifier.
+        filters: Channels of every convolution.
+    """
     if name == "mlp":
         return MLP()
-    raise ValueError(f"unknown network {name!r}")
+    if image_shape is None:
+        raise ValueError(f"network {name!r} takes images")
+    return Conv4(image_shape, ways, filters=filters, pool=name == "conv4-pool")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 from maml.config import Config
 from maml.inner import OPTIMIZERS, adapt
+from maml.run_dir import write_bytes
 from maml.run_log import Row, read_metrics
 from maml.worker import Worker
 
@@ -31,8 +33,10 @@ def draw_curves(run_dir: Path, config: Config, result: dict[str, Any], worker: W
         _curve(axes[1], rows, result, "accuracy")
     figure.suptitle(config.preset, fontsize=11)
     path = run_dir / "curves.png"
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
     plt.close(figure)
+    write_bytes(path, picture.getvalue())
     return path
 
 

@@ -39,11 +39,11 @@ def choose(config: Config) -> Path:
     return path
 
 
-def write_text(path: Path, text: str) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file atomically; a failure is one line that names it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text)
+        temporary.write_bytes(content)
         os.replace(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -51,12 +51,26 @@ def write_text(path: Path, text: str) -> None:
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes`, for text."""
+    write_bytes(path, text.encode())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line in one write: it survives whatever comes next. Fails as `write_bytes` does."""
+    try:
+        with open(path, "a") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+
+
 def write_config(run_dir: Path, config: Config) -> None:
     """Write ``config.yaml``: every field resolved, with versions and the git commit."""
     content = {
         "config": dataclasses.asdict(config),
-        "versions": {"python": platform.python_version(), **_versions()},
-        "git_commit": _git_commit(),
+        "versions": {"python": platform.python_version(), **versions()},
+        "git_commit": git_commit(),
         "command": sys.argv,
     }
     write_text(run_dir / "config.yaml", yaml.safe_dump(content, sort_keys=False))
@@ -84,7 +98,8 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     write_text(run_dir / "result.json", json.dumps(result, indent=2) + "\n")
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that results depend on."""
     found = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -92,7 +107,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
+    """Return this repository's commit, with ``-dirty`` if files differ from it."""
     here = Path(__file__).resolve().parent
     try:
         commit = subprocess.run(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torchopt.distributed as todist
 
 from maml.config import Config
-from maml.errors import UserError
+from maml.run_dir import append_line, write_text
 
 Row = dict[str, Any]
 
@@ -120,11 +120,10 @@ class RunLog:
         if not self._path.exists():
             return
         rows = read_metrics(self._path)
-        kept = [json.dumps(row) + "\n" for row in rows if row["iteration"] <= iteration]
-        if len(kept) < len(rows):
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_text("".join(kept))
-            os.replace(temporary, self._path)
+        kept = "".join(json.dumps(row) + "\n" for row in rows if row["iteration"] <= iteration)
+        # Also where a crash cut the last line short: the next row would join it.
+        if kept != self._path.read_text():
+            write_text(self._path, kept)
 
     @todist.rank_zero_only
     def write(self, row: Row) -> None:
@@ -133,12 +132,7 @@ class RunLog:
         Raises:
             UserError: if metrics.jsonl cannot be written.
         """
-        try:
-            # Opened for each row, and in one write: a row survives whatever comes next.
-            with open(self._path, "a") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            raise UserError(f"{self._path}: cannot write: {error.strerror}") from error
+        append_line(self._path, json.dumps(row))
         sink = self._sink
         if sink is not None:
             self._guard(lambda: sink.write(row))

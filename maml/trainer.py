@@ -23,8 +23,8 @@ from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
 MUST_MATCH = (
-    "learner", "network", "data", "omniglot_split", "ways", "shots", "seed", "dtype", "meta_lr",
-    "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
+    "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
+    "meta_lr", "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
     "grad_clip",
 )  # fmt: skip
 """What a resumed run must share with its beginning to be the same run."""

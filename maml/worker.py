@@ -7,6 +7,8 @@ is. Parameters come with the call, gradients leave as a sum with its count.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -18,9 +20,17 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.inner import Params
-from maml.learners import Learner, build_learner
+from maml.learners import Learner, OuterGradient, build_learner
 
 EVALUATION_PREFIXES = ("", "non_transductive_")
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    # Each thread computes alone: `threads` of them are all that was asked for.
+    return ThreadPoolExecutor(
+        threads, thread_name_prefix="tasks", initializer=lambda: torch.set_num_threads(1)
+    )
 
 
 class Share(NamedTuple):
@@ -40,7 +50,10 @@ class Share(NamedTuple):
 class Worker:
     """What every process of a run holds: a learner, its device, and episodes opened on demand."""
 
-    def __init__(self, config: Config, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, device: torch.device, training: Episodes | None = None
+    ) -> None:
+        """Build the learner and open the training episodes, unless they are given."""
         self.config = config
         self.device = device
         self.dtype: torch.dtype = getattr(torch, config.dtype)
@@ -50,7 +63,7 @@ class Worker:
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
         )
         # Opened here so that bad data is known before any other worker is waited for.
-        self.training = self._open("train", config.queries)
+        self.training = training or self._open("train", config.queries)
 
     def _open(self, split: str, queries: int) -> Episodes:
         config = self.config
@@ -86,12 +99,11 @@ class Worker:
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
-        # In batches of a bounded size: memory stays bounded and the activations in cache.
-        for batch in ids.split(self.config.task_batch):
-            if not len(batch):
-                continue
-            tasks = self._on_device(self.training.tasks(batch))
-            outer = learner.outer_gradient(params, tasks)
+
+        def differentiate(batch: Tensor) -> OuterGradient:
+            return learner.outer_gradient(params, self._on_device(self.training.tasks(batch)))
+
+        for outer in self._map(differentiate, ids, learner.is_single_threaded(self.device)):
             for name, total in sums.items():
                 total += outer.gradients[name]
             totals[0] += outer.losses.sum()
@@ -114,6 +126,21 @@ class Worker:
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)
         return torch.cat(rows).cpu()
+
+    def _map(
+        self, function: Callable[[Tensor], OuterGradient], ids: Tensor, single_threaded: bool
+    ) -> Iterable[OuterGradient]:
+        """Apply ``function`` to batches of a bounded size: memory stays bounded, too.
+
+        A function that computes in the calling thread is called from as many threads as torch
+        has; results come in the order of the batches whichever is ready first.
+        """
+        threads = torch.get_num_threads() if single_threaded else 1
+        size = min(self.config.task_batch, max(1, -(-len(ids) // threads)))
+        batches = [batch for batch in ids.split(size) if len(batch)]
+        if threads == 1 or len(batches) < 2:
+            return map(function, batches)
+        return _pool(threads).map(function, batches)
 
     def _on_device(self, tasks: Task) -> Task:
         return Task(*(tensor.to(self.device, non_blocking=True) for tensor in tasks))

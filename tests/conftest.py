@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 REPO = Path(__file__).resolve().parents[1]
 _MAML_DATA = os.environ.get("MAML_DATA")
@@ -36,7 +37,15 @@ def _as_found(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setenv("MAML_CACHE", str(cache_dir))
     for name in ("MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+    # The tensors are too small to share out, and the subprocesses of other tests want cores too.
+    torch.set_num_threads(1)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave curves.png out: drawing it is most of a tiny run."""
+    monkeypatch.setattr("maml.trainer.draw_curves", lambda run_dir, *rest: run_dir / "curves.png")

@@ -19,6 +19,7 @@ SINUSOID: dict[str, Any] = {
 }  # fmt: skip
 GLYPHS: dict[str, Any] = {
     "ways": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "eval_inner_steps": 1,
+    "filters": 8,
 }  # fmt: skip
 BRIEF: dict[str, Any] = {
     "iterations": 2, "eval_every": 0, "test_tasks": 0, "eval_tasks": 4, "log_every": 1,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from maml.inner import OPTIMIZERS
 from maml.presets import with_values
 from maml.trainer import Trainer
 from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 # Whatever these are changed to, the trained parameters change: (family of runs, field, value).
 TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
@@ -32,6 +33,8 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (sinusoid, "meta_lr", 0.002),
     (sinusoid, "grad_clip", 1e-9),
     (sinusoid, "dtype", "float32"),
+    (glyphs, "filters", 9),
+    (glyphs, "network", "conv4-pool"),
     (glyphs, "ways", 3),
     (glyphs, "shots", 2),
     (glyphs, "queries", 3),
@@ -41,6 +44,9 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
 # And with these they stay as they are, to the rounding of a sum in another order: 1e-10, as Adam
 # magnifies what is left of a gradient that is zero but for rounding (a bias before a batch norm).
 TRAINS_THE_SAME: list[tuple[str, Any]] = [
+    ("meta_gradient", "reverse"),
+    ("meta_gradient", "mixed"),
+    ("kernels", "torch"),
     ("task_batch", 1),
     ("task_batch", 2),
     ("threads", 2),
@@ -66,22 +72,11 @@ BY_THEMSELVES = {
     "source": "test_presets.py",
     "published": "test_presets.py",
     "learner": "the only one yet",
-    "network": "test_data_and_network",
     "data": "test_data_and_network",
     "omniglot_split": "test_omniglot_split",
     "run_dir": "test_run_directory.py",
     "logger": "test_run_log.py",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures() -> Iterator[None]:
-    """Drawing is most of so small a run; test_run_directory.py looks at the pictures."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("maml.trainer.draw_curves", lambda run_dir, *rest: run_dir / "curves.png")
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +114,10 @@ def test_trains_otherwise(
     if name == "dtype":
         assert {tensor.dtype for tensor in model.values()} == {torch.float32}
         assert not all(tensor.dtype == torch.float32 for tensor in bases[family].values())
-    elif name == "ways":
-        assert model["network.head.weight"].shape[0] == value
+    elif name in ("ways", "filters", "network"):
+        shape = model["network.head.weight"].shape
+        assert shape == {"ways": (3, 8), "filters": (2, 9), "network": (2, 8)}[name]
+        assert name != "network" or distance(model, bases[family]) > 1e-7
     else:
         # Far above rounding, which is 1e-16 here.
         assert distance(model, bases[family]) > 1e-7
@@ -257,7 +254,7 @@ def test_data_and_network(tmp_path: Path) -> None:
         for family in (sinusoid, glyphs)
     }
     assert models["sinusoid"]["network.layers.0.weight"].shape == (40, 1)
-    assert models["glyphs"]["network.blocks.0.conv.weight"].shape == (64, 1, 3, 3)
+    assert models["glyphs"]["network.blocks.0.conv.weight"].shape == (8, 1, 3, 3)
 
 
 def test_data_root(data_root: Path, tmp_path: Path) -> None:

@@ -14,14 +14,17 @@ from tests.launching import REPO, run
 
 # From the ground up. A room may import from lower floors and from files of its own.
 FLOORS = (
-    ("errors", "seeds"),
+    ("errors", "seeds", "allocator"),
     ("config",),
     ("presets", "models", "objectives", "inner", "distributed"),
-    ("cli", "program", "learners"),
+    ("cli", "program", "derivatives"),
+    ("mixed", "kernels"),
+    ("learners",),
     ("worker",),
     ("strategies",),
-    ("run_dir", "run_log", "checkpoint"),
-    ("evaluate", "plots"),
+    ("run_dir", "checkpoint"),
+    ("run_log", "evaluate"),
+    ("plots",),
     ("trainer",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -22,6 +22,8 @@ from maml.trainer import Trainer
 from tests.launching import run
 from tests.runs import glyphs, last, metrics, same, sinusoid, train
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 @pytest.mark.parametrize("family", [sinusoid, glyphs], ids=["sinusoid", "glyphs"])
 def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from maml.config import Config
-from maml.learners.base import Learner
+from maml.learners.base import Learner, OuterGradient
 from maml.learners.maml import MAML
 
 LEARNERS: dict[str, type[Learner]] = {"maml": MAML}
@@ -14,4 +14,4 @@ def build_learner(config: Config) -> Learner:
     return LEARNERS[config.learner](config)
 
 
-__all__ = ["LEARNERS", "Learner", "build_learner"]
+__all__ = ["LEARNERS", "Learner", "OuterGradient", "build_learner"]

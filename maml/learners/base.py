@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from datasets import image_shape
 from datasets.tasks import Task
 from maml.config import Config
 from maml.inner import Params
@@ -49,7 +50,12 @@ class Learner(nn.Module, ABC):
         # The global generator is what modules draw from; it is put back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(config.seed, "initial weights"))
-            self.network = build_network(config.network, channels=1, ways=config.ways)
+            self.network = build_network(
+                config.network,
+                image_shape=image_shape(config.data),
+                ways=config.ways,
+                filters=config.filters,
+            )
         self.to(getattr(torch, config.dtype))
 
     def meta_parameters(self) -> Params:
@@ -84,6 +90,10 @@ class Learner(nn.Module, ABC):
     @abstractmethod
     def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:
         """Return one task's outer loss (scalar) and its metrics (scalars, no gradient)."""
+
+    def is_single_threaded(self, device: torch.device) -> bool:
+        """Return whether `outer_gradient` computes in its calling thread, and many may call it."""
+        return False
 
     @torch.enable_grad()
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:

@@ -8,9 +8,13 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml import mixed
 from maml.config import Config
-from maml.derivatives import FunctionLoss
+from maml.derivatives import FunctionLoss, SetLoss
 from maml.inner import OPTIMIZERS, Params, adapt
+from maml.kernels import native_set_loss
 from maml.learners.base import Learner, OuterGradient
+
+REMEMBERED_STEPS = 8
+"""Up to here forward over reverse keeps each step's activations; beyond, it saves the memory."""
 
 
 class MAML(Learner):
@@ -37,19 +41,30 @@ class MAML(Learner):
 
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
         """Differentiate in reverse, or forward over reverse (``--meta-gradient mixed``)."""
-        if self.config.meta_gradient == "reverse":
+        native = self._native_loss(tasks.support_x.device)
+        if native is None and self.config.meta_gradient != "mixed":
             return super().outer_gradient(meta_params, tasks)
         outer = mixed.meta_gradient(
-            FunctionLoss(self._set_loss),
+            native or FunctionLoss(self._set_loss),
             self.network_weights(meta_params),
             tasks,
             optimizer=OPTIMIZERS[self.config.inner_optimizer](self.config.inner_lr),
             steps=self.config.inner_steps,
             order=self.order,
+            remember=self.config.inner_steps <= REMEMBERED_STEPS,
         )
         metrics = torch.func.vmap(self.objective.metrics)(outer.outputs, tasks.query_y)
         gradients = {f"network.{name}": tensor for name, tensor in outer.gradients.items()}
         return OuterGradient(gradients, outer.losses, metrics)
+
+    def _native_loss(self, device: torch.device) -> SetLoss | None:
+        if self.config.meta_gradient == "reverse":
+            return None
+        return native_set_loss(self.config, self.network, device.type)
+
+    def is_single_threaded(self, device: torch.device) -> bool:
+        """Return whether the compiled kernels serve; they touch no module."""
+        return self._native_loss(device) is not None
 
     def _set_loss(self, weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         outputs, _ = self.call_network(weights, x)

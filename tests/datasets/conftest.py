@@ -1,4 +1,4 @@
-"""Fixtures of the data set tests: real data if there is any, tiny data sets otherwise."""
+"""Fixtures of the data set tests; where real data and the cache are is in ``tests/conftest.py``."""
 
 from __future__ import annotations
 
@@ -14,28 +14,6 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="session")
-def data_root() -> Path:
-    """The folder with the real data: ``$MAML_DATA``, else ``../shared/data``."""
-    candidates = [Path(os.environ["MAML_DATA"])] if os.environ.get("MAML_DATA") else []
-    candidates.append(REPO.parent / "shared" / "data")
-    for candidate in candidates:
-        if (candidate / "omniglot").is_dir():
-            return candidate
-    pytest.skip(f"no omniglot/ in {' or '.join(map(str, candidates))}: set $MAML_DATA to test it")
-
-
-@pytest.fixture(scope="session")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the session: the real archives are decoded once, never the user's."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _private_cache(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAML_CACHE", str(cache_folder))
-
-
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of this test alone."""
@@ -45,12 +23,12 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def omniglot_images(data_root: Path, cache_folder: Path) -> Iterator[np.ndarray]:
+def omniglot_images(data_root: Path, cache_dir: Path) -> Iterator[np.ndarray]:
     """The real drawings, decoded once a session."""
     from datasets import omniglot
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MAML_CACHE", str(cache_folder))
+        patch.setenv("MAML_CACHE", str(cache_dir))
         yield omniglot.open_images(data_root)
 
 

@@ -1,0 +1,1 @@
+"""Speed, memory and scaling, measured as ratios within one interleaved run."""

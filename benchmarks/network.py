@@ -1,0 +1,79 @@
+"""The networks as a user of another library would write them: torch's own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maml.config import Config
+from maml.inner import Params
+from maml.learners import Learner
+from maml.models import Conv4, ConvBlock
+
+
+class ConvNet(nn.Module):
+    """`maml.models.Conv4` of ``nn.BatchNorm2d``, ``nn.Sequential`` and the like."""
+
+    def __init__(self, ours: Conv4) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        self.pool = ours.pool
+        for block in ours.blocks:
+            assert isinstance(block, ConvBlock)
+            conv = block.conv
+            layers += [
+                nn.Conv2d(conv.in_channels, conv.out_channels, 3, stride=conv.stride[0], padding=1),
+                nn.BatchNorm2d(conv.out_channels, eps=block.norm.eps, track_running_stats=False),
+                nn.ReLU(),
+                *([nn.MaxPool2d(2)] if self.pool else []),
+            ]
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(ours.head.in_features, ours.head.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to logits."""
+        x = self.features(x)
+        return self.head(x.flatten(1) if self.pool else x.mean((2, 3)))
+
+
+class Regressor(nn.Sequential):
+    """`maml.models.MLP`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1)
+        )
+
+
+def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
+    """Return a peer's network with the learner's weights, and {its name: our name}."""
+    ours = learner.network
+    network: nn.Module = ConvNet(ours) if isinstance(ours, Conv4) else Regressor()
+    network = network.to(next(ours.parameters()).dtype)
+    # Both list their parameters in the order of use.
+    names = dict(
+        zip(
+            (name for name, _ in network.named_parameters()),
+            (name for name, _ in learner.named_parameters()),
+            strict=True,
+        )
+    )
+    params: Params = dict(learner.named_parameters())
+    network.load_state_dict({peer: params[our].detach() for peer, our in names.items()})
+    return network, names
+
+
+def loss_function(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return torch's own loss for the setting."""
+    return F.mse_loss if config.data == "sinusoid" else F.cross_entropy
+
+
+def gradients_of(network: nn.Module, names: dict[str, str]) -> Params:
+    """Return the accumulated gradients by our names."""
+    gradients = {}
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None
+        gradients[names[name]] = parameter.grad
+    return gradients

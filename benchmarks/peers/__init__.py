@@ -1,0 +1,32 @@
+"""The peers, one file each: ``build(learner, tasks, n_threads)`` returns a repetition.
+
+A repetition computes Σ over tasks of the meta-gradient and returns it by the learner's names.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from datasets.tasks import Task
+from maml.inner import Params
+from maml.learners import Learner
+
+Repetition = Callable[[], Params]
+
+PEERS = {
+    "ours": "this project, as the launcher runs it",
+    "ours-torch": "this project without its compiled kernels",
+    "learn2learn": "learn2learn's MAML, task by task",
+    "higher": "higher's inner loop, task by task",
+    "torchopt": "TorchOpt's MetaSGD, task by task",
+    "vmap": "torch.func: vmap of grad of grad, eager",
+    "compiled": "torch.compile of the same",
+}
+
+
+def build(name: str, learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+    """Return a repetition of peer ``name``."""
+    module = importlib.import_module(f"benchmarks.peers.{name.replace('-', '_')}_peer")
+    repetition: Repetition = module.build(learner, tasks, n_threads)
+    return repetition

@@ -1,0 +1,37 @@
+"""This project, as a training run calls it: a worker's meta-gradient, default flags."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.peers import Repetition
+from datasets.episodes import Episodes
+from datasets.tasks import Task
+from maml.inner import Params
+from maml.learners import Learner
+from maml.worker import Worker
+
+
+class GivenTasks(Episodes):
+    """Episodes whose tasks are already at hand."""
+
+    def __init__(self, tasks: Task) -> None:
+        self.split = "train"
+        self._tasks = tasks
+
+    def tasks(self, ids: Tensor) -> Task:
+        """Return tasks by their position."""
+        return Task(*(tensor[ids] for tensor in self._tasks))
+
+
+def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+    """Return a repetition."""
+    worker = Worker(learner.config, torch.device("cpu"), training=GivenTasks(tasks))
+    params = worker.learner.meta_parameters()
+    ids = torch.arange(len(tasks.support_x))
+
+    def repetition() -> Params:
+        return worker.meta_gradient(params, ids, worker.learner).gradients
+
+    return repetition

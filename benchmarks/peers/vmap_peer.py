@@ -1,0 +1,67 @@
+"""torch.func as its tutorial composes it: grad of the sum of vmap of the loss after grad steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.network import loss_function, peer_network
+from benchmarks.peers import Repetition
+from datasets.tasks import Task
+from maml.inner import Params
+from maml.learners import Learner
+
+
+def total_loss(learner: Learner) -> tuple[Callable[[Params, Task], Tensor], Params, dict[str, str]]:
+    """Return Σ outer loss as a function, the weights to start from, and their names with us."""
+    network, names = peer_network(learner)
+    _with_plain_norm(network)
+    config = learner.config
+    loss = loss_function(config)
+
+    def set_loss(weights: Params, x: Tensor, y: Tensor) -> Tensor:
+        return loss(torch.func.functional_call(network, weights, (x,)), y)
+
+    def outer(weights: Params, task: Task) -> Tensor:
+        for _ in range(config.inner_steps):
+            gradients = torch.func.grad(set_loss)(weights, task.support_x, task.support_y)
+            weights = {k: weights[k] - config.inner_lr * gradients[k] for k in weights}
+        return set_loss(weights, task.query_x, task.query_y)
+
+    def total(weights: Params, tasks: Task) -> Tensor:
+        return torch.func.vmap(outer, in_dims=(None, 0))(weights, tasks).sum()
+
+    return total, {name: p.detach() for name, p in network.named_parameters()}, names
+
+
+class _PlainNorm(nn.Module):
+    """``nn.BatchNorm2d`` in plain operations: functorch's second derivative of it is wrong."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0, keepdim=True)
+        scale = self.weight[:, None, None] * torch.rsqrt(variance + self.eps)
+        return (x - mean) * scale + self.bias[:, None, None]
+
+
+def _with_plain_norm(network: nn.Module) -> None:
+    for module in network.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, _PlainNorm(child))
+
+
+def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+    """Return a repetition."""
+    total, weights, names = total_loss(learner)
+    gradient = torch.func.grad(total)
+
+    def repetition() -> Params:
+        return {names[name]: g for name, g in gradient(weights, tasks).items()}
+
+    return repetition

@@ -1,0 +1,68 @@
+"""One peer in a process of its own, told what to do on standard input.
+
+``check FILE`` saves its gradient, ``run`` does a repetition; each answers with seconds taken.
+The peer ``gemm`` is the roofline: one repetition is `GEMM_REPEATS` products of `GEMM_SIZE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable
+
+from maml import allocator
+
+GEMM_SIZE, GEMM_REPEATS = 2048, 4
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("peer")
+    parser.add_argument("setting")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--tuned", action="store_true", help="our allocator settings")
+    parser.add_argument("--float64", action="store_true")
+    options = parser.parse_args()
+
+    # Libraries print notices; the parent reads this process's real standard output.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    warnings.simplefilter("ignore")
+    if options.tuned:
+        allocator.tune()
+    import torch
+
+    torch.set_num_threads(options.threads)
+    repetition: Callable[[], object]
+    if options.peer == "gemm":
+        a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE)
+
+        def repetition() -> None:
+            for _ in range(GEMM_REPEATS):
+                torch.mm(a, b)
+    else:
+        from benchmarks.peers import build
+        from benchmarks.settings import SETTINGS, in_float64, make_tasks
+        from maml.learners import build_learner
+
+        setting = SETTINGS[options.setting]
+        if options.float64:
+            setting = in_float64(setting)
+        tasks = make_tasks(setting.config, setting.tasks)
+        repetition = build(options.peer, build_learner(setting.config), tasks, options.threads)
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        began = time.perf_counter()
+        result = repetition()
+        seconds = time.perf_counter() - began
+        if command == "check":
+            assert isinstance(result, dict)
+            torch.save({k: v.detach() for k, v in result.items()}, arguments[0])
+        print(seconds, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

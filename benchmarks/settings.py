@@ -1,0 +1,79 @@
+"""What is measured: task distributions, networks and sizes, the same for every peer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from datasets import image_shape, open_episodes
+from datasets.tasks import Task
+from maml.config import Config
+from maml.presets import PRESETS, with_values
+
+
+class Setting(NamedTuple):
+    """A meta-gradient to compute: the configuration and how many tasks a repetition takes."""
+
+    config: Config
+    tasks: int
+    title: str
+
+
+def _omniglot(ways: int, shots: int, steps: int) -> Config:
+    preset = PRESETS[f"maml-omniglot-{ways}way-{shots}shot"]
+    # A modest rate: random pixels must not blow five inner steps up.
+    return with_values(preset, inner_steps=steps, inner_lr=0.1)
+
+
+_MINIIMAGENET = with_values(
+    _omniglot(5, 1, 5),
+    preset="synthetic-miniimagenet-5way-1shot",
+    network="conv4-pool",
+    filters=32,
+    data="miniimagenet",
+    queries=15,
+)
+
+SETTINGS: dict[str, Setting] = {
+    "omniglot-5w1s": Setting(_omniglot(5, 1, 1), 32, "Omniglot 5-way 1-shot, 1 step"),
+    "omniglot-5w5s": Setting(_omniglot(5, 5, 1), 32, "Omniglot 5-way 5-shot, 1 step"),
+    "omniglot-20w1s": Setting(_omniglot(20, 1, 5), 16, "Omniglot 20-way 1-shot, 5 steps"),
+    "miniimagenet-5w1s": Setting(_MINIIMAGENET, 4, "MiniImageNet 5-way 1-shot, 5 steps"),
+    "sinusoid": Setting(PRESETS["maml-sinusoid-10shot"], 25, "sinusoid 10-shot, 1 step"),
+}
+
+
+def make_tasks(config: Config, n_tasks: int) -> Task:
+    """Return ``n_tasks`` tasks: random pixels of the data set's shape, or real sinusoids."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    shape = image_shape(config.data)
+    if shape is None:
+        episodes = open_episodes(
+            config.data,
+            "train",
+            ways=config.ways,
+            shots=config.shots,
+            queries=config.queries,
+            seed=config.seed,
+            dtype=dtype,
+        )
+        return episodes.tasks(torch.arange(n_tasks))
+    generator = torch.Generator().manual_seed(config.seed)
+
+    def examples(per_class: int) -> tuple[Tensor, Tensor]:
+        size = (n_tasks, config.ways * per_class, *shape)
+        # Drawn in float64, so that every dtype sees the same pixels.
+        pixels = torch.rand(size, generator=generator, dtype=torch.float64).to(dtype)
+        labels = torch.arange(config.ways).repeat_interleave(per_class)
+        return pixels, labels.expand(n_tasks, -1).contiguous()
+
+    return Task(*examples(config.shots), *examples(config.queries))
+
+
+def in_float64(setting: Setting) -> Setting:
+    """Return the same setting in float64, with few tasks: for the check of the gradient."""
+    config = dataclasses.replace(setting.config, dtype="float64")
+    return setting._replace(config=config, tasks=3)

@@ -1,0 +1,315 @@
+"""Evaluation: the interval, what it may depend on, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml import evaluate as evaluation
+from maml.config import Config
+from maml.distributed import World
+from maml.errors import UserError
+from maml.evaluate import evaluate, summary
+from maml.learners import build_learner
+from maml.objectives import mean_and_ci95
+from maml.presets import with_values
+from maml.program import run_program
+from maml.strategies.local import Local
+from maml.worker import Worker
+from tests.launching import run
+from tests.runs import glyphs, last, result, sinusoid, train
+
+ALONE = World(0, 1, 0, 1, launched=False)
+
+
+def local(config: Config) -> Local:
+    return Local(config, ALONE, Worker(config, torch.device("cpu")))
+
+
+# ---- the interval -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mean_and_interval(dtype: torch.dtype) -> None:
+    values = np.random.default_rng(0).random(600)
+    mean, ci95 = mean_and_ci95(torch.tensor(values, dtype=dtype))
+    exact = torch.tensor(values, dtype=dtype).double().numpy()
+    assert mean == pytest.approx(exact.mean(), rel=1e-14)
+    assert ci95 == pytest.approx(1.96 * exact.std(ddof=1) / np.sqrt(600), rel=1e-12)
+
+
+def test_interval_by_hand() -> None:
+    # Values 0, 0, 1, 1: mean 1/2, sample variance 1/3.
+    mean, ci95 = mean_and_ci95(torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    assert mean == 0.5
+    assert ci95 == pytest.approx(1.96 * math.sqrt(1 / 3) / 2, rel=1e-12)
+
+
+def test_interval_covers_the_mean_95_times_in_100() -> None:
+    draws = torch.rand(2000, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    intervals = [mean_and_ci95(row) for row in draws]
+    covered = sum(abs(mean - 0.5) <= ci95 for mean, ci95 in intervals) / len(intervals)
+    # 95 % less the little that the normal quantile lacks; ± 4 deviations of the estimate.
+    assert abs(covered - 0.948) < 4 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+def test_one_task_has_no_interval() -> None:
+    mean, ci95 = mean_and_ci95(torch.tensor([0.25]))
+    assert mean == 0.25
+    assert math.isnan(ci95)
+
+
+# ---- what a result depends on -----------------------------------------------------------------
+
+
+def test_same_whatever_the_batches() -> None:
+    config = glyphs(dtype="float64")
+    params = build_learner(config).meta_parameters()
+    results = [
+        evaluate(local(with_values(config, task_batch=batch)), params, "test", 7)
+        for batch in (1, 3, 16)
+    ]
+    for other in results[1:]:
+        assert other.keys() == results[0].keys()
+        for name, value in results[0].items():
+            assert other[name] == (value if name == "split" else pytest.approx(value, rel=1e-9))
+
+
+def test_is_the_mean_over_its_tasks() -> None:
+    config = glyphs(dtype="float64")
+    strategy = local(config)
+    params = strategy.worker.learner.meta_parameters()
+    found = evaluate(strategy, params, "validation", 9)
+    rows = strategy.evaluate(params, "validation", torch.arange(9)).numpy()
+    for name, column in zip(strategy.worker.evaluation_names, rows.T, strict=True):
+        assert found[name] == pytest.approx(column.mean(), rel=1e-12)
+        exact = 1.96 * column.std(ddof=1) / 3
+        assert found[f"{name}_ci95"] == pytest.approx(exact, rel=1e-9, abs=1e-12)
+    assert (found["split"], found["tasks"]) == ("validation", 9)
+
+
+def test_splits_are_different_tasks() -> None:
+    strategy = local(glyphs(dtype="float64"))
+    params = strategy.worker.learner.meta_parameters()
+    losses = {split: evaluate(strategy, params, split, 6)["loss"] for split in evaluation.SPLITS}
+    assert len(set(losses.values())) == 3
+
+
+def test_changes_no_parameter() -> None:
+    strategy = local(glyphs())
+    params = strategy.worker.learner.meta_parameters()
+    before = {name: tensor.detach().clone() for name, tensor in params.items()}
+    evaluate(strategy, params, "test", 4)
+    assert all(torch.equal(before[name], tensor.detach()) for name, tensor in params.items())
+    assert all(tensor.grad is None for tensor in params.values())
+
+
+# ---- transductive or not ----------------------------------------------------------------------
+
+
+def query_losses(config: Config, task: Task) -> dict[str, Tensor]:
+    """The metrics of one task (no leading dimension)."""
+    learner = build_learner(config)
+    with torch.no_grad():
+        return learner.evaluate(learner.meta_parameters(), task)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Task:
+    return local(glyphs(dtype="float64")).worker.evaluation("test").tasks(torch.arange(2))
+
+
+def test_one_query_s_answer_depends_on_no_other_unless_transductive(batch: Task) -> None:
+    """The loss of a set of queries is the mean of losses of each of them, asked for alone."""
+    config = glyphs(dtype="float64")
+    task = Task(*(part[0] for part in batch))
+    whole = query_losses(config, task)
+    each = [
+        query_losses(
+            config, task._replace(query_x=task.query_x[i : i + 1], query_y=task.query_y[i : i + 1])
+        )
+        for i in range(len(task.query_y))
+    ]
+    alone = {name: torch.stack([one[name] for one in each]).mean() for name in whole}
+    non_transductive = "non_transductive_loss"
+    assert alone[non_transductive].item() == pytest.approx(whole[non_transductive].item(), rel=1e-9)
+    assert abs(alone["loss"] - whole["loss"]) > 1e-6
+
+
+def test_other_queries_change_the_transductive_answer_only(batch: Task) -> None:
+    config = glyphs(dtype="float64")
+    first, second = (Task(*(part[i] for part in batch)) for i in (0, 1))
+    seen: dict[str, list[Tensor]] = {"": [], "non_transductive_": []}
+    learner = build_learner(config)
+    weights = learner.network_weights(learner.meta_parameters())
+    for others in (first, second):
+        # The first query is the same, the others are another task's.
+        query_x = torch.cat([first.query_x[:1], others.query_x[1:]])
+        with torch.no_grad():
+            _, of_support = learner.call_network(weights, first.support_x)
+            for prefix, given in (("", None), ("non_transductive_", of_support)):
+                seen[prefix].append(learner.call_network(weights, query_x, given)[0][0])
+    assert (seen[""][0] - seen[""][1]).abs().max() > 1e-6
+    assert torch.allclose(
+        seen["non_transductive_"][0], seen["non_transductive_"][1], rtol=0, atol=1e-12
+    )
+
+
+def test_a_network_without_batch_norm_has_one_answer() -> None:
+    found = evaluate(local(sinusoid()), build_learner(sinusoid()).meta_parameters(), "test", 5)
+    assert found["loss"] == found["non_transductive_loss"]
+
+
+def test_an_untrained_learner_is_little_better_than_chance() -> None:
+    """Five ways, queries by their own labels: 20 % is blind, and untrained features see little."""
+    config = glyphs(ways=5, queries=3, eval_queries=3, eval_inner_steps=3, filters=64)
+    strategy = local(config)
+    params = strategy.worker.learner.meta_parameters()
+    found = evaluate(strategy, params, "test", 40)
+    assert 0.20 < found["accuracy"] < 0.50
+    # Without adapting at all it is blind: the head starts near zero and knows no class.
+    blind = evaluate(local(with_values(config, eval_inner_steps=0)), params, "test", 40)
+    assert abs(blind["accuracy"] - 0.2) < 4 * blind["accuracy_ci95"] / 1.96
+    assert found["accuracy"] > blind["accuracy"]
+
+
+# ---- the sentence -----------------------------------------------------------------------------
+
+
+def test_summary_says_under_what_conditions() -> None:
+    found = {
+        "split": "test", "tasks": 600, "accuracy": 0.987, "accuracy_ci95": 0.004,
+        "non_transductive_accuracy": 0.95, "non_transductive_accuracy_ci95": 0.0123,
+    }  # fmt: skip
+    config = glyphs(ways=5, shots=1, eval_queries=15, eval_inner_steps=3)
+    assert summary(found, config, True) == (
+        "test accuracy 98.70 ± 0.40 % (transductive), 95.00 ± 1.23 % (non-transductive): "
+        "mean ± 95 % interval over 600 tasks, 5-way 1-shot, 15 queries per class, 3 inner steps"
+    )
+    assert summary(found, config, False).startswith(
+        "test accuracy 95.00 ± 1.23 % (non-transductive), 98.70 ± 0.40 % (transductive): "
+    )
+
+
+# ---- the command ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("trained")
+    train(glyphs(iterations=2, test_tasks=8, ways=3), directory)
+    return directory
+
+
+@pytest.fixture
+def run_dir(trained: Path, tmp_path: Path) -> Path:
+    """A trained run directory of this test's own."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
+
+
+def test_agrees_with_the_end_of_training(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation.main([str(run_dir), "--tasks", "8"])
+    (row,) = rows(run_dir)
+    trained = result(run_dir)
+    for name in ("loss", "accuracy", "accuracy_ci95", "non_transductive_accuracy"):
+        assert row[name] == trained[name], name
+    assert row["transductive"] is True
+    assert row["iteration"] == last(run_dir)["iteration"] == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    accuracy = f"{100 * row['accuracy']:.2f} ± {100 * row['accuracy_ci95']:.2f} % (transductive)"
+    assert line.startswith(f"iteration 2: test accuracy {accuracy}")
+    assert line.endswith("over 8 tasks, 3-way 1-shot, 2 queries per class, 1 inner steps")
+
+
+def test_options(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation.main([str(run_dir), "--tasks", "8"])
+    evaluation.main([str(run_dir), "--tasks", "5"])
+    evaluation.main([str(run_dir), "--tasks", "8", "--split", "validation"])
+    evaluation.main([str(run_dir), "--tasks", "8", "--split", "train"])
+    evaluation.main([str(run_dir), "--tasks", "8", "--non-transductive"])
+    found = rows(run_dir)
+    assert [row["tasks"] for row in found] == [8, 5, 8, 8, 8]
+    assert [row["split"] for row in found] == ["test", "test", "validation", "train", "test"]
+    assert [row["transductive"] for row in found] == [True, True, True, True, False]
+    assert len({row["loss"] for row in found}) == 4
+    lines = capsys.readouterr().out.splitlines()
+    share = 100 * found[4]["non_transductive_accuracy"]
+    assert re.match(
+        rf"iteration 2: test accuracy {share:.2f} ± \S+ % \(non-transductive\)", lines[4]
+    )
+    assert "validation accuracy" in lines[2]
+
+
+def test_default_is_600_test_tasks(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def few(strategy: Local, params: Any, split: str, tasks: int, **rest: Any) -> dict[str, Any]:
+        asked.append((split, tasks))
+        return evaluate(strategy, params, split, 2)
+
+    monkeypatch.setattr(evaluation, "evaluate", few)
+    evaluation.main([str(run_dir)])
+    assert asked == [("test", 600)]
+
+
+def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
+    def refusal(*arguments: str) -> str:
+        with pytest.raises(UserError) as caught:
+            evaluation.main(list(arguments))
+        assert len(str(caught.value).splitlines()) == 1
+        return str(caught.value)
+
+    missing = tmp_path / "missing"
+    assert str(missing) in refusal(str(missing))
+    assert "--tasks" in refusal(str(run_dir), "--tasks", "0")
+    assert "--device nonsense" in refusal(str(run_dir), "--device", "nonsense")
+    saved = run_dir / "checkpoints" / "last.pt"
+    content = saved.read_bytes()
+    saved.write_bytes(content[:-50])
+    assert str(saved) in refusal(str(run_dir))
+    saved.unlink()
+    assert str(saved) in refusal(str(run_dir))
+    saved.write_bytes(content)
+    config = run_dir / "config.yaml"
+    for text in ("config: {ways: 5, no_such_field: 1}\n", "a: [1\n", "", "- 1\n", "config: 3\n"):
+        config.write_text(text)
+        assert str(config) in refusal(str(run_dir))
+
+
+def test_evaluations_that_cannot_be_written(run_dir: Path) -> None:
+    (run_dir / "evaluations.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"evaluations\.jsonl: .*No space left"):
+        evaluation.main([str(run_dir), "--tasks", "2"])
+
+
+def test_as_a_command(run_dir: Path, cache_dir: Path) -> None:
+    environment = {"MAML_CACHE": str(cache_dir)}
+    command = [sys.executable, "-m", "maml.evaluate"]
+    done = run([*command, str(run_dir), "--tasks", "8"], 60, env=environment)
+    assert re.fullmatch(r"iteration 2: test accuracy .* over 8 tasks.*\n", done.stdout)
+    assert rows(run_dir)[0]["accuracy"] == result(run_dir)["accuracy"]
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_directory_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run_program(evaluation.main, [str(tmp_path / "missing")])
+    assert stop.value.code == 2
+    out, err = capfd.readouterr()
+    assert re.fullmatch(rf"error: {tmp_path}/missing/config.yaml: [^\n]*\n", err)
+    assert out == ""

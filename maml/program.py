@@ -29,7 +29,8 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
         print(f"error: {error}", file=sys.stderr)
         _exit(2)
     except WorkerLostError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if str(error):
+            print(f"error: {error}", file=sys.stderr)
         if error.__cause__ is not None and "timed out" not in str(error):
             print(f"{error.__cause__}", file=sys.stderr)
         _exit(1)

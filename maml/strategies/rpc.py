@@ -179,7 +179,8 @@ class Rpc(Strategy):
             except RuntimeError:
                 deadline = 0.0
             if time.monotonic() > deadline and not _finished.is_set():
-                raise WorkerLostError(f"rank {self.world.rank}: rank 0 is gone ({stop.signal})")
+                # Without a word: rank 0 has said why, or torchrun will.
+                raise WorkerLostError("")
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Partition ``ids``, call, reduce, and bring the gradients home; wave by wave."""

@@ -222,14 +222,19 @@ def test_no_tasks_sum_to_zero() -> None:
 
 
 @pytest.mark.parametrize("order", ["second", "first"])
+@pytest.mark.parametrize("steps", [0, 4, 9])
 @pytest.mark.parametrize(
     ("preset", "name"),
     [("maml-sinusoid-10shot", name) for name in sorted(OPTIMIZERS)]
-    + [("maml-glyphs-5way-1shot", name) for name in ("sgd", "momentum", "adam")],
+    + [("maml-glyphs-5way-1shot", name) for name in ("sgd", "adam")],
 )
-def test_mixed_equals_reverse(preset: str, name: str, order: str) -> None:
-    """Forward over reverse multiplies the same factors in another order."""
-    changes = {"inner_optimizer": name, "inner_lr": 0.01, "order": order, "inner_steps": 4}
+def test_mixed_equals_reverse(preset: str, name: str, steps: int, order: str) -> None:
+    """Forward over reverse multiplies the same factors in another order.
+
+    Nine steps are more than are remembered: their activations are computed again.
+    """
+    changes = {"inner_optimizer": name, "inner_lr": 0.01, "order": order, "inner_steps": steps}
+    changes |= {"kernels": "torch", "filters": 8}
     reverse = make_worker(preset, meta_gradient="reverse", **changes)
     mixed = make_worker(preset, meta_gradient="mixed", **changes)
     params = reverse.learner.meta_parameters()

@@ -1,0 +1,175 @@
+"""The compiled kernels equal the network that they stand for, and never are in the way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from maml.derivatives import FunctionLoss
+from maml.kernels import library
+from maml.models import Conv4
+from maml.objectives import CLASSIFICATION
+from tests.launching import run
+from tests.learners.test_meta_gradient import IDS, make_worker
+
+needs_compiler = pytest.mark.skipif(
+    library.load() is None, reason=f"the kernels could not be compiled: {library.failure()}"
+)
+
+
+def random_case(
+    image_shape: tuple[int, int, int], ways: int, examples: int, filters: int, pool: bool, n: int
+) -> tuple[Conv4, dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
+    """A network, weights and a vector of ``n`` tasks, and their sets, in float64."""
+    torch.manual_seed(3)
+    network = Conv4(image_shape, ways, filters=filters, pool=pool).double()
+    weights = {
+        name: p.detach() + 0.1 * torch.randn(n, *p.shape, dtype=p.dtype)
+        for name, p in network.named_parameters()
+    }
+    vector = {name: torch.randn_like(w) for name, w in weights.items()}
+    x = torch.rand(n, examples, *image_shape, dtype=torch.float64)
+    return network, weights, vector, x, torch.randint(ways, (n, examples))
+
+
+def plain(network: Conv4) -> FunctionLoss:
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, _ = torch.func.functional_call(network, weights, (x,))
+        return CLASSIFICATION.loss(outputs, y), outputs
+
+    return FunctionLoss(loss)
+
+
+CASES = {
+    "omniglot": ((1, 28, 28), 5, 5, 64, False),
+    "twenty ways": ((1, 28, 28), 20, 20, 16, False),
+    "odd image": ((2, 19, 23), 3, 4, 8, False),
+    "miniimagenet": ((3, 84, 84), 5, 6, 32, True),
+    "odd pooling": ((3, 37, 21), 4, 7, 16, True),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
+    from maml.kernels.convnet import ConvNetLoss
+
+    network, weights, vector, x, y = random_case(*CASES[case], n=3)
+    if shared:
+        weights = {name: w[0].expand(3, *w.shape[1:]) for name, w in weights.items()}
+    compiled, reference = ConvNetLoss(network), plain(network)
+    expected = reference.gradient(weights, x, y, again=True)
+    for total in (False, True):
+        found = compiled.gradient(weights, x, y, again=True)
+        torch.testing.assert_close(found.losses, expected.losses, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found.outputs, expected.outputs, rtol=1e-10, atol=1e-11)
+        assert found.gradients.keys() == expected.gradients.keys()
+        product = compiled.hessian_vector(found.point, vector, total=total)
+        wanted = reference.hessian_vector(expected.point, vector, total=total)
+        for name in weights:
+            torch.testing.assert_close(
+                found.gradients[name], expected.gradients[name], rtol=0, atol=1e-10, msg=name
+            )
+            scale = max(1.0, float(wanted[name].abs().max()))
+            torch.testing.assert_close(
+                product[name], wanted[name], rtol=0, atol=1e-10 * scale, msg=name
+            )
+
+
+@needs_compiler
+def test_memory_order_of_weights_changes_nothing() -> None:
+    from maml.kernels.convnet import ConvNetLoss
+
+    network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
+    loss = ConvNetLoss(network)
+    first = loss.gradient(weights, x, y, again=False)
+    second = loss.gradient(loss.stored(weights), x, y, again=False)
+    for name in weights:
+        assert torch.equal(first.gradients[name], second.gradients[name])
+        assert torch.equal(loss.stored(weights)[name], weights[name])
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ["second", "first"])
+@pytest.mark.parametrize("steps", [1, 4, 9])
+@pytest.mark.parametrize("network", ["conv4", "conv4-pool"])
+def test_meta_gradient_equals_plain(network: str, steps: int, order: str) -> None:
+    """Nine steps are more than are remembered."""
+    changes = {"inner_steps": steps, "order": order, "network": network, "inner_lr": 0.05}
+    reverse = make_worker("maml-glyphs-5way-1shot", meta_gradient="reverse", filters=16, **changes)
+    native = make_worker("maml-glyphs-5way-1shot", kernels="native", filters=16, **changes)
+    params = reverse.learner.meta_parameters()
+    expected = reverse.meta_gradient(params, IDS, reverse.learner)
+    share = native.meta_gradient(params, IDS, native.learner)
+    torch.testing.assert_close(share.totals, expected.totals, rtol=1e-11, atol=1e-11)
+    for name, gradient in expected.gradients.items():
+        torch.testing.assert_close(share.gradients[name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
+@needs_compiler
+def test_threads_change_nothing() -> None:
+    """Batches computed by several threads at once add up to the same bits."""
+    worker = make_worker("maml-glyphs-5way-1shot", kernels="native", filters=16, task_batch=2)
+    params = worker.learner.meta_parameters()
+    ids = torch.arange(8)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = worker.meta_gradient(params, ids, worker.learner)
+        torch.set_num_threads(4)
+        together = worker.meta_gradient(params, ids, worker.learner)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(alone.totals, together.totals)
+    for name, gradient in alone.gradients.items():
+        assert torch.equal(gradient, together.gradients[name]), name
+
+
+@needs_compiler
+def test_divergence_stays_visible() -> None:
+    """A loss that is not a number is not a number."""
+    from maml.kernels.convnet import ConvNetLoss
+
+    network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
+    weights["head.weight"][1, 0, 0] = float("nan")
+    losses = ConvNetLoss(network).gradient(weights, x, y, again=False).losses
+    assert losses[0].isfinite() and losses[1].isnan()
+
+
+TRAIN = [
+    *("maml-glyphs-5way-1shot", "--iterations", "1", "--meta-batch-size", "2"),
+    *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+]
+
+
+def test_without_a_compiler_training_goes_on(tmp_path: Path, cache_dir: Path) -> None:
+    """No compiler: torch computes; only ``--kernels native`` insists, in one line."""
+    env = {"CXX": "/nonexistent/compiler", "MAML_CACHE": str(cache_dir)}
+    command = [sys.executable, "train_maml.py", *TRAIN, "--run-dir"]
+    run([*command, str(tmp_path / "auto")], timeout=120, env=env)
+    insists = [*command, str(tmp_path / "native"), "--kernels", "native"]
+    done = run(insists, timeout=120, env=env, expect=2)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: --kernels native: they could not be compiled")
+
+
+@needs_compiler
+def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "one = 'import maml.kernels.library as l; print(l.lanes(4))'\n"
+        "all = [subprocess.Popen([sys.executable, '-c', one], stdout=-1) for _ in range(3)]\n"
+        "print(sorted({p.communicate()[0] for p in all}))\n"
+    )
+    done = run([sys.executable, "-c", code], timeout=240, env={"MAML_CACHE": str(tmp_path)})
+    assert done.stdout.count("b'") == 1 and "None" not in done.stdout
+    names = [path.name for path in (tmp_path / "kernels").iterdir()]
+    assert len([name for name in names if name.endswith(".so")]) == 1
+    assert not [name for name in names if name.endswith(".tmp")]

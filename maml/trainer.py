@@ -122,7 +122,8 @@ class _Run:
                     self.log.write({"iteration": self.iteration, **row, "seconds": self.seconds})
                     bar.set_postfix(
                         {name: f"{row[name]:.3f}" for name in self.worker.metric_names}
-                        | {"tasks/s": f"{row['tasks_per_second']:.0f}"}
+                        | {"tasks/s": f"{row['tasks_per_second']:.0f}"},
+                        refresh=False,
                     )
                     window.clear()
                 if self._due(config.checkpoint_every):

@@ -35,13 +35,20 @@ class Gradient(NamedTuple):
 
 
 class SetLoss(Protocol):
-    """The mean loss of a set as a function of the network's weights, for B tasks at once."""
+    """The mean loss of a set as a function of the network's weights, for B tasks at once.
 
-    def stored(self, weights: Params) -> Params:
-        """Return equal weights, in the memory order that spares copies in the calls below."""
+    Weights, gradients and vectors are in coordinates of its own: the same numbers under names and
+    shapes that suit it, so that arithmetic element by element means the same in them.
+    """
+
+    def enter(self, weights: Params) -> Params:
+        """Return the network's weights ``{name: […]}`` in the loss's own coordinates."""
+
+    def leave(self, gradients: Params) -> Params:
+        """Return gradients in its own coordinates by the network's names ``{name: […]}``."""
 
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
-        """Return losses, outputs and gradients.
+        """Return losses, outputs and gradients, in its own coordinates.
 
         Args:
             weights: ``{name: [B, …]}``; shared weights are expanded over B (stride 0).
@@ -63,9 +70,13 @@ class FunctionLoss:
     def __init__(self, loss: Callable[[Params, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
         self._gradient = torch.func.grad_and_value(loss, has_aux=True)
 
-    def stored(self, weights: Params) -> Params:
-        """See `SetLoss.stored`."""
+    def enter(self, weights: Params) -> Params:
+        """See `SetLoss.enter`: the network's own."""
         return weights
+
+    def leave(self, gradients: Params) -> Params:
+        """See `SetLoss.leave`."""
+        return gradients
 
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
         """See `SetLoss.gradient`."""

@@ -11,16 +11,16 @@ arXiv:2505.00793). It is the same number: only the order of the products differs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torchopt
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
 from maml.derivatives import SetLoss
-from maml.inner import Optimizer, Params
+from maml.inner import Params
+from maml.rules import Rule
 
 
 class Outer(NamedTuple):
@@ -37,7 +37,7 @@ def meta_gradient(
     weights: Params,
     task: Task,
     *,
-    optimizer: Optimizer,
+    rule: Callable[[Params, Params, Any], Rule],
     steps: int,
     order: str,
     remember: bool,
@@ -48,7 +48,8 @@ def meta_gradient(
         loss: The loss of a set, support or query.
         weights: ``{name: […]}``, shared by all tasks.
         task: B tasks.
-        optimizer: A TorchOpt functional optimizer whose rule is element-wise.
+        rule: The inner optimizer's (`maml.rules.make_rule`): weights, gradients and state, None at
+            the start, to a `Rule`.
         steps: Inner-loop steps.
         order: "second", or "first" to leave the Hessian out.
         remember: Keep what each step computed for its way back; else only its weights, and
@@ -57,116 +58,32 @@ def meta_gradient(
     n_tasks = len(task.support_x)
     second = order == "second"
 
-    def take(at: Params, state: Any, again: bool) -> tuple[Any, _Rule]:
+    def take(at: Params, state: Any, again: bool) -> tuple[Any, Rule]:
         support = loss.gradient(at, task.support_x, task.support_y, again=again)
-        if state is None:
-            state = optimizer.init(support.gradients)
-        return support.point, _Rule(optimizer, at, support.gradients, state)
+        return support.point, rule(at, support.gradients, state)
 
     at = {
-        name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in loss.stored(weights).items()
+        name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in loss.enter(weights).items()
     }
     state: Any = None
     trajectory: list[Any] = []
     for _ in range(steps):
-        point, rule = take(at, state, again=second and remember)
-        trajectory.append((point, rule) if remember else (at, state))
-        at, state = rule.result
+        point, taken = take(at, state, again=second and remember)
+        trajectory.append((point, taken) if remember else (at, state))
+        at, state = taken.weights, taken.state
     query = loss.gradient(at, task.query_x, task.query_y, again=False)
 
-    v, v_state, total = query.gradients, None, None
+    v, v_state = query.gradients, None
     for step in reversed(range(steps)):
         kept = trajectory.pop()
-        point, rule = kept if remember else take(kept[0], kept[1], again=second)
-        v, v_gradient, v_state = rule.pull_back(v, v_state)
-        if second and step > 0:
-            tangent = loss.hessian_vector(point, v_gradient, total=False)
-            v = {name: tensor + tangent[name] for name, tensor in v.items()}
-        elif second:
-            # Here the tasks meet, at the weights they share: only their sum is asked for.
-            total = loss.hessian_vector(point, v_gradient, total=True)
-    gradients = _sum_over_tasks(v)
-    if total is not None:
-        gradients = {name: tensor + total[name] for name, tensor in gradients.items()}
-    return Outer(gradients, query.losses, query.outputs)
-
-
-def _sum_over_tasks(params: Params) -> Params:
-    # By additions: torch's reduction is slow over tensors whose memory order is not their own.
-    first, *others = zip(*(tensor.unbind(0) for tensor in params.values()), strict=True)
-    sums = [tensor.clone() for tensor in first]
-    for other in others:
-        torch._foreach_add_(sums, list(other))
-    return dict(zip(params, sums, strict=True))
-
-
-class _Rule:
-    """One application of the optimizer's rule at given weights, gradients and state.
-
-    Attributes:
-        result: The weights and the state after it.
-    """
-
-    def __init__(self, optimizer: Optimizer, weights: Params, gradients: Params, state: Any):
-        with torch.enable_grad():
-            self._weights, self._gradients = _leaves(weights), _leaves(gradients)
-            before, structure = pytree.tree_flatten(state)
-            before = [_leaf(leaf) for leaf in before]
-            self._before = [leaf for leaf in before if _is_differentiable(leaf)]
-            updates, new_state = optimizer.update(
-                self._gradients,
-                pytree.tree_unflatten(before, structure),
-                params=self._weights,
-                inplace=False,
-            )
-            self._after = torchopt.apply_updates(self._weights, updates, inplace=False)
-        after, structure = pytree.tree_flatten(new_state)
-        self._state_after = [leaf for leaf in after if _is_differentiable(leaf)]
-        detached = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in after]
-        self.result = (
-            {name: tensor.detach() for name, tensor in self._after.items()},
-            pytree.tree_unflatten(detached, structure),
-        )
-
-    def pull_back(
-        self, v: Params, v_state: list[Tensor] | None
-    ) -> tuple[Params, Params, list[Tensor]]:
-        """Pull cotangents of the weights and the state after the rule back to before it.
-
-        Returns:
-            Those of the weights, of the gradients, and of the state.
-        """
-        if v_state is None:
-            v_state = [torch.zeros_like(leaf) for leaf in self._state_after]
-        # A new state tensor that no gradient reached has no graph: a constant.
-        reached = [
-            (leaf, cotangent)
-            for leaf, cotangent in zip(self._state_after, v_state, strict=True)
-            if leaf.requires_grad
-        ]
-        names = tuple(self._weights)
-        outputs = [*(self._after[name] for name in names), *(leaf for leaf, _ in reached)]
-        cotangents = [*(v[name] for name in names), *(cotangent for _, cotangent in reached)]
-        inputs = [self._weights[name] for name in names]
-        inputs += [*(self._gradients[name] for name in names), *self._before]
-        pulled = torch.autograd.grad(
-            outputs, inputs, cotangents, allow_unused=True, materialize_grads=True
-        )
-        n = len(names)
-        return (
-            dict(zip(names, pulled[:n], strict=True)),
-            dict(zip(names, pulled[n : 2 * n], strict=True)),
-            list(pulled[2 * n :]),
-        )
-
-
-def _is_differentiable(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def _leaf(leaf: Any) -> Any:
-    return leaf.detach().requires_grad_() if _is_differentiable(leaf) else leaf
-
-
-def _leaves(params: Params) -> Params:
-    return {name: _leaf(tensor) for name, tensor in params.items()}
+        point, taken = kept if remember else take(kept[0], kept[1], again=second)
+        v, v_gradient, scale, v_state = taken.pull_back(v, v_state)
+        if second:
+            # At the first step the tasks meet, at the weights they share: only their sum is asked.
+            first = step == 0
+            tangent = loss.hessian_vector(point, v_gradient, total=first)
+            v = {name: tensor.sum(0) for name, tensor in v.items()} if first else v
+            v = {name: torch.add(v[name], tangent[name], alpha=scale) for name in v}
+    if not (second and steps):
+        v = {name: tensor.sum(0) for name, tensor in v.items()}
+    return Outer(loss.leave(v), query.losses, query.outputs)

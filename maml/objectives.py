@@ -15,7 +15,7 @@ class Objective(NamedTuple):
 
     Attributes:
         loss: ``(outputs [E, …], targets [E, …]) → scalar``, the mean over the E examples.
-        metrics: ``(outputs, targets) → {name: scalar}``, without gradient.
+        metrics: ``(outputs [… E, …], targets) → {name: […]}``, of one set or of many at once.
         names: The names of ``metrics``, in order.
     """
 
@@ -25,8 +25,8 @@ class Objective(NamedTuple):
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Fraction right: logits ``[E, N]``, labels ``[E]`` int64."""
-    return {"accuracy": (logits.argmax(-1) == labels).to(logits.dtype).mean()}
+    """Fraction right: logits ``[…, E, N]``, labels ``[…, E]`` int64."""
+    return {"accuracy": (logits.argmax(-1) == labels).to(logits.dtype).mean(-1)}
 
 
 def _nothing(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ FLOORS = (
     ("config",),
     ("presets", "models", "objectives", "inner", "distributed"),
     ("cli", "program", "derivatives"),
+    ("rules",),
     ("mixed", "kernels"),
     ("learners",),
     ("worker",),

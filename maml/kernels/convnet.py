@@ -4,14 +4,13 @@ What is compiled is a network's gradient and the product with its Hessian, nothi
 the meta-gradient around it is `maml.mixed`'s for every network. Calls compute in the calling thread
 and outside the interpreter's lock, so several threads may share one object.
 
-Shape legend: B tasks, E examples, C H W, N ways, F filters, R residuals.
+Shape legend: B tasks, E examples, C H W, N ways, F filters, P weights, R residuals.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,16 +24,24 @@ from maml.models import Conv4, ConvBlock
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
 
-class _Point(NamedTuple):
-    """Where a gradient was taken: weights in kernel order, and what the kernels kept ``[B, R]``."""
+ALL = "all weights"
+"""The one tensor of the kernels' coordinates: ``[B, P]``, all weights of a task end to end."""
 
-    weights: list[Tensor]
+
+class _Point(NamedTuple):
+    """Where a gradient was taken: the weights ``[B, P]`` and what the kernels kept ``[B, R]``."""
+
+    weights: Tensor
     residuals: Tensor
     n_examples: int
 
 
 class ConvNetLoss:
-    """See `maml.derivatives.SetLoss`; float32 or float64 on the CPU."""
+    """See `maml.derivatives.SetLoss`; float32 or float64 on the CPU.
+
+    Its own coordinates are one tensor `ALL`, in which a convolution is ``[k, k, C, F]``. The biases
+    of convolutions are absent: batch norm subtracts them again, and their gradient is zero.
+    """
 
     def __init__(self, network: Conv4) -> None:
         first = network.blocks[0]
@@ -47,58 +54,66 @@ class ConvNetLoss:
             conv.kernel_size[0], conv.stride[0], int(conv.padding[0]), network.pool, self._ways,
             first.norm.eps,
         )  # fmt: skip
-        blocks = range(len(network.blocks))
         parts = ("conv.weight", "norm.weight", "norm.bias")
-        self._names = [f"blocks.{i}.{part}" for i in blocks for part in parts]
-        self._names += ["head.weight", "head.bias"]
-        # Batch norm subtracts a convolution's bias again: its gradient is zero.
-        self._biases = {f"blocks.{i}.conv.bias": conv.out_channels for i in blocks}
+        names = [f"blocks.{i}.{part}" for i in range(len(network.blocks)) for part in parts]
+        weights = dict(network.named_parameters())
+        self._shapes = {name: weights[name].shape for name in [*names, "head.weight", "head.bias"]}
+        self._zeros = {n: w.shape for n, w in weights.items() if n not in self._shapes}
 
-    def stored(self, weights: Params) -> Params:
-        """See `SetLoss.stored`: convolution weights in the memory order of the kernels."""
-        return {name: _shape(_order(tensor)) for name, tensor in weights.items()}
+    def enter(self, weights: Params) -> Params:
+        """See `SetLoss.enter`."""
+        return {ALL: torch.cat([_turn(weights[name]).flatten() for name in self._shapes])}
+
+    def leave(self, gradients: Params) -> Params:
+        """See `SetLoss.leave`."""
+        parts = gradients[ALL].split([shape.numel() for shape in self._shapes.values()])
+        named = {
+            name: _turn_back(part, shape)
+            for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)
+        }
+        return named | {name: parts[0].new_zeros(shape) for name, shape in self._zeros.items()}
 
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
         """See `SetLoss.gradient`; y holds int64 class labels."""
         suffix = _SUFFIX[x.dtype]
         n_tasks, n_examples = x.shape[:2]
         x, y = x.movedim(-3, -1).contiguous(), y.contiguous()
-        ordered = [_order(weights[name]) for name in self._names]
-        gradients = [w.new_empty(n_tasks, *w.shape[1:]) for w in ordered]
+        at = weights[ALL]
+        gradients = at.new_empty(at.shape)
         losses = x.new_empty(n_tasks)
         logits = x.new_empty(n_tasks, n_examples, self._ways)
         size = _library()[f"residual_size_{suffix}"](self._plan, n_examples) if again else 0
         residuals = x.new_empty(n_tasks, size)
         _library()[f"gradient_{suffix}"](
-            self._plan, n_tasks, n_examples, _address(x), _address(y), *_table(ordered),
-            _address(losses), _address(logits), *_table(gradients),
+            self._plan, n_tasks, n_examples, _address(x), _address(y), *self._table(at),
+            _address(losses), _address(logits), *self._table(gradients),
             _address(residuals) if again else None,
         )  # fmt: skip
-        point = _Point(ordered, residuals, n_examples) if again else None
-        return Gradient(losses, logits, self._named(gradients, (n_tasks,)), point)
+        point = _Point(at, residuals, n_examples) if again else None
+        return Gradient(losses, logits, {ALL: gradients}, point)
 
     def hessian_vector(self, point: _Point, vector: Params, *, total: bool) -> Params:
         """See `SetLoss.hessian_vector`."""
-        weights, residuals, n_examples = point
-        n_tasks = len(residuals)
-        vectors = [_order(vector[name]) for name in self._names]
-        if total:
-            sums = [w.new_zeros(w.shape[1:]) for w in weights]
-            # Kernels overwrite a task's own result, and add to one that tasks share.
-            products = [s.expand(n_tasks, *s.shape) for s in sums]
-        else:
-            products = sums = [w.new_empty(n_tasks, *w.shape[1:]) for w in weights]
+        at, residuals, n_examples = point
+        # Kernels overwrite a task's own result, and add to one that tasks share.
+        product = at.new_zeros(at.shape[1]) if total else at.new_empty(at.shape)
         _library()[f"hessian_vector_{_SUFFIX[residuals.dtype]}"](
-            self._plan, n_tasks, n_examples, *_table(weights), _address(residuals),
-            *_table(vectors), *_table(products),
+            self._plan, len(at), n_examples, *self._table(at), _address(residuals),
+            *self._table(vector[ALL]), *self._table(product.expand(at.shape)),
         )  # fmt: skip
-        return self._named(sums, () if total else (n_tasks,))
+        return {ALL: product}
 
-    def _named(self, values: Sequence[Tensor], leading: tuple[int, ...]) -> Params:
-        """Return kernel-order values by name, with zeros for the convolutions' biases."""
-        named = {n: _shape(v) for n, v in zip(self._names, values, strict=True)}
-        zeros = {n: values[0].new_zeros(*leading, size) for n, size in self._biases.items()}
-        return named | zeros
+    def _table(self, weights: Tensor) -> tuple[Any, Any]:
+        """Return each weight's address in ``[B, P]``, and its stride over tasks: 0 if shared."""
+        if weights.stride(1) != 1:
+            raise ValueError("the weights of a task must lie end to end")
+        addresses, address = [], weights.data_ptr()
+        for shape in self._shapes.values():
+            addresses.append(address)
+            address += shape.numel() * weights.element_size()
+        n = len(addresses)
+        stride = weights.stride(0)
+        return (ctypes.c_void_p * n)(*addresses), (ctypes.c_int64 * n)(*[stride] * n)
 
 
 @functools.cache
@@ -127,35 +142,18 @@ def _library() -> ctypes.CDLL:
     return loaded
 
 
-def _order(weight: Tensor) -> Tensor:
-    """Return a weight as the kernels read it: convolutions as ``[…, k, k, C, F]``, in memory too.
-
-    Its shape elsewhere stays torch's (`_shape`); element-wise arithmetic keeps the memory order,
-    so that within an inner loop nothing is copied.
-    """
-    if weight.dim() >= 4:
-        weight = weight.movedim((-2, -1, -3, -4), (-4, -3, -2, -1))
-    one = weight[0] if weight.stride(0) == 0 else weight
-    if one.is_contiguous():
-        return weight
-    return one.contiguous().expand(weight.shape) if one is not weight else weight.contiguous()
+def _turn(weight: Tensor) -> Tensor:
+    """Return a convolution's weight ``[F, C, k, k]`` as ``[k, k, C, F]``, another as it is."""
+    return weight.permute(2, 3, 1, 0) if weight.dim() == 4 else weight
 
 
-def _shape(weight: Tensor) -> Tensor:
-    """Return a kernel-order weight in torch's shape, ``[…, F, C, k, k]``."""
-    if weight.dim() >= 4:
-        return weight.movedim((-4, -3, -2, -1), (-2, -1, -3, -4))
-    return weight
+def _turn_back(part: Tensor, shape: torch.Size) -> Tensor:
+    """Return the inverse of `_turn` of a flat part."""
+    if len(shape) == 4:
+        filters, channels, *kernel = shape
+        return part.view(*kernel, channels, filters).permute(3, 2, 0, 1).contiguous()
+    return part.view(shape)
 
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _table(tensors: Sequence[Tensor]) -> tuple[Any, Any]:
-    """Return addresses and strides over tasks, in elements; a stride of 0 is a shared tensor."""
-    n = len(tensors)
-    return (
-        (ctypes.c_void_p * n)(*(t.data_ptr() for t in tensors)),
-        (ctypes.c_int64 * n)(*(t.stride(0) for t in tensors)),
-    )

@@ -12,6 +12,7 @@ from maml.derivatives import FunctionLoss, SetLoss
 from maml.inner import OPTIMIZERS, Params, adapt
 from maml.kernels import native_set_loss
 from maml.learners.base import Learner, OuterGradient
+from maml.rules import make_rule
 
 REMEMBERED_STEPS = 8
 """Up to here forward over reverse keeps each step's activations; beyond, it saves the memory."""
@@ -48,12 +49,12 @@ class MAML(Learner):
             native or FunctionLoss(self._set_loss),
             self.network_weights(meta_params),
             tasks,
-            optimizer=OPTIMIZERS[self.config.inner_optimizer](self.config.inner_lr),
+            rule=make_rule(self.config.inner_optimizer, self.config.inner_lr),
             steps=self.config.inner_steps,
             order=self.order,
             remember=self.config.inner_steps <= REMEMBERED_STEPS,
         )
-        metrics = torch.func.vmap(self.objective.metrics)(outer.outputs, tasks.query_y)
+        metrics = self.objective.metrics(outer.outputs, tasks.query_y)
         gradients = {f"network.{name}": tensor for name, tensor in outer.gradients.items()}
         return OuterGradient(gradients, outer.losses, metrics)
 

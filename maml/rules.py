@@ -1,0 +1,134 @@
+"""One step of an inner optimizer, and its way back.
+
+A rule takes weights θ, gradients g and its state to new ones, element by element. What
+`maml.mixed` asks of it is the product of a cotangent with its Jacobian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torchopt
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from maml.inner import OPTIMIZERS, Optimizer, Params
+
+
+class PulledBack(NamedTuple):
+    """Cotangents before a rule: of the weights, of the gradients (times ``scale``), of the state.
+
+    ``scale`` is apart so that a rule which only scales need not touch every element for it.
+    """
+
+    weights: Params
+    gradients: Params
+    scale: float
+    state: Any
+
+
+class Rule(Protocol):
+    """A rule applied at given weights, gradients and state.
+
+    Attributes:
+        weights: The weights after it.
+        state: The state after it.
+    """
+
+    weights: Params
+    state: Any
+
+    def pull_back(self, v: Params, v_state: Any) -> PulledBack:
+        """Pull cotangents of the weights and the state (None: zero) back to before the rule."""
+
+
+class SGDRule:
+    """θ' = θ − α g, in closed form."""
+
+    state: Any = ()
+
+    def __init__(self, lr: float, weights: Params, gradients: Params) -> None:
+        self._lr = lr
+        self.weights = {
+            name: torch.add(tensor, gradients[name], alpha=-lr) for name, tensor in weights.items()
+        }
+
+    def pull_back(self, v: Params, v_state: Any) -> PulledBack:
+        """See `Rule.pull_back`."""
+        return PulledBack(v, v, -self._lr, ())
+
+
+class AutogradRule:
+    """Any of TorchOpt's functional optimizers, by autograd."""
+
+    def __init__(self, optimizer: Optimizer, weights: Params, gradients: Params, state: Any):
+        with torch.enable_grad():
+            self._before_weights, self._gradients = _leaves(weights), _leaves(gradients)
+            before, structure = pytree.tree_flatten(state)
+            before = [_leaf(leaf) for leaf in before]
+            self._before = [leaf for leaf in before if _is_differentiable(leaf)]
+            updates, new_state = optimizer.update(
+                self._gradients,
+                pytree.tree_unflatten(before, structure),
+                params=self._before_weights,
+                inplace=False,
+            )
+            self._after = torchopt.apply_updates(self._before_weights, updates, inplace=False)
+        after, structure = pytree.tree_flatten(new_state)
+        self._state_after = [leaf for leaf in after if _is_differentiable(leaf)]
+        detached = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in after]
+        self.weights = {name: tensor.detach() for name, tensor in self._after.items()}
+        self.state = pytree.tree_unflatten(detached, structure)
+
+    def pull_back(self, v: Params, v_state: Any) -> PulledBack:
+        """See `Rule.pull_back`."""
+        if v_state is None:
+            v_state = [torch.zeros_like(leaf) for leaf in self._state_after]
+        # A new state tensor that no gradient reached has no graph: a constant.
+        reached = [
+            (leaf, cotangent)
+            for leaf, cotangent in zip(self._state_after, v_state, strict=True)
+            if leaf.requires_grad
+        ]
+        names = tuple(self._before_weights)
+        outputs = [*(self._after[name] for name in names), *(leaf for leaf, _ in reached)]
+        cotangents = [*(v[name] for name in names), *(cotangent for _, cotangent in reached)]
+        inputs = [self._before_weights[name] for name in names]
+        inputs += [*(self._gradients[name] for name in names), *self._before]
+        pulled = torch.autograd.grad(
+            outputs, inputs, cotangents, allow_unused=True, materialize_grads=True
+        )
+        n = len(names)
+        return PulledBack(
+            dict(zip(names, pulled[:n], strict=True)),
+            dict(zip(names, pulled[n : 2 * n], strict=True)),
+            1.0,
+            list(pulled[2 * n :]),
+        )
+
+
+def make_rule(name: str, lr: float) -> Callable[[Params, Params, Any], Rule]:
+    """Return the rule of ``--inner-optimizer name``; its state is None before the first step."""
+    if name == "sgd":
+        return lambda weights, gradients, state: SGDRule(lr, weights, gradients)
+    optimizer = OPTIMIZERS[name](lr)
+
+    def rule(weights: Params, gradients: Params, state: Any) -> Rule:
+        state = optimizer.init(gradients) if state is None else state
+        return AutogradRule(optimizer, weights, gradients, state)
+
+    return rule
+
+
+def _is_differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _leaf(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_() if _is_differentiable(leaf) else leaf
+
+
+def _leaves(params: Params) -> Params:
+    return {name: _leaf(tensor) for name, tensor in params.items()}

@@ -7,8 +7,6 @@ is. Parameters come with the call, gradients leave as a sum with its count.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -23,14 +21,6 @@ from maml.inner import Params
 from maml.learners import Learner, OuterGradient, build_learner
 
 EVALUATION_PREFIXES = ("", "non_transductive_")
-
-
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    # Each thread computes alone: `threads` of them are all that was asked for.
-    return ThreadPoolExecutor(
-        threads, thread_name_prefix="tasks", initializer=lambda: torch.set_num_threads(1)
-    )
 
 
 class Share(NamedTuple):
@@ -103,7 +93,7 @@ class Worker:
         def differentiate(batch: Tensor) -> OuterGradient:
             return learner.outer_gradient(params, self._on_device(self.training.tasks(batch)))
 
-        for outer in self._map(differentiate, ids, learner.is_single_threaded(self.device)):
+        for outer in map(differentiate, self._batches(ids)):
             for name, total in sums.items():
                 total += outer.gradients[name]
             totals[0] += outer.losses.sum()
@@ -117,9 +107,7 @@ class Worker:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
         rows = []
-        for batch in ids.split(self.config.task_batch):
-            if not len(batch):
-                continue
+        for batch in self._batches(ids):
             tasks = self._on_device(self.evaluation(split).tasks(batch))
             metrics = torch.func.vmap(learner.evaluate, in_dims=(None, 0))(params, tasks)
             rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))
@@ -127,20 +115,9 @@ class Worker:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)
         return torch.cat(rows).cpu()
 
-    def _map(
-        self, function: Callable[[Tensor], OuterGradient], ids: Tensor, single_threaded: bool
-    ) -> Iterable[OuterGradient]:
-        """Apply ``function`` to batches of a bounded size: memory stays bounded, too.
-
-        A function that computes in the calling thread is called from as many threads as torch
-        has; results come in the order of the batches whichever is ready first.
-        """
-        threads = torch.get_num_threads() if single_threaded else 1
-        size = min(self.config.task_batch, max(1, -(-len(ids) // threads)))
-        batches = [batch for batch in ids.split(size) if len(batch)]
-        if threads == 1 or len(batches) < 2:
-            return map(function, batches)
-        return _pool(threads).map(function, batches)
+    def _batches(self, ids: Tensor) -> list[Tensor]:
+        """Split ids into batches of a bounded size: memory stays bounded, too."""
+        return [batch for batch in ids.split(self.config.task_batch) if len(batch)]
 
     def _on_device(self, tasks: Task) -> Task:
         return Task(*(tensor.to(self.device, non_blocking=True) for tensor in tasks))

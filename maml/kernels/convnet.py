@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -84,24 +86,35 @@ class ConvNetLoss:
         logits = x.new_empty(n_tasks, n_examples, self._ways)
         size = _library()[f"residual_size_{suffix}"](self._plan, n_examples) if again else 0
         residuals = x.new_empty(n_tasks, size)
-        _library()[f"gradient_{suffix}"](
-            self._plan, n_tasks, n_examples, _address(x), _address(y), *self._table(at),
-            _address(losses), _address(logits), *self._table(gradients),
-            _address(residuals) if again else None,
-        )  # fmt: skip
+
+        def compute(first: int, last: int) -> None:
+            _library()[f"gradient_{suffix}"](
+                self._plan, last - first, n_examples, _address(x[first:]), _address(y[first:]),
+                *self._table(at[first:]), _address(losses[first:]), _address(logits[first:]),
+                *self._table(gradients[first:]), _address(residuals[first:]) if again else None,
+            )  # fmt: skip
+
+        _share_out(compute, n_tasks)
         point = _Point(at, residuals, n_examples) if again else None
         return Gradient(losses, logits, {ALL: gradients}, point)
 
     def hessian_vector(self, point: _Point, vector: Params, *, total: bool) -> Params:
         """See `SetLoss.hessian_vector`."""
         at, residuals, n_examples = point
-        # Kernels overwrite a task's own result, and add to one that tasks share.
-        product = at.new_zeros(at.shape[1]) if total else at.new_empty(at.shape)
-        _library()[f"hessian_vector_{_SUFFIX[residuals.dtype]}"](
-            self._plan, len(at), n_examples, *self._table(at), _address(residuals),
-            *self._table(vector[ALL]), *self._table(product.expand(at.shape)),
-        )  # fmt: skip
-        return {ALL: product}
+
+        def compute(first: int, last: int) -> Tensor:
+            # Kernels overwrite a task's own result, and add to one that tasks share.
+            shared = at.new_zeros(at.shape[1]) if total else None
+            part = product[first:last] if shared is None else shared.expand(last - first, -1)
+            _library()[f"hessian_vector_{_SUFFIX[residuals.dtype]}"](
+                self._plan, last - first, n_examples, *self._table(at[first:]),
+                _address(residuals[first:]), *self._table(vector[ALL][first:]), *self._table(part),
+            )  # fmt: skip
+            return part[0]
+
+        product = at.new_empty(0 if total else len(at), at.shape[1])
+        parts = _share_out(compute, len(at))
+        return {ALL: torch.stack(parts).sum(0) if total else product}
 
     def _table(self, weights: Tensor) -> tuple[Any, Any]:
         """Return each weight's address in ``[B, P]``, and its stride over tasks: 0 if shared."""
@@ -140,6 +153,24 @@ def _library() -> ctypes.CDLL:
     loaded = library.load()
     assert loaded is not None
     return loaded
+
+
+def _share_out(compute: Callable[[int, int], Any], n_tasks: int) -> list[Any]:
+    """Return ``compute(first, last)`` of ranges of tasks, one for each of torch's threads.
+
+    The threads live on from call to call, and with them the kernels' working memory.
+    """
+    threads = min(torch.get_num_threads(), n_tasks)
+    bounds = [n_tasks * i // max(threads, 1) for i in range(threads + 1)]
+    if threads <= 1:
+        return [compute(0, n_tasks)]
+    others = [_pool(threads).submit(compute, *bounds[i : i + 2]) for i in range(1, threads)]
+    return [compute(*bounds[:2]), *(other.result() for other in others)]
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="convnet")
 
 
 def _turn(weight: Tensor) -> Tensor:

@@ -91,10 +91,6 @@ class Learner(nn.Module, ABC):
     def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:
         """Return one task's outer loss (scalar) and its metrics (scalars, no gradient)."""
 
-    def is_single_threaded(self, device: torch.device) -> bool:
-        """Return whether `outer_gradient` computes in its calling thread, and many may call it."""
-        return False
-
     @torch.enable_grad()
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
         """Differentiate `outer_loss` summed over B tasks; here, by reverse mode through all of it.

@@ -63,10 +63,6 @@ class MAML(Learner):
             return None
         return native_set_loss(self.config, self.network, device.type)
 
-    def is_single_threaded(self, device: torch.device) -> bool:
-        """Return whether the compiled kernels serve; they touch no module."""
-        return self._native_loss(device) is not None
-
     def _set_loss(self, weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         outputs, _ = self.call_network(weights, x)
         return self.objective.loss(outputs, y), outputs

@@ -1,6 +1,6 @@
 """Tasks per second of the meta-gradient: this project against its peers, interleaved.
 
-    python -m benchmarks.throughput                          # the default settings, 2 tables
+    python -m benchmarks.throughput                          # all settings, a table each
     python -m benchmarks.throughput --settings omniglot-5w1s --rounds 30 --json result.json
 
 Every peer is a process of its own and gets all cores; in each round every peer does one
@@ -41,6 +41,8 @@ class Peer:
     def __init__(self, name: str, setting: str, threads: int, *, tuned: bool, float64: bool):
         self.name, self.tuned = name, tuned
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
+        # A file: nobody reads a pipe while the peer runs.
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [sys.executable, "-m", "benchmarks.process", name, setting]
         command += ["--threads", str(threads)]
         command += ["--tuned"] * tuned + ["--float64"] * float64
@@ -48,7 +50,7 @@ class Peer:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             env=environment,
         )
@@ -70,8 +72,8 @@ class Peer:
         assert self._process.stdout is not None
         answer = self._process.stdout.readline().strip()
         if not answer or (word is not None and answer != word):
-            assert self._process.stderr is not None
-            raise RuntimeError(f"{self.name}: {self._process.stderr.read()[-2000:]}")
+            self._errors.seek(0)
+            raise RuntimeError(f"{self.name}: {self._errors.read()[-2000:]}")
         return answer
 
 

@@ -1,7 +1,7 @@
 # Sourced by the other scripts: make the environment if it is missing or out of date.
 #
 #   VENV     where it lives (default: .venv in the repository)
-#   PYTHON   which interpreter makes it (default: the newest of 3.13 to 3.10 that is found)
+#   PYTHON   which interpreter makes it (default: the first 3.11 or 3.12 that is found)
 #
 # Afterwards `python` and `torchrun` are the environment's. Nothing is asked, no account needed.
 
@@ -17,14 +17,15 @@ find_python() {
         return
     fi
     local name
-    for name in python3 python3.11 python3.12 python3.13 python3.10 python; do
-        if "$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+    # Some pins have no wheel for others: torch 2.15 needs 3.11, numpy 1.26 (learn2learn's) ends at 3.12.
+    for name in python3 python3.11 python3.12 python; do
+        if "$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
             2>/dev/null; then
             command -v "$name"
             return
         fi
     done
-    say "no Python 3.10 to 3.13 with venv found; install one (Debian: apt install python3-venv) or set PYTHON"
+    say "no Python 3.11 or 3.12 with venv found; install one (Debian: apt install python3-venv) or set PYTHON"
     return 1
 }
 

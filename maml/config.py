@@ -151,6 +151,8 @@ class Config:
             raise UserError(f"--threads must be at least 1, not {self.threads}")
         if (self.data == "sinusoid") != (self.network == "mlp"):
             raise UserError(f"--network {self.network} cannot learn --data {self.data}")
+        if self.kernels == "native" and self.meta_gradient == "reverse":
+            raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
         if self.resume not in ("auto", "never") and not Path(self.resume).is_file():
             raise UserError(f"--resume {self.resume}: no such file (auto, never or a checkpoint)")
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,15 @@ SPLITS = ("train", "validation", "test")
 
 
 def evaluate(
-    strategy: Strategy, meta_params: Params, split: str, tasks: int, *, progress: bool = False
+    strategy: Strategy,
+    meta_params: Params,
+    split: str,
+    tasks: int,
+    *,
+    progress: bool = False,
+    between: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Evaluate tasks 0 … ``tasks`` − 1 of ``split``.
+    """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
 
     Returns:
         ``tasks``, ``split`` and, for every evaluation metric, its mean over tasks and
@@ -46,6 +53,7 @@ def evaluate(
         total=tasks, desc=split, unit="task", disable=not progress, leave=False, mininterval=1
     ) as bar:
         for ids in torch.arange(tasks).split(round_size):
+            between()
             rows.append(strategy.evaluate(meta_params, split, ids))
             bar.update(len(ids))
     values = torch.cat(rows)
@@ -62,7 +70,8 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
 
     def number(prefix: str) -> str:
         mean, ci95 = result[f"{prefix}{metric}"], result[f"{prefix}{metric}_ci95"]
-        return f"{scale * mean:.2f} ± {scale * ci95:.2f}{unit}"
+        interval = "?" if ci95 is None else f"{scale * ci95:.2f}"
+        return f"{scale * mean:.2f} ± {interval}{unit}"
 
     first, second = ("", "non_transductive_") if transductive else ("non_transductive_", "")
     names = {"": "transductive", "non_transductive_": "non-transductive"}

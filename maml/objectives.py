@@ -47,9 +47,12 @@ def objective(data: str) -> Objective:
     return REGRESSION if data == "sinusoid" else CLASSIFICATION
 
 
-def mean_and_ci95(values: Tensor) -> tuple[float, float]:
-    """Return the mean of per-task ``values [T]`` and 1.96·σ/√T (σ: sample deviation over tasks)."""
+def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:
+    """Return the mean of per-task ``values [T]`` and 1.96·σ/√T (σ: sample deviation over tasks).
+
+    One task has no interval: None.
+    """
     values = values.to(torch.float64)
     if len(values) < 2:
-        return values.mean().item(), float("nan")
+        return values.mean().item(), None
     return values.mean().item(), (1.96 * values.std() / len(values) ** 0.5).item()

@@ -43,6 +43,8 @@ def draw_curves(run_dir: Path, config: Config, result: dict[str, Any], worker: W
 def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str) -> None:
     training = [(row["iteration"], row[name]) for row in rows if "split" not in row]
     validation = [row for row in rows if row.get("split") == "validation"]
+    # The rows hold both; drawn is what the test's headline is.
+    headline = "" if result["transductive"] else "non_transductive_"
     if training:
         iterations, values = zip(*training, strict=True)
         axis.plot(iterations, values, color=BLUE, alpha=0.25, linewidth=0.8)
@@ -50,8 +52,8 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str) -> Non
     if validation:
         axis.errorbar(
             [row["iteration"] for row in validation],
-            [row[name] for row in validation],
-            yerr=[row[f"{name}_ci95"] for row in validation],
+            [row[headline + name] for row in validation],
+            yerr=[row[f"{headline}{name}_ci95"] or 0.0 for row in validation],
             color=ORANGE,
             marker="o",
             markersize=3,

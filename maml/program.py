@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 
 from maml.errors import UserError, WorkerLostError
@@ -33,6 +34,10 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
             print(f"error: {error}", file=sys.stderr)
         if error.__cause__ is not None and "timed out" not in str(error):
             print(f"{error.__cause__}", file=sys.stderr)
+        _exit(1)
+    except Exception:
+        # A mistake of ours, or of a learner's author: the trace says where.
+        traceback.print_exc()
         _exit(1)
     except KeyboardInterrupt:
         if speaks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -28,15 +29,29 @@ def choose(config: Config) -> Path:
     Raises:
         UserError: if the directory cannot be made or written.
     """
-    name = config.run_dir or f"runs/{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path = Path(name)
+    path = Path(config.run_dir or f"runs/{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if config.run_dir is None:
+            path = _make_new(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--run-dir {path}: {error.strerror}") from error
     if not os.access(path, os.W_OK):
         raise UserError(f"--run-dir {path}: not writable")
     return path
+
+
+def _make_new(path: Path) -> Path:
+    """Make ``path``, or ``path-2`` and so on where a run of the same second has it already."""
+    for n in itertools.count(1):
+        candidate = path if n == 1 else path.with_name(f"{path.name}-{n}")
+        try:
+            candidate.mkdir()
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError
 
 
 def write_bytes(path: Path, content: bytes) -> None:

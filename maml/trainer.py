@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from maml import checkpoint, run_dir
-from maml.config import Config
+from maml.config import Config, flag
 from maml.distributed import StopRequest, World, choose_device, init_process
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
@@ -43,9 +43,11 @@ class Trainer:
             self.worker.evaluation("test")
         if config.eval_every:
             self.worker.evaluation("validation")
+        self.start: dict[str, Any] | None = None
         if self.world.rank == 0:
-            # Now, so that a bad --run-dir ends the run before any worker is waited for.
-            self.config = with_values(self.config, run_dir=str(run_dir.choose(self.config)))
+            # Now, so that a bad --run-dir or --resume ends the run before any worker is waited for.
+            directory, self.start = _prepare(self.config)
+            self.config = with_values(self.config, run_dir=str(directory))
 
     def run(self) -> int:
         """Do this process's part; return the exit code."""
@@ -53,23 +55,26 @@ class Trainer:
             if not strategy.drives:
                 strategy.serve()
                 return 0
-            return _Run(self.config, self.worker, strategy).run()
+            return _Run(self.config, self.worker, strategy, self.start).run()
 
 
 class _Run:
     """One training run, seen from a driving process."""
 
-    def __init__(self, config: Config, worker: Worker, strategy: Strategy) -> None:
-        self.worker, self.strategy = worker, strategy
+    def __init__(
+        self, config: Config, worker: Worker, strategy: Strategy, start: dict[str, Any] | None
+    ) -> None:
+        """Begin anew, or where the checkpoint ``start`` ended."""
+        self.config, self.worker, self.strategy = config, worker, strategy
         self.speaks = strategy.world.rank == 0
-        self.run_dir, self.start = _prepare(config)
-        self.config = with_values(config, run_dir=str(self.run_dir))
+        assert config.run_dir is not None
+        self.run_dir = Path(config.run_dir)
         self.stop = StopRequest()
         self.meta_params = worker.learner.meta_parameters()
         self.optimizer = torch.optim.Adam(self.meta_params.values(), lr=config.meta_lr)
         self.iteration, self.seconds = 0, 0.0
-        if self.start is not None:
-            self._restore(self.start)
+        if start is not None:
+            self._restore(start)
         if self.speaks:
             run_dir.write_config(self.run_dir, self.config)
         self.log = RunLog(self.run_dir, self.config)
@@ -84,19 +89,26 @@ class _Run:
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
         try:
-            self._train()
-            self._save()
-            if self.stop:
-                self._say(
-                    f"stopped by {self.stop.signal} after iteration {self.iteration}; checkpoint "
-                    f"{checkpoint.last_checkpoint(self.run_dir)}; the same command with "
-                    f"--run-dir {self.run_dir} continues"
-                )
-                return 130 if self.stop.signal == "SIGINT" else 143
-            self._test()
+            try:
+                self._train()
+                self._heed_stop()
+                self._save()
+                self._test()
+                return 0
+            except _Stopped:
+                self._save()
+            self._say(
+                f"stopped by {self.stop.signal} after iteration {self.iteration}; checkpoint "
+                f"{checkpoint.last_checkpoint(self.run_dir)}; the same command with "
+                f"--run-dir {self.run_dir} continues"
+            )
+            return 130 if self.stop.signal == "SIGINT" else 143
         finally:
             self.log.close()
-        return 0
+
+    def _heed_stop(self) -> None:
+        if self.stop:
+            raise _Stopped
 
     def _train(self) -> None:
         config = self.config
@@ -145,7 +157,13 @@ class _Run:
         self.optimizer.zero_grad()
 
     def _validate(self, bar: Any) -> None:
-        result = evaluate(self.strategy, self._detached(), "validation", self.config.eval_tasks)
+        result = evaluate(
+            self.strategy,
+            self._detached(),
+            "validation",
+            self.config.eval_tasks,
+            between=self._heed_stop,
+        )
         self.log.write({"iteration": self.iteration, **result, "seconds": self.seconds})
         if self.speaks:
             line = summary(result, self.config, self.config.transductive)
@@ -165,15 +183,20 @@ class _Run:
         }  # fmt: skip
         if config.test_tasks:
             test = evaluate(
-                self.strategy, self._detached(), "test", config.test_tasks, progress=self.speaks
+                self.strategy,
+                self._detached(),
+                "test",
+                config.test_tasks,
+                progress=self.speaks,
+                between=self._heed_stop,
             )
             result |= test
             headline = "" if config.transductive else "non_transductive_"
-            metric = "accuracy" if "accuracy" in test else "loss"
-            if metric == "accuracy":
-                result["accuracy"] = test[f"{headline}accuracy"]
-                result["transductive_accuracy"] = test["accuracy"]
-            result["ci95"] = test[f"{headline}{metric}_ci95"]
+            for name in self.worker.metric_names:
+                for key in (name, f"{name}_ci95"):
+                    result[f"transductive_{key}"] = test[key]
+                    result[key] = test[headline + key]
+            result["ci95"] = result["accuracy_ci95" if "accuracy" in test else "loss_ci95"]
             self._say(summary(test, config, config.transductive))
         if self.speaks:
             run_dir.write_result(self.run_dir, result)
@@ -196,16 +219,7 @@ class _Run:
                 },
             )
 
-    def _restore(self, path: Path) -> None:
-        saved = checkpoint.load(path)
-        for name in MUST_MATCH:
-            then, now = saved["config"].get(name), getattr(self.config, name)
-            if then != now:
-                flag = "--" + name.replace("_", "-")
-                raise UserError(
-                    f"{flag} is {now}, but {path} was made with {then}; give {flag} {then}, "
-                    "or --resume never and another --run-dir"
-                )
+    def _restore(self, saved: dict[str, Any]) -> None:
         with torch.no_grad():
             for name, parameter in self.meta_params.items():
                 parameter.copy_(saved["model"][name])
@@ -243,16 +257,33 @@ class _Window:
         }
 
 
-def _prepare(config: Config) -> tuple[Path, Path | None]:
-    """Return the run directory and the checkpoint to continue from, if any."""
+class _Stopped(Exception):
+    """A stop signal came: end in good order."""
+
+
+def _prepare(config: Config) -> tuple[Path, dict[str, Any] | None]:
+    """Return the run directory and the checkpoint's content to continue from, if any."""
     directory = run_dir.choose(config)
     last = checkpoint.last_checkpoint(directory)
     if config.resume == "auto":
-        return directory, last if last.exists() else None
-    if config.resume == "never":
-        if last.exists():
+        return directory, _load(last, config) if last.exists() else None
+    path = Path(config.resume)
+    of_this_run = config.resume != "never" and directory.resolve() in path.resolve().parents
+    if last.exists() and not of_this_run:
+        raise UserError(
+            f"--resume {config.resume}: {directory} already holds a run; choose another --run-dir"
+        )
+    return directory, None if config.resume == "never" else _load(path, config)
+
+
+def _load(path: Path, config: Config) -> dict[str, Any]:
+    """Return a checkpoint of the same run; refuse one that was made otherwise."""
+    saved = checkpoint.load(path)
+    for name in MUST_MATCH:
+        then, now = saved["config"].get(name), getattr(config, name)
+        if then != now:
             raise UserError(
-                f"--resume never: {directory} already holds a run; choose another --run-dir"
+                f"{flag(name)} is {now}, but {path} was made with {then}; give {flag(name)} {then},"
+                " or --resume never and another --run-dir"
             )
-        return directory, None
-    return directory, Path(config.resume)
+    return saved

@@ -48,6 +48,7 @@ class Worker:
         self.device = device
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.learner = build_learner(config)
+        self.learner.prepare(device)
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names

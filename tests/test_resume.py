@@ -85,6 +85,17 @@ def test_never_refuses_a_directory_with_a_run(tmp_path: Path) -> None:
     assert same(first, last(tmp_path))
 
 
+def test_a_path_does_not_overwrite_another_run(tmp_path: Path) -> None:
+    first, second = (sinusoid(run_dir=str(tmp_path / name)) for name in ("first", "second"))
+    for config in (first, second):
+        assert Trainer(config).run() == 0
+    before = checkpoint.last_checkpoint(tmp_path / "second").read_bytes()
+    elsewhere = str(checkpoint.last_checkpoint(tmp_path / "first"))
+    with pytest.raises(UserError, match="already holds a run"):
+        Trainer(with_values(second, resume=elsewhere))
+    assert checkpoint.last_checkpoint(tmp_path / "second").read_bytes() == before
+
+
 def test_from_a_path(tmp_path: Path) -> None:
     straight = train(sinusoid(iterations=5), tmp_path / "straight")
     train(sinusoid(iterations=2), tmp_path / "begun")

@@ -17,7 +17,8 @@ from PIL import Image
 
 from maml.config import Config
 from maml.presets import with_values
-from maml.run_dir import read_config
+from maml.run_dir import choose, read_config
+from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.runs import glyphs, metrics, result, same, sinusoid, train
 
@@ -190,3 +191,23 @@ def test_default_directory_is_named_after_the_preset(
     assert directory.name.startswith("maml-sinusoid-10shot-2")
     assert (directory / "result.json").exists()
     assert f"runs/{directory.name}" in capsys.readouterr().out
+
+
+def test_default_directories_of_one_second_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    names = [choose(sinusoid()).name for _ in range(3)]
+    assert names == [f"maml-sinusoid-10shot-now{end}" for end in ("", "-2", "-3")]
+
+
+def test_non_transductive_headline_is_consistent(tmp_path: Path) -> None:
+    config = glyphs(transductive=False, test_tasks=6, run_dir=str(tmp_path))
+    assert Trainer(config).run() == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["transductive"] is False
+    for name in ("accuracy", "accuracy_ci95", "loss", "loss_ci95"):
+        assert result[name] == result[f"non_transductive_{name}"]
+    assert result["ci95"] == result["accuracy_ci95"]
+    assert result["loss"] != result["transductive_loss"]

@@ -105,3 +105,16 @@ def test_torchrun(tmp_path: Path) -> None:
         assert not any("File " in line for line in ours), done.stderr
         torchruns_own = done.stderr.split("Traceback")[0]
         assert check_stopped(tmp_path / name, name, done.stdout, torchruns_own) >= 3
+
+
+def test_while_testing(tmp_path: Path) -> None:
+    """A stop during the test ends soon, keeps what was trained, and says so."""
+    config = sinusoid(iterations=1, test_tasks=10**6, run_dir=str(tmp_path))
+    launched = start([*TRAIN, *as_flags(config)])
+    wait_for_rows(launched, tmp_path, 1)
+    while not last_checkpoint(tmp_path).exists():
+        assert launched.process.poll() is None
+        time.sleep(0.05)
+    launched.process.send_signal(signal.SIGTERM)
+    done = launched.wait(60, expect=143)
+    assert check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr) == 1

@@ -56,7 +56,7 @@ def load() -> ctypes.CDLL | None:
         _failures.append(str(error))
         return None
     except subprocess.CalledProcessError as error:
-        _failures.append(f"{compiler}: {error.stderr.strip().splitlines()[0]}")
+        _failures.append(f"{compiler}: {error.stderr.strip()[:200] or 'failed'}")
         return None
     return _declare(library)
 

@@ -91,6 +91,13 @@ class Learner(nn.Module, ABC):
     def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:
         """Return one task's outer loss (scalar) and its metrics (scalars, no gradient)."""
 
+    def prepare(self, device: torch.device) -> None:
+        """Do what takes time once, and refuse what cannot work, before a run begins.
+
+        Raises:
+            UserError: naming the flag.
+        """
+
     @torch.enable_grad()
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
         """Differentiate `outer_loss` summed over B tasks; here, by reverse mode through all of it.

@@ -58,6 +58,10 @@ class MAML(Learner):
         gradients = {f"network.{name}": tensor for name, tensor in outer.gradients.items()}
         return OuterGradient(gradients, outer.losses, metrics)
 
+    def prepare(self, device: torch.device) -> None:
+        """Compile the kernels, if they are to serve."""
+        self._native_loss(device)
+
     def _native_loss(self, device: torch.device) -> SetLoss | None:
         if self.config.meta_gradient == "reverse":
             return None

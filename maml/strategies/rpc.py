@@ -137,6 +137,8 @@ class Rpc(Strategy):
     def _init_worker(self) -> None:
         global _worker
         init_process(self.config, self.world)
+        if self.worker.device.type == "cuda":
+            torch.cuda.set_device(self.worker.device)
         _worker = self.worker
         _finished.clear()
 
@@ -156,10 +158,18 @@ class Rpc(Strategy):
         traceback: TracebackType | None,
     ) -> None:
         """Release the serving processes, then shut down; on an error do neither."""
-        if error is None and self.drives:
-            for rank in range(1, self.world.size):
-                rpc.rpc_sync(rank, _finish)
-        self._context.__exit__(kind, error, traceback)
+        if error is not None:
+            self._context.__exit__(kind, error, traceback)
+            return
+        try:
+            if self.drives:
+                for rank in range(1, self.world.size):
+                    self._call(rpc.rpc_sync, rank, _finish)
+            self._call(self._context.__exit__, None, None, None)
+        except WorkerLostError as lost:
+            # All work is done; what is left is to leave without waiting.
+            self._context.__exit__(type(lost), lost, lost.__traceback__)
+            raise
 
     def serve(self) -> None:
         """Answer calls until the driver says that it is done.

@@ -36,7 +36,9 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
             print(f"{error.__cause__}", file=sys.stderr)
         _exit(1)
     except Exception:
-        # A mistake of ours, or of a learner's author: the trace says where.
+        if not _has_peers():
+            raise
+        # A normal exit would wait for the transport's threads.
         traceback.print_exc()
         _exit(1)
     except KeyboardInterrupt:
@@ -66,8 +68,12 @@ def _let_rank_zero_speak() -> None:
 
 def _exit(code: int) -> None:
     """End now where other processes exist: a broken transport's threads would hold us up."""
-    if code and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if code and _has_peers():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _has_peers() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1

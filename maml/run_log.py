@@ -117,7 +117,7 @@ class RunLog:
     @todist.rank_zero_only
     def forget_after(self, iteration: int) -> None:
         """Drop rows after ``iteration``: a resumed run writes them again."""
-        if not self._path.exists():
+        if not self._path.is_file():
             return
         rows = read_metrics(self._path)
         kept = "".join(json.dumps(row) + "\n" for row in rows if row["iteration"] <= iteration)

@@ -29,6 +29,10 @@ class Episodes(ABC):
         first = iteration * meta_batch_size
         return torch.arange(first, first + meta_batch_size, dtype=torch.int64)
 
+    def following(self, ids: Tensor, iterations: int) -> Tensor:
+        """The ids of the meta-batch ``iterations`` after the one with these ids (``[B]``)."""
+        return ids + iterations * len(ids)
+
     @abstractmethod
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``), batched, on the CPU.

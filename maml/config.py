@@ -76,19 +76,36 @@ class Config:
     meta_batch_size: int = 32
     """Tasks per iteration, over all workers."""
     meta_lr: float = 1e-3
-    """Learning rate of the outer loop's Adam."""
+    """Learning rate of the outer loop."""
+    meta_optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimizer of the outer loop."""
+    meta_momentum: float = 0.0
+    """sgd: momentum of the outer loop."""
     grad_clip: float | None = None
     """Clip every element of the meta-gradient to this magnitude."""
 
     # ---- where tasks run --------------------------------------------------------------------
-    strategy: Literal["auto", "local", "rpc"] = "auto"
+    strategy: Literal["auto", "local", "rpc", "allreduce", "param-server"] = "auto"
     """Where tasks run: auto is local in one process and rpc under torchrun."""
     partition: Literal["exclusive", "chunk"] = "exclusive"
     """rpc: one call a task (exclusive) or one call a worker (chunk)."""
     rpc_threads: int = 16
-    """rpc: threads a worker serves calls with; the calls in flight to a worker stay below it."""
-    rpc_timeout: float = 120.0
-    """rpc: seconds after which a call that was not answered ends the run."""
+    """rpc, param-server: threads that serve calls; rpc keeps the calls in flight below it."""
+    timeout: float = 120.0
+    """Seconds without a peer's answer after which the run ends."""
+    check_every: int = 100
+    """allreduce: iterations between checks that all ranks hold the same parameters; 0: never."""
+    ps_mode: Literal["sync", "async", "backup"] = "sync"
+    """param-server: all gradients of a step; each as it arrives; or the first n - b of a step."""
+    ps_transport: Literal["rpc", "collective"] = "rpc"
+    """param-server: RPC, or (sync alone) broadcast and gather."""
+    ps_forward: Literal["local", "remote"] = "local"
+    """param-server: trainers pull the model, or call its forward where it is (distributed
+    autograd, DistributedOptimizer)."""
+    ps_max_staleness: int = 8
+    """async: updates that a gradient may be behind; older ones are dropped and counted."""
+    ps_backup_workers: int = 1
+    """backup: trainers b that a step does not wait for."""
     threads: int | None = None
     """Computing threads per process [cores / processes on this host]."""
     task_batch: int = 16
@@ -132,6 +149,9 @@ class Config:
             "meta_batch_size": 1,
             "rpc_threads": 2,
             "task_batch": 1,
+            "check_every": 0,
+            "ps_max_staleness": 0,
+            "ps_backup_workers": 0,
             "eval_every": 0,
             "eval_tasks": 1,
             "test_tasks": 0,
@@ -142,7 +162,7 @@ class Config:
         for name, least in at_least.items():
             if getattr(self, name) < least:
                 raise UserError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
-        for name in ("inner_lr", "meta_lr", "rpc_timeout", "grad_clip"):
+        for name in ("inner_lr", "meta_lr", "timeout", "grad_clip"):
             value = getattr(self, name)
             # `not` a chain of `<` rather than `<=`: nan must fail too.
             if value is not None and not 0 < value < math.inf:
@@ -153,6 +173,17 @@ class Config:
             raise UserError(f"--network {self.network} cannot learn --data {self.data}")
         if self.kernels == "native" and self.meta_gradient == "reverse":
             raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
+        if not 0 <= self.meta_momentum < 1:
+            raise UserError(f"--meta-momentum must be in [0, 1), not {self.meta_momentum}")
+        if self.meta_momentum and self.meta_optimizer != "sgd":
+            raise UserError(f"--meta-momentum: --meta-optimizer {self.meta_optimizer} has none")
+        if self.ps_transport == "collective":
+            for name, only in (("ps_mode", "sync"), ("ps_forward", "local")):
+                if getattr(self, name) != only:
+                    raise UserError(
+                        f"{flag(name)} {getattr(self, name)} needs --ps-transport rpc: "
+                        f"collectives serve {flag(name)} {only} alone"
+                    )
         if self.resume not in ("auto", "never") and not Path(self.resume).is_file():
             raise UserError(f"--resume {self.resume}: no such file (auto, never or a checkpoint)")
 

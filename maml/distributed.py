@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -11,11 +12,14 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 import setproctitle
 import torch
+import torch.distributed as dist
 import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 
@@ -70,6 +74,32 @@ def choose_device(config: Config, world: World) -> torch.device:
     return device
 
 
+def choose_interface(world: World) -> None:
+    """Talk over the network interface that leads to the master, where several hosts take part.
+
+    Left to themselves, the transports listen where the host's own name points to, which on many
+    clusters is the loopback. ``GLOO_SOCKET_IFNAME``, ``TP_SOCKET_IFNAME`` and
+    ``NCCL_SOCKET_IFNAME`` override it.
+    """
+    if world.size <= world.local_size or "MASTER_ADDR" not in os.environ:
+        return
+    try:
+        # Connecting a datagram socket sends nothing; it only picks the way.
+        family, kind, _, _, address = socket.getaddrinfo(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own = probe.getsockname()[0]
+    except (OSError, KeyError, ValueError):
+        return  # The rendezvous will say what is wrong with the address.
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(found.address.partition("%")[0] == own for found in addresses):
+            for transport in ("GLOO", "TP", "NCCL"):
+                os.environ.setdefault(f"{transport}_SOCKET_IFNAME", interface)
+            return
+
+
 def init_process(config: Config, world: World) -> None:
     """Set title, computing threads and the global generators of this process.
 
@@ -99,6 +129,7 @@ def rpc_world(
     a graceful shutdown, which waits for all; one that ends in an error waits for nobody: a frozen
     peer would hold a graceful shutdown for ever.
     """
+    choose_interface(world)
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=threads, rpc_timeout=max(START_TIMEOUT, timeout)
     )
@@ -121,14 +152,71 @@ def rpc_world(
     try:
         yield
     except BaseException:
-        _shutdown_without_waiting()
+        leave_rpc()
         raise
-    rpc.shutdown(graceful=True, timeout=timeout)
+    if not left_rpc():
+        rpc.shutdown(graceful=True, timeout=timeout)
 
 
-def _shutdown_without_waiting(seconds: float = 5.0) -> None:
-    """Close this process's agent; not even that may hold the process up."""
-    closing = threading.Thread(target=rpc.shutdown, kwargs={"graceful": False}, daemon=True)
+def leave_rpc() -> None:
+    """Leave the RPC world without waiting for anyone."""
+    _without_waiting(lambda: rpc.shutdown(graceful=False))
+
+
+def left_rpc() -> bool:
+    """Return whether this process has left the RPC world already."""
+    return not rpc.api._is_current_rpc_agent_set()
+
+
+_collective_worlds = itertools.count()
+
+
+class Groups(NamedTuple):
+    """Process groups over the same processes, which differ in their patience.
+
+    ``work``: ``--timeout``. ``idle``: for ever; where a process waits for work, or for rank zero
+    to finish writing.
+    """
+
+    work: dist.ProcessGroup
+    idle: dist.ProcessGroup
+
+
+@contextlib.contextmanager
+def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
+    """Join all processes for collectives: gloo between CPUs, nccl between GPUs.
+
+    A body that ends well leaves when all are done; one that ends in an error waits for nobody.
+    """
+    choose_interface(world)
+    init_method = "env://" if world.launched else f"tcp://127.0.0.1:{_free_port()}"
+    start_timeout = timedelta(seconds=max(START_TIMEOUT, timeout))
+    store, *_ = next(dist.rendezvous(init_method, world.rank, world.size, timeout=start_timeout))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        # A name of its own for each world of a process: the launcher's store outlives them all.
+        store=dist.PrefixStore(f"collective world {next(_collective_worlds)}", store),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=start_timeout,
+    )
+    try:
+        patient = timedelta(days=30)
+        groups = Groups(
+            dist.new_group(timeout=timedelta(seconds=timeout)), dist.new_group(timeout=patient)
+        )
+        dist.barrier()
+        yield groups
+        dist.barrier(groups.idle)
+    except BaseException:
+        _without_waiting(dist.destroy_process_group)
+        raise
+    dist.destroy_process_group()
+
+
+def _without_waiting(close: Callable[[], object], seconds: float = 5.0) -> None:
+    """Close this process's end of a transport; not even that may hold the process up."""
+    closing = threading.Thread(target=close, daemon=True)
     closing.start()
     closing.join(seconds)
 

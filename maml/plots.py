@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maml.config import Config
-from maml.inner import OPTIMIZERS, adapt
+from maml.inner import OPTIMIZERS, Params, adapt
 from maml.run_dir import write_bytes
 from maml.run_log import Row, read_metrics
 from maml.worker import Worker
@@ -15,7 +15,9 @@ from maml.worker import Worker
 BLUE, ORANGE, GREY = "#3465a4", "#e07b00", "#888888"
 
 
-def draw_curves(run_dir: Path, config: Config, result: dict[str, Any], worker: Worker) -> Path:
+def draw_curves(
+    run_dir: Path, config: Config, result: dict[str, Any], worker: Worker, meta_params: Params
+) -> Path:
     """Draw loss and accuracy against iterations (sinusoid: loss and an adapted curve)."""
     import matplotlib
 
@@ -28,7 +30,7 @@ def draw_curves(run_dir: Path, config: Config, result: dict[str, Any], worker: W
     _curve(axes[0], rows, result, "loss")
     if sinusoid:
         axes[0].set_yscale("log")
-        _adapted_curve(axes[1], worker, result)
+        _adapted_curve(axes[1], worker, result, meta_params)
     else:
         _curve(axes[1], rows, result, "accuracy")
     figure.suptitle(config.preset, fontsize=11)
@@ -81,14 +83,14 @@ def _smooth(values: tuple[float, ...]) -> list[float]:
     return smooth
 
 
-def _adapted_curve(axis: Any, worker: Worker, result: dict[str, Any]) -> None:
+def _adapted_curve(axis: Any, worker: Worker, result: dict[str, Any], meta_params: Params) -> None:
     """Draw one test sinusoid before and after 1 and 5 inner steps (Finn et al., figure 2)."""
     import torch
 
     config, learner = worker.config, worker.learner
     task = worker.evaluation("test").tasks(torch.arange(1))
     support_x, support_y = task.support_x[0], task.support_y[0]
-    weights = learner.network_weights(learner.meta_parameters())
+    weights = {name: tensor.cpu() for name, tensor in learner.network_weights(meta_params).items()}
     x = torch.linspace(-5, 5, 201, dtype=worker.dtype)[:, None]
     styles = {
         0: ("before adapting", GREY, ":"),

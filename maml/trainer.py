@@ -1,4 +1,4 @@
-"""The outer loop: ids → strategy → mean gradient → Adam → log → checkpoint."""
+"""The outer loop: ids → strategy → mean gradient → optimizer → log → checkpoint."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from maml import checkpoint, run_dir
 from maml.config import Config, flag
-from maml.distributed import StopRequest, World, choose_device, init_process
+from maml.distributed import World, choose_device, init_process
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
+from maml.outer import OuterOptimizer
 from maml.plots import draw_curves
 from maml.presets import with_values
 from maml.run_log import RunLog
@@ -25,7 +25,7 @@ from maml.worker import Share, Worker
 MUST_MATCH = (
     "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
     "meta_lr", "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
-    "grad_clip",
+    "grad_clip", "meta_optimizer", "meta_momentum",
 )  # fmt: skip
 """What a resumed run must share with its beginning to be the same run."""
 
@@ -55,7 +55,9 @@ class Trainer:
             if not strategy.drives:
                 strategy.serve()
                 return 0
-            return _Run(self.config, self.worker, strategy, self.start).run()
+            run_dir, start = strategy.from_rank_zero((self.config.run_dir, self.start))
+            config = with_values(self.config, run_dir=run_dir)
+            return _Run(config, self.worker, strategy, start).run()
 
 
 class _Run:
@@ -69,9 +71,11 @@ class _Run:
         self.speaks = strategy.world.rank == 0
         assert config.run_dir is not None
         self.run_dir = Path(config.run_dir)
-        self.stop = StopRequest()
-        self.meta_params = worker.learner.meta_parameters()
-        self.optimizer = torch.optim.Adam(self.meta_params.values(), lr=config.meta_lr)
+        self.meta_params = {
+            name: tensor.detach().to(strategy.home)
+            for name, tensor in worker.learner.meta_parameters().items()
+        }
+        self.optimizer = OuterOptimizer(config, self.meta_params)
         self.iteration, self.seconds = 0, 0.0
         if start is not None:
             self._restore(start)
@@ -82,7 +86,7 @@ class _Run:
 
     def run(self) -> int:
         """Train to the end, or to a stop signal; return the exit code."""
-        self.stop.install()
+        self.strategy.stop.install()
         config = self.config
         self._say(
             f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
@@ -98,16 +102,16 @@ class _Run:
             except _Stopped:
                 self._save()
             self._say(
-                f"stopped by {self.stop.signal} after iteration {self.iteration}; checkpoint "
+                f"stopped by {self.strategy.stopping} after iteration {self.iteration}; checkpoint "
                 f"{checkpoint.last_checkpoint(self.run_dir)}; the same command with "
                 f"--run-dir {self.run_dir} continues"
             )
-            return 130 if self.stop.signal == "SIGINT" else 143
+            return 130 if self.strategy.stopping == "SIGINT" else 143
         finally:
             self.log.close()
 
     def _heed_stop(self) -> None:
-        if self.stop:
+        if self.strategy.stopping:
             raise _Stopped
 
     def _train(self) -> None:
@@ -119,18 +123,18 @@ class _Run:
             disable=not self.speaks, mininterval=0.5 if sys.stderr.isatty() else 15,
         )  # fmt: skip
         with bar:
-            while self.iteration < config.iterations and not self.stop:
+            while self.iteration < config.iterations and not self.strategy.stopping:
                 began = time.perf_counter()
                 ids = episodes.ids(self.iteration, config.meta_batch_size)
                 share = self.strategy.meta_step(self.meta_params, ids)
-                self._meta_update(share)
+                self.optimizer.step(share.gradients, share.n_tasks)
                 self.iteration += 1
                 took = time.perf_counter() - began
                 self.seconds += took
                 window.add(share, took)
                 bar.update()
                 if self.iteration % config.log_every == 0 or self.iteration == config.iterations:
-                    row = window.row()
+                    row = window.row() | self.strategy.report()
                     self.log.write({"iteration": self.iteration, **row, "seconds": self.seconds})
                     bar.set_postfix(
                         {name: f"{row[name]:.3f}" for name in self.worker.metric_names}
@@ -146,20 +150,10 @@ class _Run:
     def _due(self, every: int) -> bool:
         return every > 0 and self.iteration % every == 0
 
-    def _meta_update(self, share: Share) -> None:
-        """Step Adam along the mean over tasks of the gradient (algorithm 2, line 10)."""
-        for name, parameter in self.meta_params.items():
-            gradient = share.gradients[name] / share.n_tasks
-            if self.config.grad_clip is not None:
-                gradient.clamp_(-self.config.grad_clip, self.config.grad_clip)
-            parameter.grad = gradient
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
     def _validate(self, bar: Any) -> None:
         result = evaluate(
             self.strategy,
-            self._detached(),
+            self.meta_params,
             "validation",
             self.config.eval_tasks,
             between=self._heed_stop,
@@ -184,7 +178,7 @@ class _Run:
         if config.test_tasks:
             test = evaluate(
                 self.strategy,
-                self._detached(),
+                self.meta_params,
                 "test",
                 config.test_tasks,
                 progress=self.speaks,
@@ -200,18 +194,15 @@ class _Run:
             self._say(summary(test, config, config.transductive))
         if self.speaks:
             run_dir.write_result(self.run_dir, result)
-            plot = draw_curves(self.run_dir, config, result, self.worker)
+            plot = draw_curves(self.run_dir, config, result, self.worker, self.meta_params)
             self._say(f"run directory {self.run_dir}, plot {plot}")
-
-    def _detached(self) -> dict[str, Tensor]:
-        return {name: tensor.detach() for name, tensor in self.meta_params.items()}
 
     def _save(self) -> None:
         if self.speaks:
             checkpoint.save(
                 checkpoint.last_checkpoint(self.run_dir),
                 {
-                    "model": {name: t.detach().cpu() for name, t in self.meta_params.items()},
+                    "model": {name: tensor.cpu() for name, tensor in self.meta_params.items()},
                     "optimizer": self.optimizer.state_dict(),
                     "iteration": self.iteration,
                     "seconds": self.seconds,
@@ -220,9 +211,8 @@ class _Run:
             )
 
     def _restore(self, saved: dict[str, Any]) -> None:
-        with torch.no_grad():
-            for name, parameter in self.meta_params.items():
-                parameter.copy_(saved["model"][name])
+        for name, tensor in self.meta_params.items():
+            tensor.copy_(saved["model"][name])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
 

@@ -1,12 +1,13 @@
 """A worker's share of an iteration: materialise tasks from their ids, differentiate, sum.
 
-Every strategy calls the two methods of `Worker`; here, and nowhere else, is what a meta-gradient
+Every strategy calls the methods of `Worker`; here, and nowhere else, is what a meta-gradient
 is. Parameters come with the call, gradients leave as a sum with its count.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.inner import Params
-from maml.learners import Learner, OuterGradient, build_learner
+from maml.learners import Learner, build_learner
 
 EVALUATION_PREFIXES = ("", "non_transductive_")
 
@@ -27,7 +28,8 @@ class Share(NamedTuple):
     """What tasks add up to; shares of disjoint tasks add up field by field.
 
     Attributes:
-        gradients: Σ over tasks of the outer loss's gradient, by meta-parameter name, on the CPU.
+        gradients: Σ over tasks of the outer loss's gradient, by meta-parameter name; on the
+            worker's device.
         totals: ``[1 + M]``: Σ over tasks of the outer loss and of the learner's M metrics.
         n_tasks: How many tasks.
     """
@@ -87,21 +89,29 @@ class Worker:
             ids: ``[B]`` int64 task ids; B ≥ 0.
             learner: The learner to call, used by no other thread meanwhile.
         """
+        return self.meta_gradient_of(meta_params, self.training_tasks(ids), learner)
+
+    def training_tasks(self, ids: Tensor) -> Iterator[Task]:
+        """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
+        return map(self.training.tasks, self._batches(ids))
+
+    def meta_gradient_of(
+        self, meta_params: Params, batches: Iterable[Task], learner: Learner
+    ) -> Share:
+        """Sum as `meta_gradient` does, over tasks that are at hand."""
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
-
-        def differentiate(batch: Tensor) -> OuterGradient:
-            return learner.outer_gradient(params, self._on_device(self.training.tasks(batch)))
-
-        for outer in map(differentiate, self._batches(ids)):
+        n_tasks = 0
+        for tasks in batches:
+            outer = learner.outer_gradient(params, self._on_device(tasks))
             for name, total in sums.items():
                 total += outer.gradients[name]
             totals[0] += outer.losses.sum()
             for i, name in enumerate(learner.metric_names, start=1):
                 totals[i] += outer.metrics[name].sum()
-        on_cpu = {name: total.cpu() for name, total in sums.items()}
-        return Share(on_cpu, totals.cpu(), len(ids))
+            n_tasks += len(outer.losses)
+        return Share(sums, totals, n_tasks)
 
     @torch.no_grad()
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:

@@ -60,7 +60,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "strategy": (["--strategy", "local"], "local"),
     "partition": (["--partition", "chunk"], "chunk"),
     "rpc_threads": (["--rpc-threads", "4"], 4),
-    "rpc_timeout": (["--rpc-timeout", "30.5"], 30.5),
+    "timeout": (["--timeout", "30.5"], 30.5),
     "threads": (["--threads", "2"], 2),
     "task_batch": (["--task-batch", "5"], 5),
     "dtype": (["--dtype", "float64"], "float64"),
@@ -202,7 +202,7 @@ def test_data_root_default(
         ([GLYPHS, "--resume", "."], "--resume ."),
         *(
             ([GLYPHS, name, value], rf"{name}\b.*{re.escape(shown)}")
-            for name in ("--inner-lr", "--meta-lr", "--grad-clip", "--rpc-timeout")
+            for name in ("--inner-lr", "--meta-lr", "--grad-clip", "--timeout")
             for value, shown in (("0", "0"), ("-1", "-1"), ("nan", "nan"), ("inf", "inf"))
         ),
         *(

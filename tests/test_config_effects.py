@@ -52,7 +52,7 @@ TRAINS_THE_SAME: list[tuple[str, Any]] = [
     ("threads", 2),
     ("partition", "chunk"),
     ("rpc_threads", 2),
-    ("rpc_timeout", 5.0),
+    ("timeout", 5.0),
     ("device", "cpu"),
     ("strategy", "local"),
     ("eval_inner_steps", 3),

@@ -17,7 +17,7 @@ FLOORS = (
     ("errors", "seeds", "allocator"),
     ("config",),
     ("presets", "models", "objectives", "inner", "distributed"),
-    ("cli", "program", "derivatives"),
+    ("cli", "program", "derivatives", "outer"),
     ("rules",),
     ("mixed", "kernels"),
     ("learners",),

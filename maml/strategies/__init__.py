@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from maml.config import Config
 from maml.distributed import World
 from maml.errors import UserError
+from maml.strategies.allreduce import AllReduce
 from maml.strategies.base import Strategy
 from maml.strategies.local import Local
+from maml.strategies.param_server import build_param_server
 from maml.strategies.rpc import Rpc
 from maml.worker import Worker
 
-STRATEGIES: dict[str, type[Strategy]] = {"local": Local, "rpc": Rpc}
+STRATEGIES: dict[str, Callable[[Config, World, Worker], Strategy]] = {
+    "local": Local,
+    "rpc": Rpc,
+    "allreduce": AllReduce,
+    "param-server": build_param_server,
+}
 
 
 def resolve_strategy(config: Config, world: World) -> str:

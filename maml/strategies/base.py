@@ -4,31 +4,49 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import World
+from maml.distributed import StopRequest, World
 from maml.inner import Params
 from maml.worker import Share, Worker
+
+T = TypeVar("T")
 
 
 class Strategy(ABC):
     """Where tasks run and how gradients come home. Use it as a context manager.
 
     Attributes:
-        drives: Whether this process runs the outer loop; one that does not calls `serve`.
+        stop: The process's stop signals, which every driving process heeds at the same iteration.
+        wire_bytes: Bytes of tensors sent between processes so far, as far as this process knows
+            of them; headers and retransmissions come on top.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         self.config = config
         self.world = world
         self.worker = worker
+        self.stop = StopRequest()
+        self.wire_bytes = 0
 
     @property
     def drives(self) -> bool:
-        """Return whether this process runs the outer loop."""
+        """Return whether this process runs the outer loop; one that does not calls `serve`."""
         return True
+
+    @property
+    def home(self) -> torch.device:
+        """Return the device where a driving process keeps the meta-parameters."""
+        return torch.device("cpu")
+
+    @property
+    def stopping(self) -> str | None:
+        """Return the name of the signal to stop at, the same in every driving process."""
+        return self.stop.signal
 
     def __enter__(self) -> Strategy:
         return self
@@ -46,10 +64,23 @@ class Strategy(ABC):
         """Serve the driving process until it is done; returns at once where all drive."""
         return None
 
+    def from_rank_zero(self, value: T) -> T:
+        """Return rank zero's ``value`` in every driving process."""
+        return value
+
+    def report(self) -> dict[str, Any]:
+        """Return what the transport has to say since the last call: columns of metrics.jsonl."""
+        sent, self.wire_bytes = self.wire_bytes, 0
+        return {"wire_bytes": sent} if sent else {}
+
     @abstractmethod
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Return Σ gradient, Σ metrics and count over the training tasks ``ids [B]`` (int64)."""
+        """Return Σ gradient, Σ metrics and count over the training tasks ``ids [B]`` (int64).
+
+        A strategy whose server does not wait for all may return other tasks' sums: those that
+        have arrived.
+        """
 
     @abstractmethod
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Return the metrics of each task of ``ids [T]``: ``[T, len(evaluation_names)]``."""
+        """Return the metrics of each task of ``ids [T]``: ``[T, len(evaluation_names)]``, CPU."""

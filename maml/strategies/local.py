@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from maml.inner import Params
@@ -11,6 +12,11 @@ from maml.worker import Share
 
 class Local(Strategy):
     """One process; what every other strategy must equal."""
+
+    @property
+    def home(self) -> torch.device:
+        """Parameters stay where the tasks run."""
+        return self.worker.device
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Differentiate all tasks here."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from types import TracebackType
 from typing import Any
 
@@ -22,15 +21,14 @@ import torchopt.distributed as todist
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import StopRequest, World, init_process, rpc_world
+from maml.distributed import World, init_process, rpc_world
 from maml.errors import WorkerLostError
 from maml.inner import Params
 from maml.learners import Learner
+from maml.strategies.attendance import wait_for
 from maml.strategies.base import Strategy
+from maml.strategies.outer_loss import OuterLoss
 from maml.worker import Share, Worker
-
-STOP_GRACE = 20.0
-"""Seconds that a serving process outlives a SIGTERM, for the driver to write its checkpoint."""
 
 _worker: Worker | None = None
 _finished = threading.Event()
@@ -46,40 +44,19 @@ def _finish() -> None:
     _finished.set()
 
 
-def _answer() -> None:
-    """Prove that this process serves."""
-
-
-class _OuterLoss(torch.autograd.Function):
-    """Σ outer loss as a function of the meta-parameters, its gradient computed on the way.
-
-    The gradient is taken at once by `Worker.meta_gradient`, in batches of bounded memory, and
-    scaled in ``backward``: exact, since the sum is all that leaves the worker. A call in flight
-    therefore holds one gradient, not the graphs of its tasks.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, ids: Tensor, learner: Learner, names: Any, *leaves: Tensor) -> Tensor:
-        params = dict(zip(names, leaves, strict=True))
-        share = _this_worker().meta_gradient(params, ids, learner)
-        ctx.save_for_backward(*(share.gradients[name] for name in names))
-        return torch.cat([share.totals, share.totals.new_tensor([share.n_tasks])])
-
-    @staticmethod
-    def backward(ctx: Any, *from_totals: Tensor) -> Any:
-        # Only the loss, element 0, is differentiable; metrics and the count are constants.
-        scale = from_totals[0][0]
-        return (None, None, None, *(scale * gradient for gradient in ctx.saved_tensors))
-
-
 def _outer_sums(ids: Tensor, learner: Learner) -> Tensor:
     """Run on a worker: ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks ``ids``.
 
     ``learner`` came with this call, so no other thread calls into it.
     """
     params = learner.meta_parameters()
+
+    def compute() -> Share:
+        return _this_worker().meta_gradient(params, ids.reshape(-1), learner)
+
     with torch.enable_grad():
-        return _OuterLoss.apply(ids.reshape(-1), learner, tuple(params), *params.values())
+        total: Tensor = OuterLoss.apply(compute, tuple(params), *params.values())
+    return total
 
 
 def _evaluations(ids: Tensor, learner: Learner, split: str) -> Tensor:
@@ -130,7 +107,7 @@ class Rpc(Strategy):
         self._context = rpc_world(
             world,
             threads=config.rpc_threads,
-            timeout=config.rpc_timeout,
+            timeout=config.timeout,
             worker_init=self._init_worker,
         )
 
@@ -172,25 +149,9 @@ class Rpc(Strategy):
             raise
 
     def serve(self) -> None:
-        """Answer calls until the driver says that it is done.
-
-        A stop signal reaches every process of a job; the driver decides when to end, and the
-        others outlive the signal by `STOP_GRACE` seconds at most.
-        """
-        stop = StopRequest()
-        stop.install()
-        deadline = None
-        while not _finished.wait(0.5):
-            if not stop:
-                continue
-            deadline = deadline or time.monotonic() + STOP_GRACE
-            try:
-                rpc.rpc_sync(0, _answer, timeout=STOP_GRACE / 4)
-            except RuntimeError:
-                deadline = 0.0
-            if time.monotonic() > deadline and not _finished.is_set():
-                # Without a word: rank 0 has said why, or torchrun will.
-                raise WorkerLostError("")
+        """Answer calls until the driver says that it is done."""
+        self.stop.install()
+        wait_for(_finished, self.stop, self.config.timeout)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Partition ``ids``, call, reduce, and bring the gradients home; wave by wave."""
@@ -241,7 +202,7 @@ class Rpc(Strategy):
         try:
             return function(*args)
         except RuntimeError as error:
-            raise WorkerLostError(_first_line(error, self.config.rpc_timeout)) from error
+            raise WorkerLostError(_first_line(error, self.config.timeout)) from error
 
 
 def _first_line(error: Exception, timeout: float) -> str:
@@ -251,5 +212,5 @@ def _first_line(error: Exception, timeout: float) -> str:
         return f"rank {remote[1]} failed: {remote[2]}"
     line = text.splitlines()[0]
     if "timed out" in line.lower() or "timeout" in line.lower():
-        return f"a worker did not answer within --rpc-timeout {timeout:g} s ({line})"
+        return f"a worker did not answer within --timeout {timeout:g} s ({line})"
     return f"a worker failed: {line}"

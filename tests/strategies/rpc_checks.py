@@ -27,7 +27,7 @@ IDS = torch.arange(24)
 
 
 def make_config(**changes: object) -> Config:
-    changes = {"dtype": "float64", "rpc_timeout": 30.0, **changes}
+    changes = {"dtype": "float64", "timeout": 30.0, **changes}
     return dataclasses.replace(PRESETS["maml-glyphs-5way-1shot"], **changes)  # type: ignore[arg-type]
 
 

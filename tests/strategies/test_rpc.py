@@ -64,7 +64,7 @@ def _serving_process(launched: Launched) -> int:
 def test_lost_worker_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     """A frozen or killed peer: one line, a non-zero exit code, nobody left, progress kept."""
     args = [*SINUSOID, "--iterations", "100000", "--log-every", "1", "--checkpoint-every", "1"]
-    args += ["--rpc-timeout", "15", "--run-dir", str(tmp_path)]
+    args += ["--timeout", "15", "--run-dir", str(tmp_path)]
     launched = start([*torchrun(2), *args])
     try:
         _wait_for_rows(launched, tmp_path)
@@ -74,7 +74,7 @@ def test_lost_worker_ends_the_run(tmp_path: Path, number: signal.Signals) -> Non
         done = launched.wait(120, expect=None)
     assert done.returncode != 0
     if number == signal.SIGSTOP:
-        assert "--rpc-timeout 15" in done.stderr
+        assert "--timeout 15" in done.stderr
     assert (tmp_path / "checkpoints" / "last.pt").exists()
 
 

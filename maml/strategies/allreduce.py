@@ -1,0 +1,97 @@
+"""``--strategy allreduce``: every rank computes its share and takes the same step.
+
+The road to many GPUs and hosts: a step is one flat all-reduce of [Σ gradient, Σ metrics, count],
+whatever the number of tasks. Nothing is broadcast but the beginning: all ranks hold the same
+parameters because they have done the same arithmetic, which is checked now and then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from maml.config import Config
+from maml.distributed import World
+from maml.errors import WorkerLostError
+from maml.inner import Params
+from maml.strategies.collective import Collective
+from maml.worker import Share, Worker
+
+T = TypeVar("T")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class AllReduce(Collective):
+    """All ranks drive; a rank's share of the ids is its part of `Tensor.tensor_split`."""
+
+    def __init__(self, config: Config, world: World, worker: Worker) -> None:
+        super().__init__(config, world, worker)
+        self._steps = 0
+        self._agreed: str | None = None
+
+    @property
+    def home(self) -> torch.device:
+        """Parameters stay where the tasks run."""
+        return self.worker.device
+
+    @property
+    def stopping(self) -> str | None:
+        """Return the signal that any rank had received by the latest collective."""
+        return self._agreed
+
+    def from_rank_zero(self, value: T) -> T:
+        """Broadcast ``value`` (pickled: between the processes of one run alone)."""
+        box: list[Any] = [value]
+        with self._guard():
+            dist.broadcast_object_list(box, src=0)
+        received: T = box[0]
+        return received
+
+    def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
+        """Differentiate this rank's part of ``ids``; sum over ranks."""
+        every = self.config.check_every
+        if every and self._steps % every == 0:
+            self._check_equal(meta_params)
+        self._steps += 1
+        mine = ids.tensor_split(self.world.size)[self.world.rank]
+        share = self.worker.meta_gradient(meta_params, mine, self.worker.learner)
+        return self.packing.to_share(self._reduce(self.packing.share(share)))
+
+    def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
+        """Evaluate this rank's part of ``ids``; every rank gets all rows."""
+        parts = torch.arange(len(ids)).tensor_split(self.world.size)
+        mine = parts[self.world.rank]
+        rows = torch.zeros(
+            len(ids), len(self.worker.evaluation_names), dtype=self.worker.dtype, device=self.home
+        )
+        rows[mine] = self.worker.evaluate(meta_params, split, ids[mine], self.worker.learner).to(
+            self.home
+        )
+        return self._reduce(rows.reshape(-1)).view_as(rows).cpu()
+
+    def _reduce(self, flat: Tensor) -> Tensor:
+        """Sum over ranks, and agree on whether to stop: a signal may reach one rank alone."""
+        seen = flat.new_tensor([float(self.stop.signal == number.name) for number in SIGNALS])
+        summed, stops = self.all_reduce(torch.cat([flat, seen])).split([len(flat), len(SIGNALS)])
+        for number, count in zip(SIGNALS, stops.tolist(), strict=True):
+            if count and self._agreed is None:
+                self._agreed = number.name
+        return summed
+
+    def _check_equal(self, meta_params: Params) -> None:
+        """Raise `WorkerLostError` if this rank's parameters are not bit for bit rank zero's."""
+        flat = self.packing.params(meta_params).cpu()
+        digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).digest()
+        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], device=self.home)
+        all_digests = [torch.empty_like(mine) for _ in range(self.world.size)]
+        with self._guard():
+            dist.all_gather(all_digests, mine, group=self.groups.work)
+        others = [rank for rank, other in enumerate(all_digests) if other != all_digests[0]]
+        if others:
+            message = f"rank(s) {', '.join(map(str, others))} hold other parameters than rank 0"
+            raise WorkerLostError("" if self.world.rank else message)

@@ -1,0 +1,74 @@
+"""What the strategies over torch.distributed's collectives share: their world, and its failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import torch.distributed as dist
+from torch import Tensor
+
+from maml.config import Config
+from maml.distributed import Groups, World, collective_world, init_process
+from maml.errors import WorkerLostError
+from maml.strategies.base import Strategy
+from maml.strategies.packing import Packing
+from maml.worker import Worker
+
+
+class Collective(Strategy):
+    """A strategy whose processes call the same collectives in the same order."""
+
+    groups: Groups
+
+    def __init__(self, config: Config, world: World, worker: Worker) -> None:
+        super().__init__(config, world, worker)
+        self._context = collective_world(world, timeout=config.timeout)
+        self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
+
+    def __enter__(self) -> Collective:
+        init_process(self.config, self.world)
+        with self._guard():
+            self.groups = self._context.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave when all are done; with an error at once."""
+        if error is not None:
+            self._context.__exit__(kind, error, traceback)
+            return
+        with self._guard():
+            self.finish()
+            self._context.__exit__(None, None, None)
+
+    def finish(self) -> None:
+        """Do what is left before all leave."""
+
+    def all_reduce(self, flat: Tensor) -> Tensor:
+        """Sum ``flat`` over all ranks, in place."""
+        with self._guard():
+            dist.all_reduce(flat, group=self.groups.work)
+        # What a ring sends a rank: 2 (n - 1) / n of the tensor, and there are n of them.
+        self.wire_bytes += 2 * (self.world.size - 1) * flat.nbytes
+        return flat
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Turn a transport's failure into one error; rank zero says it."""
+        try:
+            yield
+        except RuntimeError as error:
+            line = str(error).strip().splitlines()[0]
+            if self.world.rank:
+                raise WorkerLostError("") from None
+            if "timed out" in line.lower() or "timeout" in line.lower():
+                raise WorkerLostError(
+                    f"a worker did not answer within --timeout {self.config.timeout:g} s ({line})"
+                ) from error
+            raise WorkerLostError(f"a worker was lost: {line}") from error

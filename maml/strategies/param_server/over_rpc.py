@@ -1,0 +1,407 @@
+"""``--strategy param-server`` over RPC: rank 0 serves, the others train.
+
+One RPC pushes a gradient and returns the next order with the updated model. The server's main
+thread alone decides: what it waits for, drops or sums is `ParameterServer.meta_step`; when to
+step is the outer loop's business, as for every strategy.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+from torch import Tensor
+from torch.futures import Future
+
+from maml.config import Config
+from maml.distributed import World, init_process, leave_rpc, rpc_world
+from maml.errors import UserError, WorkerLostError
+from maml.inner import Params
+from maml.strategies.attendance import wait_for
+from maml.strategies.base import Strategy
+from maml.strategies.packing import Packing
+from maml.strategies.param_server import remote_forward
+from maml.strategies.param_server.inbox import Inbox
+from maml.strategies.param_server.messages import Order, Result
+from maml.worker import Share, Worker
+
+GOODBYE_GRACE = 10.0
+"""Seconds that the server waits for its trainers to leave, once all work is done."""
+
+_inbox: Inbox | None = None
+_farewell: Farewell | None = None
+_addresses: dict[int, tuple[str, int]] = {}
+
+
+def _open_inbox() -> Inbox:
+    if _inbox is None:
+        raise RuntimeError("this process does not serve")
+    return _inbox
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+def _exchange(rank: int, result: Result | None) -> Future[Order]:
+    """Run on the server: push a result, get the next order; holds no thread meanwhile."""
+    return _open_inbox().exchange(rank, result)
+
+
+def _introduce(rank: int, host: str, pid: int) -> None:
+    """Run on the server: say where a trainer runs."""
+    _addresses[rank] = (host, pid)
+
+
+class Farewell:
+    """The end: who has left, and whether all have, so that everyone can wait for everyone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._leaving: dict[int, Future[bool]] = {}
+
+    def leave(self, rank: int) -> Future[bool]:
+        """Return the future of whether all trainers leave."""
+        future: Future[bool] = Future()
+        with self._changed:
+            self._leaving[rank] = future
+            self._changed.notify_all()
+        return future
+
+    def wait(self, trainers: Iterable[int], seconds: float) -> set[int]:
+        """Wait for ``trainers``, tell those who leave whether all do; return who does not."""
+        missing = set(trainers)
+        with self._changed:
+            self._changed.wait_for(lambda: missing <= self._leaving.keys(), seconds)
+            leaving = dict(self._leaving)
+        missing -= leaving.keys()
+        for future in leaving.values():
+            future.set_result(not missing)
+        return missing
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+def _leave(rank: int) -> Future[bool]:
+    """Run on the server: a trainer leaves."""
+    assert _farewell is not None
+    return _farewell.leave(rank)
+
+
+class ParameterServer(Strategy):
+    """The server and, on the other ranks, a trainer.
+
+    Modes (``--ps-mode``): sync sums the gradients of all trainers; backup those of the first
+    n − b that arrive; async returns each gradient as it arrives, unless it is too old. A gradient
+    carries the number of the step whose model it was computed with, and the count of its tasks:
+    the outer loop divides by the tasks that were summed, whichever they were.
+    """
+
+    def __init__(self, config: Config, world: World, worker: Worker) -> None:
+        super().__init__(config, world, worker)
+        self.trainers = range(1, world.size)
+        if not self.trainers:
+            raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
+        spared = config.ps_backup_workers if config.ps_mode == "backup" else 0
+        self._needed = len(self.trainers) - spared
+        if self._needed < 1:
+            raise UserError(
+                f"--ps-backup-workers {spared}: a step would wait for none of the "
+                f"{len(self.trainers)} trainers"
+            )
+        self.remote = config.ps_forward == "remote"
+        self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
+        self._inbox = Inbox()
+        self._idle: set[int] = set()
+        self._backlog: deque[tuple[int, Result]] = deque()
+        self._step = 0
+        self._evaluations = 0
+        self._handed_out = 0
+        self._first_ids: Tensor | None = None
+        self._forget_counts()
+        self._context = rpc_world(
+            world,
+            threads=max(config.rpc_threads, world.size),
+            timeout=config.timeout,
+            worker_init=self._init_worker,
+        )
+
+    def _init_worker(self) -> None:
+        global _inbox, _farewell
+        init_process(self.config, self.world)
+        if self.drives:
+            _inbox, _farewell = self._inbox, Farewell()
+
+    @property
+    def drives(self) -> bool:
+        """Rank 0 serves, and drives the outer loop."""
+        return self.world.rank == 0
+
+    def __enter__(self) -> ParameterServer:
+        self._context.__enter__()
+        return self
+
+    # ---- the server -------------------------------------------------------------------------
+
+    def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
+        """Hand out the model and task ids; return the gradients that this mode waits for.
+
+        In async mode the tasks are those of the first gradient to arrive: a trainer gets a whole
+        meta-batch, so that a step is the mean over as many tasks as in every other mode.
+        """
+        began, self._waited = time.monotonic(), 0.0
+        self._step += 1
+        params = torch.empty(0) if self.remote else self.packing.params(meta_params)
+        if self.remote:
+            remote_forward.publish(self, self._step, meta_params)
+        if self.config.ps_mode == "async":
+            flat = self._first_to_arrive(params, ids)
+        else:
+            flat = self._sum_of_step(params, ids)
+        self._busy += time.monotonic() - began - self._waited
+        return self.packing.to_share(flat)
+
+    def _sum_of_step(self, params: Tensor, ids: Tensor) -> Tensor:
+        """Return the sum over the first ``_needed`` trainers' shares of this step."""
+        parts = dict(zip(self.trainers, ids.tensor_split(len(self.trainers)), strict=True))
+        shares: dict[int, Tensor] = {}
+        ordered: set[int] = set()
+        deadline = time.monotonic() + self.config.timeout
+        while len(shares) < self._needed or not any(share[-1] for share in shares.values()):
+            for rank in sorted(self._idle - ordered):
+                self._give(rank, Order("train", self._step, parts[rank], params))
+                ordered.add(rank)
+            arrived = self._next(deadline, missing=set(self.trainers) - shares.keys())
+            if arrived is None:
+                continue
+            rank, result = arrived
+            if result.number == self._step:
+                shares[rank] = result.flat
+            else:
+                self._dropped += 1
+        # In the order of ranks, not of arrival: a repeated run has the same bits.
+        return functools.reduce(torch.add, (shares[rank] for rank in sorted(shares)))
+
+    def _first_to_arrive(self, params: Tensor, ids: Tensor) -> Tensor:
+        """Return the first share that is not more than ``--ps-max-staleness`` steps behind."""
+        if self._first_ids is None:
+            self._first_ids = ids
+        deadline = time.monotonic() + self.config.timeout
+        while True:
+            for rank in sorted(self._idle):
+                batch = self.worker.training.following(self._first_ids, self._handed_out)
+                self._handed_out += 1
+                self._give(rank, Order("train", self._step, batch, params))
+            arrived = self._next(deadline, missing=set(self.trainers))
+            if arrived is None:
+                continue
+            staleness = self._step - arrived[1].number
+            if staleness <= self.config.ps_max_staleness:
+                self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
+                return arrived[1].flat
+            self._dropped += 1
+
+    def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
+        """Evaluate a piece on each trainer; pieces of silent ones are handed out again."""
+        if self.remote:
+            return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
+        pieces = ids.tensor_split(min(len(self.trainers), len(ids)))
+        params = self.packing.params(meta_params)
+        piece_of: dict[int, int] = {}
+        rows: dict[int, Tensor] = {}
+        todo = deque(range(len(pieces)))
+        began = time.monotonic()
+        deadline = began + self.config.timeout
+        while len(rows) < len(pieces):
+            for rank in sorted(self._idle):
+                if not todo:
+                    break
+                self._evaluations += 1
+                piece_of[self._evaluations] = piece = todo.popleft()
+                order = Order("evaluate", self._evaluations, pieces[piece], params, split)
+                self._give(rank, order)
+            # Longer than three times as long as all so far: more likely lost than slow.
+            patience = 1.0 + 3 * (time.monotonic() - began) if rows else self.config.timeout
+            missing = set(self.trainers) - self._idle
+            result = self._next_evaluation(deadline, patience, missing)
+            if result is None:
+                if not todo and self._idle:
+                    todo.extend(piece for piece in range(len(pieces)) if piece not in rows)
+            elif result.number in piece_of:
+                rows[piece_of[result.number]] = result.flat
+        return torch.cat([rows[piece] for piece in range(len(pieces))])
+
+    def _next_evaluation(
+        self, deadline: float, patience: float, missing: set[int]
+    ) -> Result | None:
+        """Return an evaluation's rows; None if there are none within ``patience`` seconds."""
+        until = time.monotonic() + patience
+        while (left := min(until, deadline) - time.monotonic()) > 0:
+            arrived = self._take(left)
+            if arrived is None:
+                return None
+            rank, result = arrived
+            if result is None:
+                return None  # An idle trainer: there may be a piece for it.
+            if result.kind == "evaluate":
+                return result
+            self._backlog.append((rank, result))
+        if time.monotonic() > deadline:
+            raise self._lost(missing)
+        return None
+
+    def _next(self, deadline: float, missing: set[int]) -> tuple[int, Result] | None:
+        """Return a gradient that has arrived; None if a trainer asks for work meanwhile."""
+        if self._backlog:
+            return self._backlog.popleft()
+        while True:
+            arrived = self._take(deadline - time.monotonic())
+            if arrived is None:
+                raise self._lost(missing)
+            rank, result = arrived
+            if result is None or result.kind == "evaluate":
+                return None
+            return rank, result
+
+    def _take(self, timeout: float) -> tuple[int, Result | None] | None:
+        """Return what arrives next, None after ``timeout`` seconds; keep account of both."""
+        began = time.monotonic()
+        event = self._inbox.take(max(timeout, 0))
+        self._waited += time.monotonic() - began
+        if event is None:
+            return None
+        if event.waits:
+            self._idle.add(event.rank)
+        if event.result is not None:
+            self.wire_bytes += event.result.flat.nbytes
+            if event.result.kind == "failed":
+                self._failed(event.rank, event.result.reason)
+                self._idle.discard(event.rank)
+                return event.rank, None
+        return event.rank, event.result
+
+    def _give(self, rank: int, order: Order) -> None:
+        self._idle.discard(rank)
+        self.wire_bytes += order.nbytes
+        self._inbox.give(rank, order)
+
+    def _failed(self, rank: int, reason: str) -> None:
+        line = f"rank {rank} failed: {reason}"
+        if self.config.ps_mode != "backup":
+            raise WorkerLostError(line)
+        print(f"{line}; training goes on without it", file=sys.stderr, flush=True)
+
+    def _lost(self, missing: set[int]) -> WorkerLostError:
+        ranks = ", ".join(map(str, sorted(missing)))
+        return WorkerLostError(
+            f"a worker did not answer within --timeout {self.config.timeout:g} s: rank(s) {ranks}"
+        )
+
+    def _forget_counts(self) -> None:
+        self._dropped, self._busy, self._waited = 0, 0.0, 0.0
+        self._staleness: dict[int, int] = {}
+
+    def report(self) -> dict[str, Any]:
+        """Bytes, seconds that the server was busy, dropped gradients, staleness by age."""
+        row = super().report() | {"server_seconds": self._busy}
+        if self.config.ps_mode != "sync":
+            row["dropped"] = self._dropped
+        if self.config.ps_mode == "async":
+            oldest = max(self._staleness, default=0)
+            row["staleness"] = [self._staleness.get(age, 0) for age in range(oldest + 1)]
+        self._forget_counts()
+        return row
+
+    # ---- a trainer --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Do what the server orders, until it says that all is done."""
+        self.stop.install()
+        self._call_server(_introduce, self.world.rank, socket.gethostname(), os.getpid())
+        do = remote_forward.Caller(self) if self.remote else self._do
+        result: Result | None = None
+        while (order := self._order(result)).kind != "finish":
+            try:
+                result = do(order)
+            except WorkerLostError:
+                raise
+            except Exception as error:
+                # To the server, which decides; then on to the launcher.
+                self._order(Result("failed", order.number, torch.empty(0), repr(error)))
+                raise
+        # Its references to the server's model, if any, must be gone before it leaves.
+        del do
+        try:
+            all_leave = rpc.rpc_sync(0, _leave, (self.world.rank,), timeout=2 * GOODBYE_GRACE)
+        except RuntimeError:
+            all_leave = False
+        if not all_leave:
+            leave_rpc()
+
+    def _do(self, order: Order) -> Result:
+        params = self.packing.to_params(order.params)
+        if order.kind == "evaluate":
+            rows = self.worker.evaluate(params, order.split, order.ids, self.worker.learner)
+            return Result("evaluate", order.number, rows)
+        share = self.worker.meta_gradient(params, order.ids, self.worker.learner)
+        return Result("train", order.number, self.packing.share(share).cpu())
+
+    def _order(self, result: Result | None) -> Order:
+        """Push ``result`` and wait for the next order, for as long as the server lives."""
+        arrived = threading.Event()
+        # 0: no time limit; a server may test for minutes while its trainers wait.
+        answer = rpc.rpc_async(0, _exchange, (self.world.rank, result), timeout=0)
+        answer.then(lambda _: arrived.set())
+        wait_for(arrived, self.stop, self.config.timeout)
+        return self._from_server(answer.wait)  # type: ignore[no-any-return]
+
+    def _call_server(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function`` on the server and return its result."""
+        return self._from_server(lambda: rpc.rpc_sync(0, function, args))
+
+    def _from_server(self, get: Callable[[], Any]) -> Any:
+        try:
+            return get()
+        except RuntimeError as error:
+            # Without a word: the server has said why, or the launcher will.
+            raise WorkerLostError("") from error
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Send everyone home; wait a while for those who answer, and for nobody on an error."""
+        if error is None and self.drives:
+            assert _farewell is not None
+            nothing = torch.empty(0)
+            self._inbox.give_all(Order("finish", 0, nothing, nothing))
+            silent = _farewell.wait(self.trainers, GOODBYE_GRACE)
+            for rank in sorted(silent):
+                self._leave_behind(rank)
+            if silent:
+                # Not gracefully: that would wait for trainers which are gone.
+                leave_rpc()
+        self._context.__exit__(kind, error, traceback)
+
+    def _leave_behind(self, rank: int) -> None:
+        """End a trainer that does not answer, if it is one of this host's: it may be frozen."""
+        host, pid = _addresses.get(rank, ("", 0))
+        line = f"rank {rank} did not leave within {GOODBYE_GRACE:g} s"
+        if host == socket.gethostname() and pid:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                line += "; killed"
+            except OSError:
+                line += "; it is gone"
+        print(f"{line}; all work is done", file=sys.stderr, flush=True)

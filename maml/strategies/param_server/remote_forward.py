@@ -1,0 +1,143 @@
+"""``--ps-forward remote``: the model stays on the server, trainers call its forward over RPC.
+
+PyTorch's RPC parameter server: a trainer materialises its tasks and sends them through the
+server's forward inside a distributed-autograd context; the backward leaves the gradients on the
+server, in that context; `DistributedOptimizer` steps there. What it steps with is the outer
+loop: the optimizer that lives on the server hands the gradients to it, so a step is the same as
+in every other strategy, and so is its place in checkpoints.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+from torch import Tensor
+from torch.distributed.optim import DistributedOptimizer
+
+from datasets.tasks import Task
+from maml.inner import Params
+from maml.learners import Learner
+from maml.strategies.outer_loss import OuterLoss
+from maml.strategies.param_server.messages import Order, Result
+from maml.worker import Share
+
+if TYPE_CHECKING:
+    from maml.strategies.param_server.over_rpc import ParameterServer
+
+
+class _Model(NamedTuple):
+    """The model of a step: a copy, since the outer loop steps while others read."""
+
+    step: int
+    params: Params
+
+
+class _Served:
+    """On the server: its model, and what trainers have computed with it and not stepped yet."""
+
+    def __init__(self, server: ParameterServer) -> None:
+        self.server = server
+        self.lock = threading.Lock()
+        self.model: _Model | None = None
+        # Leaves of the graph: gradients are asked for, and sent home, under their names. Their
+        # values are never read.
+        self.leaves = {
+            name: torch.zeros_like(tensor).requires_grad_()
+            for name, tensor in server.worker.learner.meta_parameters().items()
+        }
+        self.pending: dict[int, tuple[int, Tensor]] = {}
+        self._learners: dict[int, Learner] = {}
+
+    def learner(self, rank: int) -> Learner:
+        """Return a learner of ``rank``'s own: its forward may run beside another's."""
+        with self.lock:
+            if rank not in self._learners:
+                self._learners[rank] = copy.deepcopy(self.server.worker.learner)
+            return self._learners[rank]
+
+
+_served: _Served | None = None
+
+
+def _this_served() -> _Served:
+    if _served is None:
+        raise RuntimeError("no model is served yet")
+    return _served
+
+
+def publish(server: ParameterServer, step: int, meta_params: Params) -> None:
+    """On the server: let trainers call the forward of this step's model."""
+    global _served
+    if _served is None or _served.server is not server:
+        _served = _Served(server)
+    _served.model = _Model(step, {name: t.detach().clone() for name, t in meta_params.items()})
+
+
+def _parameters() -> list[rpc.RRef[Tensor]]:
+    """Run on the server: references to the model's parameters, by their order."""
+    return [rpc.RRef(leaf) for leaf in _this_served().leaves.values()]
+
+
+def _forward(rank: int, batches: list[Task]) -> Tensor:
+    """Run on the server: ``[1 + M + 1]``, Σ loss, Σ metrics and count of a trainer's tasks."""
+    served = _this_served()
+    model = served.model
+    assert model is not None
+
+    def compute() -> Share:
+        return served.server.worker.meta_gradient_of(model.params, batches, served.learner(rank))
+
+    with torch.enable_grad():
+        totals: Tensor = OuterLoss.apply(compute, tuple(served.leaves), *served.leaves.values())
+    served.pending[rank] = (model.step, totals.detach())
+    served.server.wire_bytes += sum(x.nbytes for tasks in batches for x in tasks)
+    return totals
+
+
+class HandOver:
+    """The optimizer that `DistributedOptimizer` makes on the server: the outer loop's hand."""
+
+    def __init__(self, leaves: list[Tensor], rank: int) -> None:
+        self._leaves, self._rank = leaves, rank
+
+    def step(self) -> None:
+        """Deliver the gradients of ``rank``'s context, with the sums of its forward."""
+        served = _this_served()
+        step, totals = served.pending.pop(self._rank)
+        gradients: list[Tensor] = []
+        for leaf in self._leaves:
+            if leaf.grad is None:
+                raise RuntimeError("a parameter of the served model got no gradient")
+            gradients.append(leaf.grad.reshape(-1))
+            leaf.grad = None
+        served.server._inbox.deliver(
+            self._rank, Result("train", step, torch.cat([*gradients, totals]))
+        )
+
+
+class Caller:
+    """On a trainer: the call that trains."""
+
+    def __init__(self, trainer: ParameterServer) -> None:
+        self._trainer = trainer
+        self._optimizer: DistributedOptimizer | None = None
+
+    def __call__(self, order: Order) -> None:
+        """Call forward, backward and step for the tasks of ``order``; the result is delivered."""
+        trainer, rank = self._trainer, self._trainer.world.rank
+        if self._optimizer is None:
+            # It warns that the optimizer is not compiled; ours only hands over.
+            logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
+            references = trainer._call_server(_parameters)
+            self._optimizer = DistributedOptimizer(HandOver, references, rank)
+        batches = list(trainer.worker.training_tasks(order.ids))
+        with dist_autograd.context() as context:
+            totals = trainer._call_server(_forward, rank, batches)
+            dist_autograd.backward(context, [totals[0]])
+            self._optimizer.step(context)

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from maml.config import Config
 from maml.errors import UserError
@@ -165,7 +167,7 @@ def leave_rpc() -> None:
 
 def left_rpc() -> bool:
     """Return whether this process has left the RPC world already."""
-    return not rpc.api._is_current_rpc_agent_set()
+    return not torch._C._distributed_rpc._is_current_rpc_agent_set()
 
 
 _collective_worlds = itertools.count()
@@ -191,20 +193,23 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
     choose_interface(world)
     init_method = "env://" if world.launched else f"tcp://127.0.0.1:{_free_port()}"
     start_timeout = timedelta(seconds=max(START_TIMEOUT, timeout))
-    store, *_ = next(dist.rendezvous(init_method, world.rank, world.size, timeout=start_timeout))
+    store, *_ = next(rendezvous(init_method, world.rank, world.size, timeout=start_timeout))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         # A name of its own for each world of a process: the launcher's store outlives them all.
-        store=dist.PrefixStore(f"collective world {next(_collective_worlds)}", store),
+        store=PrefixStore(f"collective world {next(_collective_worlds)}", store),
         rank=world.rank,
         world_size=world.size,
         timeout=start_timeout,
     )
     try:
         patient = timedelta(days=30)
-        groups = Groups(
-            dist.new_group(timeout=timedelta(seconds=timeout)), dist.new_group(timeout=patient)
-        )
+        work = dist.new_group(timeout=timedelta(seconds=timeout))
+        idle = dist.new_group(timeout=patient)
+        # It returns a number in place of a group of which this process is no member.
+        assert isinstance(work, dist.ProcessGroup)
+        assert isinstance(idle, dist.ProcessGroup)
+        groups = Groups(work, idle)
         dist.barrier()
         yield groups
         dist.barrier(groups.idle)

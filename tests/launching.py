@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,27 @@ def torchrun(nproc: int, script: Sequence[str] = ("train_maml.py",)) -> list[str
     """Return the beginning of a torchrun command line with ``nproc`` processes on this host."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*launcher, f"--nproc_per_node={nproc}", *script]
+
+
+def start_ranks(world_size: int, args: Sequence[str]) -> list[Launched]:
+    """Start every rank of ``train_maml.py args`` on its own, as a cluster's launcher does.
+
+    Unlike under torchrun, the end of one is not the end of all.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    return [
+        start(
+            [*TRAIN, *args],
+            env={
+                **{"RANK": str(rank), "WORLD_SIZE": str(world_size)},
+                **{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            },
+        )
+        for rank in range(world_size)
+    ]
 
 
 def run_train(args: Sequence[str], timeout: float = 60, **options: object) -> Completed:

@@ -56,11 +56,19 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "iterations": (["--iterations", "12"], 12),
     "meta_batch_size": (["--meta-batch-size", "9"], 9),
     "meta_lr": (["--meta-lr", "2e-4"], 2e-4),
+    "meta_optimizer": (["--meta-optimizer", "sgd"], "sgd"),
+    "meta_momentum": (["--meta-momentum", "0.9", "--meta-optimizer", "sgd"], 0.9),
     "grad_clip": (["--grad-clip", "10"], 10.0),
     "strategy": (["--strategy", "local"], "local"),
     "partition": (["--partition", "chunk"], "chunk"),
     "rpc_threads": (["--rpc-threads", "4"], 4),
     "timeout": (["--timeout", "30.5"], 30.5),
+    "check_every": (["--check-every", "7"], 7),
+    "ps_mode": (["--ps-mode", "backup"], "backup"),
+    "ps_transport": (["--ps-transport", "collective"], "collective"),
+    "ps_forward": (["--ps-forward", "remote"], "remote"),
+    "ps_max_staleness": (["--ps-max-staleness", "3"], 3),
+    "ps_backup_workers": (["--ps-backup-workers", "2"], 2),
     "threads": (["--threads", "2"], 2),
     "task_batch": (["--task-batch", "5"], 5),
     "dtype": (["--dtype", "float64"], "float64"),
@@ -200,6 +208,11 @@ def test_data_root_default(
         (["maml-sinusoid-10shot", "--network", "conv4"], "--network conv4.*--data sinusoid"),
         ([GLYPHS, "--resume", "missing/last.pt"], "--resume missing/last.pt"),
         ([GLYPHS, "--resume", "."], "--resume ."),
+        ([GLYPHS, "--meta-momentum", "0.5"], "--meta-momentum.*--meta-optimizer adam"),
+        *(
+            ([GLYPHS, "--meta-optimizer", "sgd", "--meta-momentum", value], "--meta-momentum")
+            for value in ("-0.1", "1", "nan")
+        ),
         *(
             ([GLYPHS, name, value], rf"{name}\b.*{re.escape(shown)}")
             for name in ("--inner-lr", "--meta-lr", "--grad-clip", "--timeout")
@@ -213,6 +226,7 @@ def test_data_root_default(
                 "--eval-inner-steps": 0, "--iterations": 0, "--meta-batch-size": 1, "--seed": 0,
                 "--rpc-threads": 2, "--task-batch": 1, "--eval-every": 0, "--eval-tasks": 1,
                 "--test-tasks": 0, "--checkpoint-every": 1, "--log-every": 1, "--threads": 1,
+                "--check-every": 0, "--ps-max-staleness": 0, "--ps-backup-workers": 0,
             }.items()
         ),
     ],

@@ -40,6 +40,7 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (glyphs, "queries", 3),
     (glyphs, "seed", 1),
     (sinusoid, "inner_optimizer", "adam"),
+    (sinusoid, "meta_optimizer", "sgd"),
 ]
 # And with these they stay as they are, to the rounding of a sum in another order: 1e-10, as Adam
 # magnifies what is left of a gradient that is zero but for rounding (a bias before a batch norm).
@@ -76,6 +77,13 @@ BY_THEMSELVES = {
     "omniglot_split": "test_omniglot_split",
     "run_dir": "test_run_directory.py",
     "logger": "test_run_log.py",
+    "meta_momentum": "test_meta_momentum",
+    "check_every": "strategies/test_allreduce.py",
+    "ps_mode": "strategies/test_param_server.py, test_server_logic.py",
+    "ps_transport": "strategies/test_param_server.py",
+    "ps_forward": "strategies/test_param_server.py",
+    "ps_max_staleness": "strategies/test_server_logic.py",
+    "ps_backup_workers": "strategies/test_server_logic.py",
 }
 
 
@@ -157,7 +165,8 @@ def test_a_resumed_run_must_share_what_it_trains_with() -> None:
     from maml.trainer import MUST_MATCH
 
     assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations"} <= set(MUST_MATCH)
-    assert {"data", "network", "learner", "omniglot_split"} <= set(MUST_MATCH)
+    by_themselves = {"data", "network", "learner", "omniglot_split", "meta_momentum"}
+    assert by_themselves <= set(MUST_MATCH)
     assert set(MUST_MATCH).isdisjoint(name for name, _ in TRAINS_THE_SAME)
 
 
@@ -188,6 +197,20 @@ def test_grad_clip_bounds_each_element(tmp_path: Path) -> None:
     clipped = train(config, tmp_path / "1", grad_clip=clip)["model"]
     moves = torch.cat([(clipped[name] - start[name]).abs().flatten() for name in start])
     assert moves.max().item() == pytest.approx(0.5, rel=1e-9)
+
+
+def test_meta_momentum(tmp_path: Path) -> None:
+    """θ ← θ − α (g₁ + (1 + μ) g₂ …): the second step repeats μ of the first."""
+    config = sinusoid(dtype="float64", meta_optimizer="sgd", meta_lr=1e-5, iterations=2)
+    start = Trainer(with_values(config, run_dir=str(tmp_path / "0"))).worker.learner
+    initial = {name: tensor.detach().clone() for name, tensor in start.meta_parameters().items()}
+    one = train(config, tmp_path / "1", iterations=1, meta_momentum=0.5)["model"]
+    with_it = train(config, tmp_path / "2", meta_momentum=0.5)["model"]
+    without = train(config, tmp_path / "3")["model"]
+    for name, tensor in initial.items():
+        # The gradients of the second step are the same: momentum changes none before it.
+        moved = with_it[name] - without[name]
+        torch.testing.assert_close(moved, 0.5 * (one[name] - tensor), rtol=0, atol=1e-15)
 
 
 def test_evaluation_flags(tmp_path: Path) -> None:

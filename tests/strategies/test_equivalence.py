@@ -2,49 +2,92 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.launching import run_torchrun, run_train
+from tests.launching import run, run_torchrun, run_train, torchrun
 
 SEVEN_TASKS = [
     "maml-glyphs-5way-1shot",
     *("--iterations", "3", "--meta-batch-size", "7", "--inner-steps", "2"),
     *("--dtype", "float64", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
 ]  # fmt: skip
+SERVER = ["--strategy", "param-server"]
+STRATEGIES = {
+    "rpc exclusive": ["--strategy", "rpc", "--partition", "exclusive"],
+    "rpc chunk": ["--strategy", "rpc", "--partition", "chunk"],
+    "allreduce": ["--strategy", "allreduce", "--check-every", "1"],
+    "param-server rpc": [*SERVER, "--ps-transport", "rpc"],
+    "param-server collective": [*SERVER, "--ps-transport", "collective"],
+}
+Parameters = dict[str, torch.Tensor]
 
 
-def parameters(run_dir: Path) -> dict[str, torch.Tensor]:
+def parameters(run_dir: Path) -> Parameters:
     saved = torch.load(run_dir / "checkpoints" / "last.pt", weights_only=True)
     assert saved["iteration"] == 3
-    model: dict[str, torch.Tensor] = saved["model"]
+    model: Parameters = saved["model"]
     return model
 
 
+def assert_same(found: Parameters, expected: Parameters) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)
+
+
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
     run_dir = tmp_path_factory.mktemp("local")
     run_train([*SEVEN_TASKS, "--strategy", "local", "--run-dir", str(run_dir)], timeout=120)
     return parameters(run_dir)
 
 
-@pytest.mark.parametrize("partition", ["exclusive", "chunk"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_rpc_equals_local(
-    local: dict[str, torch.Tensor], tmp_path: Path, world_size: int, partition: str
-) -> None:
+@pytest.fixture(scope="module", params=[2, 3, 5], ids=lambda n: f"{n} processes")
+def everywhere(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Parameters]:
+    """What each strategy trains: one launch a world size, since most of it is importing."""
+    folder = tmp_path_factory.mktemp("everywhere")
+    configurations = {name: [*SEVEN_TASKS, *flags] for name, flags in STRATEGIES.items()}
+    script = ["-m", "tests.strategies.topologies"]
+    command = [*torchrun(request.param, script), str(folder), json.dumps(configurations)]
+    run(command, timeout=240)
+    return {name: parameters(folder / name) for name in configurations}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_equals_local(local: Parameters, everywhere: dict[str, Parameters], strategy: str) -> None:
     """Seven tasks divide by no world size: a mean over workers would be biased."""
-    args = [*SEVEN_TASKS, "--strategy", "rpc", "--partition", partition]
-    run_torchrun(world_size, [*args, "--run-dir", str(tmp_path)], timeout=180)
-    remote = parameters(tmp_path)
-    assert remote.keys() == local.keys()
-    for name, tensor in local.items():
-        torch.testing.assert_close(remote[name], tensor, rtol=0, atol=1e-10, msg=name)
+    assert_same(everywhere[strategy], local)
 
 
-def test_training_moves_every_parameter(local: dict[str, torch.Tensor], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "flags"),
+    [
+        (1, STRATEGIES["rpc exclusive"]),
+        (1, STRATEGIES["allreduce"]),
+        (3, [*SERVER, "--ps-forward", "remote"]),
+        # With one trainer there is no other whose update could come between.
+        (2, [*SERVER, "--ps-mode", "async"]),
+        (2, [*SERVER, "--ps-mode", "async", "--ps-forward", "remote"]),
+        (3, [*SERVER, "--ps-mode", "backup", "--ps-backup-workers", "0"]),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else str(value),
+)
+def test_launched_as_users_do(
+    local: Parameters, tmp_path: Path, world_size: int, flags: list[str]
+) -> None:
+    args = [*SEVEN_TASKS, *flags, "--run-dir", str(tmp_path)]
+    done = run_torchrun(world_size, args, timeout=180)
+    assert "RPC agent" not in done.stderr, "left without saying goodbye"
+    assert_same(parameters(tmp_path), local)
+
+
+def test_training_moves_every_parameter(local: Parameters, tmp_path: Path) -> None:
     """Equality above would be empty if nothing trained."""
     untrained = [*SEVEN_TASKS, "--iterations", "0", "--run-dir", str(tmp_path)]
     run_train(untrained, timeout=120)

@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.launching import Launched, run, run_torchrun, start, torchrun
+from tests.launching import run, run_torchrun, start, torchrun
+from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0")
@@ -44,22 +43,6 @@ def test_many_tasks_on_few_threads_finish(tmp_path: Path, partition: str) -> Non
     assert rows[-1]["iteration"] == 2
 
 
-def _wait_for_rows(launched: Launched, run_dir: Path, limit: float = 90) -> None:
-    deadline = time.monotonic() + limit
-    metrics = run_dir / "metrics.jsonl"
-    while not (metrics.exists() and metrics.stat().st_size):
-        assert launched.process.poll() is None, "ended before it trained"
-        assert time.monotonic() < deadline, "no training"
-        time.sleep(0.2)
-
-
-def _serving_process(launched: Launched) -> int:
-    for process in psutil.Process(launched.process.pid).children(recursive=True):
-        if process.environ().get("RANK") == "1":
-            return process.pid
-    raise AssertionError("rank 1 not found")
-
-
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_lost_worker_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     """A frozen or killed peer: one line, a non-zero exit code, nobody left, progress kept."""
@@ -67,8 +50,8 @@ def test_lost_worker_ends_the_run(tmp_path: Path, number: signal.Signals) -> Non
     args += ["--timeout", "15", "--run-dir", str(tmp_path)]
     launched = start([*torchrun(2), *args])
     try:
-        _wait_for_rows(launched, tmp_path)
-        os.kill(_serving_process(launched), number)
+        wait_for_iteration(launched, tmp_path, 1, limit=90)
+        os.kill(process_of_rank(launched, 1), number)
     finally:
         # torchrun gives a process that does not end 30 s before it kills it.
         done = launched.wait(120, expect=None)

@@ -50,7 +50,7 @@ def _open_inbox() -> Inbox:
     return _inbox
 
 
-@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+@rpc.functions.async_execution
 def _exchange(rank: int, result: Result | None) -> Future[Order]:
     """Run on the server: push a result, get the next order; holds no thread meanwhile."""
     return _open_inbox().exchange(rank, result)
@@ -88,7 +88,7 @@ class Farewell:
         return missing
 
 
-@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+@rpc.functions.async_execution
 def _leave(rank: int) -> Future[bool]:
     """Run on the server: a trainer leaves."""
     assert _farewell is not None
@@ -360,7 +360,8 @@ class ParameterServer(Strategy):
         answer = rpc.rpc_async(0, _exchange, (self.world.rank, result), timeout=0)
         answer.then(lambda _: arrived.set())
         wait_for(arrived, self.stop, self.config.timeout)
-        return self._from_server(answer.wait)  # type: ignore[no-any-return]
+        order: Order = self._from_server(answer.wait)
+        return order
 
     def _call_server(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function`` on the server and return its result."""

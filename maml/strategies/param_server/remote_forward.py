@@ -139,5 +139,5 @@ class Caller:
         batches = list(trainer.worker.training_tasks(order.ids))
         with dist_autograd.context() as context:
             totals = trainer._call_server(_forward, rank, batches)
-            dist_autograd.backward(context, [totals[0]])
+            dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
             self._optimizer.step(context)

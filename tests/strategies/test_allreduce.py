@@ -1,0 +1,88 @@
+"""The allreduce strategy: all ranks end together, and hold the same parameters or say so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.launching import run, run_torchrun, run_train, start, start_ranks, torchrun
+from tests.runs import last, metrics, result, same
+from tests.strategies.waiting import process_of_rank, wait_for_iteration
+
+SINUSOID = [
+    *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--test-tasks", "8"),
+    *("--log-every", "5", "--strategy", "allreduce"),
+]  # fmt: skip
+
+
+def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
+    run_train([*SINUSOID, "--iterations", "5", "--run-dir", str(tmp_path)], timeout=90)
+    assert result(tmp_path)["tasks"] == 8
+
+
+def test_a_signal_to_one_rank_stops_all(tmp_path: Path) -> None:
+    """And the checkpoint that rank zero alone holds is enough for all to go on, to the same end."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    launched = start([*torchrun(2), *SINUSOID, "--iterations", "100000", "--run-dir", str(parts)])
+    try:
+        wait_for_iteration(launched, parts, 10, limit=90)
+        os.kill(process_of_rank(launched, 1), signal.SIGTERM)
+    finally:
+        done = launched.wait(60, expect=None)
+    assert "stopped by SIGTERM" in done.stdout
+    reached = metrics(parts)[-1]["iteration"]
+    end = ["--iterations", str(last(parts)["iteration"] + 10)]
+    run_torchrun(2, [*SINUSOID, *end, "--run-dir", str(parts)], timeout=120)
+    run_torchrun(2, [*SINUSOID, *end, "--run-dir", str(whole)], timeout=120)
+    assert reached <= last(parts)["iteration"]
+    assert same(last(parts)["model"], last(whole)["model"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_lost_rank_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    args = [*SINUSOID, "--iterations", "100000", "--checkpoint-every", "5", "--timeout", "8"]
+    ranks = start_ranks(2, [*args, "--run-dir", str(tmp_path)])
+    try:
+        wait_for_iteration(ranks[0], tmp_path, 10, limit=90)
+        os.kill(ranks[1].process.pid, number)
+        assert ranks[0].process.wait(60) == 1
+    finally:
+        if ranks[1].process.poll() is None:
+            os.kill(ranks[1].process.pid, signal.SIGKILL)
+        done = [launched.wait(60, expect=None) for launched in ranks]
+    said = [line for line in done[0].stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert ("--timeout 8" in said[0]) or number == signal.SIGKILL
+    assert (tmp_path / "checkpoints" / "last.pt").exists()
+
+
+@pytest.mark.parametrize("every", [2, 0])
+def test_diverged_parameters_are_found(tmp_path: Path, every: int) -> None:
+    """A planted fault on rank 1: found at the next check, and not at all without one."""
+    script = tmp_path / "diverging.py"
+    script.write_text(
+        "import os, sys\n"
+        "import maml.outer\n"
+        "from maml.program import run_program\n"
+        "import train_maml\n"
+        "step = maml.outer.OuterOptimizer.step\n"
+        "def broken(self, gradients, n_tasks):\n"
+        "    step(self, gradients, n_tasks)\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        next(iter(self._params.values())).add_(1e-6)\n"
+        "maml.outer.OuterOptimizer.step = broken\n"
+        "run_program(train_maml.main, sys.argv[1:])\n"
+    )
+    args = [*SINUSOID, "--iterations", "10", "--check-every", str(every)]
+    run_dir = tmp_path / "run"
+    done = run(
+        [*torchrun(2, [str(script)]), *args, "--run-dir", str(run_dir)], timeout=120, expect=None
+    )
+    if every:
+        assert done.returncode != 0
+        assert "error: rank(s) 1 hold other parameters than rank 0" in done.stderr
+    else:
+        assert done.returncode == 0

@@ -1,0 +1,134 @@
+"""The param-server strategy as a user runs it, with workers that are slow, frozen or dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from maml.config import Config
+from maml.errors import UserError
+from tests.launching import run_torchrun, run_train, start, start_ranks, torchrun
+from tests.runs import metrics, result, sinusoid
+from tests.strategies.waiting import process_of_rank, wait_for_iteration
+
+SINUSOID = [
+    *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--eval-tasks", "8"),
+    *("--test-tasks", "8", "--log-every", "5", "--strategy", "param-server"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("forward", ["local", "remote"])
+@pytest.mark.parametrize("mode", ["sync", "async", "backup"])
+def test_modes_train(tmp_path: Path, mode: str, forward: str) -> None:
+    """Two trainers in every mode, the model with them or on the server."""
+    args = [*SINUSOID, "--iterations", "40", "--ps-mode", mode, "--ps-forward", forward]
+    run_torchrun(3, [*args, "--run-dir", str(tmp_path)], timeout=150)
+    rows = metrics(tmp_path)
+    assert [row["iteration"] for row in rows] == list(range(5, 41, 5))
+    assert all(row["wire_bytes"] > 0 and row["server_seconds"] > 0 for row in rows)
+    assert result(tmp_path)["tasks"] == 8
+    assert ("dropped" in rows[0]) == (mode != "sync")
+    if mode == "async":
+        # Two trainers: while one computes, the other's updates make it stale, as a rule by one.
+        ages = [sum(column) for column in zip(*(row["staleness"][:1] for row in rows), strict=True)]
+        stale = sum(sum(row["staleness"]) for row in rows)
+        assert stale == 40
+        assert ages[0] < 40
+    else:
+        assert "staleness" not in rows[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_backup_outlives_a_worker(tmp_path: Path, number: signal.Signals) -> None:
+    """Frozen or killed in the middle: training goes on to its end, test included."""
+    args = [*SINUSOID, "--iterations", "1500", "--ps-mode", "backup", "--run-dir", str(tmp_path)]
+    ranks = start_ranks(3, args)
+    try:
+        wait_for_iteration(ranks[0], tmp_path, 20, limit=90)
+        before = metrics(tmp_path)[-1]["iteration"]
+        os.kill(ranks[2].process.pid, number)
+    finally:
+        done = [launched.wait(120, expect=None) for launched in ranks]
+    assert [rank.returncode for rank in done] == [0, 0, -signal.SIGKILL]
+    assert before < 1500
+    assert "rank 2 did not leave" in done[0].stderr
+    assert metrics(tmp_path)[-1]["iteration"] == 1500
+    assert result(tmp_path)["tasks"] == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_sync_ends_with_a_lost_worker(tmp_path: Path, number: signal.Signals) -> None:
+    """One line that names the rank, a non-zero exit code, nobody left, progress kept."""
+    args = [*SINUSOID, "--iterations", "100000", "--checkpoint-every", "5", "--timeout", "8"]
+    ranks = start_ranks(3, [*args, "--run-dir", str(tmp_path)])
+    try:
+        wait_for_iteration(ranks[0], tmp_path, 10, limit=90)
+        os.kill(ranks[2].process.pid, number)
+        assert ranks[0].process.wait(60) == 1
+    finally:
+        if ranks[2].process.poll() is None:
+            os.kill(ranks[2].process.pid, signal.SIGKILL)
+        done = [launched.wait(60, expect=None) for launched in ranks]
+    assert "error: a worker did not answer within --timeout 8 s: rank(s) 2" in done[0].stderr
+    assert done[1].returncode != 0
+    assert (tmp_path / "checkpoints" / "last.pt").exists()
+
+
+def test_trainers_leave_a_server_that_died(tmp_path: Path) -> None:
+    ranks = start_ranks(2, [*SINUSOID, "--iterations", "100000", "--run-dir", str(tmp_path)])
+    try:
+        wait_for_iteration(ranks[0], tmp_path, 10, limit=90)
+        os.kill(ranks[0].process.pid, signal.SIGKILL)
+    finally:
+        done = [launched.wait(60, expect=None) for launched in ranks]
+    assert done[1].returncode == 1
+
+
+@pytest.mark.parametrize("transport", ["rpc", "collective"])
+def test_stop_and_resume(tmp_path: Path, transport: str) -> None:
+    """A SIGTERM to all: the server saves, everyone leaves; the same command goes on."""
+    args = [*SINUSOID, "--ps-transport", transport, "--run-dir", str(tmp_path)]
+    launched = start([*torchrun(3), *args, "--iterations", "100000"])
+    try:
+        wait_for_iteration(launched, tmp_path, 10, limit=90)
+        for rank in (1, 2, 0):
+            os.kill(process_of_rank(launched, rank), signal.SIGTERM)
+    finally:
+        done = launched.wait(60, expect=None)
+    assert "stopped by SIGTERM" in done.stdout
+    reached = metrics(tmp_path)[-1]["iteration"]
+    more = ["--iterations", str(reached + 20)]
+    assert "iterations 0 to" not in run_torchrun(3, [*args, *more], timeout=120).stdout
+    assert metrics(tmp_path)[-1]["iteration"] == reached + 20
+
+
+def test_collective_reports_bytes(tmp_path: Path) -> None:
+    args = [*SINUSOID, "--iterations", "5", "--ps-transport", "collective"]
+    run_torchrun(3, [*args, "--run-dir", str(tmp_path)], timeout=120)
+    # 5 steps, 2 trainers: the model there, the gradient back; 1,761 float32 parameters.
+    model = 5 * 2 * 2 * 1761 * 4
+    assert model < metrics(tmp_path)[-1]["wire_bytes"] < 1.1 * model
+
+
+def test_needs_two_processes(tmp_path: Path) -> None:
+    done = run_train([*SINUSOID, "--run-dir", str(tmp_path)], timeout=60, expect=2)
+    assert done.stderr.strip().splitlines() == [
+        "error: --strategy param-server: needs 2 processes: one serves, others train"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"ps_mode": "async"}, "--ps-mode async needs --ps-transport rpc"),
+        ({"ps_mode": "backup"}, "--ps-mode backup needs --ps-transport rpc"),
+        ({"ps_forward": "remote"}, "--ps-forward remote needs --ps-transport rpc"),
+    ],
+)
+def test_collectives_are_synchronous(values: dict[str, str], message: str) -> None:
+    config: Config = sinusoid(ps_transport="collective", **values)
+    with pytest.raises(UserError, match=message):
+        config.check()

@@ -1,0 +1,229 @@
+"""What the parameter server waits for, drops and sums: its trainers are played by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from maml.distributed import World
+from maml.errors import UserError, WorkerLostError
+from maml.strategies.param_server.inbox import Inbox
+from maml.strategies.param_server.messages import Order, Result
+from maml.strategies.param_server.over_rpc import ParameterServer
+from maml.worker import Share, Worker
+from tests.runs import sinusoid
+
+IDS = torch.arange(7)
+
+
+class Play:
+    """A server on one thread, its trainers on the test's."""
+
+    def __init__(self, pool: ThreadPoolExecutor, trainers: int, **values: Any) -> None:
+        values = {"timeout": 20.0, **values}
+        config = sinusoid(strategy="param-server", dtype="float64", **values)
+        self.worker = Worker(config, torch.device("cpu"))
+        world = World(0, 1 + trainers, 0, 1 + trainers, launched=True)
+        self.server = ParameterServer(config, world, self.worker)
+        self.params = self.worker.learner.meta_parameters()
+        self._pool = pool
+
+    def step(self, iteration: int = 0) -> Future[Share]:
+        """Start a step of the outer loop."""
+        ids = self.worker.training.ids(iteration, len(IDS))
+        return self._pool.submit(self.server.meta_step, self.params, ids)
+
+    def ask(self, rank: int, result: Result | None = None) -> Any:
+        """Push ``result`` and return the future of the next order."""
+        return self.server._inbox.exchange(rank, result)
+
+    def work(self, order: Order) -> Result:
+        """Do what a trainer does."""
+        return self.server._do(order)
+
+    def expected(self, ids: torch.Tensor) -> Share:
+        return self.worker.meta_gradient(self.params, ids, self.worker.learner)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def assert_same(share: Share, expected: Share) -> None:
+    assert share.n_tasks == expected.n_tasks
+    torch.testing.assert_close(share.totals, expected.totals, rtol=0, atol=1e-12)
+    for name, gradient in expected.gradients.items():
+        torch.testing.assert_close(share.gradients[name], gradient, rtol=0, atol=1e-12)
+
+
+def test_sync_waits_for_all(pool: ThreadPoolExecutor) -> None:
+    play = Play(pool, trainers=3)
+    step = play.step()
+    orders = {rank: play.ask(rank) for rank in (1, 2, 3)}
+    for rank in (3, 1):
+        # The answer to a push comes with the next step, not before.
+        after = play.ask(rank, play.work(orders[rank].wait()))
+        assert not after.done()
+    assert not step.done()
+    play.ask(2, play.work(orders[2].wait()))
+    assert_same(step.result(20), play.expected(IDS))
+
+
+def test_sums_in_the_order_of_ranks(pool: ThreadPoolExecutor) -> None:
+    """Whoever comes first, the bits are the same."""
+    shares = []
+    for arrival in ((1, 2, 3), (3, 1, 2)):
+        play = Play(pool, trainers=3)
+        step = play.step()
+        orders = {rank: play.ask(rank) for rank in (1, 2, 3)}
+        for rank in arrival:
+            play.ask(rank, play.work(orders[rank].wait()))
+        shares.append(step.result(20))
+    for name, gradient in shares[0].gradients.items():
+        assert torch.equal(gradient, shares[1].gradients[name])
+
+
+def test_backup_takes_the_first_and_drops_the_late(pool: ThreadPoolExecutor) -> None:
+    play = Play(pool, trainers=3, ps_mode="backup", ps_backup_workers=1)
+    step = play.step()
+    orders = {rank: play.ask(rank).wait() for rank in (1, 2, 3)}
+    answers = {rank: play.ask(rank, play.work(orders[rank])) for rank in (1, 3)}
+    # The divisor is the number of tasks summed, not the meta-batch size.
+    arrived = torch.cat([orders[1].ids, orders[3].ids])
+    assert_same(step.result(20), play.expected(arrived))
+    assert len(arrived) < len(IDS)
+
+    second = play.step(iteration=1)
+    answers[2] = play.ask(2, play.work(orders[2]))
+    orders = {rank: answer.wait() for rank, answer in answers.items()}
+    assert {order.number for order in orders.values()} == {2}, "the late one catches up"
+    for rank in (2, 3):
+        play.ask(rank, play.work(orders[rank]))
+    # What came too late for step 1 is in neither sum.
+    assert_same(second.result(20), play.expected(torch.cat([orders[2].ids, orders[3].ids])))
+    assert play.server.report()["dropped"] == 1
+
+
+def test_async_applies_each_and_drops_the_old(pool: ThreadPoolExecutor) -> None:
+    play = Play(pool, trainers=2, ps_mode="async", ps_max_staleness=1)
+    first = play.step(0)
+    orders = {rank: play.ask(rank).wait() for rank in (1, 2)}
+    # A whole meta-batch each, and not the same one.
+    assert orders[1].ids.tolist() == list(range(7))
+    assert orders[2].ids.tolist() == list(range(7, 14))
+    answer = play.ask(1, play.work(orders[1]))
+    assert_same(first.result(20), play.expected(orders[1].ids))
+    slow = play.work(orders[2])
+    for number in (2, 3):
+        step = play.step(number - 1)
+        order = answer.wait()
+        assert order.number == number
+        answer = play.ask(1, play.work(order))
+        step.result(20)
+    # Two updates since its model: too old by one.
+    fourth = play.step(3)
+    fresh = play.ask(2, slow).wait()
+    assert fresh.number == 4
+    play.ask(2, play.work(fresh))
+    assert_same(fourth.result(20), play.expected(fresh.ids))
+    report = play.server.report()
+    assert report["dropped"] == 1
+    assert report["staleness"] == [4]
+
+
+def test_async_counts_staleness(pool: ThreadPoolExecutor) -> None:
+    play = Play(pool, trainers=2, ps_mode="async", ps_max_staleness=5)
+    step = play.step(0)
+    orders = {rank: play.ask(rank).wait() for rank in (1, 2)}
+    play.ask(1, play.work(orders[1]))
+    step.result(20)
+    step = play.step(1)
+    play.ask(2, play.work(orders[2]))
+    step.result(20)
+    assert play.server.report()["staleness"] == [1, 1]
+
+
+def test_evaluation_is_handed_out_again(pool: ThreadPoolExecutor) -> None:
+    """A frozen trainer's piece goes to one who answers; rows keep their order."""
+    play = Play(pool, trainers=2)
+    rows = pool.submit(play.server.evaluate, play.params, "test", IDS)
+    play.ask(2).wait()  # It takes its order, and is never heard of again.
+    answer = play.ask(1)
+    for _ in range(2):
+        answer = play.ask(1, play.work(answer.wait()))
+    expected = play.worker.evaluate(play.params, "test", IDS, play.worker.learner)
+    torch.testing.assert_close(rows.result(20), expected, rtol=0, atol=1e-12)
+
+
+def test_a_gradient_that_comes_during_an_evaluation_is_kept(pool: ThreadPoolExecutor) -> None:
+    play = Play(pool, trainers=2, ps_mode="async")
+    step = play.step(0)
+    orders = {rank: play.ask(rank).wait() for rank in (1, 2)}
+    answer = play.ask(1, play.work(orders[1]))
+    step.result(20)
+    rows = pool.submit(play.server.evaluate, play.params, "test", IDS)
+    second = play.ask(2, play.work(orders[2]))
+    for rank, waiting in ((1, answer), (2, second)):
+        play.ask(rank, play.work(waiting.wait()))
+    rows.result(20)
+    assert_same(play.step(1).result(20), play.expected(orders[2].ids))
+
+
+def test_silence_names_the_silent(pool: ThreadPoolExecutor) -> None:
+    play = Play(pool, trainers=3, timeout=0.3)
+    step = play.step()
+    order = play.ask(2).wait()
+    play.ask(2, play.work(order))
+    with pytest.raises(WorkerLostError, match=r"--timeout 0.3 s: rank\(s\) 1, 3"):
+        step.result(20)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "backup"])
+def test_failure(pool: ThreadPoolExecutor, mode: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """A trainer's exception ends the run; with backup workers it is one trainer less."""
+    play = Play(pool, trainers=3, ps_mode=mode)
+    step = play.step()
+    orders = {rank: play.ask(rank).wait() for rank in (1, 2, 3)}
+    play.ask(2, Result("failed", 1, torch.empty(0), "ValueError('planted')"))
+    if mode != "backup":
+        with pytest.raises(WorkerLostError, match=r"rank 2 failed: ValueError\('planted'\)"):
+            step.result(20)
+        return
+    for rank in (1, 3):
+        play.ask(rank, play.work(orders[rank]))
+    step.result(20)
+    assert "rank 2 failed: ValueError('planted'); training goes on" in capfd.readouterr().err
+
+
+def test_fewer_tasks_than_trainers(pool: ThreadPoolExecutor) -> None:
+    """Empty shares are no gradients: the step waits for one that is."""
+    play = Play(pool, trainers=3, ps_mode="backup", ps_backup_workers=2)
+    step = pool.submit(play.server.meta_step, play.params, torch.arange(1))
+    orders = {rank: play.ask(rank).wait() for rank in (1, 2, 3)}
+    assert [len(orders[rank].ids) for rank in (1, 2, 3)] == [1, 0, 0]
+    play.ask(3, play.work(orders[3]))
+    play.ask(1, play.work(orders[1]))
+    assert step.result(20).n_tasks == 1
+
+
+def test_refusals(pool: ThreadPoolExecutor) -> None:
+    with pytest.raises(UserError, match="param-server: needs 2 processes"):
+        Play(pool, trainers=0)
+    with pytest.raises(UserError, match="--ps-backup-workers 2"):
+        Play(pool, trainers=2, ps_mode="backup", ps_backup_workers=2)
+
+
+def test_inbox_after_the_end() -> None:
+    """Who asks when all is done, a thawed process say, is sent home at once."""
+    inbox = Inbox()
+    before = inbox.exchange(1, None)
+    last = Order("finish", 0, torch.empty(0), torch.empty(0))
+    inbox.give_all(last)
+    assert before.wait() is last
+    assert inbox.exchange(2, None).wait() is last

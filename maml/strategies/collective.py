@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -25,6 +27,7 @@ class Collective(Strategy):
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
         self._context = collective_world(world, timeout=config.timeout)
+        self._reduce_seconds = 0.0
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
 
     def __enter__(self) -> Collective:
@@ -50,10 +53,20 @@ class Collective(Strategy):
     def finish(self) -> None:
         """Do what is left before all leave."""
 
+    def report(self) -> dict[str, Any]:
+        """Bytes, and seconds in all-reduces: the transfer, and the wait for the slowest rank."""
+        row = super().report()
+        if self._reduce_seconds:
+            row["reduce_seconds"] = self._reduce_seconds
+        self._reduce_seconds = 0.0
+        return row
+
     def all_reduce(self, flat: Tensor) -> Tensor:
         """Sum ``flat`` over all ranks, in place."""
+        began = time.perf_counter()
         with self._guard():
             dist.all_reduce(flat, group=self.groups.work)
+        self._reduce_seconds += time.perf_counter() - began
         # What a ring sends a rank: 2 (n - 1) / n of the tensor, and there are n of them.
         self.wire_bytes += 2 * (self.world.size - 1) * flat.nbytes
         return flat

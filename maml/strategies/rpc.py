@@ -172,6 +172,8 @@ class Rpc(Strategy):
                 if gradient is None or gradient.shape != sums[name].shape:
                     raise WorkerLostError(f"no gradient came home for {name}; refusing to step")
                 sums[name] += gradient
+            # Of each call to another rank: the parameters there, the gradients back.
+            self.wire_bytes += 2 * self._calls_to_others(wave) * _nbytes(sums) + wave.nbytes
             wave_sums = wave_sums.detach()
             totals = wave_sums if totals is None else totals + wave_sums
             count += len(wave)
@@ -181,7 +183,15 @@ class Rpc(Strategy):
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""
         learner, _ = self._by_reference(meta_params)
+        self.wire_bytes += (min(len(ids), self.world.size) - 1) * _nbytes(meta_params)
         return torch.cat(self._call(chunk_evaluations, ids, learner, split))
+
+    def _calls_to_others(self, ids: Tensor) -> int:
+        """Return how many calls for ``ids`` go to other ranks than this."""
+        if self._wave is None:
+            return min(len(ids), self.world.size) - 1
+        # Exclusively partitioned tasks go round the ranks, beginning with 0.
+        return len(ids) - -(-len(ids) // self.world.size)
 
     def _by_reference(self, meta_params: Params) -> tuple[Learner, Params]:
         """Return a clone of the learner that aliases ``meta_params``, and the leaves to ask for.
@@ -203,6 +213,10 @@ class Rpc(Strategy):
             return function(*args)
         except RuntimeError as error:
             raise WorkerLostError(_first_line(error, self.config.timeout)) from error
+
+
+def _nbytes(params: Params) -> int:
+    return sum(tensor.nbytes for tensor in params.values())
 
 
 def _first_line(error: Exception, timeout: float) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 from maml.config import Config
 from maml.errors import UserError
-from tests.launching import run_torchrun, run_train, start, start_ranks, torchrun
+from tests.launching import run, run_torchrun, run_train, start, start_ranks, torchrun
 from tests.runs import metrics, result, sinusoid
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
@@ -20,23 +22,43 @@ SINUSOID = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("forward", ["local", "remote"])
+@pytest.fixture(scope="module")
+def modes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directories of every mode with two trainers, trained in one launch."""
+    folder = tmp_path_factory.mktemp("modes")
+    args = [*SINUSOID, "--iterations", "300"]
+    configurations = {mode: [*args, "--ps-mode", mode] for mode in ("sync", "async", "backup")}
+    script = ["-m", "tests.strategies.topologies", str(folder), json.dumps(configurations)]
+    run(torchrun(3, script), timeout=150)
+    return folder
+
+
 @pytest.mark.parametrize("mode", ["sync", "async", "backup"])
-def test_modes_train(tmp_path: Path, mode: str, forward: str) -> None:
-    """Two trainers in every mode, the model with them or on the server."""
-    args = [*SINUSOID, "--iterations", "40", "--ps-mode", mode, "--ps-forward", forward]
-    run_torchrun(3, [*args, "--run-dir", str(tmp_path)], timeout=150)
-    rows = metrics(tmp_path)
-    assert [row["iteration"] for row in rows] == list(range(5, 41, 5))
+def test_modes_train(modes: Path, mode: str) -> None:
+    check_run(modes / mode, mode)
+
+
+def test_remote_forward_with_two_trainers(tmp_path: Path) -> None:
+    """Each calls the server's model while the other's gradient steps it."""
+    flags = ["--ps-mode", "async", "--ps-forward", "remote", "--iterations", "300"]
+    run_torchrun(3, [*SINUSOID, *flags, "--run-dir", str(tmp_path)], timeout=150)
+    check_run(tmp_path, "async")
+
+
+def check_run(run_dir: Path, mode: str) -> None:
+    rows = metrics(run_dir)
+    assert [row["iteration"] for row in rows] == list(range(5, 301, 5))
     assert all(row["wire_bytes"] > 0 and row["server_seconds"] > 0 for row in rows)
-    assert result(tmp_path)["tasks"] == 8
+    # It learns; the first rows are those of a network that knows nothing.
+    assert sum(row["loss"] for row in rows[-10:]) < sum(row["loss"] for row in rows[:10])
+    assert result(run_dir)["tasks"] == 8
     assert ("dropped" in rows[0]) == (mode != "sync")
     if mode == "async":
-        # Two trainers: while one computes, the other's updates make it stale, as a rule by one.
-        ages = [sum(column) for column in zip(*(row["staleness"][:1] for row in rows), strict=True)]
-        stale = sum(sum(row["staleness"]) for row in rows)
-        assert stale == 40
-        assert ages[0] < 40
+        # Two trainers: while one computes, the other's updates make it stale.
+        staleness = [row["staleness"] for row in rows]
+        by_age = [sum(ages) for ages in zip_longest(*staleness, fillvalue=0)]
+        assert sum(by_age) == 300
+        assert 0 < by_age[0] < 300
     else:
         assert "staleness" not in rows[0]
 

@@ -162,17 +162,35 @@ def test_evaluation_is_handed_out_again(pool: ThreadPoolExecutor) -> None:
 
 
 def test_a_gradient_that_comes_during_an_evaluation_is_kept(pool: ThreadPoolExecutor) -> None:
+    """All trainers are busy when it begins; each takes a piece when it has pushed."""
     play = Play(pool, trainers=2, ps_mode="async")
     step = play.step(0)
     orders = {rank: play.ask(rank).wait() for rank in (1, 2)}
     answer = play.ask(1, play.work(orders[1]))
     step.result(20)
+    step = play.step(1)
+    order = answer.wait()
+    answer = play.ask(2, play.work(orders[2]))
+    step.result(20)
+    step = play.step(2)
+    orders = {1: order, 2: answer.wait()}
+    answers = {1: play.ask(1, play.work(orders[1]))}
+    step.result(20)
+    step = play.step(3)
+    orders[1] = answers[1].wait()
+    answers[2] = play.ask(2, play.work(orders[2]))
+    step.result(20)
+    # Now rank 1 computes and rank 2 is idle; then rank 2 gets a piece, rank 1 pushes.
     rows = pool.submit(play.server.evaluate, play.params, "test", IDS)
-    second = play.ask(2, play.work(orders[2]))
-    for rank, waiting in ((1, answer), (2, second)):
-        play.ask(rank, play.work(waiting.wait()))
-    rows.result(20)
-    assert_same(play.step(1).result(20), play.expected(orders[2].ids))
+    piece = answers[2].wait()
+    answers[1] = play.ask(1, play.work(orders[1]))
+    other = answers[1].wait()
+    assert {piece.kind, other.kind} == {"evaluate"}
+    for rank, part in ((1, other), (2, piece)):
+        play.ask(rank, play.work(part))
+    expected = play.worker.evaluate(play.params, "test", IDS, play.worker.learner)
+    torch.testing.assert_close(rows.result(20), expected, rtol=0, atol=1e-12)
+    assert_same(play.step(4).result(20), play.expected(orders[1].ids))
 
 
 def test_silence_names_the_silent(pool: ThreadPoolExecutor) -> None:

@@ -39,9 +39,16 @@ class Result(NamedTuple):
         flat: Of a train order ``[P + 1 + M + 1]``, a packed share; of an evaluation the rows
             ``[T, …]``.
         reason: Why it failed.
+        wire_bytes: Bytes that were sent for it, if not those of ``flat``.
     """
 
     kind: str
     number: int
     flat: Tensor
     reason: str = ""
+    wire_bytes: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of tensors that were sent for it."""
+        return self.flat.nbytes if self.wire_bytes is None else self.wire_bytes

@@ -31,9 +31,9 @@ from maml.inner import Params
 from maml.strategies.attendance import wait_for
 from maml.strategies.base import Strategy
 from maml.strategies.packing import Packing
-from maml.strategies.param_server import remote_forward
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
+from maml.strategies.param_server.remote_forward import Caller, ServedModel
 from maml.worker import Share, Worker
 
 GOODBYE_GRACE = 10.0
@@ -116,9 +116,9 @@ class ParameterServer(Strategy):
                 f"--ps-backup-workers {spared}: a step would wait for none of the "
                 f"{len(self.trainers)} trainers"
             )
-        self.remote = config.ps_forward == "remote"
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         self._inbox = Inbox()
+        self._served: ServedModel | None = None
         self._idle: set[int] = set()
         self._backlog: deque[tuple[int, Result]] = deque()
         self._step = 0
@@ -138,6 +138,8 @@ class ParameterServer(Strategy):
         init_process(self.config, self.world)
         if self.drives:
             _inbox, _farewell = self._inbox, Farewell()
+            if self.config.ps_forward == "remote":
+                self._served = ServedModel(self.worker, self._inbox)
 
     @property
     def drives(self) -> bool:
@@ -158,9 +160,11 @@ class ParameterServer(Strategy):
         """
         began, self._waited = time.monotonic(), 0.0
         self._step += 1
-        params = torch.empty(0) if self.remote else self.packing.params(meta_params)
-        if self.remote:
-            remote_forward.publish(self, self._step, meta_params)
+        params = torch.empty(0)
+        if self._served is not None:
+            self._served.publish(self._step, meta_params)
+        else:
+            params = self.packing.params(meta_params)
         if self.config.ps_mode == "async":
             flat = self._first_to_arrive(params, ids)
         else:
@@ -210,15 +214,14 @@ class ParameterServer(Strategy):
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate a piece on each trainer; pieces of silent ones are handed out again."""
-        if self.remote:
+        if self._served is not None:
             return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
         pieces = ids.tensor_split(min(len(self.trainers), len(ids)))
         params = self.packing.params(meta_params)
         piece_of: dict[int, int] = {}
         rows: dict[int, Tensor] = {}
         todo = deque(range(len(pieces)))
-        began = time.monotonic()
-        deadline = began + self.config.timeout
+        began = heard = handed = time.monotonic()
         while len(rows) < len(pieces):
             for rank in sorted(self._idle):
                 if not todo:
@@ -227,35 +230,26 @@ class ParameterServer(Strategy):
                 piece_of[self._evaluations] = piece = todo.popleft()
                 order = Order("evaluate", self._evaluations, pieces[piece], params, split)
                 self._give(rank, order)
-            # Longer than three times as long as all so far: more likely lost than slow.
-            patience = 1.0 + 3 * (time.monotonic() - began) if rows else self.config.timeout
-            missing = set(self.trainers) - self._idle
-            result = self._next_evaluation(deadline, patience, missing)
-            if result is None:
-                if not todo and self._idle:
-                    todo.extend(piece for piece in range(len(pieces)) if piece not in rows)
-            elif result.number in piece_of:
-                rows[piece_of[result.number]] = result.flat
-        return torch.cat([rows[piece] for piece in range(len(pieces))])
-
-    def _next_evaluation(
-        self, deadline: float, patience: float, missing: set[int]
-    ) -> Result | None:
-        """Return an evaluation's rows; None if there are none within ``patience`` seconds."""
-        until = time.monotonic() + patience
-        while (left := min(until, deadline) - time.monotonic()) > 0:
-            arrived = self._take(left)
+            # A piece that takes longer than three times all so far is more likely lost than slow.
+            patience = 1.0 + 3 * (heard - began) if rows else self.config.timeout
+            deadline = heard + self.config.timeout
+            until = min(max(heard, handed) + patience, deadline)
+            arrived = self._take(until - time.monotonic())
             if arrived is None:
-                return None
+                if time.monotonic() >= deadline:
+                    raise self._lost(set(self.trainers) - self._idle)
+                todo.extend(set(range(len(pieces))) - rows.keys() - set(todo))
+                handed = time.monotonic()
+                continue
             rank, result = arrived
             if result is None:
-                return None  # An idle trainer: there may be a piece for it.
-            if result.kind == "evaluate":
-                return result
-            self._backlog.append((rank, result))
-        if time.monotonic() > deadline:
-            raise self._lost(missing)
-        return None
+                continue
+            if result.kind == "train":
+                self._backlog.append((rank, result))
+            elif result.number in piece_of:
+                rows[piece_of[result.number]] = result.flat
+                heard = time.monotonic()
+        return torch.cat([rows[piece] for piece in range(len(pieces))])
 
     def _next(self, deadline: float, missing: set[int]) -> tuple[int, Result] | None:
         """Return a gradient that has arrived; None if a trainer asks for work meanwhile."""
@@ -280,7 +274,7 @@ class ParameterServer(Strategy):
         if event.waits:
             self._idle.add(event.rank)
         if event.result is not None:
-            self.wire_bytes += event.result.flat.nbytes
+            self.wire_bytes += event.result.nbytes
             if event.result.kind == "failed":
                 self._failed(event.rank, event.result.reason)
                 self._idle.discard(event.rank)
@@ -325,7 +319,9 @@ class ParameterServer(Strategy):
         """Do what the server orders, until it says that all is done."""
         self.stop.install()
         self._call_server(_introduce, self.world.rank, socket.gethostname(), os.getpid())
-        do = remote_forward.Caller(self) if self.remote else self._do
+        do: Callable[[Order], Result | None] = self._do
+        if self.config.ps_forward == "remote":
+            do = Caller(self.worker, self.world.rank)
         result: Result | None = None
         while (order := self._order(result)).kind != "finish":
             try:

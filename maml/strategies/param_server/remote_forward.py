@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -24,11 +24,17 @@ from datasets.tasks import Task
 from maml.inner import Params
 from maml.learners import Learner
 from maml.strategies.outer_loss import OuterLoss
+from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
-from maml.worker import Share
+from maml.worker import Share, Worker
 
-if TYPE_CHECKING:
-    from maml.strategies.param_server.over_rpc import ParameterServer
+
+class _Pending(NamedTuple):
+    """A forward whose gradients are still to come."""
+
+    step: int
+    totals: Tensor
+    wire_bytes: int
 
 
 class _Model(NamedTuple):
@@ -38,45 +44,60 @@ class _Model(NamedTuple):
     params: Params
 
 
-class _Served:
+class ServedModel:
     """On the server: its model, and what trainers have computed with it and not stepped yet."""
 
-    def __init__(self, server: ParameterServer) -> None:
-        self.server = server
-        self.lock = threading.Lock()
-        self.model: _Model | None = None
+    def __init__(self, worker: Worker, inbox: Inbox) -> None:
+        """Serve from this process; ``inbox`` takes the gradients."""
+        global _served
+        self.worker, self.inbox = worker, inbox
+        self._lock = threading.Lock()
+        self._model: _Model | None = None
         # Leaves of the graph: gradients are asked for, and sent home, under their names. Their
         # values are never read.
         self.leaves = {
             name: torch.zeros_like(tensor).requires_grad_()
-            for name, tensor in server.worker.learner.meta_parameters().items()
+            for name, tensor in worker.learner.meta_parameters().items()
         }
-        self.pending: dict[int, tuple[int, Tensor]] = {}
+        self.pending: dict[int, _Pending] = {}
         self._learners: dict[int, Learner] = {}
+        _served = self
 
-    def learner(self, rank: int) -> Learner:
+    def publish(self, step: int, meta_params: Params) -> None:
+        """Let trainers call the forward of this step's model."""
+        self._model = _Model(step, {name: t.detach().clone() for name, t in meta_params.items()})
+
+    def forward(self, rank: int, batches: list[Task]) -> Tensor:
+        """Return ``[1 + M + 1]``, Σ loss, Σ metrics and count of a trainer's tasks."""
+        model = self._model
+        if model is None:
+            raise RuntimeError("no model is served yet")
+        learner = self._learner(rank)
+
+        def compute() -> Share:
+            return self.worker.meta_gradient_of(model.params, batches, learner)
+
+        with torch.enable_grad():
+            totals: Tensor = OuterLoss.apply(compute, tuple(self.leaves), *self.leaves.values())
+        wire_bytes = sum(x.nbytes for tasks in batches for x in tasks)
+        self.pending[rank] = _Pending(model.step, totals.detach(), wire_bytes)
+        return totals
+
+    def _learner(self, rank: int) -> Learner:
         """Return a learner of ``rank``'s own: its forward may run beside another's."""
-        with self.lock:
+        with self._lock:
             if rank not in self._learners:
-                self._learners[rank] = copy.deepcopy(self.server.worker.learner)
+                self._learners[rank] = copy.deepcopy(self.worker.learner)
             return self._learners[rank]
 
 
-_served: _Served | None = None
+_served: ServedModel | None = None
 
 
-def _this_served() -> _Served:
+def _this_served() -> ServedModel:
     if _served is None:
-        raise RuntimeError("no model is served yet")
+        raise RuntimeError("this process serves no model")
     return _served
-
-
-def publish(server: ParameterServer, step: int, meta_params: Params) -> None:
-    """On the server: let trainers call the forward of this step's model."""
-    global _served
-    if _served is None or _served.server is not server:
-        _served = _Served(server)
-    _served.model = _Model(step, {name: t.detach().clone() for name, t in meta_params.items()})
 
 
 def _parameters() -> list[rpc.RRef[Tensor]]:
@@ -85,19 +106,8 @@ def _parameters() -> list[rpc.RRef[Tensor]]:
 
 
 def _forward(rank: int, batches: list[Task]) -> Tensor:
-    """Run on the server: ``[1 + M + 1]``, Σ loss, Σ metrics and count of a trainer's tasks."""
-    served = _this_served()
-    model = served.model
-    assert model is not None
-
-    def compute() -> Share:
-        return served.server.worker.meta_gradient_of(model.params, batches, served.learner(rank))
-
-    with torch.enable_grad():
-        totals: Tensor = OuterLoss.apply(compute, tuple(served.leaves), *served.leaves.values())
-    served.pending[rank] = (model.step, totals.detach())
-    served.server.wire_bytes += sum(x.nbytes for tasks in batches for x in tasks)
-    return totals
+    """Run on the server: see `ServedModel.forward`."""
+    return _this_served().forward(rank, batches)
 
 
 class HandOver:
@@ -109,35 +119,33 @@ class HandOver:
     def step(self) -> None:
         """Deliver the gradients of ``rank``'s context, with the sums of its forward."""
         served = _this_served()
-        step, totals = served.pending.pop(self._rank)
+        step, totals, wire_bytes = served.pending.pop(self._rank)
         gradients: list[Tensor] = []
         for leaf in self._leaves:
             if leaf.grad is None:
                 raise RuntimeError("a parameter of the served model got no gradient")
             gradients.append(leaf.grad.reshape(-1))
             leaf.grad = None
-        served.server._inbox.deliver(
-            self._rank, Result("train", step, torch.cat([*gradients, totals]))
-        )
+        flat = torch.cat([*gradients, totals])
+        served.inbox.deliver(self._rank, Result("train", step, flat, wire_bytes=wire_bytes))
 
 
 class Caller:
     """On a trainer: the call that trains."""
 
-    def __init__(self, trainer: ParameterServer) -> None:
-        self._trainer = trainer
+    def __init__(self, worker: Worker, rank: int) -> None:
+        self._worker, self._rank = worker, rank
         self._optimizer: DistributedOptimizer | None = None
 
     def __call__(self, order: Order) -> None:
         """Call forward, backward and step for the tasks of ``order``; the result is delivered."""
-        trainer, rank = self._trainer, self._trainer.world.rank
         if self._optimizer is None:
             # It warns that the optimizer is not compiled; ours only hands over.
             logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
-            references = trainer._call_server(_parameters)
-            self._optimizer = DistributedOptimizer(HandOver, references, rank)
-        batches = list(trainer.worker.training_tasks(order.ids))
+            references = rpc.rpc_sync(0, _parameters)
+            self._optimizer = DistributedOptimizer(HandOver, references, self._rank)
+        batches = list(self._worker.training_tasks(order.ids))
         with dist_autograd.context() as context:
-            totals = trainer._call_server(_forward, rank, batches)
+            totals = rpc.rpc_sync(0, _forward, (self._rank, batches))
             dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
             self._optimizer.step(context)

@@ -1,0 +1,204 @@
+"""Tasks per second, bytes a step and the server's time against workers, every strategy.
+
+    python -m benchmarks.scaling --json scaling.json --plot scaling.png
+    python -m benchmarks.scaling --topologies allreduce "rpc chunk" --workers 1 2 --rounds 5
+
+Every measurement is one run of ``train_maml.py`` under torchrun with one computing thread a
+process, as a user starts it; the rounds interleave. A worker is a process that computes: a
+parameter server is one process more. ``local`` is the same run without a launcher. Beyond the
+cores of the machine, workers share them: what is seen there is the overhead, not speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.hardware import describe
+from maml.run_log import read_metrics
+
+_SERVER = ["--strategy", "param-server"]
+TOPOLOGIES: dict[str, list[str]] = {
+    "local": ["--strategy", "local"],
+    "rpc exclusive": ["--strategy", "rpc", "--partition", "exclusive"],
+    "rpc chunk": ["--strategy", "rpc", "--partition", "chunk"],
+    "allreduce": ["--strategy", "allreduce"],
+    "server sync": _SERVER,
+    "server collective": [*_SERVER, "--ps-transport", "collective"],
+    "server async": [*_SERVER, "--ps-mode", "async"],
+    "server backup": [*_SERVER, "--ps-mode", "backup"],
+    "server remote": [*_SERVER, "--ps-forward", "remote"],
+}
+WARM_UP = 5
+"""Iterations that are not counted: threads start, pages are touched for the first time."""
+
+
+def measure(
+    topology: str, workers: int, preset: str, batch: int, iterations: int
+) -> dict[str, Any]:
+    """Train once and return tasks per second and, a step, bytes and the server's seconds.
+
+    Raises:
+        SystemExit: with the last line that the run has said, if it fails.
+    """
+    flags = TOPOLOGIES[topology]
+    processes = workers + ("param-server" in flags)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    with tempfile.TemporaryDirectory() as run_dir:
+        command = [
+            sys.executable,
+            *([] if topology == "local" else launcher),
+            *("train_maml.py", preset, *flags),
+            *("--run-dir", run_dir, "--iterations", str(WARM_UP + iterations)),
+            *("--meta-batch-size", str(batch), "--log-every", str(WARM_UP), "--threads", "1"),
+            *("--logger", "none", "--eval-every", "0", "--test-tasks", "0", "--resume", "never"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            raise SystemExit(f"{topology}, {workers} workers: {' '.join(said)}")
+        first, *rest = read_metrics(Path(run_dir) / "metrics.jsonl")
+    steps = rest[-1]["iteration"] - first["iteration"]
+    row: dict[str, Any] = {
+        "tasks_per_second": steps * batch / (rest[-1]["seconds"] - first["seconds"]),
+        "wire_bytes": sum(row.get("wire_bytes", 0) for row in rest) / steps,
+    }
+    for name in ("server_seconds", "reduce_seconds"):
+        if name in rest[0]:
+            row[name] = sum(row[name] for row in rest) / steps
+    if "dropped" in rest[0]:
+        row["dropped"] = sum(row["dropped"] for row in rest) / steps
+    if "staleness" in rest[0]:
+        # Mean age, in updates, of the gradients that were applied.
+        counts = [(age, n) for row in rest for age, n in enumerate(row["staleness"])]
+        row["staleness"] = sum(age * n for age, n in counts) / max(sum(n for _, n in counts), 1)
+    return row
+
+
+def combinations(topologies: list[str], workers: list[int]) -> list[tuple[str, int]]:
+    """Return what to measure: local has one worker, and backup needs one to spare."""
+    return [
+        (topology, n)
+        for topology in topologies
+        for n in workers
+        if (topology != "local" or n == min(workers)) and (topology != "server backup" or n > 1)
+    ]
+
+
+def summarise(topology: str, workers: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return medians over rounds, and the least and largest tasks per second."""
+    rates = [row["tasks_per_second"] for row in rounds]
+    return {
+        "topology": topology,
+        "workers": workers,
+        **{name: statistics.median(row[name] for row in rounds) for name in rounds[0]},
+        "range": [min(rates), max(rates)],
+        "rounds": len(rounds),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Lay the rows out; ``×`` is relative to the first row."""
+    base = rows[0]["tasks_per_second"]
+    lines = [
+        "  topology           workers  tasks/s        range      ×   KiB a step  server ms  "
+        "reduce ms  staleness  dropped"
+    ]
+    for row in rows:
+        low, high = row["range"]
+        server = f"{1e3 * row['server_seconds']:.1f}" if "server_seconds" in row else ""
+        reduce = f"{1e3 * row['reduce_seconds']:.1f}" if "reduce_seconds" in row else ""
+        stale = f"{row['staleness']:.2f}" if "staleness" in row else ""
+        dropped = f"{row['dropped']:.2f}" if "dropped" in row else ""
+        rate = row["tasks_per_second"]
+        lines.append(
+            f"  {row['topology']:<18} {row['workers']:>7} {rate:>8.1f} {low:>6.1f}–{high:<6.1f} "
+            f"{rate / base:>5.2f} {row['wire_bytes'] / 1024:>11.0f}  {server:>9}  "
+            f"{reduce:>9}  {stale:>9}  {dropped:>7}"
+        )
+    return "\n".join(lines)
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw tasks per second and bytes a step against workers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    rows = report["rows"]
+    colors = plt.get_cmap("tab10")
+    for i, topology in enumerate(dict.fromkeys(row["topology"] for row in rows)):
+        own = [row for row in rows if row["topology"] == topology]
+        x = [row["workers"] for row in own]
+        style = {"marker": "o", "markersize": 4, "color": colors(i), "label": topology}
+        axes[0].plot(x, [row["tasks_per_second"] for row in own], **style)
+        if topology != "local":
+            axes[1].plot(x, [row["wire_bytes"] / 2**20 for row in own], **style)
+    cores = report["hardware"]["cores"]
+    most = max(row["workers"] for row in rows)
+    for axis in axes:
+        axis.axvline(cores, color="#999999", linestyle=":", linewidth=1)
+        axis.set_xlabel("workers")
+        axis.set_xticks(range(1, most + 1))
+        axis.grid(alpha=0.25)
+        axis.set_ylim(bottom=0)
+    axes[0].set_ylabel("tasks per second")
+    axes[0].set_title(f"dotted: the machine's {cores} cores, one thread a process", fontsize=9)
+    axes[1].set_ylabel("MiB sent a step")
+    axes[1].set_title(f"{report['preset']}, {report['meta_batch_size']} tasks a step", fontsize=9)
+    axes[0].legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=list(TOPOLOGIES))
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--preset", default="maml-glyphs-5way-1shot")
+    parser.add_argument("--meta-batch-size", type=int, default=32)
+    parser.add_argument("--iterations", type=int, default=30, help="after a warm-up of 5")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the records to this file")
+    parser.add_argument("--plot", type=Path, help="draw the records into this file")
+    options = parser.parse_args()
+    # Users' settings of threads would be measured otherwise.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    what = combinations(options.topologies, options.workers)
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {key: [] for key in what}
+    for _ in range(options.rounds):
+        for topology, workers in tqdm(what, desc="round", unit="run", leave=False):
+            found[topology, workers].append(
+                measure(
+                    topology, workers, options.preset, options.meta_batch_size, options.iterations
+                )
+            )
+    rows = [summarise(*key, rounds) for key, rounds in found.items()]
+    report = {
+        "hardware": describe(1),
+        "preset": options.preset,
+        "meta_batch_size": options.meta_batch_size,
+        "rows": rows,
+    }
+    print(f"{options.preset}, {options.meta_batch_size} tasks a step, medians of {options.rounds}")
+    print(table(rows))
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    if options.plot:
+        draw(report, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -57,6 +57,7 @@ def watch(directory: Path, evaluator: Evaluator, *, poll: float, patience: float
     """
     try:
         with _signals_raised():
+            _warn(f"watching {directory}")
             return _Watch(directory, evaluator).run(poll, patience)
     except _Signalled as signalled:
         _warn(f"stopped by {signalled.name}; the same command goes on from here")

@@ -1,9 +1,15 @@
-"""Checkpoints: one file of tensors and plain containers, never half-written."""
+"""Checkpoints: one file of tensors and plain containers, never half-written.
+
+A run's ``checkpoints/`` holds ``last.pt``, which a run continues from, and the newest few under
+names of their own, ``iteration-00001000.pt``, for whoever looks on: ``python -m maml.evaluate
+--watch``. The newest of them and ``last.pt`` are one file with two names.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +25,77 @@ PARTS = ("model", "optimizer", "iteration", "seconds", "config")
 def last_checkpoint(run_dir: Path) -> Path:
     """Return where a run's newest checkpoint is, whether or not it exists."""
     return run_dir / "checkpoints" / "last.pt"
+
+
+def numbered_checkpoint(run_dir: Path, iteration: int) -> Path:
+    """Return the name of a run's checkpoint after ``iteration``, whether or not it exists."""
+    return run_dir / "checkpoints" / f"iteration-{iteration:08d}.pt"
+
+
+def numbered_checkpoints(run_dir: Path) -> dict[int, Path]:
+    """Return the checkpoints that a run keeps, by iteration, the oldest first."""
+    try:
+        names = os.listdir(run_dir / "checkpoints")
+    except OSError:
+        return {}
+    found = (re.fullmatch(r"iteration-(\d{8,})\.pt", name) for name in names)
+    iterations = sorted(int(match[1]) for match in found if match)
+    return {iteration: numbered_checkpoint(run_dir, iteration) for iteration in iterations}
+
+
+def save_in(run_dir: Path, content: dict[str, Any], keep: int) -> None:
+    """Save a run's newest checkpoint, ``last.pt`` and numbered; of the latter keep ``keep``.
+
+    ``last.pt`` comes first: should there be no room for more, no work is lost.
+
+    Raises:
+        UserError: as `save`.
+    """
+    save(last_checkpoint(run_dir), content)
+    _number(run_dir, content)
+    for path in list(numbered_checkpoints(run_dir).values())[:-keep]:
+        _remove(path)
+
+
+def continue_from(run_dir: Path, content: dict[str, Any], *, is_last: bool) -> None:
+    """Make the checkpoints of ``run_dir`` end with the one that its run continues from.
+
+    What an abandoned continuation has saved after it goes: it would be evaluated and kept as if
+    it were this run's. ``is_last``: whether ``content`` was read from ``last.pt``.
+
+    Raises:
+        UserError: as `save`.
+    """
+    kept = numbered_checkpoints(run_dir)
+    if not kept and not last_checkpoint(run_dir).exists():
+        return  # it continues another directory's run, and has no checkpoint of its own yet
+    if not is_last:
+        save(last_checkpoint(run_dir), content)
+    _number(run_dir, content)
+    for iteration, path in kept.items():
+        if iteration > content["iteration"]:
+            _remove(path)
+
+
+def _number(run_dir: Path, content: dict[str, Any]) -> None:
+    """Give ``last.pt``, which holds ``content``, its second name, atomically."""
+    path = numbered_checkpoint(run_dir, content["iteration"])
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        os.link(last_checkpoint(run_dir), temporary)
+        os.replace(temporary, path)
+    except OSError:
+        # Not every shared folder has links.
+        save(path, content)
+    # A rename does nothing where both names are the same file's already.
+    for stale in path.parent.glob(".iteration-*.tmp"):
+        _remove(stale)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that nobody needs; it may be gone, and may stay if it cannot go."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def save(path: Path, content: dict[str, Any]) -> None:

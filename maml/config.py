@@ -128,6 +128,8 @@ class Config:
     """The run directory, exactly [runs/<preset>-<time>]."""
     checkpoint_every: int = 500
     """Iterations between checkpoints; there is always one at the end."""
+    keep_checkpoints: int = 5
+    """How many checkpoints, the newest, are kept for evaluators; last.pt is the last of them."""
     resume: str = "auto"
     """auto: continue from the run directory's checkpoint if it has one; never; or a path."""
     log_every: int = 10
@@ -156,6 +158,7 @@ class Config:
             "eval_tasks": 1,
             "test_tasks": 0,
             "checkpoint_every": 1,
+            "keep_checkpoints": 1,
             "log_every": 1,
             "seed": 0,
         }

@@ -1,14 +1,19 @@
 """Evaluation: mean and interval over tasks; also ``python -m maml.evaluate RUN_DIR``.
 
     python -m maml.evaluate runs/maml-omniglot-5way-1shot-… --split test --tasks 600
+    python -m maml.evaluate runs/20w5s --watch --split validation
 
-It appends to the run directory's ``evaluations.jsonl``.
+It appends to the run directory's ``evaluations.jsonl``; with ``--watch``, a row for every
+checkpoint as training makes them.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,16 +23,22 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from maml import checkpoint, run_dir
 from maml.config import Config
 from maml.distributed import World, choose_device, init_process
 from maml.errors import UserError
 from maml.inner import Params
 from maml.objectives import mean_and_ci95
+from maml.presets import with_values
+from maml.run_log import read_metrics
 from maml.strategies import Strategy
 from maml.strategies.local import Local
+from maml.watch import watch
 from maml.worker import Worker
 
 SPLITS = ("train", "validation", "test")
+POLL, PATIENCE = 5.0, 3600.0
+"""Seconds between two looks at a run that is watched, and until it is given up."""
 
 
 def evaluate(
@@ -87,8 +98,21 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     )
 
 
-def main(arguments: list[str]) -> None:
-    """Evaluate a run directory's newest checkpoint and append to its evaluations.jsonl."""
+def main(arguments: list[str]) -> int:
+    """Evaluate a run directory's newest checkpoint, or watch it; return the exit code."""
+    options = _parse(arguments)
+    evaluator = RunEvaluator(options)
+    if options.watch:
+        poll, patience = options.poll or POLL, options.patience or PATIENCE
+        return watch(options.run_dir, evaluator, poll=poll, patience=patience)
+    config = evaluator.config_now()
+    saved = checkpoint.load(checkpoint.last_checkpoint(options.run_dir))
+    evaluator.build(config)
+    evaluator.evaluate(saved)
+    return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m maml.evaluate", description="Evaluate a run directory's last checkpoint."
     )
@@ -102,31 +126,123 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
     parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="evaluate every checkpoint that the run keeps or makes, until its training is over; "
+        "may be started before it, and again: what is evaluated already is not repeated",
+    )
+    parser.add_argument(
+        "--poll", type=float, help=f"--watch: seconds between looks (default: {POLL:g})"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        help="--watch: give up when nothing in RUN_DIR changes for so many seconds "
+        f"(default: {PATIENCE:g})",
+    )
     options = parser.parse_args(arguments)
     if options.tasks < 1:
         raise UserError(f"--tasks must be at least 1, not {options.tasks}")
+    for name in ("poll", "patience"):
+        value = getattr(options, name)
+        if value is not None and not options.watch:
+            raise UserError(f"--{name} goes with --watch")
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{name} must be positive and finite, not {value}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("python -m maml.evaluate runs in one process: start it without torchrun")
+    return options
 
-    from maml import checkpoint, run_dir
-    from maml.presets import with_values
 
-    config = with_values(run_dir.read_config(options.run_dir), strategy="local")
-    for name in ("data_root", "device"):
-        if getattr(options, name) is not None:
-            config = with_values(config, **{name: getattr(options, name)})
-    saved = checkpoint.load(checkpoint.last_checkpoint(options.run_dir))
-    world = World(0, 1, 0, 1, launched=False)
-    init_process(config, world)
-    strategy = Local(config, world, Worker(config, choose_device(config, world)))
-    result = evaluate(strategy, saved["model"], options.split, options.tasks, progress=True)
-    transductive = config.transductive and not options.non_transductive
-    row = {
-        "iteration": saved["iteration"],
-        "transductive": transductive,
-        **result,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-    run_dir.append_line(options.run_dir / "evaluations.jsonl", json.dumps(row))
-    print(f"iteration {saved['iteration']}: {summary(result, config, transductive)}")
+class RunEvaluator:
+    """Evaluates checkpoints of one run as the command line asks, all with the same worker."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.rows = options.run_dir / "evaluations.jsonl"
+        self.config: Config | None = None
+
+    def config_now(self) -> Config:
+        """Return the run's configuration, with what is otherwise here.
+
+        Raises:
+            UserError: as `run_dir.read_config`.
+        """
+        config = with_values(run_dir.read_config(self.options.run_dir), strategy="local")
+        for name in ("data_root", "device"):
+            if getattr(self.options, name) is not None:
+                config = with_values(config, **{name: getattr(self.options, name)})
+        return config
+
+    def build(self, config: Config) -> None:
+        """Build the worker and open its episodes."""
+        world = World(0, 1, 0, 1, launched=False)
+        init_process(config, world)
+        worker = Worker(config, choose_device(config, world))
+        worker.evaluation(self.options.split)
+        self.strategy = Local(config, world, worker)
+        self.config = config
+
+    def prepare(self) -> bool:
+        """Build the worker when there is a configuration, and anew when it is another one."""
+        try:
+            config = self.config_now()
+        except UserError as error:
+            cause = error.__cause__
+            # Not there yet; or replaced while it was read, over NFS.
+            if isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ESTALE):
+                return self.config is not None
+            raise
+        # A training that continues may be given other queries or inner steps to evaluate with.
+        if config != self.config:
+            self.build(config)
+        return True
+
+    def question(self) -> dict[str, Any]:
+        """Return what tells rows about one checkpoint apart: what was asked."""
+        config, options = self.config, self.options
+        assert config is not None
+        return {
+            "transductive": config.transductive and not options.non_transductive,
+            "split": options.split,
+            "tasks": options.tasks,
+            "eval_queries": config.eval_queries,
+            "eval_inner_steps": config.eval_inner_steps,
+        }
+
+    def evaluated(self) -> set[int]:
+        """Return the iterations that have a row for the same question.
+
+        The iteration alone names a checkpoint: a training that goes back over it makes the same
+        parameters again.
+        """
+        if not self.rows.is_file():
+            return set()
+        question = self.question().items()
+        return {row["iteration"] for row in read_metrics(self.rows) if question <= row.items()}
+
+    def evaluate(self, saved: dict[str, Any]) -> None:
+        """Evaluate a checkpoint's content, append the row and print it."""
+        assert self.config is not None
+        options, question = self.options, self.question()
+        # A line that goes on for hours is for terminals.
+        progress = sys.stderr.isatty() or not options.watch
+        result = evaluate(
+            self.strategy, saved["model"], options.split, options.tasks, progress=progress
+        )
+        row = {
+            "iteration": saved["iteration"],
+            **question,
+            **result,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        # Where a full disk has cut the last row short, this one begins a line of its own.
+        before = self.rows.read_bytes() if self.rows.is_file() else b""
+        mend = "\n" if before and not before.endswith(b"\n") else ""
+        run_dir.append_line(self.rows, mend + json.dumps(row))
+        line = summary(result, self.config, question["transductive"])
+        print(f"iteration {saved['iteration']}: {line}", flush=True)
 
 
 if __name__ == "__main__":

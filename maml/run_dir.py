@@ -20,6 +20,7 @@ import yaml
 from maml.config import Config
 from maml.errors import UserError
 
+STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
 PACKAGES = ("torch", "torchvision", "torchopt", "learn2learn", "numpy", "wandb")
 
 
@@ -111,6 +112,36 @@ def read_config(run_dir: Path) -> Config:
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     """Write ``result.json``."""
     write_text(run_dir / "result.json", json.dumps(result, indent=2) + "\n")
+
+
+def write_status(run_dir: Path, state: str, iteration: int, start: int, config: Config) -> None:
+    """Write ``status.json``: what the run is doing, for whoever looks on from outside.
+
+    Args:
+        run_dir: The run directory.
+        state: "training", "finished" (result.json is there), "stopped" (by a signal) or "failed".
+        iteration: Iterations done by now; of a finished or stopped run, its last checkpoint's.
+        start: The iteration at which this training began: 0, or what it continued from.
+        config: Of which it holds how often checkpoints are made, and how many are kept.
+    """
+    content = {
+        "state": state,
+        "iteration": iteration,
+        "start": start,
+        "checkpoint_every": config.checkpoint_every,
+        "keep_checkpoints": config.keep_checkpoints,
+    }
+    write_text(run_dir / "status.json", json.dumps(content) + "\n")
+
+
+def read_status(run_dir: Path) -> dict[str, Any] | None:
+    """Return what `write_status` wrote; None where it is not there (yet)."""
+    try:
+        content = json.loads((run_dir / "status.json").read_text())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(content, dict) and content.keys() >= STATUS
+    return content if whole else None
 
 
 def versions() -> dict[str, str]:

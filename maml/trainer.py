@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -79,8 +80,11 @@ class _Run:
         self.iteration, self.seconds = 0, 0.0
         if start is not None:
             self._restore(start)
+        self.began_at = self.iteration
         if self.speaks:
             run_dir.write_config(self.run_dir, self.config)
+            if start is not None:
+                checkpoint.continue_from(self.run_dir, start, is_last=config.resume == "auto")
         self.log = RunLog(self.run_dir, self.config)
         self.log.forget_after(self.iteration)
 
@@ -93,22 +97,33 @@ class _Run:
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
         try:
+            self._status("training")
             try:
                 self._train()
                 self._heed_stop()
                 self._save()
                 self._test()
+                self._status("finished")
                 return 0
             except _Stopped:
                 self._save()
+            self._status("stopped")
             self._say(
                 f"stopped by {self.strategy.stopping} after iteration {self.iteration}; checkpoint "
                 f"{checkpoint.last_checkpoint(self.run_dir)}; the same command with "
                 f"--run-dir {self.run_dir} continues"
             )
             return 130 if self.strategy.stopping == "SIGINT" else 143
+        except BaseException:
+            with contextlib.suppress(UserError):
+                self._status("failed")
+            raise
         finally:
             self.log.close()
+
+    def _status(self, state: str) -> None:
+        if self.speaks:
+            run_dir.write_status(self.run_dir, state, self.iteration, self.began_at, self.config)
 
     def _heed_stop(self) -> None:
         if self.strategy.stopping:
@@ -199,8 +214,8 @@ class _Run:
 
     def _save(self) -> None:
         if self.speaks:
-            checkpoint.save(
-                checkpoint.last_checkpoint(self.run_dir),
+            checkpoint.save_in(
+                self.run_dir,
                 {
                     "model": {name: tensor.cpu() for name, tensor in self.meta_params.items()},
                     "optimizer": self.optimizer.state_dict(),
@@ -208,6 +223,7 @@ class _Run:
                     "seconds": self.seconds,
                     "config": {name: getattr(self.config, name) for name in MUST_MATCH},
                 },
+                keep=self.config.keep_checkpoints,
             )
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -255,11 +271,15 @@ def _prepare(config: Config) -> tuple[Path, dict[str, Any] | None]:
     """Return the run directory and the checkpoint's content to continue from, if any."""
     directory = run_dir.choose(config)
     last = checkpoint.last_checkpoint(directory)
+    kept = checkpoint.numbered_checkpoints(directory)
     if config.resume == "auto":
+        if kept and not last.exists():
+            newest = list(kept.values())[-1]
+            raise UserError(f"{last}: no such checkpoint; --resume {newest} continues from there")
         return directory, _load(last, config) if last.exists() else None
     path = Path(config.resume)
     of_this_run = config.resume != "never" and directory.resolve() in path.resolve().parents
-    if last.exists() and not of_this_run:
+    if (last.exists() or kept) and not of_this_run:
         raise UserError(
             f"--resume {config.resume}: {directory} already holds a run; choose another --run-dir"
         )

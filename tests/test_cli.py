@@ -79,6 +79,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "transductive": (["--no-transductive"], False),
     "run_dir": (["--run-dir", "some/run"], "some/run"),
     "checkpoint_every": (["--checkpoint-every", "3"], 3),
+    "keep_checkpoints": (["--keep-checkpoints", "2"], 2),
     "resume": (["--resume", "never"], "never"),
     "log_every": (["--log-every", "1"], 1),
     "logger": (["--logger", "tensorboard"], "tensorboard"),
@@ -225,7 +226,8 @@ def test_data_root_default(
                 "--inner-steps": 0,
                 "--eval-inner-steps": 0, "--iterations": 0, "--meta-batch-size": 1, "--seed": 0,
                 "--rpc-threads": 2, "--task-batch": 1, "--eval-every": 0, "--eval-tasks": 1,
-                "--test-tasks": 0, "--checkpoint-every": 1, "--log-every": 1, "--threads": 1,
+                "--test-tasks": 0, "--checkpoint-every": 1, "--keep-checkpoints": 1,
+                "--log-every": 1, "--threads": 1,
                 "--check-every": 0, "--ps-max-staleness": 0, "--ps-backup-workers": 0,
             }.items()
         ),

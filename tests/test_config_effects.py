@@ -63,6 +63,7 @@ TRAINS_THE_SAME: list[tuple[str, Any]] = [
     ("test_tasks", 3),
     ("transductive", False),
     ("checkpoint_every", 1),
+    ("keep_checkpoints", 1),
     ("log_every", 2),
     ("data_root", "elsewhere"),
     ("resume", "never"),
@@ -243,7 +244,7 @@ def test_transductive_chooses_the_headline(tmp_path: Path) -> None:
 def test_rhythms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = []
     monkeypatch.setattr(
-        checkpoint, "save", lambda path, content: saved.append(content["iteration"])
+        checkpoint, "save_in", lambda run_dir, content, keep: saved.append(content["iteration"])
     )
     config = sinusoid(
         iterations=7, log_every=3, eval_every=2, checkpoint_every=4, eval_tasks=3,

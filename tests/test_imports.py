@@ -24,7 +24,8 @@ FLOORS = (
     ("worker",),
     ("strategies",),
     ("run_dir", "checkpoint"),
-    ("run_log", "evaluate"),
+    ("run_log", "watch"),
+    ("evaluate",),
     ("plots",),
     ("trainer",),
 )

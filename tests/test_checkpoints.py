@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -79,7 +80,7 @@ def test_going_back_counts_from_the_first_moment(
     train(CONFIG, tmp_path)
     older = str(numbered_checkpoint(tmp_path, 4))
     with monkeypatch.context() as patched:
-        patched.setattr(trainer._Run, "_meta_update", killed)
+        patched.setattr(trainer.OuterOptimizer, "step", killed)
         with pytest.raises(KeyboardInterrupt):
             Trainer(with_values(CONFIG, run_dir=str(tmp_path), resume=older)).run()
     assert last(tmp_path)["iteration"] == 4
@@ -105,7 +106,7 @@ def test_from_another_run_nothing_is_taken_over(
     train(CONFIG, tmp_path / "first")
     there = str(numbered_checkpoint(tmp_path / "first", 4))
     with monkeypatch.context() as patched:
-        patched.setattr(trainer._Run, "_meta_update", killed)
+        patched.setattr(trainer.OuterOptimizer, "step", killed)
         with pytest.raises(KeyboardInterrupt):
             train(CONFIG, tmp_path / "second", resume=there)
     train(CONFIG, tmp_path / "second", resume=there)
@@ -194,14 +195,16 @@ def test_status_of_a_run_from_beginning_to_end(
 def test_status_of_a_stopped_run(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = trainer._Run._meta_update
+    real = trainer.OuterOptimizer.step
 
-    def stop(run: Any, share: Any) -> None:
-        real(run, share)
-        if run.iteration == 2:
+    steps = itertools.count()
+
+    def stop(*args: Any) -> None:
+        real(*args)
+        if next(steps) == 2:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(trainer._Run, "_meta_update", stop)
+    monkeypatch.setattr(trainer.OuterOptimizer, "step", stop)
     assert Trainer(with_values(CONFIG, run_dir=str(tmp_path))).run() == 128 + number
     assert read_status(tmp_path) == status("stopped", 3)
     assert kept(tmp_path) == [2, 3]
@@ -211,14 +214,16 @@ def test_status_of_a_stopped_run(
 def test_status_of_a_failed_run(
     error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = trainer._Run._meta_update
+    real = trainer.OuterOptimizer.step
 
-    def fail(run: Any, share: Any) -> None:
-        real(run, share)
-        if run.iteration == 4:
+    steps = itertools.count()
+
+    def fail(*args: Any) -> None:
+        real(*args)
+        if next(steps) == 4:
             raise error
 
-    monkeypatch.setattr(trainer._Run, "_meta_update", fail)
+    monkeypatch.setattr(trainer.OuterOptimizer, "step", fail)
     with pytest.raises(error):
         train(CONFIG, tmp_path)
     assert read_status(tmp_path) == status("failed", 4)

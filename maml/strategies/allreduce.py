@@ -47,7 +47,7 @@ class AllReduce(Collective):
     def from_rank_zero(self, value: T) -> T:
         """Broadcast ``value`` (pickled: between the processes of one run alone)."""
         box: list[Any] = [value]
-        with self._guard():
+        with self.guard():
             dist.broadcast_object_list(box, src=0)
         received: T = box[0]
         return received
@@ -89,7 +89,7 @@ class AllReduce(Collective):
         digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).digest()
         mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], device=self.home)
         all_digests = [torch.empty_like(mine) for _ in range(self.world.size)]
-        with self._guard():
+        with self.guard():
             dist.all_gather(all_digests, mine, group=self.groups.work)
         others = [rank for rank, other in enumerate(all_digests) if other != all_digests[0]]
         if others:

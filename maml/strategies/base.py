@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ class Strategy(ABC):
         self.worker = worker
         self.stop = StopRequest()
         self.wire_bytes = 0
+        self._entered = ExitStack()
 
     @property
     def drives(self) -> bool:
@@ -49,6 +51,10 @@ class Strategy(ABC):
         return self.stop.signal
 
     def __enter__(self) -> Strategy:
+        if self.worker.device.type == "cuda":
+            torch.cuda.set_device(self.worker.device)
+        with self.guard():
+            self._entered.enter_context(self.transport())
         return self
 
     def __exit__(
@@ -57,8 +63,23 @@ class Strategy(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave the world: gracefully without an error, without waiting for anyone with one."""
+        if error is not None:
+            self._entered.__exit__(kind, error, traceback)
+            return
+        with self.guard(), self._entered:
+            self.finish()
+
+    def transport(self) -> AbstractContextManager[None]:
+        """Join the other processes; leave when all are done, and on an error wait for nobody."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Do what is left before all leave in good order."""
         return None
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Turn a failure of the transport into a `WorkerLostError`."""
+        return nullcontext()
 
     def serve(self) -> None:
         """Serve the driving process until it is done; returns at once where all drive."""

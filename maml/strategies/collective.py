@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -26,32 +25,15 @@ class Collective(Strategy):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        self._context = collective_world(world, timeout=config.timeout)
         self._reduce_seconds = 0.0
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
 
-    def __enter__(self) -> Collective:
+    @contextmanager
+    def transport(self) -> Iterator[None]:
+        """Join the process groups."""
         init_process(self.config, self.world)
-        with self._guard():
-            self.groups = self._context.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Leave when all are done; with an error at once."""
-        if error is not None:
-            self._context.__exit__(kind, error, traceback)
-            return
-        with self._guard():
-            self.finish()
-            self._context.__exit__(None, None, None)
-
-    def finish(self) -> None:
-        """Do what is left before all leave."""
+        with collective_world(self.world, timeout=self.config.timeout) as self.groups:
+            yield
 
     def report(self) -> dict[str, Any]:
         """Bytes, and seconds in all-reduces: the transfer, and the wait for the slowest rank."""
@@ -64,7 +46,7 @@ class Collective(Strategy):
     def all_reduce(self, flat: Tensor) -> Tensor:
         """Sum ``flat`` over all ranks, in place."""
         began = time.perf_counter()
-        with self._guard():
+        with self.guard():
             dist.all_reduce(flat, group=self.groups.work)
         self._reduce_seconds += time.perf_counter() - began
         # What a ring sends a rank: 2 (n - 1) / n of the tensor, and there are n of them.
@@ -72,8 +54,8 @@ class Collective(Strategy):
         return flat
 
     @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Turn a transport's failure into one error; rank zero says it."""
+    def guard(self) -> Iterator[None]:
+        """Turn a failure of the transport into one error; rank zero says it."""
         try:
             yield
         except RuntimeError as error:

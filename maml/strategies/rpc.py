@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 import threading
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -104,18 +105,19 @@ class Rpc(Strategy):
         self._outer_sums = exclusive_outer_sums if exclusive else chunk_outer_sums
         # A call in flight never waits for another, but it does hold a thread and a gradient.
         self._wave = world.size * (config.rpc_threads - 1) if exclusive else None
-        self._context = rpc_world(
-            world,
-            threads=config.rpc_threads,
-            timeout=config.timeout,
+
+    def transport(self) -> AbstractContextManager[None]:
+        """Join the RPC world."""
+        return rpc_world(
+            self.world,
+            threads=self.config.rpc_threads,
+            timeout=self.config.timeout,
             worker_init=self._init_worker,
         )
 
     def _init_worker(self) -> None:
         global _worker
         init_process(self.config, self.world)
-        if self.worker.device.type == "cuda":
-            torch.cuda.set_device(self.worker.device)
         _worker = self.worker
         _finished.clear()
 
@@ -124,29 +126,11 @@ class Rpc(Strategy):
         """Rank 0 drives."""
         return self.world.rank == 0
 
-    def __enter__(self) -> Rpc:
-        self._context.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Release the serving processes, then shut down; on an error do neither."""
-        if error is not None:
-            self._context.__exit__(kind, error, traceback)
-            return
-        try:
-            if self.drives:
-                for rank in range(1, self.world.size):
-                    self._call(rpc.rpc_sync, rank, _finish)
-            self._call(self._context.__exit__, None, None, None)
-        except WorkerLostError as lost:
-            # All work is done; what is left is to leave without waiting.
-            self._context.__exit__(type(lost), lost, lost.__traceback__)
-            raise
+    def finish(self) -> None:
+        """Release the serving processes."""
+        if self.drives:
+            for rank in range(1, self.world.size):
+                rpc.rpc_sync(rank, _finish)
 
     def serve(self) -> None:
         """Answer calls until the driver says that it is done."""
@@ -160,14 +144,14 @@ class Rpc(Strategy):
         for wave in ids.split(self._wave or len(ids)):
             with todist.autograd.context() as context:
                 learner, aliases = self._by_reference(meta_params)
-                reduced = self._call(self._outer_sums, wave, learner)
+                with self.guard():
+                    reduced: Tensor = self._outer_sums(wave, learner)  # type: ignore[assignment]
                 # The reducer's mean is over calls, which may differ in size; both the sums and
                 # the count pass through it, so their ratio is the unbiased mean over tasks.
                 tasks_a_call = reduced[-1].detach()
                 wave_sums = reduced[:-1] / tasks_a_call * len(wave)
-                gradients = self._call(
-                    todist.autograd.grad, context, wave_sums[0], tuple(aliases.values())
-                )
+                with self.guard():
+                    gradients = todist.autograd.grad(context, wave_sums[0], tuple(aliases.values()))
             for name, gradient in zip(aliases, gradients, strict=True):
                 if gradient is None or gradient.shape != sums[name].shape:
                     raise WorkerLostError(f"no gradient came home for {name}; refusing to step")
@@ -184,7 +168,9 @@ class Rpc(Strategy):
         """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""
         learner, _ = self._by_reference(meta_params)
         self.wire_bytes += (min(len(ids), self.world.size) - 1) * _nbytes(meta_params)
-        return torch.cat(self._call(chunk_evaluations, ids, learner, split))
+        with self.guard():
+            rows = chunk_evaluations(ids, learner, split)
+        return torch.cat(rows)
 
     def _calls_to_others(self, ids: Tensor) -> int:
         """Return how many calls for ``ids`` go to other ranks than this."""
@@ -207,10 +193,11 @@ class Rpc(Strategy):
             clone.get_submodule(path)._parameters[attribute] = leaf.view_as(leaf)  # type: ignore[assignment]
         return clone, leaves  # type: ignore[return-value]
 
-    def _call(self, function: Any, *args: Any) -> Any:
-        """Call across processes; a peer's silence or failure becomes one error."""
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn a peer's silence or failure into one error."""
         try:
-            return function(*args)
+            yield
         except RuntimeError as error:
             raise WorkerLostError(_first_line(error, self.config.timeout)) from error
 

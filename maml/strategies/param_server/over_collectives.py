@@ -101,7 +101,7 @@ class CollectiveServer(Collective):
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
         # Waiting for an order has no time limit: the server may test for minutes.
-        with self._guard():
+        with self.guard():
             dist.broadcast(tensor, src=0, group=self.groups.idle)
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return tensor
@@ -109,7 +109,7 @@ class CollectiveServer(Collective):
     def _gather(self, tensor: Tensor) -> list[Tensor]:
         """Gather tensors of the same shape from all ranks; the list is empty but on rank 0."""
         parts = [torch.empty_like(tensor) for _ in range(self.world.size)] if self.drives else []
-        with self._guard():
+        with self.guard():
             dist.gather(tensor, parts if self.drives else None, dst=0, group=self.groups.work)
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return parts

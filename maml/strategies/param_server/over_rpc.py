@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -126,10 +126,13 @@ class ParameterServer(Strategy):
         self._handed_out = 0
         self._first_ids: Tensor | None = None
         self._forget_counts()
-        self._context = rpc_world(
-            world,
-            threads=max(config.rpc_threads, world.size),
-            timeout=config.timeout,
+
+    def transport(self) -> AbstractContextManager[None]:
+        """Join the RPC world."""
+        return rpc_world(
+            self.world,
+            threads=max(self.config.rpc_threads, self.world.size),
+            timeout=self.config.timeout,
             worker_init=self._init_worker,
         )
 
@@ -145,10 +148,6 @@ class ParameterServer(Strategy):
     def drives(self) -> bool:
         """Rank 0 serves, and drives the outer loop."""
         return self.world.rank == 0
-
-    def __enter__(self) -> ParameterServer:
-        self._context.__enter__()
-        return self
 
     # ---- the server -------------------------------------------------------------------------
 
@@ -372,24 +371,27 @@ class ParameterServer(Strategy):
 
     # ---- the end ----------------------------------------------------------------------------
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Send everyone home; wait a while for those who answer, and for nobody on an error."""
-        if error is None and self.drives:
-            assert _farewell is not None
-            nothing = torch.empty(0)
-            self._inbox.give_all(Order("finish", 0, nothing, nothing))
-            silent = _farewell.wait(self.trainers, GOODBYE_GRACE)
-            for rank in sorted(silent):
-                self._leave_behind(rank)
-            if silent:
-                # Not gracefully: that would wait for trainers which are gone.
-                leave_rpc()
-        self._context.__exit__(kind, error, traceback)
+    def finish(self) -> None:
+        """Send everyone home; wait a while for those who answer."""
+        if not self.drives:
+            return
+        assert _farewell is not None
+        nothing = torch.empty(0)
+        self._inbox.give_all(Order("finish", 0, nothing, nothing))
+        silent = _farewell.wait(self.trainers, GOODBYE_GRACE)
+        for rank in sorted(silent):
+            self._leave_behind(rank)
+        if silent:
+            # Not gracefully: that would wait for trainers which are gone.
+            leave_rpc()
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn a failure at the beginning or the end into one error."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise WorkerLostError(f"a worker was lost: {str(error).splitlines()[0]}") from error
 
     def _leave_behind(self, rank: int) -> None:
         """End a trainer that does not answer, if it is one of this host's: it may be frozen."""

@@ -212,9 +212,9 @@ class _Idx(_Files):
         from torchvision.datasets.utils import extract_archive
 
         with tempfile.TemporaryDirectory() as scratch:
-            images, labels = (
-                Path(extract_archive(path, Path(scratch) / path.stem)) for path, _ in self.checked
-            )
+            for path, _ in self.checked:
+                extract_archive(path, scratch)
+            images, labels = (Path(scratch) / path.stem for path, _ in self.checked)
             return read_image_file(images).numpy(), read_label_file(labels).numpy()
 
 

@@ -23,6 +23,7 @@ GLYPHS: dict[str, Any] = {
 }  # fmt: skip
 SUPERVISED: dict[str, Any] = {
     "ways": 4, "batch_size": 8, "meta_batch_size": 2, "transductive": True,
+    "eval_inner_steps": 1,
 }  # fmt: skip
 BRIEF: dict[str, Any] = {
     "iterations": 2, "eval_every": 0, "test_tasks": 0, "eval_tasks": 4, "log_every": 1,

@@ -1,7 +1,7 @@
 """Data sets as endless, addressable streams of tasks. It imports nothing from ``maml``.
 
-To add a data set, add a file with an opener and one line to ``OPENERS``; if it has images, one to
-``IMAGE_SHAPES`` too.
+To add a few-shot data set, add a file with an opener and one line to ``OPENERS``; for ordinary
+classification, one to ``EXAMPLE_OPENERS``; if it has images, one to ``IMAGE_SHAPES`` too.
 
 A top-level package called ``datasets`` shadows Hugging Face's of the same name wherever the
 repository is on the path. That is accepted: this package is only ever run from the checkout. Keep
@@ -16,20 +16,25 @@ from typing import Any
 
 import torch
 
+from datasets.batches import Batches, Examples
 from datasets.cache import default_data_root
 from datasets.episodes import Episodes, FewShotImages, Layout
 from datasets.errors import DataError
 from datasets.tasks import Task
 
 __all__ = [
+    "EXAMPLE_OPENERS",
     "IMAGE_SHAPES",
     "OPENERS",
+    "Batches",
     "DataError",
     "Episodes",
+    "Examples",
     "FewShotImages",
     "Layout",
     "Task",
     "image_shape",
+    "open_batches",
     "open_episodes",
 ]
 
@@ -67,11 +72,45 @@ OPENERS: dict[str, Callable[..., Episodes]] = {
     "sinusoid": _sinusoid,
 }
 
+
+def _flat_glyphs(split: str, **options: Any) -> Examples:
+    from datasets.drawings import open_glyphs
+
+    return open_glyphs(split, **options)
+
+
+def _flat_omniglot(split: str, **options: Any) -> Examples:
+    from datasets.drawings import open_omniglot
+
+    return open_omniglot(split, **options)
+
+
+def _torchvision(name: str) -> Callable[..., Examples]:
+    def open_them(split: str, **options: Any) -> Examples:
+        from datasets.torchvision_sets import open_examples
+
+        return open_examples(name, split, **options)
+
+    return open_them
+
+
+EXAMPLE_OPENERS: dict[str, Callable[..., Examples]] = {
+    "glyphs": _flat_glyphs,
+    "omniglot": _flat_omniglot,
+    **{name: _torchvision(name) for name in ("mnist", "fashion-mnist")},
+    **{name: _torchvision(name) for name in ("cifar10", "cifar100", "svhn")},
+}
+
 # (C, H, W), for those who build a network before, or without, opening the data.
 IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
     "omniglot": (1, 28, 28),
     "glyphs": (1, 28, 28),
     "miniimagenet": (3, 84, 84),
+    "mnist": (1, 28, 28),
+    "fashion-mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+    "svhn": (3, 32, 32),
 }
 
 
@@ -92,7 +131,7 @@ def open_episodes(
     dtype: torch.dtype = torch.float32,
     omniglot_split: str = "maml",
 ) -> Episodes:
-    """The tasks of a split of a data set.
+    """The few-shot tasks of a split of a data set.
 
     ``data`` is a key of ``OPENERS``; ``split`` is ``train``, ``validation`` or ``test``;
     ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``. Options that a data set has no
@@ -101,6 +140,8 @@ def open_episodes(
     Raises :class:`DataError`, whose message is for the user, if the request or the data is not in
     order.
     """
+    if data in EXAMPLE_OPENERS and data not in OPENERS:
+        raise DataError(f"--data {data}: no few-shot data set; --learner supervised learns it")
     if data not in OPENERS:
         raise DataError(f"--data {data}: unknown; one of {', '.join(OPENERS)}")
     return OPENERS[data](
@@ -112,4 +153,44 @@ def open_episodes(
         data_root=default_data_root() if data_root is None else Path(data_root),
         dtype=dtype,
         omniglot_split=omniglot_split,
+    )
+
+
+def open_batches(
+    data: str,
+    split: str,
+    *,
+    evaluation: bool,
+    batch_size: int,
+    ways: int,
+    seed: int,
+    data_root: Path | str | None = None,
+    dtype: torch.dtype = torch.float32,
+    omniglot_split: str = "maml",
+) -> Batches:
+    """The mini-batches of a split of a data set, as tasks: to learn from, or for ``evaluation``.
+
+    ``data`` is a key of ``EXAMPLE_OPENERS``; the rest is as in :func:`open_episodes`. Raises
+    :class:`DataError`, whose message is for the user, if the request or the data is not in order.
+    """
+    if data not in EXAMPLE_OPENERS:
+        raise DataError(
+            f"--data {data}: not for ordinary classification; one of {', '.join(EXAMPLE_OPENERS)}"
+        )
+
+    def examples(split: str) -> Examples:
+        return EXAMPLE_OPENERS[data](
+            split,
+            ways=ways,
+            data_root=default_data_root() if data_root is None else Path(data_root),
+            omniglot_split=omniglot_split,
+        )
+
+    return Batches(
+        examples(split),
+        split=split,
+        batch_size=batch_size,
+        seed=seed,
+        reference=examples("train") if evaluation else None,
+        dtype=dtype,
     )

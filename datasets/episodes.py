@@ -23,6 +23,8 @@ class Episodes(ABC):
     """
 
     split: str
+    # Tasks after which the same examples come again; None: they never do.
+    one_pass: int | None = None
 
     def ids(self, iteration: int, meta_batch_size: int) -> Tensor:
         """The task ids of a meta-batch: int64 ``[B]``, ``iteration * B + (0, ..., B - 1)``."""
@@ -42,9 +44,10 @@ class Episodes(ABC):
 
 
 class ImageArray(Protocol):
-    """Images as :class:`FewShotImages` needs them.
+    """Images as :class:`FewShotImages` and :class:`datasets.batches.Batches` need them.
 
-    They are uint8, ``[classes, drawings, H, W]`` or ``[classes, drawings, H, W, 3]``.
+    They are uint8, ``[classes, drawings, H, W]`` or ``[classes, drawings, H, W, 3]``, or for
+    batches ``[n, H, W]`` or ``[n, H, W, 3]``.
     """
 
     @property
@@ -53,7 +56,7 @@ class ImageArray(Protocol):
         ...
 
     def __getitem__(self, index: Any, /) -> Any:
-        """Advanced indexing with two integer arrays, as numpy's."""
+        """Advanced indexing with integer arrays, as numpy's."""
         ...
 
 
@@ -158,10 +161,14 @@ class FewShotImages(Episodes):
     def _scaled(self, pixels: NDArray[np.uint8]) -> Tensor:
         """uint8 ``[B, N, n, H, W]`` (or ``[..., 3]``) to float ``[B, N*n, C, H, W]`` in [0, 1]."""
         batch, ways, n, *image = pixels.shape
-        flat = pixels.reshape(batch, ways * n, *image)
-        flat = np.moveaxis(flat, -1, 2) if len(image) == 3 else flat[:, :, None]
-        return torch.from_numpy(np.ascontiguousarray(flat)).to(self.dtype).div_(255)
+        return scaled(pixels.reshape(batch, ways * n, *image), self.dtype)
 
     def _labels(self, batch: int, per_class: int) -> Tensor:
         """Labels in class-major order: int64 ``[B, N*per_class]``."""
         return torch.arange(self.ways).repeat_interleave(per_class).repeat(batch, 1)
+
+
+def scaled(pixels: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
+    """uint8 ``[B, E, H, W]`` or ``[B, E, H, W, 3]`` to ``dtype [B, E, C, H, W]`` in [0, 1]."""
+    first = np.moveaxis(pixels, -1, 2) if pixels.ndim == 5 else pixels[:, :, None]
+    return torch.from_numpy(np.ascontiguousarray(first)).to(dtype).div_(255)

@@ -7,6 +7,7 @@ Shape legend, used by every docstring of this project:
 ``N``  ways: classes in a task
 ``K``  shots: support examples of a class
 ``Q``  queries: query examples of a class
+``E``  examples of a mini-batch, whatever their class
 ``C``  image channels, ``H`` height, ``W`` width
 =====  ======================================================
 """
@@ -30,6 +31,9 @@ class Task(NamedTuple):
     * ``support_y``: ``[B, N*K]`` int64 in [0, N)
     * ``query_x``: ``[B, N*Q, C, H, W]`` float in [0, 1]
     * ``query_y``: ``[B, N*Q]`` int64 in [0, N)
+
+    A mini-batch of ordinary classification (:mod:`datasets.batches`) is the query set: E examples
+    in place of N*Q, in random order; while training the support set is empty.
 
     Regression has one point per example and no classes:
 

@@ -19,9 +19,13 @@ def default_data_root() -> str:
     return os.environ.get("MAML_DATA") or str(Path("~/.cache/maml").expanduser())
 
 
+NOT_FEW_SHOT = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn")
+"""Data sets of ``--learner supervised`` alone."""
+
+
 @dataclass(frozen=True)
 class Config:
-    """Train a few-shot learner. PRESET fills every flag below; a flag given overrides it."""
+    """Train a few-shot learner or a classifier. PRESET fills every flag below; a flag overrides."""
 
     # ---- what a preset is (not flags) -------------------------------------------------------
     preset: Suppress[str] = ""
@@ -29,12 +33,17 @@ class Config:
     published: Suppress[float | None] = None
 
     # ---- learner ----------------------------------------------------------------------------
-    learner: Literal["maml"] = "maml"
-    """What a task's outer loss is."""
-    network: Literal["conv4", "conv4-pool", "mlp"] = "conv4"
-    """conv4: strided blocks, spatial mean; conv4-pool: max-pools, flattened; mlp: regression."""
+    learner: Literal["maml", "supervised"] = "maml"
+    """What a task's outer loss is; supervised: a task is a mini-batch, without an inner loop."""
+    network: Literal[
+        "conv4", "conv4-pool", "mlp", "lenet",
+        "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
+        "vgg11", "vgg13", "vgg16", "vgg19",
+    ] = "conv4"  # fmt: skip
+    """conv4: strided blocks, spatial mean; conv4-pool: max-pools, flattened; mlp: regression;
+    the others: ordinary classifiers, torchvision's but for lenet, adapted to the images."""
     filters: int = 64
-    """Channels of each of the network's convolutions."""
+    """conv4 and conv4-pool: channels of each of the network's convolutions."""
     inner_lr: float = 0.4
     """Inner-loop learning rate, on the mean loss over the support set."""
     inner_steps: int = 1
@@ -53,26 +62,32 @@ class Config:
     """The network's derivatives: native (compiled on first use) or torch [native where it can]."""
 
     # ---- data -------------------------------------------------------------------------------
-    data: Literal["glyphs", "omniglot", "sinusoid"] = "glyphs"
+    data: Literal[
+        "glyphs", "omniglot", "sinusoid", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"
+    ] = "glyphs"
     """Data set: glyphs is drawn by the program and needs no files."""
     data_root: str = dataclasses.field(default_factory=default_data_root)
     """Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]."""
     omniglot_split: Literal["maml", "mamlpp", "vinyals"] = "maml"
     """Which named split of Omniglot's classes: 1100/100/423, 1150/50/423 or 1028/172/423."""
     ways: int = 5
-    """Classes a task."""
+    """Classes a task; supervised: classes in all."""
     shots: int = 1
     """Support examples per class."""
     queries: int = 1
     """Query examples per class while training."""
     eval_queries: int = 1
     """Query examples per class at validation and test."""
+    batch_size: int = 64
+    """supervised: examples of a mini-batch, which is a task."""
 
     # ---- outer loop -------------------------------------------------------------------------
     seed: int = 0
     """Seed of everything random: initial weights, tasks, images, rotations."""
     iterations: int = 1000
     """Outer-loop iterations in all, a resumed run's earlier ones included."""
+    epochs: int | None = None
+    """supervised: passes over the training examples, in place of --iterations."""
     meta_batch_size: int = 32
     """Tasks per iteration, over all workers."""
     meta_lr: float = 1e-3
@@ -147,6 +162,7 @@ class Config:
             "eval_queries": 1,
             "inner_steps": 0,
             "eval_inner_steps": 0,
+            "batch_size": 1,
             "iterations": 0,
             "meta_batch_size": 1,
             "rpc_threads": 2,
@@ -172,6 +188,27 @@ class Config:
                 raise UserError(f"{flag(name)} must be positive and finite, not {value}")
         if self.threads is not None and self.threads < 1:
             raise UserError(f"--threads must be at least 1, not {self.threads}")
+        if self.epochs is not None and self.epochs < 1:
+            raise UserError(f"--epochs must be at least 1, not {self.epochs}")
+        self._check_combinations()
+        if self.resume not in ("auto", "never") and not Path(self.resume).is_file():
+            raise UserError(f"--resume {self.resume}: no such file (auto, never or a checkpoint)")
+
+    def _check_combinations(self) -> None:
+        """Raise `UserError` for values that cannot work together."""
+        supervised = self.learner == "supervised"
+        if self.epochs is not None and not supervised:
+            raise UserError(
+                f"--epochs {self.epochs}: few-shot tasks never end; give --learner {self.learner} "
+                "--iterations"
+            )
+        if self.data in NOT_FEW_SHOT and not supervised:
+            raise UserError(
+                f"--data {self.data}: --learner {self.learner} learns from few-shot data sets; "
+                "--learner supervised learns this one"
+            )
+        if supervised and self.data == "sinusoid":
+            raise UserError("--data sinusoid: --learner supervised learns to classify")
         if (self.data == "sinusoid") != (self.network == "mlp"):
             raise UserError(f"--network {self.network} cannot learn --data {self.data}")
         if self.kernels == "native" and self.meta_gradient == "reverse":
@@ -187,8 +224,10 @@ class Config:
                         f"{flag(name)} {getattr(self, name)} needs --ps-transport rpc: "
                         f"collectives serve {flag(name)} {only} alone"
                     )
-        if self.resume not in ("auto", "never") and not Path(self.resume).is_file():
-            raise UserError(f"--resume {self.resume}: no such file (auto, never or a checkpoint)")
+        if supervised:
+            for name, served in (("kernels", "native"), ("meta_gradient", "mixed")):
+                if getattr(self, name) == served:
+                    raise UserError(f"{flag(name)} {served}: for learners with an inner loop")
 
 
 def flag(name: str) -> str:

@@ -52,11 +52,14 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
 
+    Where examples run out, it ends: to see them twice would narrow the interval for nothing.
+
     Returns:
         ``tasks``, ``split`` and, for every evaluation metric, its mean over tasks and
         ``<metric>_ci95``, the half-width 1.96·σ/√tasks (Finn et al. 2017, table 1).
     """
     config = strategy.config
+    tasks = min(tasks, strategy.worker.evaluation(split).one_pass or tasks)
     # Rounds small enough to show progress and to answer a stop signal between two.
     round_size = max(config.task_batch, 4) * strategy.world.size
     rows = []
@@ -89,11 +92,18 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     both = f"{number(first)} ({names[first]}), {number(second)} ({names[second]})"
     if config.data == "sinusoid":
         both = number("")
+    over = f"mean ± 95 % interval over {result['tasks']}"
+    if config.learner == "supervised":
+        five = f"precision@5 {100 * result[first + 'precision@5']:.2f} %"
+        return (
+            f"{result['split']} {metric} {both}, {five}: {over} batches of {config.batch_size} "
+            "examples"
+        )
     examples = f"{config.ways}-way {config.shots}-shot, {config.eval_queries} queries per class"
     if config.data == "sinusoid":
         examples = f"{config.shots}-shot, {config.eval_queries} queries"
     return (
-        f"{result['split']} {metric} {both}: mean ± 95 % interval over {result['tasks']} tasks, "
+        f"{result['split']} {metric} {both}: {over} tasks, "
         f"{examples}, {config.eval_inner_steps} inner steps"
     )
 

@@ -1,4 +1,4 @@
-"""The networks, as modules whose batch statistics are explicit.
+"""MAML's networks, as modules whose batch statistics are explicit.
 
 A network maps ``(x, statistics)`` to ``(outputs, statistics)``: where ``statistics`` is None, every
 normalisation uses those of the batch at hand, and returns them; where it is given, they are used
@@ -117,21 +117,3 @@ class MLP(nn.Module):
         for layer in self.layers[:-1]:
             x = F.relu(layer(x))
         return self.layers[-1](x), ()
-
-
-def build_network(
-    name: str, *, image_shape: tuple[int, int, int] | None, ways: int, filters: int
-) -> nn.Module:
-    """Return the network that ``--network name`` means, with weights from the global generator.
-
-    Args:
-        name: "conv4", "conv4-pool" or "mlp".
-        image_shape: (C, H, W) of the data; None where it is not images.
-        ways: Outputs of a classifier.
-        filters: Channels of every convolution.
-    """
-    if name == "mlp":
-        return MLP()
-    if image_shape is None:
-        raise ValueError(f"network {name!r} takes images")
-    return Conv4(image_shape, ways, filters=filters, pool=name == "conv4-pool")

@@ -29,6 +29,17 @@ def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return {"accuracy": (logits.argmax(-1) == labels).to(logits.dtype).mean(-1)}
 
 
+def _precisions(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Accuracy, which is also precision@1, and the fraction whose label is among the five first.
+
+    Fewer than five classes are all among the first five.
+    """
+    accuracy = _accuracy(logits, labels)["accuracy"]
+    first = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
+    among = (first == labels[..., None]).any(-1).to(logits.dtype).mean(-1)
+    return {"accuracy": accuracy, "precision@1": accuracy, "precision@5": among}
+
+
 def _nothing(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
     return {}
 
@@ -39,6 +50,9 @@ def _mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 CLASSIFICATION = Objective(F.cross_entropy, _accuracy, ("accuracy",))
+RANKED_CLASSIFICATION = Objective(
+    F.cross_entropy, _precisions, ("accuracy", "precision@1", "precision@5")
+)
 REGRESSION = Objective(_mean_squared_error, _nothing, ())
 
 

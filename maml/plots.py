@@ -27,12 +27,19 @@ def draw_curves(
     rows = read_metrics(run_dir / "metrics.jsonl") if (run_dir / "metrics.jsonl").exists() else []
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     sinusoid = config.data == "sinusoid"
-    _curve(axes[0], rows, result, "loss")
+    supervised = config.learner == "supervised"
+    of = "mini-batches" if supervised else "tasks"
+    _curve(axes[0], rows, result, "loss", of)
     if sinusoid:
         axes[0].set_yscale("log")
         _adapted_curve(axes[1], worker, result, meta_params)
     else:
-        _curve(axes[1], rows, result, "accuracy")
+        _curve(axes[1], rows, result, "accuracy", of)
+    if supervised:
+        for axis in axes:
+            # No query is told from a support example here.
+            axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
+            axis.set_xlabel("iteration")
     figure.suptitle(config.preset, fontsize=11)
     path = run_dir / "curves.png"
     picture = io.BytesIO()
@@ -42,7 +49,7 @@ def draw_curves(
     return path
 
 
-def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str) -> None:
+def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: str) -> None:
     training = [(row["iteration"], row[name]) for row in rows if "split" not in row]
     validation = [row for row in rows if row.get("split") == "validation"]
     # The rows hold both; drawn is what the test's headline is.
@@ -50,7 +57,7 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str) -> Non
     if training:
         iterations, values = zip(*training, strict=True)
         axis.plot(iterations, values, color=BLUE, alpha=0.25, linewidth=0.8)
-        axis.plot(iterations, _smooth(values), color=BLUE, label="training tasks, smoothed")
+        axis.plot(iterations, _smooth(values), color=BLUE, label=f"training {of}, smoothed")
     if validation:
         axis.errorbar(
             [row["iteration"] for row in validation],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ from maml.worker import Share, Worker
 MUST_MATCH = (
     "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
     "meta_lr", "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
-    "grad_clip", "meta_optimizer", "meta_momentum",
+    "grad_clip", "meta_optimizer", "meta_momentum", "batch_size",
 )  # fmt: skip
 """What a resumed run must share with its beginning to be the same run."""
 
@@ -40,6 +41,10 @@ class Trainer:
         self.config = with_values(config, strategy=resolve_strategy(config, self.world))
         init_process(self.config, self.world)
         self.worker = Worker(self.config, choose_device(self.config, self.world))
+        one_pass = self.worker.training.one_pass
+        if config.epochs is not None and one_pass is not None:
+            iterations = math.ceil(config.epochs * one_pass / config.meta_batch_size)
+            self.config = with_values(self.config, iterations=iterations)
         if config.test_tasks:
             self.worker.evaluation("test")
         if config.eval_every:

@@ -13,9 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from datasets import open_episodes
 from datasets.episodes import Episodes
-from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.inner import Params
@@ -56,30 +54,12 @@ class Worker:
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
         )
         # Opened here so that bad data is known before any other worker is waited for.
-        self.training = training or self._open("train", config.queries)
-
-    def _open(self, split: str, queries: int) -> Episodes:
-        config = self.config
-        return open_episodes(
-            config.data,
-            split,
-            ways=config.ways,
-            shots=config.shots,
-            queries=queries,
-            seed=config.seed,
-            data_root=config.data_root,
-            dtype=self.dtype,
-            omniglot_split=config.omniglot_split,
-        )
+        self.training = training or self.learner.open_tasks("train")
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
-        """Return the episodes of ``split`` with the evaluation's number of queries."""
-        try:
-            return self._open(split, self.config.eval_queries)
-        except DataError as error:
-            # The sampler knows its queries, not which flag they came from.
-            raise DataError(str(error).replace("--queries", "--eval-queries")) from error
+        """Return the tasks of ``split`` that the learner is evaluated on."""
+        return self.learner.open_tasks(split, evaluation=True)
 
     def meta_gradient(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
         """Sum the meta-gradient and the metrics over training tasks.

@@ -21,6 +21,10 @@ GLYPHS: dict[str, Any] = {
     "ways": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "eval_inner_steps": 1,
     "filters": 8,
 }  # fmt: skip
+SUPERVISED: dict[str, Any] = {
+    "ways": 4, "batch_size": 8, "meta_batch_size": 2, "transductive": True,
+    "eval_inner_steps": 1,
+}  # fmt: skip
 BRIEF: dict[str, Any] = {
     "iterations": 2, "eval_every": 0, "test_tasks": 0, "eval_tasks": 4, "log_every": 1,
     "logger": "none", "threads": 1,
@@ -35,6 +39,11 @@ def sinusoid(**values: Any) -> Config:
 def glyphs(**values: Any) -> Config:
     """The cheapest run with images, batch norm and accuracies."""
     return with_values(PRESETS["maml-glyphs-5way-1shot"], **(BRIEF | GLYPHS | values))
+
+
+def supervised(**values: Any) -> Config:
+    """The cheapest run of an ordinary classifier: 56 drawings, 7 mini-batches an epoch."""
+    return with_values(PRESETS["supervised-glyphs-lenet"], **(BRIEF | SUPERVISED | values))
 
 
 def as_flags(config: Config) -> list[str]:

@@ -28,6 +28,7 @@ from tests.runs import as_flags, glyphs, sinusoid
 
 GLYPHS = "maml-glyphs-5way-1shot"
 SINUSOID = "maml-sinusoid-10shot"
+SUPERVISED = "supervised-glyphs-lenet"
 # What the help may be framed with, depending on the terminal.
 FRAME = r"[│╭╮╰╯─]+"
 NOT_FLAGS = ("preset", "source", "published")
@@ -35,7 +36,7 @@ FIELDS = [field.name for field in dataclasses.fields(Config) if field.name not i
 
 # For each flag, words after the preset and the value that the field must then have.
 VALUES: dict[str, tuple[list[str], Any]] = {
-    "learner": (["--learner", "maml"], "maml"),
+    "learner": (["--learner", "supervised"], "supervised"),
     "network": (["--network", "mlp", "--data", "sinusoid"], "mlp"),
     "filters": (["--filters", "32"], 32),
     "inner_lr": (["--inner-lr", "0.125"], 0.125),
@@ -52,8 +53,10 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "shots": (["--shots", "2"], 2),
     "queries": (["--queries", "6"], 6),
     "eval_queries": (["--eval-queries", "15"], 15),
+    "batch_size": (["--batch-size", "32"], 32),
     "seed": (["--seed", "7"], 7),
     "iterations": (["--iterations", "12"], 12),
+    "epochs": (["--epochs", "3", "--learner", "supervised"], 3),
     "meta_batch_size": (["--meta-batch-size", "9"], 9),
     "meta_lr": (["--meta-lr", "2e-4"], 2e-4),
     "meta_optimizer": (["--meta-optimizer", "sgd"], "sgd"),
@@ -109,8 +112,7 @@ def test_flag_parses(name: str) -> None:
     before, after = PRESETS[GLYPHS], parse([GLYPHS, *words])
     assert getattr(after, name) == value
     assert type(getattr(after, name)) is type(value)
-    if name != "learner":  # there is only one yet
-        assert getattr(before, name) != value
+    assert getattr(before, name) != value
     touched = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
     for other in FIELDS + list(NOT_FLAGS):
         if other != name and other not in touched:
@@ -207,6 +209,13 @@ def test_data_root_default(
         ([GLYPHS, "--transductive", "perhaps"], "perhaps"),
         ([GLYPHS, "--network", "mlp"], "--network mlp.*--data glyphs"),
         (["maml-sinusoid-10shot", "--network", "conv4"], "--network conv4.*--data sinusoid"),
+        ([GLYPHS, "--epochs", "3"], "--epochs 3: .*--iterations"),
+        ([SUPERVISED, "--epochs", "0"], "--epochs must be at least 1, not 0"),
+        ([GLYPHS, "--data", "mnist"], "--data mnist: --learner maml .*--learner supervised"),
+        ([SUPERVISED, "--data", "sinusoid"], "--data sinusoid: --learner supervised"),
+        ([SUPERVISED, "--network", "mlp"], "--network mlp.*--data glyphs"),
+        ([SUPERVISED, "--kernels", "native"], "--kernels native: .*inner loop"),
+        ([SUPERVISED, "--meta-gradient", "mixed"], "--meta-gradient mixed: .*inner loop"),
         ([GLYPHS, "--resume", "missing/last.pt"], "--resume missing/last.pt"),
         ([GLYPHS, "--resume", "."], "--resume ."),
         ([GLYPHS, "--meta-momentum", "0.5"], "--meta-momentum.*--meta-optimizer adam"),
@@ -223,7 +232,7 @@ def test_data_root_default(
             ([GLYPHS, name, str(least - 1)], rf"{name}\b.*{least}.*{least - 1}")
             for name, least in {
                 "--filters": 1, "--ways": 1, "--shots": 1, "--queries": 1, "--eval-queries": 1,
-                "--inner-steps": 0,
+                "--inner-steps": 0, "--batch-size": 1,
                 "--eval-inner-steps": 0, "--iterations": 0, "--meta-batch-size": 1, "--seed": 0,
                 "--rpc-threads": 2, "--task-batch": 1, "--eval-every": 0, "--eval-tasks": 1,
                 "--test-tasks": 0, "--checkpoint-every": 1, "--keep-checkpoints": 1,
@@ -302,6 +311,37 @@ def test_bad_requests(
     message = mistake(*arguments)
     assert re.search(says, message), message
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--ways 801", r"--ways 801: the train split has only 800 classes"),
+        ("--batch-size 1401", r"--batch-size 1401: the train split has only 1400 examples"),
+        ("--batch-size 201", r"--batch-size 201: the validation split has only 200 examples"),
+        ("--batch-size 401 --eval-every 0", r"--batch-size 401: the test split has only 400 ex"),
+        ("--data mnist", r"--ways 100: mnist has 10 classes; give --ways 10"),
+    ],
+)
+def test_bad_requests_of_a_classifier(
+    flags: str, says: str, tmp_path: Path, mistake: Callable[..., str]
+) -> None:
+    directory = tmp_path / "run"
+    message = mistake(SUPERVISED, "--run-dir", str(directory), *flags.split())
+    assert re.search(says, message), message
+    assert not directory.exists()
+
+
+def test_missing_data_of_a_classifier(
+    tmp_path: Path, mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(urllib.request, "urlopen", no_network)
+    message = mistake("supervised-cifar10-resnet18", "--data-root", str(tmp_path / "nothing"))
+    assert message.startswith(f"{tmp_path}/nothing/cifar10/cifar-10-python.tar.gz: not found")
+    assert "--data-root" in message
 
 
 def test_missing_data_names_three_ways_out(

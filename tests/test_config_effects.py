@@ -15,7 +15,7 @@ from maml.config import Config
 from maml.inner import OPTIMIZERS
 from maml.presets import with_values
 from maml.trainer import Trainer
-from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
+from tests.runs import glyphs, last, metrics, result, same, sinusoid, supervised, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -41,6 +41,10 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (glyphs, "seed", 1),
     (sinusoid, "inner_optimizer", "adam"),
     (sinusoid, "meta_optimizer", "sgd"),
+    (supervised, "batch_size", 7),
+    (supervised, "epochs", 1),
+    (supervised, "meta_batch_size", 3),
+    (supervised, "seed", 1),
 ]
 # And with these they stay as they are, to the rounding of a sum in another order: 1e-10, as Adam
 # magnifies what is left of a gradient that is zero but for rounding (a bias before a batch norm).
@@ -73,7 +77,7 @@ BY_THEMSELVES = {
     "preset": "test_presets.py",
     "source": "test_presets.py",
     "published": "test_presets.py",
-    "learner": "the only one yet",
+    "learner": "test_learner",
     "data": "test_data_and_network",
     "omniglot_split": "test_omniglot_split",
     "run_dir": "test_run_directory.py",
@@ -93,7 +97,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """The trained parameters of each family as it is, and the same again."""
     folder = tmp_path_factory.mktemp("bases")
     found = {}
-    for family in (sinusoid, glyphs):
+    for family in (sinusoid, glyphs, supervised):
         config = family(dtype="float64")
         first, second = (train(config, folder / f"{family.__name__}{i}") for i in (1, 2))
         assert same(first["model"], second["model"]), "a run differs from its own repetition"
@@ -146,7 +150,7 @@ def test_inner_optimizers_are_all_different(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), TRAINS_THE_SAME, ids=str)
-@pytest.mark.parametrize("family", [sinusoid, glyphs], ids=["sinusoid", "glyphs"])
+@pytest.mark.parametrize("family", [sinusoid, glyphs, supervised], ids=lambda f: f.__name__)
 def test_trains_the_same(
     family: Any, name: str, value: Any, bases: dict[Any, Any], tmp_path: Path
 ) -> None:
@@ -162,10 +166,10 @@ def test_every_field_is_looked_at() -> None:
 
 
 def test_a_resumed_run_must_share_what_it_trains_with() -> None:
-    """Each field that changes the parameters is compared, `iterations` alone excepted."""
+    """Each field that changes the parameters is compared, but for how long it trains."""
     from maml.trainer import MUST_MATCH
 
-    assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations"} <= set(MUST_MATCH)
+    assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations", "epochs"} <= set(MUST_MATCH)
     by_themselves = {"data", "network", "learner", "omniglot_split", "meta_momentum"}
     assert by_themselves <= set(MUST_MATCH)
     assert set(MUST_MATCH).isdisjoint(name for name, _ in TRAINS_THE_SAME)
@@ -270,6 +274,15 @@ def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_after(threads=None) == len(os.sched_getaffinity(0))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert threads_after(threads=None) == 1
+
+
+def test_learner(tmp_path: Path) -> None:
+    """The same network and data, learned by another rule."""
+    few_shot = glyphs(iterations=1, inner_steps=0, dtype="float64")
+    flat = with_values(few_shot, learner="supervised", batch_size=4)
+    models = [train(config, tmp_path / config.learner)["model"] for config in (few_shot, flat)]
+    assert models[0].keys() == models[1].keys()
+    assert distance(*models) > 1e-7
 
 
 def test_data_and_network(tmp_path: Path) -> None:

@@ -28,8 +28,13 @@ def test_a_name_says_what_the_preset_is(name: str) -> None:
     assert config.preset == name
     few_shot = re.fullmatch(r"([a-z]+)-([a-z]+)-(\d+)way-(\d+)shot", name)
     experiment = re.fullmatch(r"([a-z]+)-([a-z]+)-(\d+)shot", name)
-    assert few_shot or experiment
+    classifier = re.fullmatch(r"(supervised)-([a-z0-9-]+)-([a-z0-9]+)", name)
+    assert few_shot or experiment or classifier
     said: tuple[Any, ...]
+    if classifier:
+        said = (config.learner, config.data, config.network)
+        assert said == classifier.groups()
+        return
     if few_shot:
         said = (few_shot[1], few_shot[2], int(few_shot[3]), int(few_shot[4]))
     else:
@@ -42,7 +47,7 @@ def test_a_name_says_what_the_preset_is(name: str) -> None:
 def test_a_preset_works_as_it_is_and_names_its_source(name: str) -> None:
     config = PRESETS[name]
     config.check()
-    assert re.search(r"arXiv:\d{4}\.\d{5}", config.source)
+    assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d{4}/\S+", config.source)
     assert config.published is None or 0.5 < config.published < 1
     listed = [line for line in describe().splitlines() if name in line.split()]
     assert len(listed) == 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from maml.config import Config
 from maml.learners.base import Learner, OuterGradient
 from maml.learners.maml import MAML
+from maml.learners.supervised import Supervised
 
-LEARNERS: dict[str, type[Learner]] = {"maml": MAML}
+LEARNERS: dict[str, type[Learner]] = {"maml": MAML, "supervised": Supervised}
 
 
 def build_learner(config: Config) -> Learner:

@@ -8,11 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from datasets import image_shape
+from datasets import image_shape, open_episodes
+from datasets.episodes import Episodes
+from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.inner import Params
-from maml.models import Statistics, build_network
+from maml.models import Statistics
+from maml.networks import build_network
 from maml.objectives import objective
 from maml.seeds import seed_of
 
@@ -58,6 +61,31 @@ class Learner(nn.Module, ABC):
             )
         self.to(getattr(torch, config.dtype))
 
+    def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
+        """Return the tasks of ``split`` that it learns from, or is evaluated on: few-shot ones.
+
+        Raises:
+            DataError: naming the flag or the file.
+        """
+        config = self.config
+        try:
+            return open_episodes(
+                config.data,
+                split,
+                ways=config.ways,
+                shots=config.shots,
+                queries=config.eval_queries if evaluation else config.queries,
+                seed=config.seed,
+                data_root=config.data_root,
+                dtype=getattr(torch, config.dtype),
+                omniglot_split=config.omniglot_split,
+            )
+        except DataError as error:
+            if not evaluation:
+                raise
+            # The sampler knows its queries, not which flag they came from.
+            raise DataError(str(error).replace("--queries", "--eval-queries")) from error
+
     def meta_parameters(self) -> Params:
         """Return the learner's own meta-parameters by name (aliases, not copies)."""
         # Not `named_parameters`: in a by-reference clone they are plain tensors.
@@ -86,6 +114,30 @@ class Learner(nn.Module, ABC):
             for name, tensor in meta_params.items()
             if name.startswith(prefix)
         }
+
+    def set_loss(self, weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of a set, normalised by its own statistics, and its outputs."""
+        outputs, _ = self.call_network(weights, x)
+        return self.objective.loss(outputs, y), outputs
+
+    def query_results(self, weights: Params, task: Task) -> dict[str, Tensor]:
+        """Return what `evaluate` returns, of a network with these (adapted) weights.
+
+        Transductive: queries are normalised by the statistics of the whole query set, as in MAML's
+        released code. Non-transductive: by those of the same network on the support set, so that a
+        query's prediction depends on no other query.
+        """
+        transductive, own = self.call_network(weights, task.query_x)
+        outputs = {"": transductive, "non_transductive_": transductive}
+        if own:  # else nothing is normalised, and both are the same
+            _, of_support = self.call_network(weights, task.support_x)
+            outputs["non_transductive_"], _ = self.call_network(weights, task.query_x, of_support)
+        results = {}
+        for prefix, found in outputs.items():
+            results[f"{prefix}loss"] = self.objective.loss(found, task.query_y)
+            for name, value in self.objective.metrics(found, task.query_y).items():
+                results[f"{prefix}{name}"] = value
+        return results
 
     @abstractmethod
     def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:

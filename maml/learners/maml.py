@@ -27,7 +27,7 @@ class MAML(Learner):
 
     def _adapt(self, weights: Params, task: Task, steps: int, order: str) -> Params:
         def support_loss(weights: Params) -> Tensor:
-            return self._set_loss(weights, task.support_x, task.support_y)[0]
+            return self.set_loss(weights, task.support_x, task.support_y)[0]
 
         optimizer = OPTIMIZERS[self.config.inner_optimizer](self.config.inner_lr)
         return adapt(support_loss, weights, optimizer=optimizer, steps=steps, order=order)
@@ -37,7 +37,7 @@ class MAML(Learner):
         adapted = self._adapt(
             self.network_weights(meta_params), task, self.config.inner_steps, self.order
         )
-        loss, outputs = self._set_loss(adapted, task.query_x, task.query_y)
+        loss, outputs = self.set_loss(adapted, task.query_x, task.query_y)
         return loss, self.objective.metrics(outputs.detach(), task.query_y)
 
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
@@ -46,7 +46,7 @@ class MAML(Learner):
         if native is None and self.config.meta_gradient != "mixed":
             return super().outer_gradient(meta_params, tasks)
         outer = mixed.meta_gradient(
-            native or FunctionLoss(self._set_loss),
+            native or FunctionLoss(self.set_loss),
             self.network_weights(meta_params),
             tasks,
             rule=make_rule(self.config.inner_optimizer, self.config.inner_lr),
@@ -67,25 +67,9 @@ class MAML(Learner):
             return None
         return native_set_loss(self.config, self.network, device.type)
 
-    def _set_loss(self, weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, _ = self.call_network(weights, x)
-        return self.objective.loss(outputs, y), outputs
-
     def evaluate(self, meta_params: Params, task: Task) -> dict[str, Tensor]:
-        """Adapt with ``eval_inner_steps``; normalise queries by their own, then support's, batch.
-
-        Transductive: the batch statistics of the whole query set, as in the released code.
-        Non-transductive: those of the adapted network on the support set, so that a query's
-        prediction depends on no other query.
-        """
+        """Adapt with ``eval_inner_steps``; answer the queries, transductively and not."""
         adapted = self._adapt(
             self.network_weights(meta_params), task, self.config.eval_inner_steps, "first"
         )
-        _, support_statistics = self.call_network(adapted, task.support_x)
-        results = {}
-        for prefix, statistics in (("", None), ("non_transductive_", support_statistics)):
-            outputs, _ = self.call_network(adapted, task.query_x, statistics)
-            results[f"{prefix}loss"] = self.objective.loss(outputs, task.query_y)
-            for name, value in self.objective.metrics(outputs, task.query_y).items():
-                results[f"{prefix}{name}"] = value
-        return results
+        return self.query_results(adapted, task)

@@ -96,3 +96,19 @@ def test_training_moves_every_parameter(local: Parameters, tmp_path: Path) -> No
         # A convolution's bias is cancelled by the normalisation after it: no gradient.
         if not name.endswith("conv.bias"):
             assert (tensor - start[name]).abs().max() > 1e-4, name
+
+
+def test_a_classifier_is_the_same_classifier(tmp_path: Path) -> None:
+    """Three mini-batches on two workers, each normalised by itself wherever it is."""
+    common = [
+        *("supervised-glyphs-lenet", "--network", "conv4", "--filters", "8", "--ways", "5"),
+        *("--batch-size", "9", "--meta-batch-size", "3", "--iterations", "3"),
+        *("--dtype", "float64", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+    ]
+    run_train([*common, "--run-dir", str(tmp_path / "local")], timeout=120)
+    away = ["--strategy", "rpc", "--partition", "chunk", "--run-dir", str(tmp_path / "rpc")]
+    run_torchrun(2, [*common, *away], timeout=180)
+    here, there = parameters(tmp_path / "local"), parameters(tmp_path / "rpc")
+    assert here.keys() == there.keys()
+    for name, tensor in here.items():
+        torch.testing.assert_close(there[name], tensor, rtol=0, atol=1e-10, msg=name)

@@ -1,0 +1,116 @@
+"""Ordinary classification as a stream of tasks: a task is a mini-batch.
+
+So one address still says what is learned from, whoever asks: a mini-batch is a pure function of
+(seed, split, id), batch statistics are those of the mini-batch whatever the number of workers, and
+its id travels between processes in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datasets import addresses
+from datasets.episodes import Episodes, ImageArray, scaled
+from datasets.errors import DataError
+from datasets.tasks import Task
+
+# A constant of the project, not the run's --seed: held-out examples come in one order.
+_SEED = 1998
+
+
+class Examples(NamedTuple):
+    """The ``n`` labelled images of a split, as a view of an array that others share.
+
+    * ``images``: uint8 ``[..., H, W]`` or ``[..., H, W, 3]`` with one leading dimension, usually
+      memory-mapped
+    * ``rows``: int64 ``[n]``, the rows of ``images`` that belong to the split
+    * ``labels``: int64 ``[n]``, the classes of ``rows``
+    """
+
+    images: ImageArray
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+
+class Batches(Episodes):
+    """Mini-batches of E examples, to learn from or to be tested on.
+
+    *To learn from* (``reference`` is None): task ``id`` is batch ``id % b`` of epoch ``id // b``,
+    where an epoch is a permutation of the n examples at the address (seed, split, epoch), cut into
+    b = n // E batches; the remainder is left out, another one each epoch. The mini-batch is the
+    query set; the support set is empty.
+
+    *To be tested on*: tasks 0, 1, … run through the examples in one fixed order, which does not
+    depend on ``seed``, and begin again at its end. The support set is a batch of E training
+    examples, those of ``reference``, at the address (seed, split, id): what a network without
+    running statistics may normalise by when a query must not depend on other queries.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        *,
+        split: str,
+        batch_size: int,
+        seed: int,
+        reference: Examples | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Raise :class:`DataError` if there are fewer examples than ``batch_size``; read none."""
+        if batch_size < 1:
+            raise DataError(f"--batch-size {batch_size}: must be at least 1")
+        for name, some in ((split, examples), ("train", reference)):
+            if some is not None and len(some.rows) < batch_size:
+                raise DataError(
+                    f"--batch-size {batch_size}: the {name} split has only {len(some.rows)} "
+                    "examples"
+                )
+        self.split, self.batch_size, self.seed, self.dtype = split, batch_size, seed, dtype
+        self._examples, self._reference = examples, reference
+        n = len(examples.rows)
+        if reference is None:
+            self.one_pass = n // batch_size
+        else:
+            self.one_pass = -(-n // batch_size)
+            where = addresses.keys(_SEED, split, "order", 0)
+            self._order = addresses.permutation(where, n)[0]
+        # Consecutive ids ask for the same epoch; calls of other threads may be an epoch further.
+        self._epoch = functools.lru_cache(maxsize=4)(self._permutation)
+
+    def tasks(self, ids: Tensor) -> Task:
+        """The tasks with these ids (int64 ``[B]``).
+
+        Query ``[B, E, C, H, W]`` in [0, 1] with labels ``[B, E]``; support the same, or while
+        training ``[B, 0, C, H, W]`` and ``[B, 0]``.
+        """
+        index = ids.detach().cpu().numpy()
+        if self._reference is None:
+            x, y = self._take(self._examples, self._drawn(len(self._examples.rows), index))
+            return Task(x[:, :0], y[:, :0], x, y)
+        places = index[:, None] * self.batch_size + np.arange(self.batch_size)
+        query = self._take(self._examples, self._order[places % len(self._order)])
+        support = self._take(self._reference, self._drawn(len(self._reference.rows), index))
+        return Task(*support, *query)
+
+    def _drawn(self, n: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places in [0, n) of the batches with these indices (``[B]``): int64 ``[B, E]``."""
+        epochs, batches = np.divmod(index, n // self.batch_size)
+        places = np.empty((len(index), self.batch_size), dtype=np.int64)
+        for row, epoch, batch in zip(places, epochs.tolist(), batches.tolist(), strict=True):
+            start = batch * self.batch_size
+            row[:] = self._epoch(n, epoch)[start : start + self.batch_size]
+        return places
+
+    def _permutation(self, n: int, epoch: int) -> NDArray[np.int64]:
+        return addresses.permutation(addresses.keys(self.seed, self.split, "epoch", epoch), n)[0]
+
+    def _take(self, examples: Examples, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Images and labels at ``places [B, E]``."""
+        pixels = np.asarray(examples.images[examples.rows[places]])
+        return scaled(pixels, self.dtype), torch.from_numpy(examples.labels[places])

@@ -1,0 +1,206 @@
+"""Mini-batches are pure functions of their address, and an epoch sees each example once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import DataError, Task, open_batches
+from datasets.batches import Batches, Examples
+from datasets.drawings import PLACES, divide
+
+N, E = 53, 8
+PER_EPOCH = N // E
+
+
+def examples(first: int = 0, n: int = N) -> Examples:
+    """Rows ``first``, ``first + 2``, …: an image's pixels all hold its row, which is its label."""
+    images = np.broadcast_to(np.arange(200, dtype=np.uint8)[:, None, None], (200, 4, 5))
+    rows = first + 2 * np.arange(n, dtype=np.int64)
+    return Examples(images, rows, rows.copy())
+
+
+def training(**changes) -> Batches:
+    return Batches(examples(), **{"split": "train", "batch_size": E, "seed": 0, **changes})
+
+
+def held_out(**changes) -> Batches:
+    options = {"split": "test", "batch_size": E, "seed": 0, "reference": examples(), **changes}
+    return Batches(examples(first=1, n=20), **options)
+
+
+def same(a: Task, b: Task) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_a_training_task_is_a_mini_batch_with_an_empty_support_set():
+    task = training(dtype=torch.float64).tasks(torch.tensor([0, 3, 10**12]))
+    assert task.query_x.shape == (3, E, 1, 4, 5) and task.query_x.dtype == torch.float64
+    assert task.query_y.shape == (3, E) and task.query_y.dtype == torch.int64
+    assert task.support_x.shape == (3, 0, 1, 4, 5) and task.support_x.dtype == torch.float64
+    assert task.support_y.shape == (3, 0) and task.support_y.dtype == torch.int64
+    # Each image with its own label.
+    exact = task.query_y.double()[..., None, None, None].expand_as(task.query_x) / 255
+    assert torch.equal(task.query_x, exact)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 1000])
+def test_an_epoch_has_no_example_twice(epoch):
+    batches = training()
+    assert batches.one_pass == PER_EPOCH == 6
+    drawn = batches.tasks(epoch * PER_EPOCH + torch.arange(PER_EPOCH)).query_y
+    assert len(set(drawn.flatten().tolist())) == PER_EPOCH * E
+    assert set(drawn.flatten().tolist()) <= set(examples().rows.tolist())
+
+
+def test_epochs_leave_others_out_and_are_shuffled_uniformly():
+    """Over many epochs each example is drawn, and comes first in its batch, equally often."""
+    epochs = 2000
+    drawn = training().tasks(torch.arange(epochs * PER_EPOCH)).query_y.numpy()
+    for some, share in ((drawn, PER_EPOCH * E / N), (drawn[:, 0], PER_EPOCH / N)):
+        counts = np.bincount(some.ravel() // 2, minlength=N)
+        deviation = (epochs * share * max(1 - share, 0.05)) ** 0.5
+        assert abs(counts - epochs * share).max() < 5 * deviation
+    # All left out at one time or another.
+    assert np.unique(drawn).size == N
+
+
+def test_an_exact_division_leaves_nothing_out():
+    batches = Batches(examples(n=48), split="train", batch_size=E, seed=0)
+    drawn = batches.tasks(torch.arange(6)).query_y
+    assert sorted(drawn.flatten().tolist()) == examples(n=48).rows.tolist()
+
+
+@pytest.mark.parametrize("make", [training, held_out])
+def test_a_task_is_the_same_alone_in_any_order_and_of_any_instance(make):
+    batches = make()
+    ids = torch.arange(40)
+    together = batches.tasks(ids)
+    shuffled = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    assert same(batches.tasks(shuffled), Task(*(part[shuffled] for part in together)))
+    for i in (0, 17, 39):
+        assert same(make().tasks(ids[i : i + 1]), Task(*(part[i : i + 1] for part in together)))
+    assert same(batches.tasks(ids), together)
+    assert all(len(part) == 0 for part in batches.tasks(ids[:0]))
+
+
+def test_a_task_is_the_same_in_another_process(run_python):
+    code = """
+import torch
+from datasets import open_batches
+b = open_batches("glyphs", "train", evaluation=False, batch_size=7, ways=3, seed=5)
+task = b.tasks(torch.tensor([11, 2, 500]))
+print(task.query_y.tolist(), task.query_x.double().sum(dim=(1, 2, 3, 4)).tolist())
+"""
+    outs = [run_python(code, PYTHONHASHSEED=str(i)).communicate(timeout=120) for i in (1, 2)]
+    assert outs[0][0] == outs[1][0] != "", outs[0][1]
+
+
+def test_seed_and_epoch_change_the_order():
+    ids = torch.arange(PER_EPOCH)
+    first = training().tasks(ids).query_y
+    for other in (training(seed=1).tasks(ids), training().tasks(ids + PER_EPOCH)):
+        assert (other.query_y != first).float().mean() > 0.9
+
+
+def test_held_out_examples_come_in_one_order_whatever_the_seed():
+    batches = held_out()
+    assert batches.one_pass == 3  # 20 examples in batches of 8
+    drawn = batches.tasks(torch.arange(8)).query_y.flatten().tolist()
+    own = examples(first=1, n=20).rows.tolist()
+    assert sorted(drawn[:20]) == own
+    assert drawn[:20] != own  # files are often in the order of classes
+    assert drawn[20:40] == drawn[:20]
+    assert held_out(seed=9).tasks(torch.arange(8)).query_y.flatten().tolist() == drawn
+
+
+def test_held_out_tasks_carry_a_batch_of_training_examples():
+    task = held_out().tasks(torch.arange(PER_EPOCH))
+    support = task.support_y.flatten().tolist()
+    assert set(support) <= set(examples().rows.tolist())
+    assert len(set(support)) == len(support)
+    assert not set(support) & set(task.query_y.flatten().tolist())
+    exact = task.support_y.float()[..., None, None, None].expand_as(task.support_x) / 255
+    assert torch.equal(task.support_x, exact)
+    assert not torch.equal(held_out(seed=1).tasks(torch.arange(6)).support_y, task.support_y)
+    # At an address of their own: not the mini-batches of training.
+    assert not torch.equal(training().tasks(torch.arange(6)).query_y, task.support_y)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: training(batch_size=N + 1), "--batch-size 54: the train split has only 53"),
+        (lambda: training(batch_size=0), "--batch-size 0: must be at least 1"),
+        (lambda: held_out(batch_size=21), "--batch-size 21: the test split has only 20 examples"),
+        (
+            lambda: held_out(reference=examples(n=5)),
+            "--batch-size 8: the train split has only 5 examples",
+        ),
+    ],
+)
+def test_too_few_examples_name_the_flag(make, says):
+    with pytest.raises(DataError, match=says):
+        make()
+
+
+def test_the_largest_possible_batch_is_everything():
+    drawn = training(batch_size=N).tasks(torch.arange(2)).query_y
+    assert (drawn.sort(dim=1).values == torch.from_numpy(examples().rows)).all()
+
+
+# ---- drawings as ordinary classification ------------------------------------------------------
+
+
+def test_drawings_of_a_class_are_divided_without_overlap(small_images):
+    classes = np.array([4, 2, 9, 11])
+    found = {split: divide(small_images, classes, split, 3) for split in PLACES}
+    assert {split: len(some.rows) for split, some in found.items()} == {
+        "train": 42, "validation": 6, "test": 12,
+    }  # fmt: skip
+    seen = np.concatenate([some.rows for some in found.values()])
+    assert len(np.unique(seen)) == len(seen) == 3 * 20
+    for some in found.values():
+        assert (classes[some.labels] == some.rows // 20).all()
+        drawings = small_images[some.rows // 20, some.rows % 20]
+        assert (some.images[some.rows] == drawings).all()
+
+
+def test_drawings_refuse_what_cannot_be(small_images):
+    with pytest.raises(DataError, match="--ways 31: the train split has only 30 classes"):
+        divide(small_images, np.arange(30), "train", 31)
+    with pytest.raises(DataError, match="--split extra: unknown"):
+        divide(small_images, np.arange(30), "extra", 3)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_glyphs_of_known_classes(split):
+    from datasets.glyphs import open_images
+
+    batches = open_batches("glyphs", split, evaluation=True, batch_size=5, ways=10, seed=0)
+    task = batches.tasks(torch.arange(batches.one_pass))
+    images = torch.from_numpy(np.array(open_images("train")[:10])).float() / 255
+    for x, y in zip(task.query_x.flatten(0, 1), task.query_y.flatten(), strict=True):
+        equal = (images[y] == x).flatten(1).all(1).nonzero().flatten().tolist()
+        assert equal and equal[0] in PLACES[split]
+
+
+def test_omniglot_classes_are_of_the_training_split(data_root, omniglot_images):
+    from datasets.omniglot import split_classes
+
+    options = {"evaluation": False, "batch_size": 70, "ways": 5, "seed": 0, "data_root": data_root}
+    batches = open_batches("omniglot", "train", **options)
+    task = batches.tasks(torch.arange(1))
+    classes = split_classes("maml", "train")
+    for x, y in zip(task.query_x[0], task.query_y[0], strict=True):
+        images = torch.from_numpy(np.array(omniglot_images[classes[y], :14])).float() / 255
+        assert (images == x).flatten(1).all(1).any()
+    other = open_batches("omniglot", "train", omniglot_split="vinyals", **options)
+    assert not torch.equal(other.tasks(torch.arange(1)).query_x, task.query_x)
+
+
+def test_what_is_no_classification_is_refused():
+    for data in ("sinusoid", "miniimagenet", "imagenet"):
+        with pytest.raises(DataError, match=rf"--data {data}: .*glyphs, omniglot, mnist"):
+            open_batches(data, "train", evaluation=False, batch_size=1, ways=5, seed=0)

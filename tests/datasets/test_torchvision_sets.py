@@ -1,0 +1,209 @@
+"""torchvision's sets are found, checked, downloaded and decoded once, or missed in one line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import DataError, open_batches, open_episodes
+from datasets.torchvision_sets import SOURCES, open_examples, open_part, split_rows
+from tests.datasets.tiny_torchvision import SIZES, Tiny, Web
+
+NAMES = list(SOURCES)
+
+
+@pytest.fixture
+def tiny(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
+) -> Tiny:
+    """A miniature that counts as published; no network, and nothing on disk yet."""
+    made = Tiny(request.param)
+    made.install(monkeypatch)
+    Web().install(monkeypatch)
+    return made
+
+
+every = pytest.mark.parametrize("tiny", NAMES, indirect=True)
+kinds = pytest.mark.parametrize("tiny", ["mnist", "cifar10", "svhn"], indirect=True)
+
+
+def refused(tiny: Tiny, data_root: Path, split: str = "train") -> str:
+    with pytest.raises(DataError) as caught:
+        open_examples(tiny.name, split, ways=tiny.source.classes, data_root=data_root)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@every
+def test_images_and_labels_are_the_published_ones(tiny: Tiny, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    for part in SIZES:
+        images, labels = open_part(tiny.name, part, tmp_path)
+        assert images.dtype == labels.dtype == np.uint8
+        assert (images == tiny.images[part]).all()
+        assert (labels == tiny.labels[part]).all()
+
+
+@every
+def test_splits_share_no_example_and_lose_none(tiny: Tiny, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    found = {
+        split: open_examples(tiny.name, split, ways=tiny.source.classes, data_root=tmp_path)
+        for split in ("train", "validation", "test")
+    }
+    assert {split: len(some.rows) for split, some in found.items()} == {
+        "train": 54, "validation": 6, "test": 20,
+    }  # fmt: skip
+    rows = np.concatenate([found["train"].rows, found["validation"].rows])
+    assert sorted(rows.tolist()) == list(range(60))
+    for split, part in (("train", "train"), ("validation", "train"), ("test", "test")):
+        some = found[split]
+        assert (some.images[some.rows] == tiny.images[part][some.rows]).all()
+        assert (some.labels == tiny.labels[part][some.rows]).all()
+
+
+def test_validation_is_drawn_once_and_for_all() -> None:
+    """Of the data set, not of the run: a change would let old runs have seen the new validation."""
+    rows = split_rows("mnist", "validation", 60_000)
+    assert len(rows) == 6000
+    assert rows[:5].tolist() == [4, 8, 12, 16, 23]
+    assert len(np.intersect1d(rows, split_rows("fashion-mnist", "validation", 60_000))) < 1000
+    # Uniform: as many of the first half as of the second, to four deviations.
+    assert abs((rows < 30_000).sum() - 3000) < 4 * (6000 / 4 * 0.9) ** 0.5
+
+
+@pytest.mark.parametrize("tiny", ["fashion-mnist", "svhn"], indirect=True)
+def test_a_mini_batch_is_scaled_channels_first(tiny: Tiny, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    batches = open_batches(
+        tiny.name, "test", evaluation=True, batch_size=20, ways=10, seed=0, data_root=tmp_path
+    )
+    task = batches.tasks(torch.arange(1))
+    images = torch.from_numpy(tiny.images["test"]).float() / 255
+    images = images.permute(0, 3, 1, 2) if images.ndim == 4 else images[:, None]
+    labels = torch.from_numpy(tiny.labels["test"])
+    # The order is fixed, not the file's: match each image with its own.
+    at = (task.query_x[0][:, None] == images).flatten(2).all(-1).float().argmax(1)
+    assert sorted(at.tolist()) == list(range(20))
+    assert torch.equal(task.query_y[0], labels[at])
+
+
+@every
+def test_downloads_what_is_missing_and_checks_it(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = Web(tiny.files)
+    web.install(monkeypatch)
+    images, _ = open_part(tiny.name, "train", tmp_path / "new")
+    assert (images == tiny.images["train"]).all()
+    folder = tmp_path / "new" / tiny.name
+    assert web.asked
+    for name, content in tiny.files.items():
+        if (folder / name).exists():  # of files for each part, only those of this one
+            assert (folder / name).read_bytes() == content
+    # What is there is not asked for again, though the cache is gone.
+    monkeypatch.setenv("MAML_CACHE", str(tmp_path / "another"))
+    web.asked.clear()
+    open_part(tiny.name, "train", tmp_path / "new")
+    assert web.asked == []
+
+
+@pytest.mark.parametrize("tiny", ["mnist"], indirect=True)
+def test_another_mirror_serves(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    web = Web(tiny.files, down=("https://ossci", "http://ossci"))
+    web.install(monkeypatch)
+    images, labels = open_part("mnist", "test", tmp_path)
+    assert (images == tiny.images["test"]).all() and (labels == tiny.labels["test"]).all()
+    assert any(url.startswith("http://yann.lecun.com") for url in web.asked)
+
+
+@every
+def test_a_download_that_is_not_the_published_file_is_refused(
+    tiny: Tiny, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Web({name: content[:-9] + b"elsewhere" for name, content in tiny.files.items()}).install(
+        monkeypatch
+    )
+    message = refused(tiny, tmp_path)
+    assert "damaged" in message and str(tmp_path / tiny.name) in message
+    assert list(empty_cache.rglob("*.npy")) == []
+
+
+@every
+def test_missing_data_names_the_file_and_the_ways_out(tiny: Tiny, tmp_path: Path) -> None:
+    message = refused(tiny, tmp_path / "nowhere")
+    first = message.split(": ")[0]
+    assert Path(first).is_relative_to(tmp_path / "nowhere" / tiny.name)
+    assert "not found, and the download failed" in message
+    for words in ("Network is unreachable", "--data-root", "$MAML_DATA", "supervised-glyphs-*"):
+        assert words in message
+    archives = [Path(name).name for name in tiny.files]
+    assert all(name in message for name in archives)
+
+
+@kinds
+def test_a_damaged_file_is_named_and_kept_out_of_the_cache(
+    tiny: Tiny, tmp_path: Path, empty_cache: Path
+) -> None:
+    tiny.write(tmp_path)
+    name = next(name for name in tiny.files if "t10k" not in name and "test" not in name)
+    path = tmp_path / tiny.name / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    message = refused(tiny, tmp_path)
+    assert message.startswith(f"{path}: damaged")
+    assert list(empty_cache.rglob("*.npy")) == []
+
+
+@pytest.mark.parametrize("tiny", ["cifar100"], indirect=True)
+def test_a_damaged_extracted_file_is_never_opened(tiny: Tiny, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    open_part(tiny.name, "test", tmp_path)
+    damaged = tmp_path / "cifar100" / "cifar-100-python" / "train"
+    content = bytearray(damaged.read_bytes())
+    content[100] ^= 1
+    damaged.write_bytes(content)
+    (tmp_path / "cifar100" / "cifar-100-python.tar.gz").unlink()
+    assert refused(tiny, tmp_path).startswith(f"{damaged}: damaged")
+    # With the archive at hand it is extracted again.
+    tiny.write(tmp_path)
+    images, _ = open_part(tiny.name, "train", tmp_path)
+    assert (images == tiny.images["train"]).all()
+
+
+@kinds
+def test_what_was_decoded_needs_the_files_no_more(tiny: Tiny, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    open_part(tiny.name, "train", tmp_path)
+    shutil.rmtree(tmp_path / tiny.name)
+    images, labels = open_part(tiny.name, "train", tmp_path)
+    assert (images == tiny.images["train"]).all() and (labels == tiny.labels["train"]).all()
+    assert "not found" in refused(tiny, tmp_path, "test")
+
+
+@pytest.mark.parametrize("tiny", ["mnist"], indirect=True)
+def test_requests_that_cannot_be(tiny: Tiny, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    with pytest.raises(DataError, match=r"--ways 5: mnist has 10 classes; give --ways 10"):
+        open_examples("mnist", "train", ways=5, data_root=tmp_path)
+    with pytest.raises(DataError, match="--split extra: unknown"):
+        open_examples("mnist", "extra", ways=10, data_root=tmp_path)
+    few_shot = {"ways": 5, "shots": 1, "queries": 1, "seed": 0}
+    with pytest.raises(DataError, match=r"--data mnist: no few-shot .*--learner supervised"):
+        open_episodes("mnist", "train", data_root=tmp_path, **few_shot)  # type: ignore[arg-type]
+
+
+def test_the_table_is_torchvision_s() -> None:
+    from torchvision import datasets as torchvision_datasets
+
+    for name, source in SOURCES.items():
+        kind = getattr(torchvision_datasets, source.loader)
+        assert name == source.loader.lower().replace("fashionmnist", "fashion-mnist")
+        if hasattr(kind, "classes"):
+            assert len(kind.classes) == source.classes

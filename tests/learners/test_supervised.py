@@ -1,0 +1,165 @@
+"""The supervised learner against plain PyTorch: a module in train mode and autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+from datasets.tasks import Task
+from maml.config import Config
+from maml.objectives import RANKED_CLASSIFICATION
+from maml.presets import PRESETS, with_values
+from maml.worker import Worker
+
+IDS = torch.tensor([3, 0, 11])
+
+
+def make_worker(**values: Any) -> Worker:
+    small = {"dtype": "float64", "ways": 6, "batch_size": 8, "task_batch": 2}
+    config: Config = with_values(PRESETS["supervised-glyphs-lenet"], **(small | values))
+    return Worker(config, torch.device("cpu"))
+
+
+def plain_resnet18(worker: Worker) -> nn.Module:
+    """Torchvision's own, with the small stem of one channel."""
+    peer: Any = torchvision.models.resnet18(num_classes=6)
+    peer.conv1, peer.maxpool = nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.Identity()
+    return _with_weights(peer, worker.learner.network.layers)
+
+
+def plain_lenet(worker: Worker) -> nn.Module:
+    """Written down once more."""
+    network: Any = worker.learner.network
+    layers = [
+        nn.ZeroPad2d(2), nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 6),
+    ]  # fmt: skip
+    ours = [network.conv1, network.conv2, network.fc1, network.fc2, network.fc3]
+    own = [layer for layer in layers if isinstance(layer, nn.Conv2d | nn.Linear)]
+    for layer, source in zip(own, ours, strict=True):
+        _with_weights(layer, source)
+    return nn.Sequential(*layers).double()
+
+
+def _with_weights(peer: Any, source: Any) -> nn.Module:
+    missing = peer.load_state_dict(source.state_dict(), strict=False)
+    assert not missing.unexpected_keys
+    assert all("running" in key or "num_batches" in key for key in missing.missing_keys)
+    doubled: nn.Module = peer.double().train()
+    return doubled
+
+
+PLAIN = {"resnet18": plain_resnet18, "lenet": plain_lenet}
+
+
+@pytest.mark.parametrize("network", PLAIN)
+def test_gradient_is_plain_pytorch_s(network: str) -> None:
+    """Three mini-batches, in two batches of tasks, each with batch statistics of its own."""
+    worker = make_worker(network=network)
+    share = worker.meta_gradient(worker.learner.meta_parameters(), IDS, worker.learner)
+    peer = PLAIN[network](worker)
+    tasks = worker.training.tasks(IDS)
+    losses, right = 0.0, 0.0
+    for x, y in zip(tasks.query_x, tasks.query_y, strict=True):
+        logits = peer(x)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()
+        losses += loss.item()
+        right += (logits.argmax(1) == y).double().mean().item()
+    assert share.n_tasks == 3
+    assert share.totals[0].item() == pytest.approx(losses, rel=1e-12)
+    assert share.totals[1].item() == pytest.approx(right, rel=1e-12)
+    for ours, parameter in zip(share.gradients.values(), peer.parameters(), strict=True):
+        assert parameter.grad is not None and parameter.grad.abs().max() > 1e-4
+        torch.testing.assert_close(ours, parameter.grad, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("network", ["conv4", "vgg11"])
+def test_every_network_has_a_gradient(network: str) -> None:
+    worker = make_worker(network=network, dtype="float32")
+    share = worker.meta_gradient(worker.learner.meta_parameters(), IDS[:1], worker.learner)
+    assert all(gradient.isfinite().all() for gradient in share.gradients.values())
+    assert sum(gradient.abs().sum() for gradient in share.gradients.values()) > 0
+
+
+# ---- metrics ----------------------------------------------------------------------------------
+
+
+def test_precision_at_five_by_sorting() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 9, generator=generator, dtype=torch.float64)
+    labels = torch.randint(9, (40,), generator=generator)
+    found = RANKED_CLASSIFICATION.metrics(logits, labels)
+    assert tuple(found) == RANKED_CLASSIFICATION.names == ("accuracy", "precision@1", "precision@5")
+    rows = [sorted(range(9), key=lambda c: -row[c]) for row in logits.tolist()]
+    for name, k in (("accuracy", 1), ("precision@1", 1), ("precision@5", 5)):
+        right = sum(int(label) in row[:k] for row, label in zip(rows, labels, strict=True))
+        assert found[name].item() == pytest.approx(right / 40, rel=1e-12)
+
+
+@pytest.mark.parametrize("ways", [2, 5])
+def test_five_classes_or_fewer_are_all_among_the_first_five(ways: int) -> None:
+    logits, labels = torch.randn(7, ways), torch.randint(ways, (7,))
+    assert RANKED_CLASSIFICATION.metrics(logits, labels)["precision@5"] == 1
+
+
+# ---- evaluation -------------------------------------------------------------------------------
+
+
+def test_evaluation_normalises_by_training_examples_or_by_the_batch_itself() -> None:
+    worker = make_worker(network="conv4", filters=8)
+    params = {k: v.detach() for k, v in worker.learner.meta_parameters().items()}
+    names = worker.evaluation_names
+    row = worker.evaluate(params, "test", torch.arange(1), worker.learner)[0]
+    found = dict(zip(names, row.tolist(), strict=True))
+    task = Task(*(part[0] for part in worker.evaluation("test").tasks(torch.arange(1))))
+    weights = worker.learner.network_weights(params)
+
+    def losses(x: Tensor, y: Tensor, given: Any) -> float:
+        logits, _ = worker.learner.call_network(weights, x, given)
+        return F.cross_entropy(logits, y).item()
+
+    _, of_training = worker.learner.call_network(weights, task.support_x)
+    assert found["loss"] == pytest.approx(losses(task.query_x, task.query_y, None), rel=1e-10)
+    alone = [
+        losses(task.query_x[i : i + 1], task.query_y[i : i + 1], of_training) for i in range(8)
+    ]
+    assert found["non_transductive_loss"] == pytest.approx(sum(alone) / 8, rel=1e-10)
+    assert found["non_transductive_loss"] != found["loss"]
+
+
+def test_without_normalisation_there_is_one_answer() -> None:
+    worker = make_worker()
+    params = worker.learner.meta_parameters()
+    rows = worker.evaluate(params, "validation", torch.arange(1), worker.learner)
+    own, given = rows.chunk(2, dim=1)
+    assert torch.equal(own, given)
+
+
+# ---- the networks under MAML ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", ["lenet", "resnet18"])
+def test_maml_adapts_these_networks_too(network: str) -> None:
+    """Second order, and the same forward over reverse."""
+    shares = []
+    for way in ("reverse", "mixed"):
+        config = with_values(
+            PRESETS["maml-glyphs-5way-1shot"],
+            **{"network": network, "meta_gradient": way, "kernels": "torch", "dtype": "float64"},
+            **{"ways": 2, "queries": 1, "inner_lr": 0.01},
+        )
+        worker = Worker(config, torch.device("cpu"))
+        params = worker.learner.meta_parameters()
+        shares.append(worker.meta_gradient(params, IDS[:1], worker.learner))
+    for name, gradient in shares[0].gradients.items():
+        scale = max(1.0, gradient.abs().max().item())
+        torch.testing.assert_close(
+            shares[1].gradients[name], gradient, rtol=0, atol=1e-10 * scale, msg=name
+        )

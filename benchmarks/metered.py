@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     """Train all configurations."""
     folder, configurations = Path(arguments[0]), json.loads(arguments[1])
     allocator.tune()
-    maml.trainer.RunLog = MeteredLog  # type: ignore[misc]
+    maml.trainer.RunLog = MeteredLog  # type: ignore[attr-defined]
     for name, flags in configurations.items():
         config = with_values(parse(flags), run_dir=str(folder / name))
         assert maml.trainer.Trainer(config).run() == 0

@@ -117,6 +117,7 @@ def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Comp
     finally:
         for one in started:
             one.kill()
+            shutil.rmtree(one._folder, ignore_errors=True)
 
 
 def start(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ipaddress
 import itertools
 import os
 import random
@@ -85,21 +86,31 @@ def choose_interface(world: World) -> None:
     """
     if world.size <= world.local_size or "MASTER_ADDR" not in os.environ:
         return
-    try:
-        # Connecting a datagram socket sends nothing; it only picks the way.
-        family, kind, _, _, address = socket.getaddrinfo(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            own = probe.getsockname()[0]
-    except (OSError, KeyError, ValueError):
+    master = os.environ["MASTER_ADDR"]
+    own = _address_towards(master)
+    if own is not None and own.is_loopback and master not in ("localhost", str(own)):
+        # The master itself, whose own name points to its loopback: the others reach the side that
+        # leads out. Nothing is at these addresses (RFC 5737, RFC 3849).
+        own = _address_towards("192.0.2.1") or _address_towards("2001:db8::1")
+    if own is None:
         return  # The rendezvous will say what is wrong with the address.
     for interface, addresses in psutil.net_if_addrs().items():
-        if any(found.address.partition("%")[0] == own for found in addresses):
+        if any(found.address.partition("%")[0] == str(own) for found in addresses):
             for transport in ("GLOO", "TP", "NCCL"):
                 os.environ.setdefault(f"{transport}_SOCKET_IFNAME", interface)
             return
+
+
+def _address_towards(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address with which this host would send to ``host``; None if there is no way."""
+    try:
+        # Connecting a datagram socket sends nothing; it only picks the way. Any port does.
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
+    except OSError:
+        return None
 
 
 def init_process(config: Config, world: World) -> None:

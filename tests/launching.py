@@ -98,6 +98,28 @@ def run(
     return launched.wait(timeout, expect=expect)
 
 
+def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Completed]:
+    """Run ``commands`` at the same time to their ends, as hosts of one run do; each must end well.
+
+    Once one fails, or ``timeout`` seconds have passed, all are killed and the test fails.
+    """
+    deadline = time.monotonic() + timeout
+    started: list[Launched] = []
+    try:
+        started += [start(command) for command in commands]
+        # The first that fails is the one to hear about, not the ones that wait for it.
+        while any(one.process.poll() is None for one in started):
+            if time.monotonic() > deadline or any(one.process.poll() for one in started):
+                break
+            time.sleep(0.05)
+        started.sort(key=lambda one: not one.process.poll())
+        return [one.wait(max(0.0, deadline - time.monotonic())) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+            shutil.rmtree(one._folder, ignore_errors=True)
+
+
 def start(
     command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: Path = REPO
 ) -> Launched:

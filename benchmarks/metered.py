@@ -1,0 +1,56 @@
+"""Train configurations one after another, with the bytes that crossed this host's links.
+
+torchrun … -m benchmarks.metered FOLDER CONFIGURATIONS (or started as a cluster's launcher does)
+
+CONFIGURATIONS is JSON, ``{name: [arguments of train_maml.py]}``; each trains into
+``FOLDER/name``. Rows of metrics.jsonl get ``link_bytes``: what rank zero's host has sent and
+received over all interfaces but the loopback, counted by the kernel since they were made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import maml.trainer
+from maml import allocator
+from maml.cli import parse
+from maml.presets import with_values
+from maml.program import run_program
+from maml.run_log import Row, RunLog
+
+
+def link_bytes() -> int:
+    """Return the bytes that this host's network interfaces have sent and received."""
+    return sum(
+        int((interface / "statistics" / f"{way}_bytes").read_text())
+        for interface in Path("/sys/class/net").iterdir()
+        if interface.name != "lo"
+        for way in ("rx", "tx")
+    )
+
+
+class MeteredLog(RunLog):
+    """A run's log with one more column."""
+
+    def write(self, row: Row) -> None:
+        """Append one row with ``link_bytes``."""
+        super().write({**row, "link_bytes": link_bytes()})
+
+
+def main(arguments: list[str]) -> None:
+    """Train all configurations."""
+    folder, configurations = Path(arguments[0]), json.loads(arguments[1])
+    allocator.tune()
+    maml.trainer.RunLog = MeteredLog  # type: ignore[attr-defined]
+    for name, flags in configurations.items():
+        config = with_values(parse(flags), run_dir=str(folder / name))
+        assert maml.trainer.Trainer(config).run() == 0
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{name}: done", flush=True)
+
+
+if __name__ == "__main__":
+    run_program(main, sys.argv[1:])

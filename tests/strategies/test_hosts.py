@@ -1,0 +1,150 @@
+"""The strategies across hosts: network namespaces with delay and loss between them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchmarks import communication
+from tests.launching import TRAIN, run_together, run_train, start
+from tests.network import Network, why_not
+from tests.runs import last, metrics
+from tests.strategies.test_equivalence import (
+    SEVEN_TASKS,
+    STRATEGIES,
+    Parameters,
+    assert_same,
+    parameters,
+)
+from tests.strategies.waiting import wait_for_iteration
+
+# What one process of a busy machine takes to start is most of it.
+LIMIT_S = 240
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _permitted() -> None:
+    if why_not():
+        pytest.skip(why_not())
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
+    run_dir = tmp_path_factory.mktemp("local")
+    run_train([*SEVEN_TASKS, "--strategy", "local", "--run-dir", str(run_dir)], timeout=LIMIT_S)
+    return parameters(run_dir)
+
+
+@pytest.mark.parametrize("strategy", ["rpc chunk", "allreduce", "param-server rpc"])
+def test_torchrun_over_a_slow_lossy_link(local: Parameters, tmp_path: Path, strategy: str) -> None:
+    """Two hosts, 5 ms and 1 % loss each way: what comes out is what one process computes."""
+    args = ["train_maml.py", *SEVEN_TASKS, *STRATEGIES[strategy], "--run-dir", str(tmp_path)]
+    with Network(2, delay_ms=5, loss=0.01) as network:
+        print(network)
+        run_together([network.torchrun(host, 1, args) for host in range(2)], LIMIT_S)
+        # It took the link: the parameters there, the gradients back, three times.
+        least = 3 * sum(tensor.nbytes for tensor in local.values())
+        assert min(network.traffic(1)) > least
+    assert_same(parameters(tmp_path), local)
+
+
+ALL = ["rpc chunk", "allreduce", "param-server rpc", "param-server collective"]
+BYTES = [
+    "maml-glyphs-5way-1shot",
+    *("--iterations", "6", "--log-every", "1", "--checkpoint-every", "100"),
+    *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+]  # fmt: skip
+
+SINUSOID = [
+    *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--log-every", "1"),
+    *("--iterations", "100000", "--checkpoint-every", "5"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run directories of what three hosts trained, started by hand, in one launch.
+
+    The master is given by its name, which on the master itself points to the loopback.
+    """
+    folder = tmp_path_factory.mktemp("three")
+    runs = {name: [*SEVEN_TASKS, *STRATEGIES[name]] for name in ALL}
+    for tasks in ("8", "32"):
+        for name in ALL:
+            runs[f"{name} {tasks}"] = [*BYTES, *STRATEGIES[name], "--meta-batch-size", tasks]
+    command = [sys.executable, "-m", "benchmarks.metered", str(folder), json.dumps(runs)]
+    with Network(3) as network:
+        run_together([network.by_hand(host, command) for host in range(3)], LIMIT_S)
+    return folder
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_equals_local_on_three_hosts(local: Parameters, three_hosts: Path, strategy: str) -> None:
+    assert_same(parameters(three_hosts / strategy), local)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_bytes_grow_with_workers_not_with_tasks(three_hosts: Path, strategy: str) -> None:
+    """What crosses rank zero's link in a step, by the kernel's counters and by the run's own."""
+    steps = {tasks: Steps(three_hosts / f"{strategy} {tasks}") for tasks in (8, 32)}
+    assert steps[32].on_link == pytest.approx(steps[8].on_link, rel=0.05)
+    # Two workers beside rank zero; a ring has three, rank zero among them.
+    pattern, workers = PATTERNS[strategy]
+    for step in steps.values():
+        assert step.sent == pytest.approx(2 * 2 * step.parameters * 4, rel=0.01)
+        expected = pattern.carried(workers, step.parameters)
+        # Headers, acknowledgements: the most for rpc, which sends every tensor in many pieces. Less
+        # would be another way than the link.
+        assert expected < step.on_link < 1.15 * expected
+
+
+PATTERNS = {
+    "rpc chunk": (communication.PATTERNS["rpc chunk"], 3),
+    "allreduce": (communication.PATTERNS["allreduce, gloo's ring"], 3),
+    "param-server rpc": (communication.PATTERNS["param-server"], 2),
+    "param-server collective": (communication.PATTERNS["param-server"], 2),
+}
+
+
+class Steps:
+    """Bytes a step of a run of `BYTES`, the first of which is left out: connections are made."""
+
+    def __init__(self, run_dir: Path) -> None:
+        rows = metrics(run_dir)
+        self.on_link = statistics.median(
+            after["link_bytes"] - before["link_bytes"] for before, after in pairwise(rows)
+        )
+        self.sent = statistics.median(row["wire_bytes"] for row in rows)
+        self.parameters = sum(tensor.numel() for tensor in last(run_dir)["model"].values())
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("rpc chunk", marks=pytest.mark.slow),
+        "allreduce",
+        pytest.param("param-server rpc", marks=pytest.mark.slow),
+    ],
+)
+def test_a_host_that_vanishes_ends_the_run(tmp_path: Path, strategy: str) -> None:
+    """Its cable is cut: nobody says a word. Both ends end, and progress is kept."""
+    args = [*SINUSOID, *STRATEGIES[strategy], "--timeout", "8", "--run-dir", str(tmp_path)]
+    with Network(2) as network:
+        ranks = [start(network.by_hand(host, [*TRAIN, *args])) for host in range(2)]
+        try:
+            wait_for_iteration(ranks[0], tmp_path, 10, limit=LIMIT_S)
+            network.cut(1)
+            done = [rank.wait(90, expect=None) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    assert all(rank.returncode == 1 for rank in done)
+    said = [line for line in done[0].stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert "within --timeout 8 s" in said[0]
+    assert (tmp_path / "checkpoints" / "last.pt").exists()

@@ -79,7 +79,7 @@ class ConvNetLoss:
         """See `SetLoss.gradient`; y holds int64 class labels."""
         suffix = _SUFFIX[x.dtype]
         n_tasks, n_examples = x.shape[:2]
-        x, y = x.movedim(-3, -1).contiguous(), y.contiguous()
+        x, y = x.contiguous(), y.contiguous()
         at = weights[ALL]
         gradients = at.new_empty(at.shape)
         losses = x.new_empty(n_tasks)
@@ -143,10 +143,7 @@ def _plan(
             height, width = height // 2, width // 2
         channels = filters
     numbers = (ctypes.c_int64 * len(spec))(*spec)
-    slope = 0.0
-    return ctypes.c_void_p(
-        _library().plan_new(layers, numbers, ways, int(not pool), slope, float(eps))
-    )
+    return ctypes.c_void_p(_library().plan_new(layers, numbers, ways, int(not pool), float(eps)))
 
 
 def _library() -> ctypes.CDLL:

@@ -95,7 +95,7 @@ def _identity(compiler: str) -> str:
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.plan_new.restype = ctypes.c_void_p
     library.plan_new.argtypes = [
-        ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_double,
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_double,
     ]  # fmt: skip
     for suffix in SUFFIXES:
         library[f"residual_size_{suffix}"].restype = ctypes.c_int64

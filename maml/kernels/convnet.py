@@ -38,6 +38,23 @@ class _Point(NamedTuple):
     n_examples: int
 
 
+_spare: list[Tensor] = []
+"""Residuals of points that are used up: fresh pages cost as much as a small layer's arithmetic, and
+threads that touch theirs at once wait for each other in the kernel."""
+
+
+def _take(like: Tensor, n_tasks: int, size: int) -> Tensor:
+    """Return uninitialised residuals ``[B, R]``; spare ones of another kind are given up."""
+    while _spare:
+        try:
+            residuals = _spare.pop()
+        except IndexError:  # another thread was faster
+            break
+        if residuals.shape == (n_tasks, size) and residuals.dtype == like.dtype:
+            return residuals
+    return like.new_empty(n_tasks, size)
+
+
 class ConvNetLoss:
     """See `maml.derivatives.SetLoss`; float32 or float64 on the CPU.
 
@@ -84,18 +101,20 @@ class ConvNetLoss:
         gradients = at.new_empty(at.shape)
         losses = x.new_empty(n_tasks)
         logits = x.new_empty(n_tasks, n_examples, self._ways)
-        size = _library()[f"residual_size_{suffix}"](self._plan, n_examples) if again else 0
-        residuals = x.new_empty(n_tasks, size)
+        residuals = None
+        if again:
+            size = _library()[f"residual_size_{suffix}"](self._plan, n_examples)
+            residuals = _take(x, n_tasks, size)
 
         def compute(first: int, last: int) -> None:
             _library()[f"gradient_{suffix}"](
                 self._plan, last - first, n_examples, _address(x[first:]), _address(y[first:]),
                 *self._table(at[first:]), _address(losses[first:]), _address(logits[first:]),
-                *self._table(gradients[first:]), _address(residuals[first:]) if again else None,
+                *self._table(gradients[first:]), None if residuals is None else _address(residuals[first:]),
             )  # fmt: skip
 
         _share_out(compute, n_tasks)
-        point = _Point(at, residuals, n_examples) if again else None
+        point = None if residuals is None else _Point(at, residuals, n_examples)
         return Gradient(losses, logits, {ALL: gradients}, point)
 
     def hessian_vector(self, point: _Point, vector: Params, *, total: bool) -> Params:
@@ -114,6 +133,7 @@ class ConvNetLoss:
 
         product = at.new_empty(0 if total else len(at), at.shape[1])
         parts = _share_out(compute, len(at))
+        _spare.append(residuals)
         return {ALL: torch.stack(parts).sum(0) if total else product}
 
     def _table(self, weights: Tensor) -> tuple[Any, Any]:

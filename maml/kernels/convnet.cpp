@@ -7,9 +7,8 @@
 //
 // Layouts: images and activations are [n, H, W, C]; convolution weights [kh, kw, C_in, C_out]; a "row" is
 // the C channels of one pixel.  Channels are the vector axis everywhere, hence C_out % lanes == 0.
-// The three products of a convolution (forward, input gradient, weight gradient) read the same table: for
-// each tap of the kernel, the pairs (input row, output row) it connects.  Pixels of the padding are in no
-// pair and cost nothing, and no patch matrix is ever built.
+// The three products of a convolution (forward, input gradient, weight gradient) read tables of pairs (input
+// row, output row), and no patch matrix is ever built: see `Layer`.
 //
 // A convolution's bias is absent: batch norm subtracts it, and its gradient is exactly zero.
 
@@ -36,7 +35,8 @@ constexpr int kBytes = 64, kMaxVecs = 4, kMaxRows = 6;  // 24 accumulators of 32
 constexpr int kBytes = 32, kMaxVecs = 2, kMaxRows = 6;  // 12 accumulators of 16 registers
 #endif
 constexpr int kNarrowRows = 8;    // rows at a time where there are fewer vectors than kMaxVecs
-constexpr int kPairChunk = 64;    // pairs whose two operands fit in the first-level cache together
+constexpr int kOuterRows = 9;             // the same of an outer product: a kernel row of the first layer at once
+constexpr int kOuterBytes = 32 << 10;     // of its two operands, that fit in the first-level cache together
 constexpr int kTableRows = 256;   // output rows one table covers, at least; more repeat it
 constexpr int kBandBytes = 24 << 10;  // of a convolution's output that are at hand in the first-level cache
 
@@ -144,9 +144,9 @@ void rows_product(Rows<const T> a, Rows<T> c, const Pair* pairs, int count, cons
 
 template <class T>
 void outer_product(Rows<const T> a, Rows<const T> g, const Pair* pairs, int count, T* w, int rows, int ldw) {
-  each_even(count, kPairChunk, [&](int first, int length) {
+  each_even(count, kOuterBytes / int(sizeof(T) * (a.width + g.width)), [&](int first, int length) {
     each_block<T>(ldw, [&](auto nv, int column) {
-      constexpr int most = nv() == kMaxVecs ? kMaxRows : kNarrowRows;
+      constexpr int most = nv() == kMaxVecs ? kMaxRows : kOuterRows;
       each_even(rows, most, [&](int row, int size) {
         with_rows<most>(size, [&](auto r) {
           outer_kernel<T, r(), nv()>(a, g, pairs + first, length, w, ldw, row, column);
@@ -355,7 +355,7 @@ template <class T> void transpose(const Layer& l, const T* w, T* wt) {
 // -------------------------------------------------------------------------------------- norm, activation, pooling
 
 // What the tangent pass needs of the gradient pass, for one layer of one task.  Of a window of the pooling, the
-// pixel that it took is known before the statistics are: the largest or, where gamma < 0, the smallest.
+// pixel that it took is known before the statistics are: the largest; where gamma < 0 the smallest, where 0 the first.
 template <class T> struct Saved {
   T *z, *gz;               // the convolution's output [n, P, C], and its gradient
   T *zq, *index;           // [n, Q, C] of the pixels that the pooling took: z, and which of the four it was
@@ -435,11 +435,10 @@ template <class T> void observe(const Layer& l, const Band& band, const T* gamma
       for (int i = 0; i < line.windows; ++i)
         for (int j = 0; j < NV; ++j) {
           const T* z = s.z + line.z + int64_t(i) * (K == 4 ? 2 : 1) * C + c0 + j * lanes;
-          V<T> u = at(z);
-          add(u, j);
+          const V<T> top = at(z);
+          add(top, j);
           if constexpr (K > 1) {
-            V<T> which = {};
-            u *= sign[j];
+            V<T> which = {}, u = top * sign[j];
             for (int k = 1; k < K; ++k) {
               const V<T> v = at(z + corner.of[k]), other = v * sign[j];
               add(v, j);
@@ -447,7 +446,7 @@ template <class T> void observe(const Layer& l, const Band& band, const T* gamma
               u = other > u ? other : u;
             }
             const int64_t q = line.q + int64_t(i) * C + c0 + j * lanes;
-            at(s.zq + q) = u * sign[j], at(s.index + q) = which;
+            at(s.zq + q) = sign[j] == 0 ? top : u * sign[j], at(s.index + q) = which;
           }
         }
     });
@@ -864,9 +863,9 @@ void gradient(const Plan& plan, int tasks, int n, const T* images, const int64_t
   Task<T> task;
   const int64_t saved = lay_out<T>(plan, n, nullptr, task);
   const int64_t weight = largest(plan, [](const Layer& l) { return l.weights(); }), first_gz = first.gz_size(n);
-  arena.reserve(sizeof(T) * (padded<T>(weight) + padded<T>(n * F) + padded<T>(first_gz) + (residuals ? 0 : saved)));
+  arena.reserve(sizeof(T) * (padded<T>(weight) + padded<T>(int64_t(n) * F) + padded<T>(first_gz) + (residuals ? 0 : saved)));
   const auto take = [](int64_t count) { return static_cast<T*>(arena.take(sizeof(T) * count)); };
-  T *wt = take(weight), *gf = take(n * F), *gz0 = take(first_gz);
+  T *wt = take(weight), *gf = take(int64_t(n) * F), *gz0 = take(first_gz);
   T* own = residuals ? nullptr : take(saved);
 
   for (int b = 0; b < tasks; ++b) {
@@ -930,6 +929,16 @@ void gradient(const Plan& plan, int tasks, int n, const T* images, const int64_t
   }
 }
 
+// Calls f; returns whether there was memory enough.
+template <class F> int attempt(F f) {
+  try {
+    f();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
 // The tangent of `gradient` along `v`, at the point its residuals describe: a Hessian-vector product.
 template <class T>
 void hessian_vector(const Plan& plan, int tasks, int n, Parameters<const T> params, T* residuals,
@@ -945,10 +954,10 @@ void hessian_vector(const Plan& plan, int tasks, int n, Parameters<const T> para
   for (const Layer& l : plan.layers)
     total += padded<T>(l.z_size(n)) + padded<T>(l.q_size(n)) + 4 * padded<T>(l.cout);
   arena.reserve(sizeof(T) * (total + 2 * padded<T>(weight) + padded<T>(output) + padded<T>(pooled) +
-                             padded<T>(full) + 2 * padded<T>(n * F) + padded<T>(ways)));
+                             padded<T>(full) + 2 * padded<T>(int64_t(n) * F) + padded<T>(ways)));
   const auto take = [](int64_t count) { return static_cast<T*>(arena.take(sizeof(T) * count)); };
   T *wt = take(weight), *vt = take(weight), *dy = take(output), *dgq = take(pooled), *dgz = take(full);
-  T *df = take(n * F), *dgf = take(n * F), *dl = take(ways);
+  T *df = take(int64_t(n) * F), *dgf = take(int64_t(n) * F), *dl = take(ways);
   std::vector<Tangent<T>> tangents(L);
   for (int k = 0; k < L; ++k) {
     const Layer& l = plan.layers[k];
@@ -1044,22 +1053,27 @@ void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps) 
   return plan;
 }
 
+// `gradient` and `hessian_vector` return 0, or 1 where working memory could not be had.
 #define FOR_TYPE(T, suffix)                                                                                       \
   int64_t residual_size_##suffix(const void* plan, int n) {                                                       \
     Task<T> task;                                                                                                 \
     return lay_out<T>(*static_cast<const Plan*>(plan), n, nullptr, task);                                         \
   }                                                                                                               \
-  void gradient_##suffix(const void* plan, int tasks, int n, const T* images, const int64_t* labels,              \
-                         const T* const* params, const int64_t* param_strides, T* losses, T* logits,              \
-                         T* const* grads, const int64_t* grad_strides, T* residuals) {                            \
-    gradient<T>(*static_cast<const Plan*>(plan), tasks, n, images, labels, {params, param_strides}, losses, logits, \
-                {grads, grad_strides}, residuals);                                                                \
+  int gradient_##suffix(const void* plan, int tasks, int n, const T* images, const int64_t* labels,               \
+                        const T* const* params, const int64_t* param_strides, T* losses, T* logits,               \
+                        T* const* grads, const int64_t* grad_strides, T* residuals) {                             \
+    return attempt([&] {                                                                                          \
+      gradient<T>(*static_cast<const Plan*>(plan), tasks, n, images, labels, {params, param_strides}, losses,     \
+                  logits, {grads, grad_strides}, residuals);                                                      \
+    });                                                                                                           \
   }                                                                                                               \
-  void hessian_vector_##suffix(const void* plan, int tasks, int n, const T* const* params,                        \
-                               const int64_t* param_strides, T* residuals, const T* const* v,                     \
-                               const int64_t* v_strides, T* const* outs, const int64_t* out_strides) {            \
-    hessian_vector<T>(*static_cast<const Plan*>(plan), tasks, n, {params, param_strides}, residuals, {v, v_strides}, \
-                      {outs, out_strides});                                                                       \
+  int hessian_vector_##suffix(const void* plan, int tasks, int n, const T* const* params,                         \
+                              const int64_t* param_strides, T* residuals, const T* const* v,                      \
+                              const int64_t* v_strides, T* const* outs, const int64_t* out_strides) {             \
+    return attempt([&] {                                                                                          \
+      hessian_vector<T>(*static_cast<const Plan*>(plan), tasks, n, {params, param_strides}, residuals,            \
+                        {v, v_strides}, {outs, out_strides});                                                     \
+    });                                                                                                           \
   }
 
 FOR_TYPE(float, f32)

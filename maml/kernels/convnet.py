@@ -94,7 +94,6 @@ class ConvNetLoss:
 
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
         """See `SetLoss.gradient`; y holds int64 class labels."""
-        suffix = _SUFFIX[x.dtype]
         n_tasks, n_examples = x.shape[:2]
         x, y = x.contiguous(), y.contiguous()
         at = weights[ALL]
@@ -103,14 +102,15 @@ class ConvNetLoss:
         logits = x.new_empty(n_tasks, n_examples, self._ways)
         residuals = None
         if again:
-            size = _library()[f"residual_size_{suffix}"](self._plan, n_examples)
+            size = _function("residual_size", x.dtype)(self._plan, n_examples)
             residuals = _take(x, n_tasks, size)
 
         def compute(first: int, last: int) -> None:
-            _library()[f"gradient_{suffix}"](
+            _function("gradient", x.dtype)(
                 self._plan, last - first, n_examples, _address(x[first:]), _address(y[first:]),
                 *self._table(at[first:]), _address(losses[first:]), _address(logits[first:]),
-                *self._table(gradients[first:]), None if residuals is None else _address(residuals[first:]),
+                *self._table(gradients[first:]),
+                None if residuals is None else _address(residuals[first:]),
             )  # fmt: skip
 
         _share_out(compute, n_tasks)
@@ -125,7 +125,7 @@ class ConvNetLoss:
             # Kernels overwrite a task's own result, and add to one that tasks share.
             shared = at.new_zeros(at.shape[1]) if total else None
             part = product[first:last] if shared is None else shared.expand(last - first, -1)
-            _library()[f"hessian_vector_{_SUFFIX[residuals.dtype]}"](
+            _function("hessian_vector", residuals.dtype)(
                 self._plan, last - first, n_examples, *self._table(at[first:]),
                 _address(residuals[first:]), *self._table(vector[ALL][first:]), *self._table(part),
             )  # fmt: skip
@@ -164,6 +164,10 @@ def _plan(
         channels = filters
     numbers = (ctypes.c_int64 * len(spec))(*spec)
     return ctypes.c_void_p(_library().plan_new(layers, numbers, ways, int(not pool), float(eps)))
+
+
+def _function(name: str, dtype: torch.dtype) -> Any:
+    return getattr(_library(), f"{name}_{_SUFFIX[dtype]}")
 
 
 def _library() -> ctypes.CDLL:

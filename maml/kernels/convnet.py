@@ -39,8 +39,12 @@ class _Point(NamedTuple):
 
 
 _spare: list[Tensor] = []
-"""Residuals of points that are used up: fresh pages cost as much as a small layer's arithmetic, and
-threads that touch theirs at once wait for each other in the kernel."""
+"""Large residuals of points that are used up: fresh pages cost as much as a small layer's
+arithmetic, and threads that touch theirs at once wait for each other in the operating system."""
+
+_LARGE = 32 << 20
+"""Bytes that glibc's malloc never keeps (its DEFAULT_MMAP_THRESHOLD_MAX); smaller blocks it does,
+and learns from their being freed to keep others."""
 
 
 def _take(like: Tensor, n_tasks: int, size: int) -> Tensor:
@@ -133,7 +137,8 @@ class ConvNetLoss:
 
         product = at.new_empty(0 if total else len(at), at.shape[1])
         parts = _share_out(compute, len(at))
-        _spare.append(residuals)
+        if residuals.nbytes > _LARGE:
+            _spare.append(residuals)
         return {ALL: torch.stack(parts).sum(0) if total else product}
 
     def _table(self, weights: Tensor) -> tuple[Any, Any]:

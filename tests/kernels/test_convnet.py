@@ -81,13 +81,14 @@ def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
 
 
 @needs_compiler
-def test_used_residuals_serve_again() -> None:
+def test_used_residuals_serve_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A point that is used up lends its memory to the next, and to none that is still in use."""
     network, weights, vector, x, y = random_case(*CASES["odd pooling"], n=2)
     loss = ConvNetLoss(network)
     at, direction = entered(loss, weights), entered(loss, vector)
     other = {name: 1.5 * w for name, w in at.items()}
-    convnet._spare.clear()
+    monkeypatch.setattr(convnet, "_LARGE", 0)
+    monkeypatch.setattr(convnet, "_spare", [])
 
     def product(point: Any) -> Tensor:
         return loss.hessian_vector(point, direction, total=False)[ALL]

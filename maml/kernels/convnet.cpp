@@ -1,15 +1,14 @@
 // Loss, gradient and Hessian-vector product of a small convolutional classifier, task by task.
 //
-// The network is L x [convolution -> batch norm (statistics of the batch) -> leaky ReLU -> 2x2 max-pool
+// The network is L x [convolution -> batch norm (statistics of the batch) -> ReLU -> 2x2 max-pool
 // or none] -> spatial mean or flatten -> linear -> mean cross-entropy.  One call handles B tasks, each
 // with its own n images and, unless a stride is 0, its own parameters.  A task is finished before the
 // next one starts, so that its activations stay in the second-level cache.
 //
 // Layouts: images and activations are [n, H, W, C]; convolution weights [kh, kw, C_in, C_out]; a "row" is
 // the C channels of one pixel.  Channels are the vector axis everywhere, hence C_out % lanes == 0.
-// The three products of a convolution (forward, input gradient, weight gradient) read the same table: for
-// each tap of the kernel, the pairs (input row, output row) it connects.  Pixels of the padding are in no
-// pair and cost nothing, and no patch matrix is ever built.
+// The three products of a convolution (forward, input gradient, weight gradient) read tables of pairs (input
+// row, output row), and no patch matrix is ever built: see `Layer`.
 //
 // A convolution's bias is absent: batch norm subtracts it, and its gradient is exactly zero.
 
@@ -18,6 +17,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
+#include <new>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -34,8 +35,10 @@ constexpr int kBytes = 64, kMaxVecs = 4, kMaxRows = 6;  // 24 accumulators of 32
 constexpr int kBytes = 32, kMaxVecs = 2, kMaxRows = 6;  // 12 accumulators of 16 registers
 #endif
 constexpr int kNarrowRows = 8;    // rows at a time where there are fewer vectors than kMaxVecs
-constexpr int kPairChunk = 64;    // pairs whose two operands fit in the first-level cache together
+constexpr int kOuterRows = 9;             // the same of an outer product: a kernel row of the first layer at once
+constexpr int kOuterBytes = 32 << 10;     // of its two operands, that fit in the first-level cache together
 constexpr int kTableRows = 256;   // output rows one table covers, at least; more repeat it
+constexpr int kBandBytes = 24 << 10;  // of a convolution's output that are at hand in the first-level cache
 
 template <class T> struct Simd {
   typedef T V __attribute__((vector_size(kBytes), aligned(alignof(T)), may_alias));
@@ -75,15 +78,16 @@ template <class T> struct Rows {
 };
 
 // c(pair) += a(pair) . b for R pairs: b is [segments * depth, ldb]; a's row is `segments` runs of `depth`.
+// `fresh`: c is overwritten.
 template <class T, int R, int NV>
 void rows_kernel(Rows<const T> a, Rows<T> c, const Pair* pairs, const T* b, int ldb, int depth, int segments,
-                 int64_t jump, int column) {
+                 int64_t jump, bool fresh, int column) {
   constexpr int lanes = Simd<T>::kLanes;
   const T* ap[R];
   V<T> acc[R][NV];
   for (int r = 0; r < R; ++r) {
     ap[r] = a(pairs[r]);
-    for (int j = 0; j < NV; ++j) acc[r][j] = at(c(pairs[r]) + column + j * lanes);
+    for (int j = 0; j < NV; ++j) acc[r][j] = fresh ? V<T>{} : at(c(pairs[r]) + column + j * lanes);
   }
   b += column;
   for (int s = 0; s < segments; ++s) {
@@ -127,12 +131,12 @@ template <int R, class F> inline void with_rows(int rows, F f) {
 
 template <class T>
 void rows_product(Rows<const T> a, Rows<T> c, const Pair* pairs, int count, const T* b, int ldb, int depth,
-                  int segments = 1, int64_t jump = 0) {
+                  int segments = 1, int64_t jump = 0, bool fresh = false) {
   each_block<T>(ldb, [&](auto nv, int column) {
     constexpr int most = nv() == kMaxVecs ? kMaxRows : kNarrowRows;
     each_even(count, most, [&](int start, int size) {
       with_rows<most>(size, [&](auto r) {
-        rows_kernel<T, r(), nv()>(a, c, pairs + start, b, ldb, depth, segments, jump, column);
+        rows_kernel<T, r(), nv()>(a, c, pairs + start, b, ldb, depth, segments, jump, fresh, column);
       });
     });
   });
@@ -140,9 +144,9 @@ void rows_product(Rows<const T> a, Rows<T> c, const Pair* pairs, int count, cons
 
 template <class T>
 void outer_product(Rows<const T> a, Rows<const T> g, const Pair* pairs, int count, T* w, int rows, int ldw) {
-  each_even(count, kPairChunk, [&](int first, int length) {
+  each_even(count, kOuterBytes / int(sizeof(T) * (a.width + g.width)), [&](int first, int length) {
     each_block<T>(ldw, [&](auto nv, int column) {
-      constexpr int most = nv() == kMaxVecs ? kMaxRows : kNarrowRows;
+      constexpr int most = nv() == kMaxVecs ? kMaxRows : kOuterRows;
       each_even(rows, most, [&](int row, int size) {
         with_rows<most>(size, [&](auto r) {
           outer_kernel<T, r(), nv()>(a, g, pairs + first, length, w, ldw, row, column);
@@ -154,43 +158,91 @@ void outer_product(Rows<const T> a, Rows<const T> g, const Pair* pairs, int coun
 
 // ---------------------------------------------------------------------------------------------------- geometry
 
+// Rows of a convolution's output: of one image, or of all images where the rows lie end to end.
+struct Band { int image, row, rows; };
+
+// A layer is convolved in one of two ways.
+//   Banded (the first layer, and those that pool, whose stride is 1): the map that it reads has a border of
+//   zeros, so that a kernel row's taps are one run of kernel * C_in numbers.  A few output rows are computed
+//   at a time, and what follows is done while they are in the first-level cache.
+//   By tap: the map has no border; small maps, most of whose padding would be multiplied in vain.
 struct Layer {
   int h, w, cin, cout, kernel, stride, pad, pool;  // as the caller gives them; h and w are the input's
   int oh, ow, qh, qw;                              // after the convolution, and after the pooling
-  bool first;                                      // reads a padded copy: few channels, so taps are merged along x
-  int hp, wp, taps, group;
-  std::vector<std::vector<Pair>> pairs;  // per tap, sorted by image, for `group` images
+  bool first, banded;
+  int border, zborder, yborder;                    // zeros around the input, around gz, and around the output
+  int band;                                        // rows of a band, at most
+  std::vector<Pair> forward, input, weight;        // banded: of a band
+  std::vector<std::vector<Pair>> pairs;            // by tap: per tap, sorted by image, for `group` images
+  int group, taps;
   int P() const { return oh * ow; }
   int Q() const { return qh * qw; }
-  int64_t weights() const { return int64_t(kernel) * kernel * cin * cout; }
+  int64_t weights() const { return int64_t(taps) * cin * cout; }
+  int wb() const { return w + 2 * border; }
+  int gw() const { return ow + 2 * zborder; }
+  int yw() const { return qw + 2 * yborder; }
+  // Elements of a set's maps, and the offset of a line's first pixel.
+  int64_t x_size(int n) const { return int64_t(n) * (h + 2 * border) * wb() * cin; }
+  int64_t z_size(int n) const { return int64_t(n) * P() * cout; }
+  int64_t q_size(int n) const { return int64_t(n) * Q() * cout; }
+  int64_t y_size(int n) const { return int64_t(n) * (qh + 2 * yborder) * yw() * cout; }
+  int64_t gz_size(int n) const {  // the first layer's is needed for a band only
+    return first ? int64_t(band + 1) * ow * cout : int64_t(n) * (oh + 2 * zborder) * gw() * cout;
+  }
+  int64_t z_at(int image, int row) const { return (int64_t(image) * oh + row) * ow * cout; }
+  int64_t y_at(int image, int row) const {
+    return ((int64_t(image) * (qh + 2 * yborder) + row + yborder) * yw() + yborder) * cout;
+  }
+  int64_t gz_at(const Band& band, int row) const {
+    if (first) return int64_t(row - band.row) * ow * cout;
+    return ((int64_t(band.image) * (oh + 2 * zborder) + row + zborder) * gw() + zborder) * cout;
+  }
 
   void build() {
     oh = (h + 2 * pad - kernel) / stride + 1, ow = (w + 2 * pad - kernel) / stride + 1;
     qh = pool ? oh / 2 : oh, qw = pool ? ow / 2 : ow;
-    hp = h + 2 * pad, wp = w + 2 * pad;
+    taps = kernel * kernel, banded = first || pool;
+    border = banded ? pad : 0, zborder = banded && !first ? kernel - 1 - pad : 0;
+    if (banded) {
+      band = std::max(1, kBandBytes / int(ow * cout * sizeof(float)));
+      if (pool) band = std::max(2, band / 2 * 2);
+      for (int y = 0; y < band + 1; ++y) {  // one more where the last row of an odd map joins a band
+        for (int x = 0; x < ow; ++x) {
+          forward.push_back({y * stride * wb() + x * stride, y * ow + x});
+          weight.push_back({y * stride * wb() + x * stride, y * gw() + x});
+        }
+        for (int x = 0; x < w; ++x) input.push_back({y * gw() + x, y * w + x});
+      }
+      return;
+    }
     group = std::max(1, kTableRows / P());
-    taps = first ? kernel : kernel * kernel;
     pairs.resize(taps);
     for (int t = 0; t < taps; ++t)
       for (int i = 0; i < group; ++i)
         for (int y = 0; y < oh; ++y)
           for (int x = 0; x < ow; ++x) {
-            const int32_t out = (i * oh + y) * ow + x;
-            if (first) {
-              pairs[t].push_back({(i * hp + y * stride + t) * wp + x * stride, out});
-              continue;
-            }
             const int iy = y * stride - pad + t / kernel, ix = x * stride - pad + t % kernel;
-            if (iy >= 0 && iy < h && ix >= 0 && ix < w) pairs[t].push_back({(i * h + iy) * w + ix, out});
+            if (iy >= 0 && iy < h && ix >= 0 && ix < w)
+              pairs[t].push_back({(i * h + iy) * w + ix, (i * oh + y) * ow + x});
           }
   }
-  // Calls f(tap, pairs, count, offset of the input rows, offset of the output rows).
+  // By tap: calls f(tap, pairs, count, offset of the input rows, offset of the output rows).
   template <class F> void each_tap(int n, F f) const {
     for (int i = 0; i < n; i += group)
       for (int t = 0; t < taps; ++t) {
         const int count = int(pairs[t].size() / group) * std::min(group, n - i);
-        f(t, pairs[t].data(), count, int64_t(i) * (first ? hp * wp : h * w), int64_t(i) * P());
+        f(t, pairs[t].data(), count, int64_t(i) * h * w, int64_t(i) * P());
       }
+  }
+  // Calls f(band) until all output rows were in one; a window of the pooling is never cut.
+  template <class F> void each_band(int n, F f) const {
+    if (!banded) return f(Band{0, 0, n * oh});
+    const int unit = pool ? 2 : 1;
+    for (int i = 0; i < n; ++i)
+      each_even(std::max(1, oh / unit), band / unit, [&](int start, int size) {
+        const int row = start * unit, end = (start + size) * unit;
+        f(Band{i, row, (end + unit > oh ? oh : end) - row});
+      });
   }
 };
 
@@ -198,40 +250,82 @@ struct Plan {
   std::vector<Layer> layers;
   int ways, features;
   bool mean;
-  double slope, eps;
+  double eps;
 };
 
-template <class T> void convolve(const Layer& l, int n, const T* x, const T* w, T* z) {
-  const int depth = l.first ? l.kernel * l.cin : l.cin;
-  l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
-    if (l.first && t > 0) return;  // the first layer's kernel walks down the rows of the padded input itself
-    rows_product<T>({x + in * l.cin, l.cin, &Pair::in}, {z + out * l.cout, l.cout, &Pair::out}, pairs, count,
-                    w + int64_t(t) * depth * l.cout, l.cout, depth, l.first ? l.kernel : 1, int64_t(l.wp) * l.cin);
+// A convolution's operands: z = x * w.
+template <class T> struct Factors { const T *x, *w; };
+
+// z = the sum of convolutions; calls after(band) when a band of z is whole.
+template <class T, class F>
+void convolve(const Layer& l, int n, std::initializer_list<Factors<T>> sum, T* z, F after) {
+  if (!l.banded) std::memset(z, 0, sizeof(T) * l.z_size(n));
+  l.each_band(n, [&](const Band& band) {
+    bool fresh = l.banded;
+    for (const Factors<T>& f : sum) {
+      if (l.banded)
+        rows_product<T>({f.x + (int64_t(band.image) * (l.h + 2 * l.border) + band.row * l.stride) * l.wb() * l.cin,
+                         l.cin, &Pair::in},
+                        {z + l.z_at(band.image, band.row), l.cout, &Pair::out}, l.forward.data(), band.rows * l.ow,
+                        f.w, l.cout, l.kernel * l.cin, l.kernel, int64_t(l.wb()) * l.cin, fresh);
+      else
+        l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
+          rows_product<T>({f.x + in * l.cin, l.cin, &Pair::in}, {z + out * l.cout, l.cout, &Pair::out}, pairs, count,
+                          f.w + int64_t(t) * l.cin * l.cout, l.cout, l.cin);
+        });
+      fresh = false;
+    }
+    after(band);
   });
 }
 
-// gx += the input gradient; wt is [tap, C_out, C_in].
-template <class T> void convolve_input(const Layer& l, int n, const T* gz, const T* wt, T* gx) {
-  l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
-    rows_product<T>({gz + out * l.cout, l.cout, &Pair::out}, {gx + in * l.cin, l.cin, &Pair::in}, pairs, count,
-                    wt + int64_t(t) * l.cin * l.cout, l.cin, l.cout);
-  });
+// gx = the sum of input gradients, x being gz and w turned by `transpose`.
+template <class T> void convolve_input(const Layer& l, int n, std::initializer_list<Factors<T>> sum, T* gx) {
+  if (!l.banded) {
+    std::memset(gx, 0, sizeof(T) * l.x_size(n));
+    for (const Factors<T>& f : sum)
+      l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
+        rows_product<T>({f.x + out * l.cout, l.cout, &Pair::out}, {gx + in * l.cin, l.cin, &Pair::in}, pairs, count,
+                        f.w + int64_t(t) * l.cin * l.cout, l.cin, l.cout);
+      });
+    return;
+  }
+  const int64_t line = int64_t(l.gw()) * l.cout;
+  for (int i = 0; i < n; ++i)
+    each_even(l.h, l.band, [&](int row, int rows) {
+      bool fresh = true;
+      for (const Factors<T>& f : sum) {
+        rows_product<T>({f.x + (int64_t(i) * (l.oh + 2 * l.zborder) + row) * line, l.cout, &Pair::in},
+                        {gx + (int64_t(i) * l.h + row) * l.w * l.cin, l.cin, &Pair::out}, l.input.data(), rows * l.w,
+                        f.w, l.cin, l.kernel * l.cout, l.kernel, line, fresh);
+        fresh = false;
+      }
+    });
 }
 
-template <class T> void convolve_weight(const Layer& l, int n, const T* x, const T* gz, T* gw) {
-  const int depth = l.first ? l.kernel * l.cin : l.cin;
-  l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
-    outer_product<T>({x + in * l.cin, l.cin, &Pair::in}, {gz + out * l.cout, l.cout, &Pair::out}, pairs, count,
-                     gw + int64_t(t) * depth * l.cout, depth, l.cout);
-  });
+// gw += a band's share of the weight gradient.
+template <class T> void convolve_weight(const Layer& l, int n, const Band& band, const T* x, const T* gz, T* gw) {
+  if (!l.banded)
+    return l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
+      outer_product<T>({x + in * l.cin, l.cin, &Pair::in}, {gz + out * l.cout, l.cout, &Pair::out}, pairs, count,
+                       gw + int64_t(t) * l.cin * l.cout, l.cin, l.cout);
+    });
+  x += (int64_t(band.image) * (l.h + 2 * l.border) + band.row * l.stride) * l.wb() * l.cin;
+  for (int t = 0; t < l.kernel; ++t)
+    outer_product<T>({x + int64_t(t) * l.wb() * l.cin, l.cin, &Pair::in},
+                     {gz + l.gz_at(band, band.row), l.cout, &Pair::out}, l.weight.data(), band.rows * l.ow,
+                     gw + int64_t(t) * l.kernel * l.cin * l.cout, l.kernel * l.cin, l.cout);
 }
 
-// wt[tap, col, row] = w[tap, row, col], in square blocks of vectors where they fit.
-template <class T> void transpose(const T* w, T* wt, int taps, int rows, int cols) {
+// wt[tap, col, row] = w[tap, row, col], in square blocks of vectors where they fit; banded: taps in reverse order.
+template <class T> void transpose(const Layer& l, const T* w, T* wt) {
+  const int rows = l.cin, cols = l.cout, size = rows * cols;
+  const int step = l.banded ? -size : size;
+  if (l.banded) wt += int64_t(l.taps - 1) * size;
   using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
   constexpr int lanes = Simd<T>::kLanes;
   const bool whole = rows % lanes == 0 && cols % lanes == 0;
-  for (int t = 0; t < taps; ++t, w += rows * cols, wt += rows * cols) {
+  for (int t = 0; t < l.taps; ++t, w += size, wt += step) {
     if (!whole) {
       for (int r = 0; r < rows; ++r)
         for (int c = 0; c < cols; ++c) wt[c * rows + r] = w[r * cols + c];
@@ -260,213 +354,358 @@ template <class T> void transpose(const T* w, T* wt, int taps, int rows, int col
 
 // -------------------------------------------------------------------------------------- norm, activation, pooling
 
-// What the tangent pass needs of the gradient pass, for one layer of one task.
+// What the tangent pass needs of the gradient pass, for one layer of one task.  Of a window of the pooling, the
+// pixel that it took is known before the statistics are: the largest; where gamma < 0 the smallest, where 0 the first.
 template <class T> struct Saved {
-  T *y, *index;            // [n, Q, C] output; which of the four pixels the pooling took
-  T *xhat, *gu, *gz;       // [n, P, C] normalised; gradients before and after the norm
-  T *inv, *mean_gu, *mean_gux;  // [C] 1 / sqrt(variance + eps); means of gu and of gu * xhat
+  T *z, *gz;               // the convolution's output [n, P, C], and its gradient
+  T *zq, *index;           // [n, Q, C] of the pixels that the pooling took: z, and which of the four it was
+  T *y, *gq;               // output, with the next layer's border; gradient before the norm [n, Q, C]
+  T *mean, *inv;           // [C] of z; 1 / sqrt(variance + eps)
+  T *mean_gu, *mean_gux;   // [C] means over all pixels of gq and of gq * normalised z
 };
 
-// Calls f(output row, pixel row of the top left) over a layer's outputs.
-template <class F> inline void each_output(const Layer& l, int n, F f) {
-  if (!l.pool) {
-    for (int64_t q = 0, end = int64_t(n) * l.P(); q < end; ++q) f(q, q);
-    return;
+// Windows side by side: offsets of the first one's elements, in the arrays of each shape.
+struct Line { int64_t z, gz, q, y; int windows; };
+
+// Calls f(line) over the windows of a band, which is a pixel each without pooling.
+template <class F> inline void each_line(const Layer& l, const Band& band, F f) {
+  const int C = l.cout;
+  if (!l.pool && !l.zborder && !l.yborder) {
+    const int64_t at = l.z_at(band.image, band.row);
+    return f(Line{at, l.gz_at(band, band.row), at, at, band.rows * l.ow});
   }
-  int64_t q = 0;
-  for (int i = 0; i < n; ++i)
-    for (int y = 0; y < l.qh; ++y)
-      for (int x = 0; x < l.qw; ++x) f(q++, (int64_t(i) * l.oh + 2 * y) * l.ow + 2 * x);
+  const int unit = l.pool ? 2 : 1;
+  for (int row = band.row; row + unit <= band.row + band.rows; row += unit)
+    f(Line{l.z_at(band.image, row), l.gz_at(band, row), (int64_t(band.image) * l.qh + row / unit) * l.qw * C,
+           l.y_at(band.image, row / unit), l.qw});
 }
 
-template <class T>
-void norm_forward(const Layer& l, int n, const T* gamma, const T* beta, T slope, T eps, const Saved<T>& s) {
-  constexpr int lanes = Simd<T>::kLanes;
+// Calls f(offset in z, offset in gz) over the pixels of a band that are in no window: those of an odd edge.
+template <class F> inline void each_edge(const Layer& l, const Band& band, F f) {
+  if (!l.pool) return;
   const int C = l.cout;
-  const int64_t P = int64_t(n) * l.P();
-  const int64_t corner[4] = {0, C, int64_t(l.ow) * C, int64_t(l.ow + 1) * C};
-  each_block<T>(C, [&](auto nv, int c0) {
-    constexpr int NV = nv();
-    V<T> mean[NV] = {}, var[NV] = {}, inv[NV], scale[NV], shift[NV];
-    T* z = s.xhat + c0;
-    for (int64_t p = 0; p < P; ++p)
-      for (int j = 0; j < NV; ++j) mean[j] += at(z + p * C + j * lanes);
-    for (int j = 0; j < NV; ++j) mean[j] /= T(P);
-    for (int64_t p = 0; p < P; ++p)
-      for (int j = 0; j < NV; ++j) {
-        const V<T> d = at(z + p * C + j * lanes) - mean[j];
-        var[j] += d * d;
-      }
-    for (int j = 0; j < NV; ++j) {
-      for (int k = 0; k < lanes; ++k) inv[j][k] = T(1) / std::sqrt(var[j][k] / T(P) + eps);
-      at(s.inv + c0 + j * lanes) = inv[j];
-      scale[j] = at(gamma + c0 + j * lanes), shift[j] = at(beta + c0 + j * lanes);
-    }
-    if (l.pool)
-      for (int64_t p = 0; p < P; ++p)
-        for (int j = 0; j < NV; ++j) {
-          V<T>& v = at(z + p * C + j * lanes);
-          v = (v - mean[j]) * inv[j];
-        }
-    each_output(l, n, [&](int64_t q, int64_t p) {
-      for (int j = 0; j < NV; ++j) {
-        T* v = z + p * C + j * lanes;
-        const int64_t o = q * C + c0 + j * lanes;
-        V<T> u;
-        if (l.pool) {
-          V<T> which = {};
-          u = at(v) * scale[j] + shift[j];
-          for (int k = 1; k < 4; ++k) {
-            const V<T> other = at(v + corner[k]) * scale[j] + shift[j];
-            which = other > u ? V<T>{} + T(k) : which;
-            u = other > u ? other : u;
-          }
-          at(s.index + o) = which;
-        } else {
-          at(v) = (at(v) - mean[j]) * inv[j];
-          u = at(v) * scale[j] + shift[j];
-        }
-        at(s.y + o) = u > 0 ? u : u * slope;
-      }
-    });
+  for (int row = band.row; row < band.row + band.rows; ++row)
+    for (int x = row < 2 * l.qh ? 2 * l.qw : 0; x < l.ow; ++x)
+      f(l.z_at(band.image, row) + int64_t(x) * C, l.gz_at(band, row) + int64_t(x) * C);
+}
+
+// Offsets of a window's pixels.
+template <int K> struct Corners {
+  int64_t of[K];
+  Corners(int width, int C) {
+    for (int k = 0; k < K; ++k) of[k] = (int64_t(k / 2) * width + k % 2) * C;
+  }
+};
+
+// Calls f(integral_constant<NV>, integral_constant<pixels of a window>, first channel).
+template <class T, class F> inline void each_norm_block(const Layer& l, F f) {
+  each_block<T>(l.cout, [&](auto nv, int c) {
+    if (l.pool) f(nv, std::integral_constant<int, 4>(), c);
+    else f(nv, std::integral_constant<int, 1>(), c);
   });
 }
 
-// gy -> gz, and the gradients of gamma and beta (added).  Saves gu and the two means.
-template <class T>
-void norm_backward(const Layer& l, int n, const T* gamma, T slope, const T* gy, const Saved<T>& s, T* ggamma, T* gbeta) {
+// Adds a band of z to the statistics, kept in s.mean and, as the sum of squared distances, in s.inv; pools it.
+// `before`: how many pixels were added already (Chan, Golub and LeVeque, 1979).
+template <class T> void observe(const Layer& l, const Band& band, const T* gamma, int64_t before, const Saved<T>& s) {
   constexpr int lanes = Simd<T>::kLanes;
   const int C = l.cout;
-  const int64_t P = int64_t(n) * l.P();
-  const int64_t corner[4] = {0, C, int64_t(l.ow) * C, int64_t(l.ow + 1) * C};
-  if (l.pool && (l.oh % 2 || l.ow % 2)) std::memset(s.gu, 0, sizeof(T) * P * C);  // an odd edge is in no window
-  each_block<T>(C, [&](auto nv, int c0) {
-    constexpr int NV = nv();
-    V<T> sum[NV] = {}, sumx[NV] = {}, scale[NV];
-    each_output(l, n, [&](int64_t q, int64_t p) {
-      for (int j = 0; j < NV; ++j) {
-        const int64_t o = q * C + c0 + j * lanes, v = p * C + c0 + j * lanes;
-        const V<T> g = at(s.y + o) > 0 ? at(gy + o) : at(gy + o) * slope;
-        sum[j] += g;
-        if (l.pool)
-          for (int k = 0; k < 4; ++k) {
-            const V<T> part = at(s.index + o) == T(k) ? g : V<T>{};
-            at(s.gu + v + corner[k]) = part;
-            sumx[j] += part * at(s.xhat + v + corner[k]);
-          }
-        else {
-          at(s.gu + v) = g;
-          sumx[j] += g * at(s.xhat + v);
-        }
-      }
-    });
-    for (int j = 0; j < NV; ++j) {
-      const int c = c0 + j * lanes;
-      at(gbeta + c) += sum[j], at(ggamma + c) += sumx[j];
-      at(s.mean_gu + c) = sum[j] /= T(P), at(s.mean_gux + c) = sumx[j] /= T(P);
-      scale[j] = at(s.inv + c) * at(gamma + c);
+  const int64_t pixels = int64_t(band.rows) * l.ow;
+  each_norm_block<T>(l, [&](auto nv, auto window, int c0) {
+    constexpr int NV = nv(), K = window();
+    const Corners<K> corner(l.ow, C);
+    V<T> centre[NV] = {}, squares[NV] = {}, sum[NV] = {}, square[NV] = {}, sign[NV];
+    if (before) {
+      for (int j = 0; j < NV; ++j) centre[j] = at(s.mean + c0 + j * lanes), squares[j] = at(s.inv + c0 + j * lanes);
+    } else {
+      const T* z = s.z + l.z_at(band.image, band.row) + c0;
+      for (int64_t p = 0; p < pixels; ++p)
+        for (int j = 0; j < NV; ++j) centre[j] += at(z + p * C + j * lanes);
+      for (int j = 0; j < NV; ++j) centre[j] /= T(pixels);
     }
-    for (int64_t p = 0; p < P; ++p)
-      for (int j = 0; j < NV; ++j) {
-        const int64_t v = p * C + c0 + j * lanes;
-        at(s.gz + v) = scale[j] * (at(s.gu + v) - sum[j] - at(s.xhat + v) * sumx[j]);
-      }
-  });
-}
-
-// dz -> dxhat (in place) and dy; keeps mean(xhat * dz) in `mean_xdz`.
-template <class T>
-void norm_forward_tangent(const Layer& l, int n, const T* gamma, const T* dgamma, const T* dbeta, T slope,
-                          const Saved<T>& s, T* dz, T* dy, T* mean_xdz) {
-  constexpr int lanes = Simd<T>::kLanes;
-  const int C = l.cout;
-  const int64_t P = int64_t(n) * l.P();
-  const int64_t corner[4] = {0, C, int64_t(l.ow) * C, int64_t(l.ow + 1) * C};
-  each_block<T>(C, [&](auto nv, int c0) {
-    constexpr int NV = nv();
-    V<T> m[NV] = {}, mx[NV] = {}, g[NV], dg[NV], db[NV], inv[NV];
-    for (int64_t p = 0; p < P; ++p)
-      for (int j = 0; j < NV; ++j) {
-        const int64_t v = p * C + c0 + j * lanes;
-        m[j] += at(dz + v);
-        mx[j] += at(dz + v) * at(s.xhat + v);
-      }
-    for (int j = 0; j < NV; ++j) {
-      const int c = c0 + j * lanes;
-      m[j] /= T(P), at(mean_xdz + c) = mx[j] /= T(P);
-      g[j] = at(gamma + c), dg[j] = at(dgamma + c), db[j] = at(dbeta + c), inv[j] = at(s.inv + c);
-    }
-    const auto normalise = [&](int64_t v, int j) {
-      return at(dz + v) = inv[j] * (at(dz + v) - m[j] - at(s.xhat + v) * mx[j]);
+    const auto add = [&](V<T> z, int j) {
+      const V<T> d = z - centre[j];
+      sum[j] += d, square[j] += d * d;
     };
-    if (l.pool)
-      for (int64_t p = 0; p < P; ++p)
-        for (int j = 0; j < NV; ++j) normalise(p * C + c0 + j * lanes, j);
-    each_output(l, n, [&](int64_t q, int64_t p) {
-      for (int j = 0; j < NV; ++j) {
-        const int64_t o = q * C + c0 + j * lanes, v = p * C + c0 + j * lanes;
-        V<T> x = at(s.xhat + v), dx;
-        if (l.pool) {
-          dx = at(dz + v);
-          for (int k = 1; k < 4; ++k) {
-            x = at(s.index + o) == T(k) ? at(s.xhat + v + corner[k]) : x;
-            dx = at(s.index + o) == T(k) ? at(dz + v + corner[k]) : dx;
+    for (int j = 0; j < NV; ++j) {
+      const V<T> g = at(gamma + c0 + j * lanes);
+      sign[j] = g > 0 ? V<T>{} + 1 : (g < 0 ? V<T>{} - 1 : V<T>{});
+    }
+    each_line(l, band, [&](const Line& line) {
+      for (int i = 0; i < line.windows; ++i)
+        for (int j = 0; j < NV; ++j) {
+          const T* z = s.z + line.z + int64_t(i) * (K == 4 ? 2 : 1) * C + c0 + j * lanes;
+          const V<T> top = at(z);
+          add(top, j);
+          if constexpr (K > 1) {
+            V<T> which = {}, u = top * sign[j];
+            for (int k = 1; k < K; ++k) {
+              const V<T> v = at(z + corner.of[k]), other = v * sign[j];
+              add(v, j);
+              which = other > u ? V<T>{} + T(k) : which;
+              u = other > u ? other : u;
+            }
+            const int64_t q = line.q + int64_t(i) * C + c0 + j * lanes;
+            at(s.zq + q) = sign[j] == 0 ? top : u * sign[j], at(s.index + q) = which;
           }
-        } else {
-          dx = normalise(v, j);
         }
-        const V<T> du = dg[j] * x + g[j] * dx + db[j];
-        at(dy + o) = at(s.y + o) > 0 ? du : du * slope;
-      }
+    });
+    each_edge(l, band, [&](int64_t z, int64_t) {
+      for (int j = 0; j < NV; ++j) add(at(s.z + z + c0 + j * lanes), j);
+    });
+    const T total = T(before + pixels);
+    for (int j = 0; j < NV; ++j) {
+      const V<T> shift = sum[j] / T(pixels);
+      squares[j] += square[j] - sum[j] * shift + shift * shift * (T(pixels) * (T(before) / total));
+      at(s.mean + c0 + j * lanes) = centre[j] + sum[j] / total;
+      at(s.inv + c0 + j * lanes) = squares[j];
+    }
+  });
+}
+
+// Calls f(band of an image) or, where all lies end to end, f(one band): for passes over windows alone.
+template <class F> inline void each_image(const Layer& l, int n, F f) {
+  if (!l.pool && !l.zborder && !l.yborder) return f(Band{0, 0, n * l.oh});
+  for (int i = 0; i < n; ++i) f(Band{i, 0, l.oh});
+}
+
+// zq -> y, when all bands were observed.
+template <class T> void activate(const Layer& l, int n, const T* gamma, const T* beta, T eps, const Saved<T>& s) {
+  constexpr int lanes = Simd<T>::kLanes;
+  const T pixels = T(int64_t(n) * l.P());
+  each_block<T>(l.cout, [&](auto nv, int c0) {
+    constexpr int NV = nv();
+    V<T> mean[NV], scale[NV], shift[NV];
+    for (int j = 0; j < NV; ++j) {
+      const int c = c0 + j * lanes;
+      V<T> inv = at(s.inv + c);
+      for (int k = 0; k < lanes; ++k) inv[k] = T(1) / std::sqrt(inv[k] / pixels + eps);
+      at(s.inv + c) = inv;
+      mean[j] = at(s.mean + c), scale[j] = inv * at(gamma + c), shift[j] = at(beta + c);
+    }
+    each_image(l, n, [&](const Band& band) {
+      each_line(l, band, [&](const Line& line) {
+        for (int64_t i = 0, at0 = c0; i < line.windows; ++i, at0 += l.cout)
+          for (int j = 0; j < NV; ++j) {
+            const V<T> u = (at(s.zq + line.q + at0 + j * lanes) - mean[j]) * scale[j] + shift[j];
+            at(s.y + line.y + at0 + j * lanes) = u < 0 ? V<T>{} : u;  // what is not a number stays so
+          }
+      });
     });
   });
 }
 
-// dgy -> dgz (in place of dxhat), and the tangents of the gradients of gamma and beta (added).
-template <class T>
-void norm_backward_tangent(const Layer& l, int n, const T* gamma, const T* dgamma, T slope, const Saved<T>& s,
-                           const T* dgy, const T* mean_xdz, T* dgu, T* dxhat, T* dggamma, T* dgbeta) {
+// Masks gq where the activation was zero; keeps its means, and adds the gradients of gamma and beta.
+template <class T> void norm_sums(const Layer& l, int n, const Saved<T>& s, T* ggamma, T* gbeta) {
+  constexpr int lanes = Simd<T>::kLanes;
+  const T pixels = T(int64_t(n) * l.P());
+  each_block<T>(l.cout, [&](auto nv, int c0) {
+    constexpr int NV = nv();
+    V<T> sum[NV] = {}, sumx[NV] = {}, mean[NV];
+    for (int j = 0; j < NV; ++j) mean[j] = at(s.mean + c0 + j * lanes);
+    each_image(l, n, [&](const Band& band) {
+      each_line(l, band, [&](const Line& line) {
+        for (int64_t i = 0, at0 = c0; i < line.windows; ++i, at0 += l.cout)
+          for (int j = 0; j < NV; ++j) {
+            const int64_t q = line.q + at0 + j * lanes;
+            const V<T> g = at(s.y + line.y + at0 + j * lanes) > 0 ? at(s.gq + q) : V<T>{};
+            at(s.gq + q) = g;
+            sum[j] += g, sumx[j] += g * (at(s.zq + q) - mean[j]);
+          }
+      });
+    });
+    for (int j = 0; j < NV; ++j) {
+      const int c = c0 + j * lanes;
+      sumx[j] *= at(s.inv + c);
+      at(gbeta + c) += sum[j], at(ggamma + c) += sumx[j];
+      at(s.mean_gu + c) = sum[j] / pixels, at(s.mean_gux + c) = sumx[j] / pixels;
+    }
+  });
+}
+
+// gq -> gz, for a band.
+template <class T> void norm_backward(const Layer& l, const Band& band, const T* gamma, const Saved<T>& s) {
   constexpr int lanes = Simd<T>::kLanes;
   const int C = l.cout;
-  const int64_t P = int64_t(n) * l.P();
-  const int64_t corner[4] = {0, C, int64_t(l.ow) * C, int64_t(l.ow + 1) * C};
-  if (l.pool && (l.oh % 2 || l.ow % 2)) std::memset(dgu, 0, sizeof(T) * P * C);
-  each_block<T>(C, [&](auto nv, int c0) {
-    constexpr int NV = nv();
-    V<T> sum[NV] = {}, sumx[NV] = {}, a[NV], b[NV], gu[NV], gux[NV];
-    each_output(l, n, [&](int64_t q, int64_t p) {
-      for (int j = 0; j < NV; ++j) {
-        const int64_t o = q * C + c0 + j * lanes, v = p * C + c0 + j * lanes;
-        const V<T> g = at(s.y + o) > 0 ? at(dgy + o) : at(dgy + o) * slope;
-        sum[j] += g;
-        if (l.pool)
-          for (int k = 0; k < 4; ++k) {
-            const int64_t vk = v + corner[k];
-            const V<T> part = at(s.index + o) == T(k) ? g : V<T>{};
-            at(dgu + vk) = part;
-            sumx[j] += part * at(s.xhat + vk) + at(s.gu + vk) * at(dxhat + vk);
+  each_norm_block<T>(l, [&](auto nv, auto window, int c0) {
+    constexpr int NV = nv(), K = window();
+    const Corners<K> corner(l.ow, C), gcorner(l.gw(), C);
+    V<T> mean[NV], scale[NV], constant[NV], slope[NV];
+    for (int j = 0; j < NV; ++j) {
+      const int c = c0 + j * lanes;
+      mean[j] = at(s.mean + c), scale[j] = at(s.inv + c) * at(gamma + c);
+      constant[j] = -scale[j] * at(s.mean_gu + c), slope[j] = -scale[j] * at(s.mean_gux + c) * at(s.inv + c);
+    }
+    each_line(l, band, [&](const Line& line) {
+      for (int i = 0; i < line.windows; ++i)
+        for (int j = 0; j < NV; ++j) {
+          const int64_t step = int64_t(i) * (K == 4 ? 2 : 1) * C + c0 + j * lanes;
+          const int64_t q = line.q + int64_t(i) * C + c0 + j * lanes;
+          const V<T> g = scale[j] * at(s.gq + q);
+          for (int k = 0; k < K; ++k) {
+            V<T> gz = (at(s.z + line.z + step + corner.of[k]) - mean[j]) * slope[j] + constant[j];
+            if constexpr (K > 1) gz += at(s.index + q) == T(k) ? g : V<T>{};
+            else gz += g;
+            at(s.gz + line.gz + step + gcorner.of[k]) = gz;
           }
-        else {
-          at(dgu + v) = g;
-          sumx[j] += g * at(s.xhat + v) + at(s.gu + v) * at(dxhat + v);
         }
+    });
+    each_edge(l, band, [&](int64_t z, int64_t gz) {
+      for (int j = 0; j < NV; ++j)
+        at(s.gz + gz + c0 + j * lanes) = (at(s.z + z + c0 + j * lanes) - mean[j]) * slope[j] + constant[j];
+    });
+  });
+}
+
+// The tangent pass's own, for one layer of one task.
+template <class T> struct Tangent {
+  T *dz, *dzq;            // [n, P, C] and [n, Q, C]: of z and zq
+  T *mean_dz, *mean_xdz;  // [C] means of dz and of normalised z * dz; sums until all bands were observed
+  T *means;               // [2, C] the tangents of mean_gu and mean_gux
+};
+
+template <class T> void observe_tangent(const Layer& l, const Band& band, const Saved<T>& s, const Tangent<T>& d) {
+  constexpr int lanes = Simd<T>::kLanes;
+  const int C = l.cout;
+  each_norm_block<T>(l, [&](auto nv, auto window, int c0) {
+    constexpr int NV = nv(), K = window();
+    const Corners<K> corner(l.ow, C);
+    V<T> mean[NV], sum[NV] = {}, sumx[NV] = {};
+    for (int j = 0; j < NV; ++j) mean[j] = at(s.mean + c0 + j * lanes);
+    each_line(l, band, [&](const Line& line) {
+      for (int i = 0; i < line.windows; ++i)
+        for (int j = 0; j < NV; ++j) {
+          const int64_t z = line.z + int64_t(i) * (K == 4 ? 2 : 1) * C + c0 + j * lanes;
+          V<T> dz = at(d.dz + z);
+          sum[j] += dz, sumx[j] += dz * (at(s.z + z) - mean[j]);
+          if constexpr (K > 1) {
+            const int64_t q = line.q + int64_t(i) * C + c0 + j * lanes;
+            const V<T> index = at(s.index + q);
+            for (int k = 1; k < K; ++k) {
+              const V<T> other = at(d.dz + z + corner.of[k]);
+              sum[j] += other, sumx[j] += other * (at(s.z + z + corner.of[k]) - mean[j]);
+              dz = index == T(k) ? other : dz;
+            }
+            at(d.dzq + q) = dz;
+          }
+        }
+    });
+    each_edge(l, band, [&](int64_t z, int64_t) {
+      for (int j = 0; j < NV; ++j) {
+        const V<T> dz = at(d.dz + z + c0 + j * lanes);
+        sum[j] += dz, sumx[j] += dz * (at(s.z + z + c0 + j * lanes) - mean[j]);
       }
     });
     for (int j = 0; j < NV; ++j) {
       const int c = c0 + j * lanes;
-      at(dgbeta + c) += sum[j], at(dggamma + c) += sumx[j];
-      sum[j] /= T(P), sumx[j] /= T(P);
-      gu[j] = at(s.mean_gu + c), gux[j] = at(s.mean_gux + c);
-      b[j] = at(s.inv + c) * at(gamma + c);
-      a[j] = at(s.inv + c) * (at(dgamma + c) - b[j] * at(mean_xdz + c));  // the tangent of b
+      at(d.mean_dz + c) += sum[j], at(d.mean_xdz + c) += sumx[j] * at(s.inv + c);
     }
-    for (int64_t p = 0; p < P; ++p)
-      for (int j = 0; j < NV; ++j) {
-        const int64_t v = p * C + c0 + j * lanes;
-        const V<T> x = at(s.xhat + v);
-        at(dxhat + v) = a[j] * (at(s.gu + v) - gu[j] - x * gux[j]) +
-                        b[j] * (at(dgu + v) - sum[j] - at(dxhat + v) * gux[j] - x * sumx[j]);
-      }
+  });
+}
+
+// dzq -> dy, when all bands were observed.
+template <class T>
+void activate_tangent(const Layer& l, int n, const T* gamma, const T* dgamma, const T* dbeta, const Saved<T>& s,
+                      const Tangent<T>& d, T* dy) {
+  constexpr int lanes = Simd<T>::kLanes;
+  const T pixels = T(int64_t(n) * l.P());
+  each_block<T>(l.cout, [&](auto nv, int c0) {
+    constexpr int NV = nv();
+    V<T> mean[NV], of_z[NV], of_dz[NV], m[NV], constant[NV];
+    for (int j = 0; j < NV; ++j) {
+      const int c = c0 + j * lanes;
+      const V<T> inv = at(s.inv + c), mx = at(d.mean_xdz + c) / pixels;
+      at(d.mean_xdz + c) = mx, at(d.mean_dz + c) = m[j] = at(d.mean_dz + c) / pixels;
+      mean[j] = at(s.mean + c), of_dz[j] = at(gamma + c) * inv, constant[j] = at(dbeta + c);
+      of_z[j] = (at(dgamma + c) - of_dz[j] * mx) * inv;
+    }
+    each_image(l, n, [&](const Band& band) {
+      each_line(l, band, [&](const Line& line) {
+        for (int64_t i = 0, at0 = c0; i < line.windows; ++i, at0 += l.cout)
+          for (int j = 0; j < NV; ++j) {
+            const int64_t q = line.q + at0 + j * lanes, o = line.y + at0 + j * lanes;
+            const V<T> du = of_z[j] * (at(s.zq + q) - mean[j]) + of_dz[j] * (at(d.dzq + q) - m[j]) + constant[j];
+            at(dy + o) = at(s.y + o) > 0 ? du : V<T>{};
+          }
+      });
+    });
+  });
+}
+
+// Masks dgq; keeps the means' tangents, and adds those of the gradients of gamma and beta.
+template <class T>
+void norm_sums_tangent(const Layer& l, int n, const Saved<T>& s, const Tangent<T>& d, T* dgq, T* dggamma, T* dgbeta) {
+  constexpr int lanes = Simd<T>::kLanes;
+  const T pixels = T(int64_t(n) * l.P());
+  each_block<T>(l.cout, [&](auto nv, int c0) {
+    constexpr int NV = nv();
+    V<T> sum[NV] = {}, sumx[NV] = {}, sumd[NV] = {}, mean[NV], of_z[NV], m[NV];
+    for (int j = 0; j < NV; ++j) {
+      const int c = c0 + j * lanes;
+      mean[j] = at(s.mean + c), m[j] = at(d.mean_dz + c), of_z[j] = at(s.inv + c) * at(d.mean_xdz + c);
+    }
+    each_image(l, n, [&](const Band& band) {
+      each_line(l, band, [&](const Line& line) {
+        for (int64_t i = 0, at0 = c0; i < line.windows; ++i, at0 += l.cout)
+          for (int j = 0; j < NV; ++j) {
+            const int64_t q = line.q + at0 + j * lanes;
+            const V<T> g = at(s.y + line.y + at0 + j * lanes) > 0 ? at(dgq + q) : V<T>{};
+            const V<T> x = at(s.zq + q) - mean[j];
+            at(dgq + q) = g;
+            sum[j] += g, sumx[j] += g * x;
+            sumd[j] += at(s.gq + q) * (at(d.dzq + q) - m[j] - x * of_z[j]);
+          }
+      });
+    });
+    for (int j = 0; j < NV; ++j) {
+      const int c = c0 + j * lanes;
+      sumx[j] = (sumx[j] + sumd[j]) * at(s.inv + c);
+      at(dgbeta + c) += sum[j], at(dggamma + c) += sumx[j];
+      at(d.means + c) = sum[j] / pixels, at(d.means + l.cout + c) = sumx[j] / pixels;
+    }
+  });
+}
+
+// dgq -> dgz, for a band: the tangent of b (gu - mean_gu - x mean_gux) with b = gamma / sqrt(variance + eps).
+template <class T>
+void norm_backward_tangent(const Layer& l, const Band& band, const T* gamma, const T* dgamma, const Saved<T>& s,
+                           const Tangent<T>& d, const T* dgq, T* dgz) {
+  constexpr int lanes = Simd<T>::kLanes;
+  const int C = l.cout;
+  each_norm_block<T>(l, [&](auto nv, auto window, int c0) {
+    constexpr int NV = nv(), K = window();
+    const Corners<K> corner(l.ow, C), gcorner(l.gw(), C);
+    V<T> a[NV], b[NV], mean[NV], m[NV], constant[NV], of_z[NV], of_dz[NV];
+    for (int j = 0; j < NV; ++j) {
+      const int c = c0 + j * lanes;
+      const V<T> inv = at(s.inv + c), gu = at(s.mean_gu + c), gux = at(s.mean_gux + c), mx = at(d.mean_xdz + c);
+      mean[j] = at(s.mean + c), m[j] = at(d.mean_dz + c);
+      b[j] = inv * at(gamma + c);
+      a[j] = inv * (at(dgamma + c) - b[j] * mx);  // the tangent of b
+      constant[j] = -(a[j] * gu + b[j] * at(d.means + c));
+      of_z[j] = -inv * (a[j] * gux + b[j] * (at(d.means + C + c) - inv * mx * gux));
+      of_dz[j] = -inv * b[j] * gux;
+    }
+    const auto dense = [&](int64_t z, int j) {
+      return (at(s.z + z) - mean[j]) * of_z[j] + ((at(d.dz + z) - m[j]) * of_dz[j] + constant[j]);
+    };
+    each_line(l, band, [&](const Line& line) {
+      for (int i = 0; i < line.windows; ++i)
+        for (int j = 0; j < NV; ++j) {
+          const int64_t step = int64_t(i) * (K == 4 ? 2 : 1) * C + c0 + j * lanes;
+          const int64_t q = line.q + int64_t(i) * C + c0 + j * lanes;
+          const V<T> g = a[j] * at(s.gq + q) + b[j] * at(dgq + q);
+          for (int k = 0; k < K; ++k) {
+            V<T> gz = dense(line.z + step + corner.of[k], j);
+            if constexpr (K > 1) gz += at(s.index + q) == T(k) ? g : V<T>{};
+            else gz += g;
+            at(dgz + line.gz + step + gcorner.of[k]) = gz;
+          }
+        }
+    });
+    each_edge(l, band, [&](int64_t z, int64_t gz) {
+      for (int j = 0; j < NV; ++j) at(dgz + gz + c0 + j * lanes) = dense(z + c0 + j * lanes, j);
+    });
   });
 }
 
@@ -514,8 +753,11 @@ class Arena {
     used_ = 0;
     if (bytes <= size_) return;
     std::free(base_);
-    size_ = (bytes + kPage - 1) / kPage * kPage;
-    base_ = static_cast<char*>(std::aligned_alloc(kPage, size_));
+    base_ = nullptr, size_ = 0;
+    const size_t size = (bytes + kPage - 1) / kPage * kPage;
+    base_ = static_cast<char*>(std::aligned_alloc(kPage, size));
+    if (!base_) throw std::bad_alloc();
+    size_ = size;
 #if defined(__linux__)
     madvise(base_, size_, MADV_HUGEPAGE);
 #endif
@@ -549,17 +791,17 @@ template <class T> int64_t lay_out(const Plan& plan, int n, T* base, Task<T>& ta
     return p;
   };
   const Layer& first = plan.layers[0];
-  task.x = take(int64_t(n) * first.hp * first.wp * first.cin);
+  task.x = take(first.x_size(n));
   task.features = take(int64_t(n) * plan.features);
   task.probabilities = take(int64_t(n) * plan.ways);
   task.ghead = take(int64_t(n) * plan.ways);
   task.layers.clear();
   for (const Layer& l : plan.layers) {
     Saved<T> s;
-    const int64_t P = int64_t(n) * l.P() * l.cout, Q = int64_t(n) * l.Q() * l.cout;
-    s.y = take(Q), s.index = l.pool ? take(Q) : nullptr;
-    s.xhat = take(P), s.gu = take(P), s.gz = l.first ? nullptr : take(P);  // the first layer's gz is not read again
-    s.inv = take(l.cout), s.mean_gu = take(l.cout), s.mean_gux = take(l.cout);
+    s.z = take(l.z_size(n)), s.y = take(l.y_size(n)), s.gq = take(l.q_size(n));
+    s.zq = l.pool ? take(l.q_size(n)) : s.z, s.index = l.pool ? take(l.q_size(n)) : nullptr;
+    s.gz = l.first ? nullptr : take(l.gz_size(n));  // the first layer's is not read again
+    s.mean = take(l.cout), s.inv = take(l.cout), s.mean_gu = take(l.cout), s.mean_gux = take(l.cout);
     task.layers.push_back(s);
   }
   return used;
@@ -578,50 +820,70 @@ template <class T> struct Parameters {
   }
 };
 
-template <class T> int64_t largest_weight(const Plan& plan) {
+// The largest of f(layer).
+template <class F> int64_t largest(const Plan& plan, F f) {
   int64_t size = 0;
-  for (const Layer& l : plan.layers) size = std::max(size, l.first ? 0 : l.weights());
+  for (const Layer& l : plan.layers) size = std::max(size, int64_t(f(l)));
   return size;
 }
-template <class T> int64_t largest_output(const Plan& plan, int n, bool only_pooled = false) {
-  int64_t size = 0;
-  for (const Layer& l : plan.layers)
-    if (l.pool || !only_pooled) size = std::max(size, int64_t(n) * l.Q() * l.cout);
-  return size;
+
+// Images [n, C, H, W] -> [n, H + 2, W + 2, C] with a border of zeros.
+template <class T> void enter_images(const Layer& l, int n, const T* images, T* x) {
+  std::memset(x, 0, sizeof(T) * l.x_size(n));
+  for (int i = 0; i < n; ++i)
+    for (int y = 0; y < l.h; ++y) {
+      T* line = x + ((int64_t(i) * (l.h + 2 * l.border) + y + l.border) * l.wb() + l.border) * l.cin;
+      for (int c = 0; c < l.cin; ++c) {
+        const T* from = images + ((int64_t(i) * l.cin + c) * l.h + y) * l.w;
+        for (int k = 0; k < l.w; ++k) line[k * l.cin + c] = from[k];
+      }
+    }
+}
+
+// Zeros around n maps of [h, w, C].
+template <class T> void clear_border(T* map, int n, int h, int w, int C, int border) {
+  if (!border) return;
+  const int64_t line = int64_t(w + 2 * border) * C, side = int64_t(border) * C;
+  const auto clear = [&](T* from, int64_t count) { std::memset(from, 0, sizeof(T) * count); };
+  for (int i = 0; i < n; ++i) {
+    clear(map, border * line + side);
+    map += border * line;
+    // The end of a line and the start of the next.
+    for (int y = 0; y < h; ++y, map += line) clear(map + line - side, 2 * side);
+    clear(map, border * line);
+    map += border * line;
+  }
 }
 
 template <class T>
 void gradient(const Plan& plan, int tasks, int n, const T* images, const int64_t* labels, Parameters<const T> params,
               T* losses, T* logits, Parameters<T> grads, T* residuals) {
   const int L = int(plan.layers.size()), F = plan.features, ways = plan.ways;
-  const T slope = T(plan.slope), eps = T(plan.eps);
+  const Layer& first = plan.layers[0];
   Task<T> task;
   const int64_t saved = lay_out<T>(plan, n, nullptr, task);
-  const int64_t weight = largest_weight<T>(plan), pooled = largest_output<T>(plan, n, true);
-  const int64_t first_gz = int64_t(n) * plan.layers[0].P() * plan.layers[0].cout;
-  arena.reserve(sizeof(T) * (padded<T>(weight) + padded<T>(pooled) + padded<T>(n * F) +
-                             padded<T>(first_gz) + (residuals ? 0 : saved)));
+  const int64_t weight = largest(plan, [](const Layer& l) { return l.weights(); }), first_gz = first.gz_size(n);
+  arena.reserve(sizeof(T) * (padded<T>(weight) + padded<T>(int64_t(n) * F) + padded<T>(first_gz) + (residuals ? 0 : saved)));
   const auto take = [](int64_t count) { return static_cast<T*>(arena.take(sizeof(T) * count)); };
-  T *wt = take(weight), *gy = take(pooled), *gf = take(n * F), *gz0 = take(first_gz);
+  T *wt = take(weight), *gf = take(int64_t(n) * F), *gz0 = take(first_gz);
   T* own = residuals ? nullptr : take(saved);
 
   for (int b = 0; b < tasks; ++b) {
     lay_out(plan, n, residuals ? residuals + b * saved : own, task);
     task.layers[0].gz = gz0;
-    const Layer& first = plan.layers[0];
-    std::memset(task.x, 0, sizeof(T) * n * first.hp * first.wp * first.cin);
-    const int64_t line = int64_t(first.w) * first.cin;
-    for (int i = 0; i < n; ++i)
-      for (int y = 0; y < first.h; ++y)
-        std::memcpy(task.x + ((int64_t(i) * first.hp + y + first.pad) * first.wp + first.pad) * first.cin,
-                    images + ((int64_t(b) * n + i) * first.h + y) * line, sizeof(T) * line);
+    enter_images(first, n, images + int64_t(b) * n * first.cin * first.h * first.w, task.x);
 
     for (int k = 0; k < L; ++k) {
       const Layer& l = plan.layers[k];
       const Saved<T>& s = task.layers[k];
-      std::memset(s.xhat, 0, sizeof(T) * n * l.P() * l.cout);
-      convolve<T>(l, n, k ? task.layers[k - 1].y : task.x, params(b, 3 * k), s.xhat);
-      norm_forward<T>(l, n, params(b, 3 * k + 1), params(b, 3 * k + 2), slope, eps, s);
+      const T *gamma = params(b, 3 * k + 1), *beta = params(b, 3 * k + 2);
+      int64_t before = 0;
+      convolve<T>(l, n, {{k ? task.layers[k - 1].y : task.x, params(b, 3 * k)}}, s.z, [&](const Band& band) {
+        observe(l, band, gamma, before, s);
+        before += int64_t(band.rows) * l.ow;
+      });
+      clear_border(s.y, n, l.qh, l.qw, l.cout, l.yborder);
+      activate(l, n, gamma, beta, T(plan.eps), s);
     }
 
     const T *hw = params(b, 3 * L), *hb = params(b, 3 * L + 1);
@@ -647,22 +909,33 @@ void gradient(const Plan& plan, int tasks, int n, const T* images, const int64_t
       }
     }
     losses[b] = loss / T(n);
-    // Without pooling the gradient of a layer's output is masked where it lies.
-    const auto incoming = [&](int k) { return plan.layers[k].pool ? gy : task.layers[k].gu; };
-    spread_features(plan, n, gf, incoming(L - 1));
+    spread_features(plan, n, gf, task.layers[L - 1].gq);
 
     for (int k = L - 1; k >= 0; --k) {
       const Layer& l = plan.layers[k];
       const Saved<T>& s = task.layers[k];
-      norm_backward<T>(l, n, params(b, 3 * k + 1), slope, incoming(k), s, grads.cleared(b, 3 * k + 1, l.cout),
-                       grads.cleared(b, 3 * k + 2, l.cout));
-      convolve_weight<T>(l, n, k ? task.layers[k - 1].y : task.x, s.gz,
-                         grads.cleared(b, 3 * k, l.weights()));
+      const T *x = k ? task.layers[k - 1].y : task.x, *gamma = params(b, 3 * k + 1);
+      T* gw = grads.cleared(b, 3 * k, l.weights());
+      norm_sums(l, n, s, grads.cleared(b, 3 * k + 1, l.cout), grads.cleared(b, 3 * k + 2, l.cout));
+      clear_border(s.gz, n, l.oh, l.ow, l.cout, l.zborder);
+      l.each_band(n, [&](const Band& band) {
+        norm_backward(l, band, gamma, s);
+        convolve_weight(l, n, band, x, s.gz, gw);
+      });
       if (k == 0) break;
-      transpose(params(b, 3 * k), wt, l.taps, l.cin, l.cout);
-      std::memset(incoming(k - 1), 0, sizeof(T) * n * l.h * l.w * l.cin);
-      convolve_input<T>(l, n, s.gz, wt, incoming(k - 1));
+      transpose(l, params(b, 3 * k), wt);
+      convolve_input<T>(l, n, {{s.gz, wt}}, task.layers[k - 1].gq);
     }
+  }
+}
+
+// Calls f; returns whether there was memory enough.
+template <class F> int attempt(F f) {
+  try {
+    f();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
   }
 }
 
@@ -671,40 +944,45 @@ template <class T>
 void hessian_vector(const Plan& plan, int tasks, int n, Parameters<const T> params, T* residuals,
                     Parameters<const T> v, Parameters<T> outs) {
   const int L = int(plan.layers.size()), F = plan.features, ways = plan.ways;
-  const T slope = T(plan.slope);
   Task<T> task;
   const int64_t saved = lay_out<T>(plan, n, nullptr, task);
-  const int64_t weight = largest_weight<T>(plan), output = largest_output<T>(plan, n);
-  int64_t total = 0, full = 0;
-  for (const Layer& l : plan.layers) {
-    const int64_t P = int64_t(n) * l.P() * l.cout;
-    if (l.pool) full = std::max(full, P);
-    total += padded<T>(P) + padded<T>(l.cout);
-  }
-  arena.reserve(sizeof(T) * (total + padded<T>(weight) + 2 * padded<T>(output) + padded<T>(full) +
-                             2 * padded<T>(n * F) + padded<T>(ways)));
+  const int64_t weight = largest(plan, [](const Layer& l) { return l.weights(); });
+  const int64_t output = largest(plan, [n](const Layer& l) { return l.y_size(n); });
+  const int64_t pooled = largest(plan, [n](const Layer& l) { return l.q_size(n); });
+  const int64_t full = largest(plan, [n](const Layer& l) { return l.gz_size(n); });
+  int64_t total = 0;
+  for (const Layer& l : plan.layers)
+    total += padded<T>(l.z_size(n)) + padded<T>(l.q_size(n)) + 4 * padded<T>(l.cout);
+  arena.reserve(sizeof(T) * (total + 2 * padded<T>(weight) + padded<T>(output) + padded<T>(pooled) +
+                             padded<T>(full) + 2 * padded<T>(int64_t(n) * F) + padded<T>(ways)));
   const auto take = [](int64_t count) { return static_cast<T*>(arena.take(sizeof(T) * count)); };
-  T *wt = take(weight), *dy = take(output), *dgy = take(output), *dgu = take(full);
-  T *df = take(n * F), *dgf = take(n * F), *dl = take(ways);
-  std::vector<T*> dx(L), mean(L);  // tangents of xhat (later of gz); means of xhat * dz
+  T *wt = take(weight), *vt = take(weight), *dy = take(output), *dgq = take(pooled), *dgz = take(full);
+  T *df = take(int64_t(n) * F), *dgf = take(int64_t(n) * F), *dl = take(ways);
+  std::vector<Tangent<T>> tangents(L);
   for (int k = 0; k < L; ++k) {
     const Layer& l = plan.layers[k];
-    dx[k] = take(int64_t(n) * l.P() * l.cout), mean[k] = take(l.cout);
+    Tangent<T>& d = tangents[k];
+    d.dz = take(l.z_size(n)), d.dzq = l.pool ? take(l.q_size(n)) : d.dz;
+    d.mean_dz = take(l.cout), d.mean_xdz = take(l.cout), d.means = take(2 * l.cout);
   }
 
   for (int b = 0; b < tasks; ++b) {
     lay_out(plan, n, residuals + b * saved, task);
     for (int k = 0; k < L; ++k) {
       const Layer& l = plan.layers[k];
-      std::memset(dx[k], 0, sizeof(T) * n * l.P() * l.cout);
-      convolve<T>(l, n, k ? task.layers[k - 1].y : task.x, v(b, 3 * k), dx[k]);
+      const Saved<T>& s = task.layers[k];
+      const Tangent<T>& d = tangents[k];
       T* out = outs.cleared(b, 3 * k, l.weights());
-      if (k) {
-        convolve<T>(l, n, dy, params(b, 3 * k), dx[k]);
-        convolve_weight<T>(l, n, dy, task.layers[k].gz, out);  // here, while the tangent of the input is at hand
-      }
-      norm_forward_tangent<T>(l, n, params(b, 3 * k + 1), v(b, 3 * k + 1), v(b, 3 * k + 2), slope, task.layers[k],
-                              dx[k], dy, mean[k]);
+      std::memset(d.mean_dz, 0, sizeof(T) * l.cout), std::memset(d.mean_xdz, 0, sizeof(T) * l.cout);
+      const auto after = [&](const Band& band) {
+        observe_tangent(l, band, s, d);
+        if (k) convolve_weight(l, n, band, dy, s.gz, out);  // here, while the tangent of the input is at hand
+      };
+      const Factors<T> along{k ? task.layers[k - 1].y : task.x, v(b, 3 * k)};
+      if (k) convolve<T>(l, n, {along, {dy, params(b, 3 * k)}}, d.dz, after);
+      else convolve<T>(l, n, {along}, d.dz, after);
+      clear_border(dy, n, l.qh, l.qw, l.cout, l.yborder);
+      activate_tangent(l, n, params(b, 3 * k + 1), v(b, 3 * k + 1), v(b, 3 * k + 2), s, d, dy);
     }
 
     const T *hw = params(b, 3 * L), *vw = v(b, 3 * L), *vb = v(b, 3 * L + 1);
@@ -728,21 +1006,24 @@ void hessian_vector(const Plan& plan, int tasks, int n, Parameters<const T> para
         axpy(g[c], vw + int64_t(c) * F, dgf + int64_t(i) * F, F);
       }
     }
-    spread_features(plan, n, dgf, dgy);
+    spread_features(plan, n, dgf, dgq);
 
     for (int k = L - 1; k >= 0; --k) {
       const Layer& l = plan.layers[k];
       const Saved<T>& s = task.layers[k];
-      norm_backward_tangent<T>(l, n, params(b, 3 * k + 1), v(b, 3 * k + 1), slope, s, dgy, mean[k],
-                               l.pool ? dgu : dgy, dx[k],
-                               outs.cleared(b, 3 * k + 1, l.cout), outs.cleared(b, 3 * k + 2, l.cout));
-      convolve_weight<T>(l, n, k ? task.layers[k - 1].y : task.x, dx[k], outs(b, 3 * k));
+      const Tangent<T>& d = tangents[k];
+      const T *x = k ? task.layers[k - 1].y : task.x, *gamma = params(b, 3 * k + 1), *dgamma = v(b, 3 * k + 1);
+      T* out = outs(b, 3 * k);
+      norm_sums_tangent(l, n, s, d, dgq, outs.cleared(b, 3 * k + 1, l.cout), outs.cleared(b, 3 * k + 2, l.cout));
+      clear_border(dgz, n, l.oh, l.ow, l.cout, l.zborder);
+      l.each_band(n, [&](const Band& band) {
+        norm_backward_tangent(l, band, gamma, dgamma, s, d, dgq, dgz);
+        convolve_weight(l, n, band, x, dgz, out);
+      });
       if (k == 0) break;
-      std::memset(dgy, 0, sizeof(T) * n * l.h * l.w * l.cin);
-      transpose(params(b, 3 * k), wt, l.taps, l.cin, l.cout);
-      convolve_input<T>(l, n, dx[k], wt, dgy);
-      transpose(v(b, 3 * k), wt, l.taps, l.cin, l.cout);
-      convolve_input<T>(l, n, s.gz, wt, dgy);
+      transpose(l, params(b, 3 * k), wt);
+      transpose(l, v(b, 3 * k), vt);
+      convolve_input<T>(l, n, {{dgz, wt}, {s.gz, vt}}, dgq);
     }
   }
 }
@@ -754,7 +1035,8 @@ extern "C" {
 int lanes(int element_size) { return kBytes / element_size; }
 
 // `spec` is 8 numbers a layer: height, width, channels in and out, kernel, stride, padding, pooling (0 or 1).
-void* plan_new(int layers, const int64_t* spec, int ways, int mean, double slope, double eps) {
+// All layers pool, and then have stride 1, or none does.
+void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps) {
   Plan* plan = new Plan();
   plan->layers.resize(layers);
   for (int k = 0; k < layers; ++k, spec += 8) {
@@ -762,31 +1044,36 @@ void* plan_new(int layers, const int64_t* spec, int ways, int mean, double slope
     l.h = spec[0], l.w = spec[1], l.cin = spec[2], l.cout = spec[3];
     l.kernel = spec[4], l.stride = spec[5], l.pad = spec[6], l.pool = spec[7], l.first = k == 0;
     l.build();
+    l.yborder = 0;
+    if (k) plan->layers[k - 1].yborder = l.border;
   }
   const Layer& last = plan->layers.back();
-  plan->ways = ways, plan->mean = mean != 0, plan->slope = slope, plan->eps = eps;
+  plan->ways = ways, plan->mean = mean != 0, plan->eps = eps;
   plan->features = plan->mean ? last.cout : last.cout * last.Q();
   return plan;
 }
 
-void plan_delete(void* plan) { delete static_cast<Plan*>(plan); }
-
+// `gradient` and `hessian_vector` return 0, or 1 where working memory could not be had.
 #define FOR_TYPE(T, suffix)                                                                                       \
   int64_t residual_size_##suffix(const void* plan, int n) {                                                       \
     Task<T> task;                                                                                                 \
     return lay_out<T>(*static_cast<const Plan*>(plan), n, nullptr, task);                                         \
   }                                                                                                               \
-  void gradient_##suffix(const void* plan, int tasks, int n, const T* images, const int64_t* labels,              \
-                         const T* const* params, const int64_t* param_strides, T* losses, T* logits,              \
-                         T* const* grads, const int64_t* grad_strides, T* residuals) {                            \
-    gradient<T>(*static_cast<const Plan*>(plan), tasks, n, images, labels, {params, param_strides}, losses, logits, \
-                {grads, grad_strides}, residuals);                                                                \
+  int gradient_##suffix(const void* plan, int tasks, int n, const T* images, const int64_t* labels,               \
+                        const T* const* params, const int64_t* param_strides, T* losses, T* logits,               \
+                        T* const* grads, const int64_t* grad_strides, T* residuals) {                             \
+    return attempt([&] {                                                                                          \
+      gradient<T>(*static_cast<const Plan*>(plan), tasks, n, images, labels, {params, param_strides}, losses,     \
+                  logits, {grads, grad_strides}, residuals);                                                      \
+    });                                                                                                           \
   }                                                                                                               \
-  void hessian_vector_##suffix(const void* plan, int tasks, int n, const T* const* params,                        \
-                               const int64_t* param_strides, T* residuals, const T* const* v,                     \
-                               const int64_t* v_strides, T* const* outs, const int64_t* out_strides) {            \
-    hessian_vector<T>(*static_cast<const Plan*>(plan), tasks, n, {params, param_strides}, residuals, {v, v_strides}, \
-                      {outs, out_strides});                                                                       \
+  int hessian_vector_##suffix(const void* plan, int tasks, int n, const T* const* params,                         \
+                              const int64_t* param_strides, T* residuals, const T* const* v,                      \
+                              const int64_t* v_strides, T* const* outs, const int64_t* out_strides) {             \
+    return attempt([&] {                                                                                          \
+      hessian_vector<T>(*static_cast<const Plan*>(plan), tasks, n, {params, param_strides}, residuals,            \
+                        {v, v_strides}, {outs, out_strides});                                                     \
+    });                                                                                                           \
   }
 
 FOR_TYPE(float, f32)

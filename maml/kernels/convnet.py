@@ -38,6 +38,27 @@ class _Point(NamedTuple):
     n_examples: int
 
 
+_spare: list[Tensor] = []
+"""Large residuals of points that are used up: fresh pages cost as much as a small layer's
+arithmetic, and threads that touch theirs at once wait for each other in the operating system."""
+
+_LARGE = 32 << 20
+"""Bytes that glibc's malloc never keeps (its DEFAULT_MMAP_THRESHOLD_MAX); smaller blocks it does,
+and learns from their being freed to keep others."""
+
+
+def _take(like: Tensor, n_tasks: int, size: int) -> Tensor:
+    """Return uninitialised residuals ``[B, R]``; spare ones of another kind are given up."""
+    while _spare:
+        try:
+            residuals = _spare.pop()
+        except IndexError:  # another thread was faster
+            break
+        if residuals.shape == (n_tasks, size) and residuals.dtype == like.dtype:
+            return residuals
+    return like.new_empty(n_tasks, size)
+
+
 class ConvNetLoss:
     """See `maml.derivatives.SetLoss`; float32 or float64 on the CPU.
 
@@ -77,25 +98,27 @@ class ConvNetLoss:
 
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
         """See `SetLoss.gradient`; y holds int64 class labels."""
-        suffix = _SUFFIX[x.dtype]
         n_tasks, n_examples = x.shape[:2]
-        x, y = x.movedim(-3, -1).contiguous(), y.contiguous()
+        x, y = x.contiguous(), y.contiguous()
         at = weights[ALL]
         gradients = at.new_empty(at.shape)
         losses = x.new_empty(n_tasks)
         logits = x.new_empty(n_tasks, n_examples, self._ways)
-        size = _library()[f"residual_size_{suffix}"](self._plan, n_examples) if again else 0
-        residuals = x.new_empty(n_tasks, size)
+        residuals = None
+        if again:
+            size = _function("residual_size", x.dtype)(self._plan, n_examples)
+            residuals = _take(x, n_tasks, size)
 
         def compute(first: int, last: int) -> None:
-            _library()[f"gradient_{suffix}"](
+            _function("gradient", x.dtype)(
                 self._plan, last - first, n_examples, _address(x[first:]), _address(y[first:]),
                 *self._table(at[first:]), _address(losses[first:]), _address(logits[first:]),
-                *self._table(gradients[first:]), _address(residuals[first:]) if again else None,
+                *self._table(gradients[first:]),
+                None if residuals is None else _address(residuals[first:]),
             )  # fmt: skip
 
         _share_out(compute, n_tasks)
-        point = _Point(at, residuals, n_examples) if again else None
+        point = None if residuals is None else _Point(at, residuals, n_examples)
         return Gradient(losses, logits, {ALL: gradients}, point)
 
     def hessian_vector(self, point: _Point, vector: Params, *, total: bool) -> Params:
@@ -106,7 +129,7 @@ class ConvNetLoss:
             # Kernels overwrite a task's own result, and add to one that tasks share.
             shared = at.new_zeros(at.shape[1]) if total else None
             part = product[first:last] if shared is None else shared.expand(last - first, -1)
-            _library()[f"hessian_vector_{_SUFFIX[residuals.dtype]}"](
+            _function("hessian_vector", residuals.dtype)(
                 self._plan, last - first, n_examples, *self._table(at[first:]),
                 _address(residuals[first:]), *self._table(vector[ALL][first:]), *self._table(part),
             )  # fmt: skip
@@ -114,6 +137,8 @@ class ConvNetLoss:
 
         product = at.new_empty(0 if total else len(at), at.shape[1])
         parts = _share_out(compute, len(at))
+        if residuals.nbytes > _LARGE:
+            _spare.append(residuals)
         return {ALL: torch.stack(parts).sum(0) if total else product}
 
     def _table(self, weights: Tensor) -> tuple[Any, Any]:
@@ -143,10 +168,11 @@ def _plan(
             height, width = height // 2, width // 2
         channels = filters
     numbers = (ctypes.c_int64 * len(spec))(*spec)
-    slope = 0.0
-    return ctypes.c_void_p(
-        _library().plan_new(layers, numbers, ways, int(not pool), slope, float(eps))
-    )
+    return ctypes.c_void_p(_library().plan_new(layers, numbers, ways, int(not pool), float(eps)))
+
+
+def _function(name: str, dtype: torch.dtype) -> Any:
+    return getattr(_library(), f"{name}_{_SUFFIX[dtype]}")
 
 
 def _library() -> ctypes.CDLL:

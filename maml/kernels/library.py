@@ -2,7 +2,8 @@
 
 The compiler is ``$CXX``, else g++ or clang++. Where there is none, or it fails, `load` returns None
 and the caller computes with torch. The cache is ``$MAML_CACHE``, else ``~/.cache/maml``, in
-``kernels/``; a file's name is a hash of all that determines it, the processor included.
+``kernels/``; a file's name is a hash of all that determines it, the compiler's version and the
+processor included.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def load() -> ctypes.CDLL | None:
         _failures.append("no C++ compiler ($CXX, g++ or clang++)")
         return None
     folder = cache_root() / "kernels"
-    path = folder / f"convnet-{_identity(compiler)}.so"
     try:
+        path = folder / f"convnet-{_identity(compiler)}.so"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(f"{path}.lock"):
@@ -88,17 +89,28 @@ def _identity(compiler: str) -> str:
     if cpuinfo.exists():
         lines = cpuinfo.read_text().splitlines()
         flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    parts = (SOURCE.read_text(), *FLAGS, compiler, platform.platform(), flags)
+    version = subprocess.run(
+        [compiler, "--version"], check=True, capture_output=True, text=True
+    ).stdout
+    parts = (SOURCE.read_text(), *FLAGS, compiler, version, platform.platform(), flags)
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.plan_new.restype = ctypes.c_void_p
     library.plan_new.argtypes = [
-        ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_double,
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_double,
     ]  # fmt: skip
     for suffix in SUFFIXES:
-        library[f"residual_size_{suffix}"].restype = ctypes.c_int64
-        library[f"gradient_{suffix}"].restype = None
-        library[f"hessian_vector_{suffix}"].restype = None
+        # Attributes are kept; library[name] is a function object anew each time.
+        getattr(library, f"residual_size_{suffix}").restype = ctypes.c_int64
+        for name in ("gradient", "hessian_vector"):
+            function = getattr(library, f"{name}_{suffix}")
+            function.restype, function.errcheck = ctypes.c_int, _check
     return library
+
+
+def _check(failed: int, *_: object) -> int:
+    if failed:
+        raise MemoryError("no memory for the working buffers of the compiled kernels")
+    return failed

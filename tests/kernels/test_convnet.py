@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from maml.derivatives import FunctionLoss
-from maml.kernels import library
-from maml.kernels.convnet import ConvNetLoss
+from maml.kernels import convnet, library
+from maml.kernels.convnet import ALL, ConvNetLoss
 from maml.models import Conv4
 from maml.objectives import CLASSIFICATION
 from tests.launching import run
@@ -32,6 +33,10 @@ def random_case(
         name: p.detach() + 0.1 * torch.randn(n, *p.shape, dtype=p.dtype)
         for name, p in network.named_parameters()
     }
+    for i in range(len(network.blocks)):
+        # Of a falling channel the pooling takes the smallest pixel; of a flat one, the first.
+        weights[f"blocks.{i}.norm.weight"][:, ::3] *= -1
+        weights[f"blocks.{i}.norm.weight"][:, 1] = 0
     vector = {name: torch.randn_like(w) for name, w in weights.items()}
     x = torch.rand(n, examples, *image_shape, dtype=torch.float64)
     return network, weights, vector, x, torch.randint(ways, (n, examples))
@@ -73,6 +78,57 @@ def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
         product = compiled.hessian_vector(found.point, direction, total=total)
         wanted = reference.hessian_vector(expected.point, vector, total=total)
         assert_equal(compiled.leave(product) if total else left(compiled, product), wanted)
+
+
+@needs_compiler
+def test_used_residuals_serve_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point that is used up lends its memory to the next, and to none that is still in use."""
+    network, weights, vector, x, y = random_case(*CASES["odd pooling"], n=2)
+    loss = ConvNetLoss(network)
+    at, direction = entered(loss, weights), entered(loss, vector)
+    other = {name: 1.5 * w for name, w in at.items()}
+    monkeypatch.setattr(convnet, "_LARGE", 0)
+    monkeypatch.setattr(convnet, "_spare", [])
+
+    def product(point: Any) -> Tensor:
+        return loss.hessian_vector(point, direction, total=False)[ALL]
+
+    expected = product(loss.gradient(at, x, y, again=True).point)
+    (spare,) = convnet._spare
+    first = loss.gradient(at, x, y, again=True).point
+    second = loss.gradient(other, x, y, again=True).point
+    assert first.residuals is spare and second.residuals is not spare
+    assert torch.equal(product(first), expected)
+    assert not torch.equal(product(second), expected)
+    assert torch.equal(product(loss.gradient(at, x, y, again=True).point), expected)
+    # Another number of tasks: what is spare does not fit, and is given back.
+    half = {name: w[:1] for name, w in at.items()}
+    point = loss.gradient(half, x[:1], y[:1], again=True).point
+    assert not convnet._spare and point.residuals.shape[0] == 1
+
+
+@needs_compiler
+def test_too_little_memory_is_an_error() -> None:
+    network, _, _, _, _ = random_case(*CASES["miniimagenet"], n=1)
+    plan = ConvNetLoss(network)._plan
+    compiled = library.load()
+    assert compiled is not None
+    with pytest.raises(MemoryError, match="working buffers"):
+        # No task at all, of more images than there are addresses.
+        compiled.gradient_f32(plan, 0, 2**28, *[None] * 9)
+
+
+@needs_compiler
+def test_an_updated_compiler_compiles_again(
+    tmp_path: Path,
+) -> None:
+    compiler = tmp_path / "compiler"
+    names = []
+    for version in ("1.0", "2.0", "2.0"):
+        compiler.write_text(f"#!/bin/sh\necho compiler {version}\n")
+        compiler.chmod(0o755)
+        names.append(library._identity(str(compiler)))
+    assert names[0] != names[1] == names[2]
 
 
 def entered(loss: ConvNetLoss, weights: dict[str, Tensor]) -> dict[str, Tensor]:

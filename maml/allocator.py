@@ -3,9 +3,11 @@
 Training makes and drops megabytes thousands of times a second. By default glibc returns such blocks
 to the kernel at once and the next ones are paged in again, zeroed: up to a third of the time. Here
 freed memory stays with the process, and large blocks get huge pages where the system grants them.
+All threads share it: calls over RPC come in on many, and each would otherwise page in its own.
 
-The environment overrides: glibc's own ``MALLOC_MMAP_THRESHOLD_`` and ``MALLOC_TRIM_THRESHOLD_``
-and torch's ``THP_MEM_ALLOC_ENABLE``; ``MAML_ALLOCATOR=off`` leaves everything alone.
+The environment overrides: glibc's own ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_`` and
+``MALLOC_ARENA_MAX``, and torch's ``THP_MEM_ALLOC_ENABLE``; ``MAML_ALLOCATOR=off`` leaves all
+alone.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import sys
 
 # malloc.h; glibc takes no larger threshold than this for mmap.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MMAP_BYTES = 32 << 20
 _TRIM_BYTES = 2**31 - 1
 
@@ -33,6 +35,7 @@ def tune() -> bool:
     for variable, parameter, value in (
         ("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, _MMAP_BYTES),
         ("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, _TRIM_BYTES),
+        ("MALLOC_ARENA_MAX", _M_ARENA_MAX, 1),
     ):
         if variable not in os.environ:
             taken = bool(mallopt(parameter, value)) and taken

@@ -144,7 +144,11 @@ def rpc_world(
     """
     choose_interface(world)
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=threads, rpc_timeout=max(START_TIMEOUT, timeout)
+        num_worker_threads=threads,
+        rpc_timeout=max(START_TIMEOUT, timeout),
+        # Not shared memory: its threads never sleep, and take what the tasks need of each core.
+        _transports=["ibv", "uv"],
+        _channels=["basic"],
     )
     if not world.launched:
         options.init_method = f"tcp://127.0.0.1:{_free_port()}"

@@ -68,11 +68,13 @@ def _evaluations(ids: Tensor, learner: Learner, split: str) -> Tensor:
 def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, ...], Any]]:
     """One call a worker: split the first argument, ids ``[B]``, as evenly as B allows.
 
-    TorchOpt's own batch partitioner hands the whole remainder to the last worker.
+    TorchOpt's own batch partitioner hands the whole remainder to the last worker. The driver's own
+    part, the first, is called last: it would compute while the others' calls are still packed.
     """
     ids, *rest = args
     parts = ids.tensor_split(todist.get_world_size())
-    return [(rank, (part, *rest), kwargs) for rank, part in enumerate(parts) if len(part)]
+    own, *others = [(rank, (part, *rest), kwargs) for rank, part in enumerate(parts) if len(part)]
+    return [*others, own]
 
 
 @todist.parallelize(
@@ -103,6 +105,10 @@ class Rpc(Strategy):
         super().__init__(config, world, worker)
         exclusive = config.partition == "exclusive"
         self._outer_sums = exclusive_outer_sums if exclusive else chunk_outer_sums
+        # Made once: a step only puts other tensors into it.
+        self._clone: Learner = torchopt.module_clone(
+            worker.learner, by="reference", detach_buffers=True
+        )
         # A call in flight never waits for another, but it does hold a thread and a gradient.
         self._wave = world.size * (config.rpc_threads - 1) if exclusive else None
 
@@ -169,8 +175,8 @@ class Rpc(Strategy):
         learner, _ = self._by_reference(meta_params)
         self.wire_bytes += (min(len(ids), self.world.size) - 1) * _nbytes(meta_params)
         with self.guard():
-            rows = chunk_evaluations(ids, learner, split)
-        return torch.cat(rows)
+            *others, own = chunk_evaluations(ids, learner, split)
+        return torch.cat([own, *others])
 
     def _calls_to_others(self, ids: Tensor) -> int:
         """Return how many calls for ``ids`` go to other ranks than this."""
@@ -186,12 +192,12 @@ class Rpc(Strategy):
         when it is pickled for RPC. Its aliases here are non-leaf views, which travel with their
         place in the graph, at no copy.
         """
-        clone = torchopt.module_clone(self.worker.learner, by="reference", detach_buffers=True)
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
         for name, leaf in leaves.items():
             path, _, attribute = name.rpartition(".")
-            clone.get_submodule(path)._parameters[attribute] = leaf.view_as(leaf)  # type: ignore[assignment]
-        return clone, leaves  # type: ignore[return-value]
+            module = self._clone.get_submodule(path)
+            module._parameters[attribute] = leaf.view_as(leaf)  # type: ignore[assignment]
+        return self._clone, leaves
 
     @contextmanager
     def guard(self) -> Iterator[None]:

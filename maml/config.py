@@ -51,6 +51,8 @@ class Config:
     """reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels]."""
     kernels: Literal["auto", "native", "torch"] = "auto"
     """The network's derivatives: native (compiled on first use) or torch [native where it can]."""
+    compile: Literal["auto", "off", "on"] = "auto"
+    """The meta-gradient where kernels do not serve: compiled, or one CUDA graph [see docs]."""
 
     # ---- data -------------------------------------------------------------------------------
     data: Literal["glyphs", "omniglot", "sinusoid"] = "glyphs"
@@ -95,6 +97,8 @@ class Config:
     """Tasks that a worker batches together; bounds memory, changes no result."""
     dtype: Literal["float32", "float64"] = "float32"
     """Floating-point type of weights, images and gradients."""
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    """Products inside a float32 network: exact, TF32 where the device has it, or bfloat16."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: a GPU where there is one, shared out by local rank."""
 
@@ -153,6 +157,12 @@ class Config:
             raise UserError(f"--network {self.network} cannot learn --data {self.data}")
         if self.kernels == "native" and self.meta_gradient == "reverse":
             raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
+        if self.precision != "float32" and self.dtype != "float32":
+            raise UserError(f"--precision {self.precision} needs --dtype float32, not {self.dtype}")
+        if self.kernels == "native" and self.precision == "bf16":
+            raise UserError("--kernels native: they compute in float32, not in --precision bf16")
+        if self.kernels == "native" and self.compile == "on":
+            raise UserError("--compile on: with --kernels native nothing is left to compile")
         if self.resume not in ("auto", "never") and not Path(self.resume).is_file():
             raise UserError(f"--resume {self.resume}: no such file (auto, never or a checkpoint)")
 

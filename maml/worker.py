@@ -7,6 +7,7 @@ is. Parameters come with the call, gradients leave as a sum with its count.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from datasets import open_episodes
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.tasks import Task
+from maml import compiled, precision
 from maml.config import Config
 from maml.inner import Params
 from maml.learners import Learner, OuterGradient, build_learner
@@ -48,7 +50,10 @@ class Worker:
         self.device = device
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.learner = build_learner(config)
+        precision.use(config.precision)
         self.learner.prepare(device)
+        in_torch = self.learner.in_torch(device)
+        self.compiled = compiled.choose(config, device, in_torch=in_torch)
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
@@ -79,6 +84,13 @@ class Worker:
             # The sampler knows its queries, not which flag they came from.
             raise DataError(str(error).replace("--queries", "--eval-queries")) from error
 
+    def get_ready(self, sizes: Iterable[int]) -> None:
+        """Compile for calls of `meta_gradient` with so many tasks, if anything is compiled."""
+        if self.compiled is None:
+            return
+        for size in sizes:
+            self.meta_gradient(self.learner.meta_parameters(), torch.arange(size), self.learner)
+
     def meta_gradient(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
         """Sum the meta-gradient and the metrics over training tasks.
 
@@ -92,7 +104,10 @@ class Worker:
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
 
         def differentiate(batch: Tensor) -> OuterGradient:
-            return learner.outer_gradient(params, self._on_device(self.training.tasks(batch)))
+            tasks = self._on_device(self.training.tasks(batch))
+            if self.compiled is None:
+                return learner.outer_gradient(params, tasks)
+            return self.compiled(learner.outer_gradient, params, tasks)
 
         for outer in map(differentiate, self._batches(ids)):
             for name, total in sums.items():

@@ -76,6 +76,8 @@ BY_THEMSELVES = {
     "omniglot_split": "test_omniglot_split",
     "run_dir": "test_run_directory.py",
     "logger": "test_run_log.py",
+    "compile": "test_compiled.py",
+    "precision": "test_precision.py",
 }
 
 
@@ -157,7 +159,7 @@ def test_a_resumed_run_must_share_what_it_trains_with() -> None:
     from maml.trainer import MUST_MATCH
 
     assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations"} <= set(MUST_MATCH)
-    assert {"data", "network", "learner", "omniglot_split"} <= set(MUST_MATCH)
+    assert {"data", "network", "learner", "omniglot_split", "precision"} <= set(MUST_MATCH)
     assert set(MUST_MATCH).isdisjoint(name for name, _ in TRAINS_THE_SAME)
 
 

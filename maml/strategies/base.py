@@ -42,6 +42,10 @@ class Strategy(ABC):
         """Leave the world: gracefully without an error, without waiting for anyone with one."""
         return None
 
+    def share_sizes(self) -> set[int]:
+        """Return how many training tasks a call of this process's worker may hold."""
+        return {self.config.meta_batch_size}
+
     def serve(self) -> None:
         """Serve the driving process until it is done; returns at once where all drive."""
         return None

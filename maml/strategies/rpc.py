@@ -171,6 +171,13 @@ class Rpc(Strategy):
             self._context.__exit__(type(lost), lost, lost.__traceback__)
             raise
 
+    def share_sizes(self) -> set[int]:
+        """One task, or as many as `chunk_partitioner` hands this rank."""
+        if self.config.partition == "exclusive":
+            return {1}
+        share, left_over = divmod(self.config.meta_batch_size, self.world.size)
+        return {share + (self.world.rank < left_over)}
+
     def serve(self) -> None:
         """Answer calls until the driver says that it is done.
 

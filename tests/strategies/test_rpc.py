@@ -15,7 +15,8 @@ import pytest
 from tests.launching import Launched, run, run_torchrun, start, torchrun
 
 SINUSOID = [
-    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0")
+    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+    *("--compile", "off"),
 ]  # fmt: skip
 
 

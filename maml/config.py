@@ -52,7 +52,7 @@ class Config:
     kernels: Literal["auto", "native", "torch"] = "auto"
     """The network's derivatives: native (compiled on first use) or torch [native where it can]."""
     compile: Literal["auto", "off", "on"] = "auto"
-    """The meta-gradient where kernels do not serve: compiled, or one CUDA graph [see docs]."""
+    """on: compile what kernels do not serve; auto: so in long runs on a CPU, else a CUDA graph."""
 
     # ---- data -------------------------------------------------------------------------------
     data: Literal["glyphs", "omniglot", "sinusoid"] = "glyphs"

@@ -27,6 +27,8 @@ from tests.launching import Completed, run_torchrun, run_train
 from tests.runs import glyphs, same, sinusoid
 
 CPU = torch.device("cpu")
+# Compiling takes half a minute of an idle machine, and as much more as others leave of it.
+PATIENT = pytest.mark.timeout(900)
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
 
@@ -53,6 +55,7 @@ def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert same(params, before)
 
 
+@PATIENT
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -79,6 +82,7 @@ def test_compiled_equals_eager(
     compare(family(dtype="float64", kernels="torch", **changes), capsys)
 
 
+@PATIENT
 @pytest.mark.slow
 @pytest.mark.parametrize("partition", ["exclusive", "chunk"])
 def test_compiled_workers_train_the_same(tmp_path: Path, partition: str) -> None:
@@ -86,7 +90,7 @@ def test_compiled_workers_train_the_same(tmp_path: Path, partition: str) -> None
     saved = []
     for mode in ("on", "off"):
         folder = tmp_path / mode
-        done = run_torchrun(2, [*args, "--compile", mode, "--run-dir", str(folder)], timeout=280)
+        done = run_torchrun(2, [*args, "--compile", mode, "--run-dir", str(folder)], timeout=400)
         assert "warning" not in done.stderr
         # Rank 0 alone says it; here, for the one shape that each process meets.
         assert done.stderr.count("--compile:") == (mode == "on")
@@ -112,7 +116,7 @@ def model(run_dir: Path) -> dict[str, Tensor]:
 
 def train(folder: Path, mode: str, **env: str) -> Completed:
     args = [*RUN, "--compile", mode, "--run-dir", str(folder)]
-    return run_train(args, timeout=200, env=env)
+    return run_train(args, timeout=400, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +140,7 @@ def counting_compiler(folder: Path) -> tuple[Path, Path]:
     return script, log
 
 
+@PATIENT
 def test_second_start_is_warm(tmp_path: Path, plain: dict[str, Tensor]) -> None:
     """Generated code is kept in $MAML_CACHE: a second process compiles nothing and trains alike."""
     compiler, log = counting_compiler(tmp_path)

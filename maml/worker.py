@@ -52,8 +52,7 @@ class Worker:
         self.learner = build_learner(config)
         precision.use(config.precision)
         self.learner.prepare(device)
-        in_torch = self.learner.in_torch(device)
-        self.compiled = compiled.choose(config, device, in_torch=in_torch)
+        self.compiled: compiled.Compiled | None = None
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
@@ -85,7 +84,12 @@ class Worker:
             raise DataError(str(error).replace("--queries", "--eval-queries")) from error
 
     def get_ready(self, sizes: Iterable[int]) -> None:
-        """Compile for calls of `meta_gradient` with so many tasks, if anything is compiled."""
+        """Do as ``--compile`` says from here on, at once for calls with so many training tasks.
+
+        A worker that is not told to get ready for a run compiles nothing.
+        """
+        in_torch = self.learner.in_torch(self.device)
+        self.compiled = compiled.choose(self.config, self.device, in_torch=in_torch)
         if self.compiled is None:
             return
         for size in sizes:

@@ -189,12 +189,18 @@ def test_auto_compiles_long_runs_of_what_kernels_do_not_serve() -> None:
 
 
 def test_kernels_come_before_compilation() -> None:
-    with_kernels = Worker(glyphs(compile="on", filters=16), CPU)
+    def ready(**changes: str) -> Worker:
+        worker = Worker(glyphs(compile="on", filters=16, **changes), CPU)
+        assert worker.compiled is None
+        worker.get_ready(())
+        return worker
+
+    with_kernels = ready()
     if with_kernels.learner.in_torch(CPU):
         pytest.skip("no kernels on this machine")
     assert with_kernels.compiled is None
     for changes in ({"kernels": "torch"}, {"meta_gradient": "reverse"}, {"precision": "bf16"}):
-        assert Worker(glyphs(compile="on", filters=16, **changes), CPU).compiled is not None
+        assert ready(**changes).compiled is not None
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -297,6 +303,7 @@ def test_a_course_that_depends_on_values_is_not_compiled(
 
 def test_an_error_of_the_function_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     worker = Worker(sinusoid(compile="on", dtype="float64"), CPU)
+    worker.get_ready(())
     params = worker.learner.meta_parameters() | {"network.stray": torch.zeros(2)}
     with pytest.raises(Exception, match="not have been used"):
         worker.meta_gradient(params, IDS, worker.learner)

@@ -170,6 +170,7 @@ def test_a_graph_equals_eager(
     device = torch.device("cuda", 0)
     plain = Worker(with_values(config, compile="off"), device)
     captured = Worker(with_values(config, compile=mode), device)
+    captured.get_ready({5})
     params = plain.learner.meta_parameters()
     for first in (0, 7):
         ids = torch.arange(first, first + 5)

@@ -9,6 +9,6 @@ from maml.presets import with_values
 
 
 def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
-    """Return a repetition; the first one compiles, or reads what an earlier process compiled."""
+    """Return a repetition, compiled, or read from the cache that an earlier process filled."""
     config = with_values(learner.config, meta_gradient="reverse", kernels="torch", compile="on")
     return ours_peer.build(build_learner(config), tasks, n_threads)

@@ -60,6 +60,8 @@ class Config:
     """reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels]."""
     kernels: Literal["auto", "native", "torch"] = "auto"
     """The network's derivatives: native (compiled on first use) or torch [native where it can]."""
+    compile: Literal["auto", "off", "on"] = "auto"
+    """on: compile what kernels do not serve; auto: so in long runs on a CPU, else a CUDA graph."""
 
     # ---- data -------------------------------------------------------------------------------
     data: Literal[
@@ -127,6 +129,8 @@ class Config:
     """Tasks that a worker batches together; bounds memory, changes no result."""
     dtype: Literal["float32", "float64"] = "float32"
     """Floating-point type of weights, images and gradients."""
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    """Products inside a float32 network: exact, TF32 where the device has it, or bfloat16."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: a GPU where there is one, shared out by local rank."""
 
@@ -228,6 +232,12 @@ class Config:
             for name, served in (("kernels", "native"), ("meta_gradient", "mixed")):
                 if getattr(self, name) == served:
                     raise UserError(f"{flag(name)} {served}: for learners with an inner loop")
+        if self.precision != "float32" and self.dtype != "float32":
+            raise UserError(f"--precision {self.precision} needs --dtype float32, not {self.dtype}")
+        if self.kernels == "native" and self.precision == "bf16":
+            raise UserError("--kernels native: they compute in float32, not in --precision bf16")
+        if self.kernels == "native" and self.compile == "on":
+            raise UserError("--compile on: with --kernels native nothing is left to compile")
 
 
 def flag(name: str) -> str:

@@ -34,11 +34,16 @@ class BatchNorm(nn.Module):
         self, x: Tensor, given: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the normalised ``x`` and the (mean, variance) that were used."""
+        # A convolution's result may be bfloat16 (--precision); statistics of it must not be.
+        x = x.to(self.weight.dtype)
         if given is None:
             variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
         else:
             mean, variance = given
-        scale = self.weight * torch.rsqrt(variance + self.eps)
+        # A tensor, not a number: the forward derivative of "+ number" makes a zero on the CPU and
+        # copies it to where x is, which a CUDA graph cannot hold.
+        eps = variance.new_full((), self.eps)
+        scale = self.weight * torch.rsqrt(variance + eps)
         shift = self.bias - mean * scale
         return x * scale[:, None, None] + shift[:, None, None], (mean, variance)
 

@@ -27,7 +27,7 @@ from maml.worker import Share, Worker
 MUST_MATCH = (
     "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
     "meta_lr", "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
-    "grad_clip", "meta_optimizer", "meta_momentum", "batch_size",
+    "grad_clip", "meta_optimizer", "meta_momentum", "batch_size", "precision",
 )  # fmt: skip
 """What a resumed run must share with its beginning to be the same run."""
 
@@ -57,7 +57,10 @@ class Trainer:
 
     def run(self) -> int:
         """Do this process's part; return the exit code."""
-        with build_strategy(self.config, self.world, self.worker) as strategy:
+        strategy = build_strategy(self.config, self.world, self.worker)
+        # Before any peer waits for this process.
+        self.worker.get_ready(strategy.share_sizes())
+        with strategy:
             if not strategy.drives:
                 strategy.serve()
                 return 0

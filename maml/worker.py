@@ -15,9 +15,10 @@ from torch import Tensor
 
 from datasets.episodes import Episodes
 from datasets.tasks import Task
+from maml import compiled, precision
 from maml.config import Config
 from maml.inner import Params
-from maml.learners import Learner, build_learner
+from maml.learners import Learner, OuterGradient, build_learner
 
 EVALUATION_PREFIXES = ("", "non_transductive_")
 
@@ -48,7 +49,9 @@ class Worker:
         self.device = device
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.learner = build_learner(config)
+        precision.use(config.precision)
         self.learner.prepare(device)
+        self.compiled: compiled.Compiled | None = None
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
@@ -60,6 +63,18 @@ class Worker:
     def evaluation(self, split: str) -> Episodes:
         """Return the tasks of ``split`` that the learner is evaluated on."""
         return self.learner.open_tasks(split, evaluation=True)
+
+    def get_ready(self, sizes: Iterable[int]) -> None:
+        """Do as ``--compile`` says from here on, at once for calls with so many training tasks.
+
+        A worker that is not told to get ready for a run compiles nothing.
+        """
+        in_torch = self.learner.in_torch(self.device)
+        self.compiled = compiled.choose(self.config, self.device, in_torch=in_torch)
+        if self.compiled is None:
+            return
+        for size in sizes:
+            self.meta_gradient(self.learner.meta_parameters(), torch.arange(size), self.learner)
 
     def meta_gradient(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
         """Sum the meta-gradient and the metrics over training tasks.
@@ -84,7 +99,7 @@ class Worker:
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
         n_tasks = 0
         for tasks in batches:
-            outer = learner.outer_gradient(params, self._on_device(tasks))
+            outer = self._differentiate(params, self._on_device(tasks), learner)
             for name, total in sums.items():
                 total += outer.gradients[name]
             totals[0] += outer.losses.sum()
@@ -92,6 +107,11 @@ class Worker:
                 totals[i] += outer.metrics[name].sum()
             n_tasks += len(outer.losses)
         return Share(sums, totals, n_tasks)
+
+    def _differentiate(self, params: Params, tasks: Task, learner: Learner) -> OuterGradient:
+        if self.compiled is None:
+            return learner.outer_gradient(params, tasks)
+        return self.compiled(learner.outer_gradient, params, tasks)
 
     @torch.no_grad()
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:

@@ -39,8 +39,11 @@ def _as_found(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         monkeypatch.delenv(name, raising=False)
     # The tensors are too small to share out, and the subprocesses of other tests want cores too.
     torch.set_num_threads(1)
+    float32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
+    torch.set_float32_matmul_precision(float32[0])
+    torch.backends.cudnn.allow_tf32 = float32[1]
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

@@ -89,6 +89,8 @@ BY_THEMSELVES = {
     "ps_forward": "strategies/test_param_server.py",
     "ps_max_staleness": "strategies/test_server_logic.py",
     "ps_backup_workers": "strategies/test_server_logic.py",
+    "compile": "test_compiled.py",
+    "precision": "test_precision.py",
 }
 
 
@@ -170,7 +172,7 @@ def test_a_resumed_run_must_share_what_it_trains_with() -> None:
     from maml.trainer import MUST_MATCH
 
     assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations", "epochs"} <= set(MUST_MATCH)
-    by_themselves = {"data", "network", "learner", "omniglot_split", "meta_momentum"}
+    by_themselves = {"data", "network", "learner", "omniglot_split", "meta_momentum", "precision"}
     assert by_themselves <= set(MUST_MATCH)
     assert set(MUST_MATCH).isdisjoint(name for name, _ in TRAINS_THE_SAME)
 

@@ -14,9 +14,9 @@ from tests.launching import REPO, run
 
 # From the ground up. A room may import from lower floors and from files of its own.
 FLOORS = (
-    ("errors", "seeds", "allocator"),
+    ("errors", "seeds", "allocator", "precision", "cuda_graph"),
     ("config",),
-    ("presets", "models", "objectives", "inner", "distributed"),
+    ("presets", "models", "objectives", "inner", "distributed", "compiled"),
     ("cli", "program", "derivatives", "outer", "classifiers"),
     ("rules", "networks"),
     ("mixed", "kernels"),

@@ -18,7 +18,7 @@ from tests.runs import as_flags, last, metrics, sinusoid
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
-ENDLESS = sinusoid(iterations=10**9)
+ENDLESS = sinusoid(iterations=10**9, compile="off")
 
 
 def wait_for_rows(launched: Launched, run_dir: Path, count: int, timeout: float = 90) -> None:

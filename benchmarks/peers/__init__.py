@@ -17,6 +17,7 @@ Repetition = Callable[[], Params]
 PEERS = {
     "ours": "this project, as the launcher runs it",
     "ours-torch": "this project without its compiled kernels",
+    "ours-compiled": "this project with --compile on in place of its kernels",
     "learn2learn": "learn2learn's MAML, task by task",
     "higher": "higher's inner loop, task by task",
     "torchopt": "TorchOpt's MetaSGD, task by task",

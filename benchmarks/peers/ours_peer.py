@@ -30,6 +30,8 @@ def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
     worker = Worker(learner.config, torch.device("cpu"), training=GivenTasks(tasks))
     params = worker.learner.meta_parameters()
     ids = torch.arange(len(tasks.support_x))
+    if learner.config.compile == "on":
+        worker.get_ready({len(ids)})
 
     def repetition() -> Params:
         return worker.meta_gradient(params, ids, worker.learner).gradients

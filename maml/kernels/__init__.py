@@ -36,6 +36,8 @@ def _obstacle(config: Config, network: nn.Module, device: str) -> str | None:
         return f"there are none for --network {config.network}"
     if device != "cpu":
         return f"they run on the CPU, not on --device {device}"
+    if config.precision == "bf16":
+        return "they compute in float32, not in --precision bf16"
     lanes = library.lanes(8 if config.dtype == "float64" else 4)
     if lanes is None:
         return f"they could not be compiled: {library.failure()}"

@@ -12,6 +12,7 @@ from datasets import image_shape, open_episodes
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.tasks import Task
+from maml import precision
 from maml.config import Config
 from maml.inner import Params
 from maml.models import Statistics
@@ -104,7 +105,10 @@ class Learner(nn.Module, ABC):
         Not for concurrent threads on one learner: ``functional_call`` swaps the module's tensors
         while it runs. Every RPC call works on the learner that came with it.
         """
-        return torch.func.functional_call(self.network, weights, (x, statistics))
+        with precision.products(self.config.precision):
+            outputs, used = torch.func.functional_call(self.network, weights, (x, statistics))
+        # What is computed from the outputs, a loss to begin with, is not rounded.
+        return outputs.to(x.dtype), used
 
     def network_weights(self, meta_params: Params) -> Params:
         """Return the network's share of ``meta_params``, with names without prefix."""
@@ -149,6 +153,13 @@ class Learner(nn.Module, ABC):
         Raises:
             UserError: naming the flag.
         """
+
+    def in_torch(self, device: torch.device) -> bool:
+        """Say whether `outer_gradient` is made of torch's operations alone, whatever the values.
+
+        Such a function can be compiled, or captured as a CUDA graph (``--compile``).
+        """
+        return True
 
     @torch.enable_grad()
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:

@@ -62,6 +62,10 @@ class MAML(Learner):
         """Compile the kernels, if they are to serve."""
         self._native_loss(device)
 
+    def in_torch(self, device: torch.device) -> bool:
+        """See `Learner.in_torch`: not where the kernels serve."""
+        return self._native_loss(device) is None
+
     def _native_loss(self, device: torch.device) -> SetLoss | None:
         if self.config.meta_gradient == "reverse":
             return None

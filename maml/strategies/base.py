@@ -81,6 +81,15 @@ class Strategy(ABC):
         """Turn a failure of the transport into a `WorkerLostError`."""
         return nullcontext()
 
+    def share_sizes(self) -> set[int]:
+        """Return how many training tasks a call of this process's worker may hold."""
+        return {self.config.meta_batch_size}
+
+    def part_size(self, part: int, parts: int) -> int:
+        """Return how many tasks of a meta-batch are in one of ``parts`` that `tensor_split` cuts."""
+        size, left_over = divmod(self.config.meta_batch_size, parts)
+        return size + (part < left_over)
+
     def serve(self) -> None:
         """Serve the driving process until it is done; returns at once where all drive."""
         return None

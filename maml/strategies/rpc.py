@@ -106,7 +106,7 @@ class Rpc(Strategy):
         exclusive = config.partition == "exclusive"
         self._outer_sums = exclusive_outer_sums if exclusive else chunk_outer_sums
         # Made once: a step only puts other tensors into it.
-        self._clone: Learner = torchopt.module_clone(
+        self._clone: Learner = torchopt.module_clone(  # type: ignore[assignment]
             worker.learner, by="reference", detach_buffers=True
         )
         # A call in flight never waits for another, but it does hold a thread and a gradient.
@@ -137,6 +137,12 @@ class Rpc(Strategy):
         if self.drives:
             for rank in range(1, self.world.size):
                 rpc.rpc_sync(rank, _finish)
+
+    def share_sizes(self) -> set[int]:
+        """One task, or as many as `chunk_partitioner` hands this rank."""
+        if self.config.partition == "exclusive":
+            return {1}
+        return {self.part_size(self.world.rank, self.world.size)}
 
     def serve(self) -> None:
         """Answer calls until the driver says that it is done."""

@@ -14,7 +14,8 @@ from tests.launching import run, run_torchrun, start, torchrun
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
 SINUSOID = [
-    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0")
+    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+    *("--compile", "off"),
 ]  # fmt: skip
 
 

@@ -35,6 +35,10 @@ class CollectiveServer(Collective):
         """Rank 0 serves, and drives the outer loop."""
         return self.world.rank == 0
 
+    def share_sizes(self) -> set[int]:
+        """A trainer's part of every meta-batch; the server computes none."""
+        return set() if self.drives else {self.part_size(self.world.rank - 1, self.world.size - 1)}
+
     # ---- the server -------------------------------------------------------------------------
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:

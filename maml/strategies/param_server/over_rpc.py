@@ -149,6 +149,15 @@ class ParameterServer(Strategy):
         """Rank 0 serves, and drives the outer loop."""
         return self.world.rank == 0
 
+    def share_sizes(self) -> set[int]:
+        """Where the model is called, the parts of all trainers who call it there."""
+        if self.drives != (self.config.ps_forward == "remote"):
+            return set()
+        if self.config.ps_mode == "async":
+            return {self.config.meta_batch_size}
+        callers = self.trainers if self.drives else [self.world.rank]
+        return {self.part_size(rank - 1, len(self.trainers)) for rank in callers}
+
     # ---- the server -------------------------------------------------------------------------
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:

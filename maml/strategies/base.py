@@ -86,7 +86,7 @@ class Strategy(ABC):
         return {self.config.meta_batch_size}
 
     def part_size(self, part: int, parts: int) -> int:
-        """Return how many tasks of a meta-batch are in one of ``parts`` that `tensor_split` cuts."""
+        """Return how many tasks of a meta-batch are in a part that `Tensor.tensor_split` cuts."""
         size, left_over = divmod(self.config.meta_batch_size, parts)
         return size + (part < left_over)
 

@@ -1,8 +1,9 @@
 """``--strategy rpc``: tasks mapped over processes by RPC, gradients by distributed autograd.
 
-Rank 0 drives and computes; the others serve. A step is a few waves. In a wave the ids are
-partitioned, each call carries the learner as a by-reference clone, the outer losses come home
-through a mean reducer, and the distributed backward brings the gradients.
+Rank 0 drives and computes; the others serve. The ids are partitioned, each call carries the learner
+as a by-reference clone, the outer losses come home through a mean reducer, and the distributed
+backward brings the gradients. Exclusively, there is a call a task, on rank 0 too, in waves; by
+chunks, there is one to each other worker, and rank 0 computes its own chunk meanwhile.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
@@ -29,7 +30,7 @@ from maml.learners import Learner
 from maml.strategies.attendance import wait_for
 from maml.strategies.base import Strategy
 from maml.strategies.outer_loss import OuterLoss
-from maml.worker import Share, Worker
+from maml.worker import Share, Worker, on_cpu, total
 
 _worker: Worker | None = None
 _finished = threading.Event()
@@ -66,18 +67,16 @@ def _evaluations(ids: Tensor, learner: Learner, split: str) -> Tensor:
 
 
 def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, ...], Any]]:
-    """One call a worker: split the first argument, ids ``[B]``, as evenly as B allows.
+    """One call a worker but rank 0: split the first argument, ids ``[B]``, as evenly as B allows.
 
-    TorchOpt's own batch partitioner hands the whole remainder to the last worker. The driver's own
-    part, the first, is called last: it would compute while the others' calls are still packed.
+    TorchOpt's own batch partitioner hands the whole remainder to the last worker.
     """
     ids, *rest = args
-    parts = ids.tensor_split(todist.get_world_size())
-    own, *others = [(rank, (part, *rest), kwargs) for rank, part in enumerate(parts) if len(part)]
-    return [*others, own]
+    parts = ids.tensor_split(max(todist.get_world_size() - 1, 1))
+    return [(rank, (part, *rest), kwargs) for rank, part in enumerate(parts, 1) if len(part)]
 
 
-@todist.parallelize(
+@todist.parallelize_async(
     partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
     reducer=todist.mean_reducer,
 )
@@ -86,13 +85,13 @@ def exclusive_outer_sums(ids: Tensor, learner: Learner) -> Tensor:
     return _outer_sums(ids, learner)
 
 
-@todist.parallelize(partitioner=chunk_partitioner, reducer=todist.mean_reducer)
+@todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.mean_reducer)
 def chunk_outer_sums(ids: Tensor, learner: Learner) -> Tensor:
     """One call a worker: the mean over calls of `_outer_sums`."""
     return _outer_sums(ids, learner)
 
 
-@todist.parallelize(partitioner=chunk_partitioner, reducer=list)
+@todist.parallelize_async(partitioner=chunk_partitioner, reducer=list)
 def chunk_evaluations(ids: Tensor, learner: Learner, split: str) -> Tensor:
     """One call a worker: the list of `_evaluations`."""
     return _evaluations(ids, learner, split)
@@ -150,44 +149,68 @@ class Rpc(Strategy):
         wait_for(_finished, self.stop, self.config.timeout)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Partition ``ids``, call, reduce, and bring the gradients home; wave by wave."""
-        sums = {name: torch.zeros_like(tensor) for name, tensor in meta_params.items()}
-        totals, count = None, 0
-        for wave in ids.split(self._wave or len(ids)):
-            with todist.autograd.context() as context:
-                learner, aliases = self._by_reference(meta_params)
+        """Call for all tasks, wave by wave; or for the others' chunks, and compute one here."""
+        if self._wave is not None:
+            return total([self._mapped(meta_params, wave) for wave in ids.split(self._wave)])
+        own = self._own(ids)
+        return self._mapped(meta_params, ids[len(own) :], meanwhile=own)
+
+    def _mapped(self, meta_params: Params, ids: Tensor, meanwhile: Tensor | None = None) -> Share:
+        """Partition ``ids``, call, reduce, bring the gradients home; add those of ``meanwhile``.
+
+        The tasks ``meanwhile`` are computed by this process itself, while the others compute.
+        """
+        shares = []
+        with todist.autograd.context() as context:
+            learner, aliases = self._by_reference(meta_params)
+            with self.guard():
+                pending = self._outer_sums(ids, learner) if len(ids) else None
+            if meanwhile is not None:
+                shares.append(on_cpu(self._compute(meta_params, meanwhile)))
+            if pending is not None:
                 with self.guard():
-                    reduced: Tensor = self._outer_sums(wave, learner)  # type: ignore[assignment]
+                    reduced = pending.wait()
+                assert isinstance(reduced, Tensor)
                 # The reducer's mean is over calls, which may differ in size; both the sums and
                 # the count pass through it, so their ratio is the unbiased mean over tasks.
-                tasks_a_call = reduced[-1].detach()
-                wave_sums = reduced[:-1] / tasks_a_call * len(wave)
+                sums = reduced[:-1] / reduced[-1].detach() * len(ids)
                 with self.guard():
-                    gradients = todist.autograd.grad(context, wave_sums[0], tuple(aliases.values()))
-            for name, gradient in zip(aliases, gradients, strict=True):
-                if gradient is None or gradient.shape != sums[name].shape:
-                    raise WorkerLostError(f"no gradient came home for {name}; refusing to step")
-                sums[name] += gradient
-            # Of each call to another rank: the parameters there, the gradients back.
-            self.wire_bytes += 2 * self._calls_to_others(wave) * _nbytes(sums) + wave.nbytes
-            wave_sums = wave_sums.detach()
-            totals = wave_sums if totals is None else totals + wave_sums
-            count += len(wave)
-        assert totals is not None
-        return Share(sums, totals, count)
+                    gradients = todist.autograd.grad(context, sums[0], tuple(aliases.values()))
+                home: Params = {}
+                for name, gradient in zip(aliases, gradients, strict=True):
+                    if gradient is None or gradient.shape != meta_params[name].shape:
+                        raise WorkerLostError(f"no gradient came home for {name}; refusing to step")
+                    home[name] = gradient
+                shares.append(Share(home, sums.detach(), len(ids)))
+                # Of each call to another rank: the parameters there, the gradients back.
+                self.wire_bytes += 2 * self._calls_to_others(ids) * _nbytes(home) + ids.nbytes
+        return total(shares)
+
+    def _own(self, ids: Tensor) -> Tensor:
+        """Return the first of as many parts of ``ids`` as there are ranks."""
+        return ids.tensor_split(self.world.size)[0]
+
+    def _compute(self, meta_params: Params, ids: Tensor) -> Share:
+        return self.worker.meta_gradient(meta_params, ids, self.worker.learner)
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""
+        own = self._own(ids)
+        rest = ids[len(own) :]
         learner, _ = self._by_reference(meta_params)
-        self.wire_bytes += (min(len(ids), self.world.size) - 1) * _nbytes(meta_params)
         with self.guard():
-            *others, own = chunk_evaluations(ids, learner, split)
-        return torch.cat([own, *others])
+            pending = chunk_evaluations(rest, learner, split) if len(rest) else None
+        rows = [self.worker.evaluate(meta_params, split, own, self.worker.learner)]
+        if pending is not None:
+            with self.guard():
+                rows += pending.wait()
+            self.wire_bytes += (len(rows) - 1) * _nbytes(meta_params)
+        return torch.cat(rows)
 
     def _calls_to_others(self, ids: Tensor) -> int:
         """Return how many calls for ``ids`` go to other ranks than this."""
         if self._wave is None:
-            return min(len(ids), self.world.size) - 1
+            return min(len(ids), self.world.size - 1)
         # Exclusively partitioned tasks go round the ranks, beginning with 0.
         return len(ids) - -(-len(ids) // self.world.size)
 

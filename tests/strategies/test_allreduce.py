@@ -14,7 +14,7 @@ from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--test-tasks", "8"),
-    *("--log-every", "5", "--strategy", "allreduce"),
+    *("--log-every", "5", "--compile", "off", "--strategy", "allreduce"),
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--eval-tasks", "8"),
-    *("--test-tasks", "8", "--log-every", "5", "--strategy", "param-server"),
+    *("--test-tasks", "8", "--log-every", "5", "--compile", "off", "--strategy", "param-server"),
 ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ SUPERVISED: dict[str, Any] = {
 }  # fmt: skip
 BRIEF: dict[str, Any] = {
     "iterations": 2, "eval_every": 0, "test_tasks": 0, "eval_tasks": 4, "log_every": 1,
-    "logger": "none", "threads": 1,
+    "logger": "none", "threads": 1, "compile": "off",
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ BYTES = [
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--log-every", "1"),
-    *("--iterations", "100000", "--checkpoint-every", "5"),
+    *("--iterations", "100000", "--checkpoint-every", "5", "--compile", "off"),
 ]  # fmt: skip
 
 

@@ -210,7 +210,11 @@ def test_workers_get_ready_for_the_shares_they_are_sent(
     monkeypatch.setattr("torchopt.distributed.get_world_size", lambda: world_size)
     config = sinusoid(meta_batch_size=7, partition="chunk")
     worker = Worker(config, CPU)
-    sent = {rank: len(args[0]) for rank, args, _ in chunk_partitioner(torch.arange(7))}
+    ids = torch.arange(7)
+    own = Rpc(config, World(0, world_size, 0, world_size, launched=True), worker)._own(ids)
+    sent = {rank: len(args[0]) for rank, args, _ in chunk_partitioner(ids[len(own) :])}
+    sent[0] = len(own)
+    assert sum(sent.values()) == 7
     for rank in range(world_size):
         world = World(rank, world_size, rank, world_size, launched=True)
         assert Rpc(config, world, worker).share_sizes() == {sent[rank]}

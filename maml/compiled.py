@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -117,7 +118,7 @@ class Compiled:
         return _Form(run, form_structure)
 
     def _compare(self, found: Tensors, expected: Tensors) -> None:
-        """Raise unless all outputs together agree; a result that is not finite agrees with any."""
+        """Raise unless all outputs together agree; with a result that is not finite, any does."""
         for a, b in zip(found, expected, strict=True):
             if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
                 raise RuntimeError(f"{a.dtype} {list(a.shape)} came for {b.dtype} {list(b.shape)}")
@@ -125,7 +126,8 @@ class Compiled:
         tolerance = self._tolerance or TOLERANCE[floating[0][1].dtype]
         difference = torch.stack([(a - b).norm() for a, b in floating]).norm().item()
         size = torch.stack([b.norm() for _, b in floating]).norm().item()
-        if difference > tolerance * size:
+        # `not` a `<=`: a difference that is not a number is one.
+        if math.isfinite(size) and not difference <= tolerance * size:
             raise RuntimeError(f"the result is off by {difference:.1e} of {size:.1e}")
 
 

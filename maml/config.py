@@ -194,9 +194,29 @@ class Config:
             raise UserError(f"--threads must be at least 1, not {self.threads}")
         if self.epochs is not None and self.epochs < 1:
             raise UserError(f"--epochs must be at least 1, not {self.epochs}")
+        self._check_strategy()
         self._check_combinations()
         if self.resume not in ("auto", "never") and not Path(self.resume).is_file():
             raise UserError(f"--resume {self.resume}: no such file (auto, never or a checkpoint)")
+
+    def _check_strategy(self) -> None:
+        """Raise `UserError` for a flag that the chosen strategy, or its mode, does not read."""
+        of_server = ("ps_mode", "ps_transport", "ps_forward")
+        readers: dict[str, tuple[str, tuple[str, ...]]] = {
+            "partition": ("strategy", ("auto", "rpc")),
+            "check_every": ("strategy", ("allreduce",)),
+            **dict.fromkeys(of_server, ("strategy", ("param-server",))),
+            "ps_max_staleness": ("ps_mode", ("async",)),
+            "ps_backup_workers": ("ps_mode", ("backup",)),
+        }
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name, (chooser, values) in readers.items():
+            value = getattr(self, name)
+            if value != defaults[name] and getattr(self, chooser) not in values:
+                raise UserError(
+                    f"{flag(name)} {value} is for {flag(chooser)} {values[-1]}, "
+                    f"not {getattr(self, chooser)}"
+                )
 
     def _check_combinations(self) -> None:
         """Raise `UserError` for values that cannot work together."""

@@ -227,7 +227,9 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
         groups = Groups(work, idle)
         dist.barrier()
         yield groups
-        dist.barrier(groups.idle)
+        # Rank zero may still write for long; once it is done, so is everyone, or is lost.
+        dist.broadcast(torch.zeros(1), src=0, group=groups.idle)
+        dist.barrier(groups.work)
     except BaseException:
         _without_waiting(dist.destroy_process_group)
         raise

@@ -158,6 +158,8 @@ class _Run:
                 bar.update()
                 if self.iteration % config.log_every == 0 or self.iteration == config.iterations:
                     row = window.row() | self.strategy.report()
+                    if not math.isfinite(row["loss"]):
+                        raise self._diverged(f"the loss is {row['loss']}")
                     self.log.write({"iteration": self.iteration, **row, "seconds": self.seconds})
                     bar.set_postfix(
                         {name: f"{row[name]:.3f}" for name in self.worker.metric_names}
@@ -220,7 +222,15 @@ class _Run:
             plot = draw_curves(self.run_dir, config, result, self.worker, self.meta_params)
             self._say(f"run directory {self.run_dir}, plot {plot}")
 
+    def _diverged(self, what: str) -> UserError:
+        return UserError(
+            f"{what} at iteration {self.iteration}: training has diverged; a smaller --meta-lr or "
+            f"--inner-lr may help; the checkpoints in {self.run_dir} are from before"
+        )
+
     def _save(self) -> None:
+        if not all(tensor.isfinite().all() for tensor in self.meta_params.values()):
+            raise self._diverged("parameters are not finite")
         if self.speaks:
             checkpoint.save_in(
                 self.run_dir,

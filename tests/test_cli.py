@@ -34,6 +34,9 @@ FRAME = r"[│╭╮╰╯─]+"
 NOT_FLAGS = ("preset", "source", "published")
 FIELDS = [field.name for field in dataclasses.fields(Config) if field.name not in NOT_FLAGS]
 
+ASYNC = ["--strategy", "param-server", "--ps-mode", "async"]
+BACKUP = ["--strategy", "param-server", "--ps-mode", "backup"]
+
 # For each flag, words after the preset and the value that the field must then have.
 VALUES: dict[str, tuple[list[str], Any]] = {
     "learner": (["--learner", "supervised"], "supervised"),
@@ -67,12 +70,12 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "partition": (["--partition", "chunk"], "chunk"),
     "rpc_threads": (["--rpc-threads", "4"], 4),
     "timeout": (["--timeout", "30.5"], 30.5),
-    "check_every": (["--check-every", "7"], 7),
-    "ps_mode": (["--ps-mode", "backup"], "backup"),
-    "ps_transport": (["--ps-transport", "collective"], "collective"),
-    "ps_forward": (["--ps-forward", "remote"], "remote"),
-    "ps_max_staleness": (["--ps-max-staleness", "3"], 3),
-    "ps_backup_workers": (["--ps-backup-workers", "2"], 2),
+    "check_every": (["--check-every", "7", "--strategy", "allreduce"], 7),
+    "ps_mode": (["--ps-mode", "backup", "--strategy", "param-server"], "backup"),
+    "ps_transport": (["--ps-transport", "collective", "--strategy", "param-server"], "collective"),
+    "ps_forward": (["--ps-forward", "remote", "--strategy", "param-server"], "remote"),
+    "ps_max_staleness": (["--ps-max-staleness", "3", *ASYNC], 3),
+    "ps_backup_workers": (["--ps-backup-workers", "2", *BACKUP], 2),
     "threads": (["--threads", "2"], 2),
     "task_batch": (["--task-batch", "5"], 5),
     "dtype": (["--dtype", "float64"], "float64"),
@@ -226,6 +229,11 @@ def test_data_root_default(
         ([SUPERVISED, "--meta-gradient", "mixed"], "--meta-gradient mixed: .*inner loop"),
         ([GLYPHS, "--resume", "missing/last.pt"], "--resume missing/last.pt"),
         ([GLYPHS, "--resume", "."], "--resume ."),
+        ([GLYPHS, "--ps-mode", "async"], "--ps-mode async.*--strategy param-server, not auto"),
+        ([GLYPHS, *BACKUP, "--ps-max-staleness", "3"], "--ps-max-staleness 3.*--ps-mode async"),
+        ([GLYPHS, *ASYNC, "--ps-backup-workers", "2"], "--ps-backup-workers 2.*--ps-mode backup"),
+        ([GLYPHS, "--check-every", "3"], "--check-every 3 is for --strategy allreduce"),
+        ([GLYPHS, "--strategy", "allreduce", "--partition", "chunk"], "--partition chunk.*rpc"),
         ([GLYPHS, "--meta-momentum", "0.5"], "--meta-momentum.*--meta-optimizer adam"),
         *(
             ([GLYPHS, "--meta-optimizer", "sgd", "--meta-momentum", value], "--meta-momentum")

@@ -16,11 +16,12 @@ import yaml
 from PIL import Image
 
 from maml.config import Config
+from maml.errors import UserError
 from maml.presets import with_values
 from maml.run_dir import choose, read_config
 from maml.trainer import Trainer
 from tests.launching import REPO
-from tests.runs import glyphs, metrics, result, same, sinusoid, train
+from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
 
 # 5 iterations, rows every 2 and at the end, validations every 2, a test.
 VALUES: dict[str, Any] = {
@@ -212,3 +213,15 @@ def test_non_transductive_headline_is_consistent(tmp_path: Path) -> None:
         assert result[name] == result[f"non_transductive_{name}"]
     assert result["ci95"] == result["accuracy_ci95"]
     assert result["loss"] != result["transductive_loss"]
+
+
+def test_divergence_is_an_error_and_keeps_what_was_good(tmp_path: Path) -> None:
+    """A loss that is no number ends the run; neither metrics nor checkpoints hold one."""
+    train(sinusoid(iterations=2), tmp_path)
+    good = last(tmp_path)
+    lost = sinusoid(iterations=9, inner_lr=1e30, run_dir=str(tmp_path / "other"))
+    with pytest.raises(UserError, match=r"at iteration 1: training has diverged"):
+        Trainer(lost).run()
+    assert not (tmp_path / "other" / "checkpoints" / "last.pt").exists()
+    assert not (tmp_path / "other" / "metrics.jsonl").exists()
+    assert same(last(tmp_path), good)

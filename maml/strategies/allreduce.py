@@ -68,6 +68,8 @@ class AllReduce(Collective):
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate this rank's part of ``ids``; every rank gets all rows."""
+        if self.config.check_every:
+            self._check_equal(meta_params)
         parts = torch.arange(len(ids)).tensor_split(self.world.size)
         mine = parts[self.world.rank]
         rows = torch.zeros(

@@ -1,4 +1,4 @@
-"""How a process that serves waits: not longer than those who are to call it live."""
+"""How a process that serves waits: not longer than rank zero lives."""
 
 from __future__ import annotations
 
@@ -10,35 +10,47 @@ import torch.distributed.rpc as rpc
 from maml.distributed import StopRequest
 from maml.errors import WorkerLostError
 
-STOP_GRACE = 20.0
-"""Seconds that a serving process outlives a SIGTERM, for rank zero to write its checkpoint."""
+STOP_PROBE = 5.0
+"""Seconds between questions whether rank zero lives, once a stop signal has come."""
+
+_heeding: StopRequest | None = None
 
 
-def _answer() -> None:
-    """Prove that this process serves."""
+def heed(stop: StopRequest) -> None:
+    """On rank zero: let the signals that other ranks receive be its own."""
+    global _heeding
+    _heeding = stop
+
+
+def _answer(seen: str | None) -> None:
+    """Run on rank zero: prove that it lives, and hear of a stop signal."""
+    if seen is not None and _heeding is not None and _heeding.signal is None:
+        _heeding.signal = seen
 
 
 def wait_for(event: threading.Event, stop: StopRequest, timeout: float) -> None:
     """Wait for ``event``, as long as rank zero answers.
 
-    A stop signal reaches every process of a job; rank zero decides when to end, and the others
-    outlive the signal by `STOP_GRACE` seconds at most.
+    A stop signal may reach this process alone: rank zero is told, and decides when to end. It may
+    be in the middle of a step; while it lives, it is served.
 
     Raises:
-        WorkerLostError: without a word if rank zero is gone; it has said why, or the launcher
-            will.
+        WorkerLostError: without a word if rank zero is gone, or is silent for about ``timeout``
+            seconds; it has said why, or the launcher will.
     """
-    deadline, probed = None, time.monotonic()
-    while not event.wait(0.5):
-        now = time.monotonic()
-        if stop:
-            deadline = deadline or now + STOP_GRACE
-        elif now < probed + timeout:
+    asked, silent = time.monotonic(), 0
+    told = False
+    while (stop and not told) or not event.wait(0.5):
+        patience = STOP_PROBE if stop else timeout / 2
+        if not (stop and not told) and time.monotonic() < asked + patience:
             continue
-        probed = now
+        asked = time.monotonic()
         try:
-            rpc.rpc_sync(0, _answer, timeout=STOP_GRACE / 4 if stop else timeout)
-        except RuntimeError:
-            deadline = 0.0
-        if deadline is not None and time.monotonic() > deadline and not event.is_set():
-            raise WorkerLostError("")
+            rpc.rpc_sync(0, _answer, (stop.signal,), timeout=patience)
+            silent, told = 0, bool(stop)
+        except RuntimeError as error:
+            silent += 1
+            told = bool(stop)
+            # Once is no proof while it may be busy; a broken connection is.
+            if "time" not in str(error).lower() or silent == (2 if stop else 1):
+                raise WorkerLostError("") from None

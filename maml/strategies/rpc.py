@@ -27,7 +27,7 @@ from maml.distributed import World, init_process, rpc_world
 from maml.errors import WorkerLostError
 from maml.inner import Params
 from maml.learners import Learner
-from maml.strategies.attendance import wait_for
+from maml.strategies.attendance import heed, wait_for
 from maml.strategies.base import Strategy
 from maml.strategies.outer_loss import OuterLoss
 from maml.worker import Share, Worker, on_cpu, total
@@ -123,6 +123,8 @@ class Rpc(Strategy):
     def _init_worker(self) -> None:
         global _worker
         init_process(self.config, self.world)
+        if self.drives:
+            heed(self.stop)
         _worker = self.worker
         _finished.clear()
 

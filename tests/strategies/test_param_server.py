@@ -151,6 +151,6 @@ def test_needs_two_processes(tmp_path: Path) -> None:
     ],
 )
 def test_collectives_are_synchronous(values: dict[str, str], message: str) -> None:
-    config: Config = sinusoid(ps_transport="collective", **values)
+    config: Config = sinusoid(strategy="param-server", ps_transport="collective", **values)
     with pytest.raises(UserError, match=message):
         config.check()

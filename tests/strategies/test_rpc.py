@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import run, run_torchrun, start, torchrun
+from tests.launching import run, run_torchrun, start, start_ranks, torchrun
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
 SINUSOID = [
@@ -59,6 +59,21 @@ def test_lost_worker_ends_the_run(tmp_path: Path, number: signal.Signals) -> Non
     assert done.returncode != 0
     if number == signal.SIGSTOP:
         assert "--timeout 15" in done.stderr
+    assert (tmp_path / "checkpoints" / "last.pt").exists()
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "param-server"])
+def test_a_signal_to_a_worker_stops_all(tmp_path: Path, strategy: str) -> None:
+    """As when one host of a job is taken away: in good order, with a checkpoint."""
+    args = [*SINUSOID, "--iterations", "100000", "--log-every", "1", "--strategy", strategy]
+    ranks = start_ranks(2, [*args, "--run-dir", str(tmp_path)])
+    try:
+        wait_for_iteration(ranks[0], tmp_path, 5, limit=90)
+        os.kill(ranks[1].process.pid, signal.SIGTERM)
+    finally:
+        done = [launched.wait(60, expect=None) for launched in ranks]
+    assert [rank.returncode for rank in done] == [143, 0]
+    assert "stopped by SIGTERM" in done[0].stdout
     assert (tmp_path / "checkpoints" / "last.pt").exists()
 
 

@@ -64,7 +64,9 @@ class CollectiveServer(Collective):
         self.stop.install()
         learner = self.worker.learner
         while True:
-            kind, split, n_ids = self._broadcast(torch.zeros(3, dtype=torch.int64)).tolist()
+            # Waiting for an order has no time limit: the server may test for minutes.
+            header = torch.zeros(3, dtype=torch.int64)
+            kind, split, n_ids = self._broadcast(header, self.groups.idle).tolist()
             if kind == FINISH:
                 return
             ids = self._broadcast(torch.zeros(n_ids, dtype=torch.int64))
@@ -89,7 +91,7 @@ class CollectiveServer(Collective):
     def _order(
         self, kind: int, ids: Tensor, split: int = 0, meta_params: Params | None = None
     ) -> None:
-        self._broadcast(torch.tensor([kind, split, len(ids)]))
+        self._broadcast(torch.tensor([kind, split, len(ids)]), self.groups.idle)
         if meta_params is not None:
             self._broadcast(ids)
             self._broadcast(self.packing.params(meta_params))
@@ -103,10 +105,9 @@ class CollectiveServer(Collective):
         longest = -(-n_ids // (self.world.size - 1))
         return torch.zeros(longest, len(self.worker.evaluation_names), dtype=self.worker.dtype)
 
-    def _broadcast(self, tensor: Tensor) -> Tensor:
-        # Waiting for an order has no time limit: the server may test for minutes.
+    def _broadcast(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
         with self.guard():
-            dist.broadcast(tensor, src=0, group=self.groups.idle)
+            dist.broadcast(tensor, src=0, group=group or self.groups.work)
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return tensor
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import socket
 import sys
 import threading
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
@@ -28,7 +28,7 @@ from maml.config import Config
 from maml.distributed import World, init_process, leave_rpc, rpc_world
 from maml.errors import UserError, WorkerLostError
 from maml.inner import Params
-from maml.strategies.attendance import wait_for
+from maml.strategies.attendance import heed, wait_for
 from maml.strategies.base import Strategy
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
@@ -41,7 +41,7 @@ GOODBYE_GRACE = 10.0
 
 _inbox: Inbox | None = None
 _farewell: Farewell | None = None
-_addresses: dict[int, tuple[str, int]] = {}
+_addresses: dict[int, tuple[str, int, float]] = {}
 
 
 def _open_inbox() -> Inbox:
@@ -56,9 +56,9 @@ def _exchange(rank: int, result: Result | None) -> Future[Order]:
     return _open_inbox().exchange(rank, result)
 
 
-def _introduce(rank: int, host: str, pid: int) -> None:
-    """Run on the server: say where a trainer runs."""
-    _addresses[rank] = (host, pid)
+def _introduce(rank: int, host: str, pid: int, since: float) -> None:
+    """Run on the server: say where a trainer runs, and since when, as ids are used again."""
+    _addresses[rank] = (host, pid, since)
 
 
 class Farewell:
@@ -109,11 +109,10 @@ class ParameterServer(Strategy):
         self.trainers = range(1, world.size)
         if not self.trainers:
             raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
-        spared = config.ps_backup_workers if config.ps_mode == "backup" else 0
-        self._needed = len(self.trainers) - spared
-        if self._needed < 1:
+        self._spared = config.ps_backup_workers if config.ps_mode == "backup" else 0
+        if self._spared >= len(self.trainers):
             raise UserError(
-                f"--ps-backup-workers {spared}: a step would wait for none of the "
+                f"--ps-backup-workers {self._spared}: a step would wait for none of the "
                 f"{len(self.trainers)} trainers"
             )
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
@@ -139,6 +138,8 @@ class ParameterServer(Strategy):
     def _init_worker(self) -> None:
         global _inbox, _farewell
         init_process(self.config, self.world)
+        if self.drives:
+            heed(self.stop)
         if self.drives:
             _inbox, _farewell = self._inbox, Farewell()
             if self.config.ps_forward == "remote":
@@ -181,16 +182,19 @@ class ParameterServer(Strategy):
         return self.packing.to_share(flat)
 
     def _sum_of_step(self, params: Tensor, ids: Tensor) -> Tensor:
-        """Return the sum over the first ``_needed`` trainers' shares of this step."""
+        """Return the sum over the first n − b trainers' shares of this step."""
         parts = dict(zip(self.trainers, ids.tensor_split(len(self.trainers)), strict=True))
         shares: dict[int, Tensor] = {}
         ordered: set[int] = set()
         deadline = time.monotonic() + self.config.timeout
-        while len(shares) < self._needed or not any(share[-1] for share in shares.values()):
-            for rank in sorted(self._idle - ordered):
+        # With fewer tasks than trainers, some have none: they are neither asked nor waited for.
+        callers = {rank for rank, part in parts.items() if len(part)}
+        needed = max(len(callers) - self._spared, 1)
+        while len(shares) < needed:
+            for rank in sorted((self._idle & callers) - ordered):
                 self._give(rank, Order("train", self._step, parts[rank], params))
                 ordered.add(rank)
-            arrived = self._next(deadline, missing=set(self.trainers) - shares.keys())
+            arrived = self._next(deadline, missing=callers - shares.keys())
             if arrived is None:
                 continue
             rank, result = arrived
@@ -326,7 +330,10 @@ class ParameterServer(Strategy):
     def serve(self) -> None:
         """Do what the server orders, until it says that all is done."""
         self.stop.install()
-        self._call_server(_introduce, self.world.rank, socket.gethostname(), os.getpid())
+        self._call_server(
+            _introduce,
+            *(self.world.rank, socket.gethostname(), os.getpid(), psutil.Process().create_time()),
+        )
         do: Callable[[Order], Result | None] = self._do
         if self.config.ps_forward == "remote":
             do = Caller(self.worker, self.world.rank)
@@ -404,12 +411,14 @@ class ParameterServer(Strategy):
 
     def _leave_behind(self, rank: int) -> None:
         """End a trainer that does not answer, if it is one of this host's: it may be frozen."""
-        host, pid = _addresses.get(rank, ("", 0))
+        host, pid, since = _addresses.get(rank, ("", 0, 0.0))
         line = f"rank {rank} did not leave within {GOODBYE_GRACE:g} s"
-        if host == socket.gethostname() and pid:
+        if host == socket.gethostname():
             try:
-                os.kill(pid, signal.SIGKILL)
-                line += "; killed"
-            except OSError:
+                process = psutil.Process(pid)
+                if process.create_time() == since:
+                    process.kill()
+                    line += "; killed"
+            except psutil.Error:
                 line += "; it is gone"
         print(f"{line}; all work is done", file=sys.stderr, flush=True)

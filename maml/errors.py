@@ -7,5 +7,5 @@ class UserError(Exception):
     """Bad input: ``str(error)`` is one line that names the flag or the file. Exit code 2."""
 
 
-class WorkerLostError(RuntimeError):
+class WorkerLostError(Exception):
     """A process of the run stopped answering or failed. Exit code 1, without a graceful wait."""

@@ -140,7 +140,6 @@ class ParameterServer(Strategy):
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
-        if self.drives:
             _inbox, _farewell = self._inbox, Farewell()
             if self.config.ps_forward == "remote":
                 self._served = ServedModel(self.worker, self._inbox)

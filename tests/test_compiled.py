@@ -132,7 +132,7 @@ def counting_compiler(folder: Path) -> tuple[Path, Path]:
     """Return a C++ compiler that writes a line for each file that it compiles, and the lines."""
     real = shutil.which("g++") or shutil.which("clang++")
     if real is None:
-        pytest.skip("no C++ compiler")
+        pytest.skip("no C++ compiler (g++ or clang++): inductor cannot build what it generates")
     script, log = folder / "g++", folder / "compiled"
     note = f'case "$*" in *.cpp*) echo "$*" >> {log};; esac'
     script.write_text(f'#!/bin/sh\n{note}\nexec {real} "$@"\n')
@@ -197,7 +197,7 @@ def test_kernels_come_before_compilation() -> None:
 
     with_kernels = ready()
     if with_kernels.learner.in_torch(CPU):
-        pytest.skip("no kernels on this machine")
+        pytest.skip("no kernels here (no C++ compiler): nothing could come before compilation")
     assert with_kernels.compiled is None
     for changes in ({"kernels": "torch"}, {"meta_gradient": "reverse"}, {"precision": "bf16"}):
         assert ready(**changes).compiled is not None

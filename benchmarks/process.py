@@ -1,7 +1,7 @@
 """One peer in a process of its own, told what to do on standard input.
 
 ``check FILE`` saves its gradient, ``run`` does a repetition; each answers with seconds taken.
-The peer ``gemm`` is the roofline: one repetition is `GEMM_REPEATS` products of `GEMM_SIZE`.
+The peers `GEMMS` are the roofline: one repetition is `GEMM_REPEATS` products of `GEMM_SIZE`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable
 from maml import allocator
 
 GEMM_SIZE, GEMM_REPEATS = 2048, 4
+GEMMS = ("gemm-blas", "gemm-onednn")
+"""A float32 product by torch's BLAS and by oneDNN; on some processors one is far the slower."""
 
 
 def main() -> None:
@@ -36,12 +38,14 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     repetition: Callable[[], object]
-    if options.peer == "gemm":
+    if options.peer in GEMMS:
         a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE)
+        if options.peer == "gemm-onednn" and torch.backends.mkldnn.is_available():
+            a, b = a.to_mkldnn(), b.to_mkldnn()
 
         def repetition() -> None:
             for _ in range(GEMM_REPEATS):
-                torch.mm(a, b)
+                torch.nn.functional.linear(a, b)
     else:
         from benchmarks.peers import build
         from benchmarks.settings import SETTINGS, in_float64, make_tasks

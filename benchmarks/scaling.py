@@ -178,24 +178,25 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     what = combinations(options.topologies, options.workers)
     found: dict[tuple[str, int], list[dict[str, Any]]] = {key: [] for key in what}
-    for _ in range(options.rounds):
-        for topology, workers in tqdm(what, desc="round", unit="run", leave=False):
+    report: dict[str, Any] = {
+        "hardware": describe(1),
+        "preset": options.preset,
+        "meta_batch_size": options.meta_batch_size,
+    }
+    for number in range(1, options.rounds + 1):
+        bar = tqdm(what, desc=f"round {number} of {options.rounds}", unit="run", leave=False)
+        for topology, workers in bar:
             found[topology, workers].append(
                 measure(
                     topology, workers, options.preset, options.meta_batch_size, options.iterations
                 )
             )
-    rows = [summarise(*key, rounds) for key, rounds in found.items()]
-    report = {
-        "hardware": describe(1),
-        "preset": options.preset,
-        "meta_batch_size": options.meta_batch_size,
-        "rows": rows,
-    }
+        report["rows"] = [summarise(*key, rounds) for key, rounds in found.items()]
+        if options.json:
+            # After each round: hours of them may not all be had.
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
     print(f"{options.preset}, {options.meta_batch_size} tasks a step, medians of {options.rounds}")
-    print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    print(table(report["rows"]))
     if options.plot:
         draw(report, options.plot)
 

@@ -28,6 +28,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from maml.config import Config
 from maml.errors import UserError
+from maml.pulse import Pulse
 from maml.seeds import seed_of
 
 START_TIMEOUT = 300.0
@@ -192,11 +193,12 @@ class Groups(NamedTuple):
     """Process groups over the same processes, which differ in their patience.
 
     ``work``: ``--timeout``. ``idle``: for ever; where a process waits for work, or for rank zero
-    to finish writing.
+    to finish writing, and ``pulse`` says that rank zero lives.
     """
 
     work: dist.ProcessGroup
     idle: dist.ProcessGroup
+    pulse: Pulse
 
 
 @contextlib.contextmanager
@@ -209,10 +211,11 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
     init_method = "env://" if world.launched else f"tcp://127.0.0.1:{_free_port()}"
     start_timeout = timedelta(seconds=max(START_TIMEOUT, timeout))
     store, *_ = next(rendezvous(init_method, world.rank, world.size, timeout=start_timeout))
+    # A name of its own for each world of a process: the launcher's store outlives them all.
+    store = PrefixStore(f"collective world {next(_collective_worlds)}", store)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        # A name of its own for each world of a process: the launcher's store outlives them all.
-        store=PrefixStore(f"collective world {next(_collective_worlds)}", store),
+        store=store,
         rank=world.rank,
         world_size=world.size,
         timeout=start_timeout,
@@ -224,12 +227,15 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
         # It returns a number in place of a group of which this process is no member.
         assert isinstance(work, dist.ProcessGroup)
         assert isinstance(idle, dist.ProcessGroup)
-        groups = Groups(work, idle)
+        groups = Groups(work, idle, Pulse(store, world.rank, timeout))
         dist.barrier()
-        yield groups
-        # Rank zero may still write for long; once it is done, so is everyone, or is lost.
-        dist.broadcast(torch.zeros(1), src=0, group=groups.idle)
-        dist.barrier(groups.work)
+        with groups.pulse.beating():
+            yield groups
+            # Rank zero may still write for long; once it is done, so is everyone, or is lost.
+            end = dist.broadcast(torch.zeros(1), src=0, group=groups.idle, async_op=True)
+            assert end is not None
+            groups.pulse.wait(end)
+            dist.barrier(groups.work)
     except BaseException:
         _without_waiting(dist.destroy_process_group)
         raise

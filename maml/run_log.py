@@ -126,6 +126,14 @@ class RunLog:
             write_text(self._path, kept)
 
     @todist.rank_zero_only
+    def has(self, iteration: int, split: str) -> bool:
+        """Return whether there is an evaluation of ``split`` at ``iteration``; on rank zero."""
+        return self._path.is_file() and any(
+            row["iteration"] == iteration and row.get("split") == split
+            for row in read_metrics(self._path)
+        )
+
+    @todist.rank_zero_only
     def write(self, row: Row) -> None:
         """Append one row.
 

@@ -146,6 +146,8 @@ class _Run:
             disable=not self.speaks, mininterval=0.5 if sys.stderr.isatty() else 15,
         )  # fmt: skip
         with bar:
+            if self._owes_validation():
+                self._validate(bar)
             while self.iteration < config.iterations and not self.strategy.stopping:
                 began = time.perf_counter()
                 ids = episodes.ids(self.iteration, config.meta_batch_size)
@@ -174,6 +176,12 @@ class _Run:
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.iteration % every == 0
+
+    def _owes_validation(self) -> bool:
+        """Say whether the run was stopped in the middle of this iteration's validation."""
+        if not self.iteration or not self._due(self.config.eval_every):
+            return False
+        return not self.strategy.from_rank_zero(self.log.has(self.iteration, "validation"))
 
     def _validate(self, bar: Any) -> None:
         result = evaluate(
@@ -239,6 +247,7 @@ class _Run:
                     "optimizer": self.optimizer.state_dict(),
                     "iteration": self.iteration,
                     "seconds": self.seconds,
+                    "strategy": self.strategy.state(),
                     "config": {name: getattr(self.config, name) for name in MUST_MATCH},
                 },
                 keep=self.config.keep_checkpoints,
@@ -249,6 +258,7 @@ class _Run:
             tensor.copy_(saved["model"][name])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
+        self.strategy.restore(saved.get("strategy", {}))
 
     def _say(self, text: str) -> None:
         if self.speaks:

@@ -44,17 +44,20 @@ def torchrun(nproc: int, script: Sequence[str] = ("train_maml.py",)) -> list[str
     return [*launcher, f"--nproc_per_node={nproc}", *script]
 
 
-def start_ranks(world_size: int, args: Sequence[str]) -> list[Launched]:
+def start_ranks(
+    world_size: int, args: Sequence[str], own: Mapping[int, Sequence[str]] | None = None
+) -> list[Launched]:
     """Start every rank of ``train_maml.py args`` on its own, as a cluster's launcher does.
 
-    Unlike under torchrun, the end of one is not the end of all.
+    Unlike under torchrun, the end of one is not the end of all, and a rank can be given arguments
+    of its ``own``.
     """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     return [
         start(
-            [*TRAIN, *args],
+            [*TRAIN, *args, *(own or {}).get(rank, ())],
             env={
                 **{"RANK": str(rank), "WORLD_SIZE": str(world_size)},
                 **{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)},

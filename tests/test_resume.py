@@ -18,6 +18,7 @@ import torch
 from maml import checkpoint
 from maml.errors import UserError
 from maml.presets import with_values
+from maml.strategies.local import Local
 from maml.trainer import Trainer
 from tests.launching import run
 from tests.runs import glyphs, last, metrics, same, sinusoid, train
@@ -75,6 +76,33 @@ def test_rows_are_not_doubled(tmp_path: Path) -> None:
     assert [row["iteration"] for row in twice if "split" not in row] == [1, 2, 3, 4, 5, 6]
     assert [row["iteration"] for row in twice if "split" in row] == [2, 4, 6]
     assert all(line.endswith("}") for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+
+
+def test_an_interrupted_validation_is_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is of the iteration whose validation was stopped."""
+    config = sinusoid(iterations=4, eval_every=2, eval_tasks=9, task_batch=4)
+    evaluate = Local.evaluate
+
+    def stop_after(strategy: Local, *args: Any) -> Any:
+        rows = evaluate(strategy, *args)
+        strategy.stop.signal = "SIGTERM"
+        return rows
+
+    monkeypatch.setattr(Local, "evaluate", stop_after)
+    assert Trainer(with_values(config, run_dir=str(tmp_path / "stopped"))).run() == 143
+    monkeypatch.undo()
+    assert last(tmp_path / "stopped")["iteration"] == 2
+    assert not any("split" in row for row in metrics(tmp_path / "stopped"))
+    train(config, tmp_path / "stopped")
+    train(config, tmp_path / "straight")
+    losses = [
+        [(row["iteration"], row.get("split"), row["loss"]) for row in metrics(tmp_path / name)]
+        for name in ("straight", "stopped")
+    ]
+    assert losses[0] == losses[1]
+    assert len([split for _, split, _ in losses[0] if split]) == 2
 
 
 def test_never_refuses_a_directory_with_a_run(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ parameters because they have done the same arithmetic, which is checked now and 
 from __future__ import annotations
 
 import hashlib
-import signal
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +22,6 @@ from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
 
 T = TypeVar("T")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class AllReduce(Collective):
@@ -82,11 +80,9 @@ class AllReduce(Collective):
 
     def _reduce(self, flat: Tensor) -> Tensor:
         """Sum over ranks, and agree on whether to stop: a signal may reach one rank alone."""
-        seen = flat.new_tensor([float(self.stop.signal == number.name) for number in SIGNALS])
-        summed, stops = self.all_reduce(torch.cat([flat, seen])).split([len(flat), len(SIGNALS)])
-        for number, count in zip(SIGNALS, stops.tolist(), strict=True):
-            if count and self._agreed is None:
-                self._agreed = number.name
+        flags = self.stop_flags().to(flat)
+        summed, stops = self.all_reduce(torch.cat([flat, flags])).split([len(flat), len(flags)])
+        self._agreed = self._agreed or self.first_stop(stops)
         return summed
 
     def _check_equal(self, meta_params: Params) -> None:

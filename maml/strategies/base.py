@@ -13,6 +13,7 @@ from torch import Tensor
 from maml.config import Config
 from maml.distributed import StopRequest, World
 from maml.inner import Params
+from maml.strategies.agreement import agree
 from maml.worker import Share, Worker
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Strategy(ABC):
     def __enter__(self) -> Strategy:
         if self.worker.device.type == "cuda":
             torch.cuda.set_device(self.worker.device)
+        agree(self.config, self.world)
         with self.guard():
             self._entered.enter_context(self.transport())
         return self
@@ -97,6 +99,14 @@ class Strategy(ABC):
     def from_rank_zero(self, value: T) -> T:
         """Return rank zero's ``value`` in every driving process."""
         return value
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs beside parameters: of rank zero, for its checkpoint."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned; empty, or another strategy's: begin anew."""
+        return None
 
     def report(self) -> dict[str, Any]:
         """Return what the transport has to say since the last call: columns of metrics.jsonl."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -16,6 +18,8 @@ from maml.errors import WorkerLostError
 from maml.strategies.base import Strategy
 from maml.strategies.packing import Packing
 from maml.worker import Worker
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Collective(Strategy):
@@ -42,6 +46,22 @@ class Collective(Strategy):
             row["reduce_seconds"] = self._reduce_seconds
         self._reduce_seconds = 0.0
         return row
+
+    def stop_flags(self) -> Tensor:
+        """Return ``[S]`` float64, which of `SIGNALS` this process has received.
+
+        They travel with its results: a signal may reach one process alone.
+        """
+        seen = [float(self.stop.signal == number.name) for number in SIGNALS]
+        return torch.tensor(seen, dtype=torch.float64)
+
+    @staticmethod
+    def first_stop(counts: Tensor) -> str | None:
+        """Return the name of the signal that ``counts [S]``, flags added up, say has come."""
+        for number, count in zip(SIGNALS, counts.tolist(), strict=True):
+            if count:
+                return number.name
+        return None
 
     def all_reduce(self, flat: Tensor) -> Tensor:
         """Sum ``flat`` over all ranks, in place."""

@@ -13,24 +13,27 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
-import torchopt
 import torchopt.distributed as todist
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import World, init_process, rpc_world
+from maml.distributed import World, init_process, left_rpc, rpc_world
 from maml.errors import WorkerLostError
 from maml.inner import Params
-from maml.learners import Learner
 from maml.strategies.attendance import heed, wait_for
 from maml.strategies.base import Strategy
 from maml.strategies.outer_loss import OuterLoss
+from maml.strategies.packing import Packing
+from maml.strategies.reference import Reference
 from maml.worker import Share, Worker, on_cpu, total
+
+PROBE = 2.0
+"""Seconds in which a process that lives answers an empty call."""
 
 _worker: Worker | None = None
 _finished = threading.Event()
@@ -46,24 +49,29 @@ def _finish() -> None:
     _finished.set()
 
 
-def _outer_sums(ids: Tensor, learner: Learner) -> Tensor:
+def _is_here() -> None:
+    """Answer, which says enough."""
+
+
+def _outer_sums(ids: Tensor, reference: Reference) -> Tensor:
     """Run on a worker: ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks ``ids``.
 
-    ``learner`` came with this call, so no other thread calls into it.
+    The learner came with this call, so no other thread calls into it.
     """
-    params = learner.meta_parameters()
-
-    def compute() -> Share:
-        return _this_worker().meta_gradient(params, ids.reshape(-1), learner)
-
     with torch.enable_grad():
-        total: Tensor = OuterLoss.apply(compute, tuple(params), *params.values())
-    return total
+        learner, params = reference.resolve()
+
+        def compute() -> Share:
+            return _this_worker().meta_gradient(params, ids.reshape(-1), learner)
+
+        sums: Tensor = OuterLoss.apply(compute, tuple(params), *params.values())
+    return sums
 
 
-def _evaluations(ids: Tensor, learner: Learner, split: str) -> Tensor:
+def _evaluations(ids: Tensor, reference: Reference, split: str) -> Tensor:
     """Run on a worker: per-task metrics of ``split``'s tasks ``ids``."""
-    return _this_worker().evaluate(learner.meta_parameters(), split, ids, learner)
+    learner, params = reference.resolve()
+    return _this_worker().evaluate(params, split, ids, learner)
 
 
 def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, ...], Any]]:
@@ -80,21 +88,21 @@ def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, .
     partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
     reducer=todist.mean_reducer,
 )
-def exclusive_outer_sums(ids: Tensor, learner: Learner) -> Tensor:
+def exclusive_outer_sums(ids: Tensor, reference: Reference) -> Tensor:
     """One call a task: the mean over calls of `_outer_sums`."""
-    return _outer_sums(ids, learner)
+    return _outer_sums(ids, reference)
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.mean_reducer)
-def chunk_outer_sums(ids: Tensor, learner: Learner) -> Tensor:
+def chunk_outer_sums(ids: Tensor, reference: Reference) -> Tensor:
     """One call a worker: the mean over calls of `_outer_sums`."""
-    return _outer_sums(ids, learner)
+    return _outer_sums(ids, reference)
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=list)
-def chunk_evaluations(ids: Tensor, learner: Learner, split: str) -> Tensor:
+def chunk_evaluations(ids: Tensor, reference: Reference, split: str) -> Tensor:
     """One call a worker: the list of `_evaluations`."""
-    return _evaluations(ids, learner, split)
+    return _evaluations(ids, reference, split)
 
 
 class Rpc(Strategy):
@@ -104,10 +112,9 @@ class Rpc(Strategy):
         super().__init__(config, world, worker)
         exclusive = config.partition == "exclusive"
         self._outer_sums = exclusive_outer_sums if exclusive else chunk_outer_sums
-        # Made once: a step only puts other tensors into it.
-        self._clone: Learner = torchopt.module_clone(  # type: ignore[assignment]
-            worker.learner, by="reference", detach_buffers=True
-        )
+        self._packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
+        # Made once: a step only points it at other values.
+        self._reference = Reference(worker.learner, self._packing)
         # A call in flight never waits for another, but it does hold a thread and a gradient.
         self._wave = world.size * (config.rpc_threads - 1) if exclusive else None
 
@@ -164,9 +171,9 @@ class Rpc(Strategy):
         """
         shares = []
         with todist.autograd.context() as context:
-            learner, aliases = self._by_reference(meta_params)
+            flat = self._reference.to(meta_params)
             with self.guard():
-                pending = self._outer_sums(ids, learner) if len(ids) else None
+                pending = self._outer_sums(ids, self._reference) if len(ids) else None
             if meanwhile is not None:
                 shares.append(on_cpu(self._compute(meta_params, meanwhile)))
             if pending is not None:
@@ -177,15 +184,13 @@ class Rpc(Strategy):
                 # the count pass through it, so their ratio is the unbiased mean over tasks.
                 sums = reduced[:-1] / reduced[-1].detach() * len(ids)
                 with self.guard():
-                    gradients = todist.autograd.grad(context, sums[0], tuple(aliases.values()))
-                home: Params = {}
-                for name, gradient in zip(aliases, gradients, strict=True):
-                    if gradient is None or gradient.shape != meta_params[name].shape:
-                        raise WorkerLostError(f"no gradient came home for {name}; refusing to step")
-                    home[name] = gradient
+                    (gradient,) = todist.autograd.grad(context, sums[0], flat)
+                if gradient is None or gradient.shape != flat.shape:
+                    raise WorkerLostError("no gradient came home; refusing to step")
+                home = self._packing.to_params(gradient)
                 shares.append(Share(home, sums.detach(), len(ids)))
                 # Of each call to another rank: the parameters there, the gradients back.
-                self.wire_bytes += 2 * self._calls_to_others(ids) * _nbytes(home) + ids.nbytes
+                self.wire_bytes += 2 * self._calls_to_others(ids) * flat.nbytes + ids.nbytes
         return total(shares)
 
     def _own(self, ids: Tensor) -> Tensor:
@@ -199,14 +204,14 @@ class Rpc(Strategy):
         """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""
         own = self._own(ids)
         rest = ids[len(own) :]
-        learner, _ = self._by_reference(meta_params)
+        sent = self._reference.to(meta_params).nbytes
         with self.guard():
-            pending = chunk_evaluations(rest, learner, split) if len(rest) else None
+            pending = chunk_evaluations(rest, self._reference, split) if len(rest) else None
         rows = [self.worker.evaluate(meta_params, split, own, self.worker.learner)]
         if pending is not None:
             with self.guard():
                 rows += pending.wait()
-            self.wire_bytes += (len(rows) - 1) * _nbytes(meta_params)
+            self.wire_bytes += (len(rows) - 1) * sent
         return torch.cat(rows)
 
     def _calls_to_others(self, ids: Tensor) -> int:
@@ -216,39 +221,39 @@ class Rpc(Strategy):
         # Exclusively partitioned tasks go round the ranks, beginning with 0.
         return len(ids) - -(-len(ids) // self.world.size)
 
-    def _by_reference(self, meta_params: Params) -> tuple[Learner, Params]:
-        """Return a clone of the learner that aliases ``meta_params``, and the leaves to ask for.
-
-        A clone by reference alone would train nothing: an ``nn.Parameter`` is silently detached
-        when it is pickled for RPC. Its aliases here are non-leaf views, which travel with their
-        place in the graph, at no copy.
-        """
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
-        for name, leaf in leaves.items():
-            path, _, attribute = name.rpartition(".")
-            module = self._clone.get_submodule(path)
-            module._parameters[attribute] = leaf.view_as(leaf)  # type: ignore[assignment]
-        return self._clone, leaves
-
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Turn a peer's silence or failure into one error."""
+        """Turn a peer's silence or failure into one error that names it."""
         try:
             yield
         except RuntimeError as error:
-            raise WorkerLostError(_first_line(error, self.config.timeout)) from error
+            raise WorkerLostError(self._first_line(error)) from error
 
+    def _first_line(self, error: Exception) -> str:
+        text = str(error).strip()
+        remote = re.search(r"On WorkerInfo\(id=(\d+).*?\):\s*(.+)", text)
+        if remote:
+            return f"rank {remote[1]} failed: {remote[2]}"
+        line = text.splitlines()[0]
+        silent = self._silent()
+        if silent:
+            line = f"rank(s) {', '.join(map(str, silent))} ({line})"
+        if "timed out" in text.lower() or "timeout" in text.lower():
+            return f"a worker did not answer within --timeout {self.config.timeout:g} s: {line}"
+        return f"a worker was lost: {line}"
 
-def _nbytes(params: Params) -> int:
-    return sum(tensor.nbytes for tensor in params.values())
-
-
-def _first_line(error: Exception, timeout: float) -> str:
-    text = str(error).strip()
-    remote = re.search(r"On WorkerInfo\(id=(\d+).*?\):\s*(.+)", text)
-    if remote:
-        return f"rank {remote[1]} failed: {remote[2]}"
-    line = text.splitlines()[0]
-    if "timed out" in line.lower() or "timeout" in line.lower():
-        return f"a worker did not answer within --timeout {timeout:g} s ({line})"
-    return f"a worker failed: {line}"
+    def _silent(self) -> list[int]:
+        """Return the ranks that do not answer a call that costs nothing."""
+        if not self.drives or left_rpc():
+            return []
+        asked = {}
+        for rank in range(1, self.world.size):
+            # Calling one that is known to be gone fails at once.
+            with suppress(RuntimeError):
+                asked[rank] = rpc.rpc_async(rank, _is_here, timeout=PROBE)
+        silent = set(range(1, self.world.size))
+        for rank, answer in asked.items():
+            with suppress(RuntimeError):
+                answer.wait()
+                silent.remove(rank)
+        return sorted(silent)

@@ -13,13 +13,16 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 import torchopt
+from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 from maml.config import Config
 from maml.distributed import World
 from maml.errors import WorkerLostError
+from maml.inner import Params
 from maml.presets import PRESETS
 from maml.program import run_program
 from maml.strategies.local import Local
+from maml.strategies.reference import Reference
 from maml.strategies.rpc import Rpc
 from maml.worker import Worker
 
@@ -41,9 +44,9 @@ def _square_of_first(module: torch.nn.Module) -> torch.Tensor:
 
 
 def parameter_is_detached() -> None:
-    """An ``nn.Parameter`` sent over RPC loses its place in the graph; a by-reference view keeps it.
+    """An ``nn.Parameter`` sent over RPC loses its place in the graph; a plain tensor keeps it.
 
-    If the first half stops holding, torch has changed and `Rpc._by_reference` may be simplified.
+    If the first half stops holding, torch has changed and `Reference` may be simplified.
     """
     with make():
         linear = torch.nn.Linear(3, 2, bias=False)
@@ -53,43 +56,55 @@ def parameter_is_detached() -> None:
             # Nothing fails, and nothing arrives.
             dist_autograd.backward(context, [loss])
             assert linear.weight not in dist_autograd.get_gradients(context)
-        clone._parameters["weight"] = linear.weight.view_as(linear.weight)  # type: ignore[assignment]
+        weight = linear.weight.detach().requires_grad_()
+        clone._parameters["weight"] = weight  # type: ignore[assignment]
         with dist_autograd.context() as context:
             loss = rpc.rpc_sync(0, _square_of_first, args=(clone,))
             dist_autograd.backward(context, [loss])
-            gradient = dist_autograd.get_gradients(context)[linear.weight]
-        torch.testing.assert_close(gradient, 2 * linear.weight.detach())
+            gradient = dist_autograd.get_gradients(context)[weight]
+        torch.testing.assert_close(gradient, 2 * weight.detach())
+
+
+class Forgetful(Reference):
+    """Sends the parameters outside the graph."""
+
+    def to(self, meta_params: Params) -> torch.Tensor:
+        leaf = super().to(meta_params)
+        self._flat = leaf.detach()
+        return leaf
 
 
 def missing_gradient_is_refused() -> None:
-    """A strategy that forgot the views must not step."""
-    with make() as strategy:
-        forgetful = strategy._by_reference
-
-        def by_reference(meta_params):  # type: ignore[no-untyped-def]
-            clone, leaves = forgetful(meta_params)
-            for module in clone.modules():
-                for name, tensor in module._parameters.items():
-                    if tensor is not None:
-                        module._parameters[name] = torch.nn.Parameter(tensor.detach())
-            return clone, leaves
-
-        strategy._by_reference = by_reference  # type: ignore[method-assign]
+    """A strategy whose calls carry parameters outside the graph must not step."""
+    with make(partition="exclusive") as strategy:
+        learner = strategy.worker.learner
+        strategy._reference = Forgetful(learner, strategy._packing)
         try:
-            strategy.meta_step(strategy.worker.learner.meta_parameters(), IDS[:2])
-        except WorkerLostError:
+            strategy.meta_step(learner.meta_parameters(), IDS[:2])
+        except WorkerLostError as error:
+            assert "grad" in str(error), error
             return
         raise AssertionError("stepped without gradients")
 
 
-def clone_aliases_parameters() -> None:
-    """What is sent shares memory with the meta-parameters: no copy before the wire."""
+def parameters_travel_as_one_tensor() -> None:
+    """A reference is pickled as one tensor of P elements, and arrives as the same parameters."""
     with make() as strategy:
         params = strategy.worker.learner.meta_parameters()
-        clone, leaves = strategy._by_reference(params)
-        for name, tensor in clone.meta_parameters().items():
-            assert tensor.data_ptr() == params[name].data_ptr() == leaves[name].data_ptr()
-            assert tensor.grad_fn is not None
+        reference = strategy._reference
+        leaf = reference.to(params)
+        pickled, tensors = _internal_rpc_pickler.serialize(reference)
+        assert [tensor.numel() for tensor in tensors] == [sum(p.numel() for p in params.values())]
+        assert tensors[0].requires_grad and tensors[0].data_ptr() == leaf.data_ptr()
+        # What else travels does not grow with the parameters: 450 kB of them here.
+        assert len(pickled) < 10_000, len(pickled)
+        learner, arrived = _internal_rpc_pickler.deserialize(pickled, tensors).resolve()
+        assert learner is not strategy.worker.learner
+        for found in (arrived, learner.meta_parameters()):
+            assert list(found) == list(params)
+            for name, tensor in found.items():
+                assert torch.equal(tensor, params[name])
+                assert tensor.grad_fn is not None
 
 
 def concurrent_calls_do_not_mix() -> None:

@@ -81,34 +81,6 @@ def test_backup_outlives_a_worker(tmp_path: Path, number: signal.Signals) -> Non
     assert result(tmp_path)["tasks"] == 8
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_sync_ends_with_a_lost_worker(tmp_path: Path, number: signal.Signals) -> None:
-    """One line that names the rank, a non-zero exit code, nobody left, progress kept."""
-    args = [*SINUSOID, "--iterations", "100000", "--checkpoint-every", "5", "--timeout", "8"]
-    ranks = start_ranks(3, [*args, "--run-dir", str(tmp_path)])
-    try:
-        wait_for_iteration(ranks[0], tmp_path, 10, limit=90)
-        os.kill(ranks[2].process.pid, number)
-        assert ranks[0].process.wait(60) == 1
-    finally:
-        if ranks[2].process.poll() is None:
-            os.kill(ranks[2].process.pid, signal.SIGKILL)
-        done = [launched.wait(60, expect=None) for launched in ranks]
-    assert "error: a worker did not answer within --timeout 8 s: rank(s) 2" in done[0].stderr
-    assert done[1].returncode != 0
-    assert (tmp_path / "checkpoints" / "last.pt").exists()
-
-
-def test_trainers_leave_a_server_that_died(tmp_path: Path) -> None:
-    ranks = start_ranks(2, [*SINUSOID, "--iterations", "100000", "--run-dir", str(tmp_path)])
-    try:
-        wait_for_iteration(ranks[0], tmp_path, 10, limit=90)
-        os.kill(ranks[0].process.pid, signal.SIGKILL)
-    finally:
-        done = [launched.wait(60, expect=None) for launched in ranks]
-    assert done[1].returncode == 1
-
-
 @pytest.mark.parametrize("transport", ["rpc", "collective"])
 def test_stop_and_resume(tmp_path: Path, transport: str) -> None:
     """A SIGTERM to all: the server saves, everyone leaves; the same command goes on."""

@@ -137,6 +137,38 @@ def test_async_applies_each_and_drops_the_old(pool: ThreadPoolExecutor) -> None:
     assert report["staleness"] == [4]
 
 
+def test_async_resumed_hands_out_each_batch_once(pool: ThreadPoolExecutor) -> None:
+    """What was under way at a checkpoint comes first, then what nobody has had."""
+    play = Play(pool, trainers=2, ps_mode="async", ps_max_staleness=0)
+    step = play.step(0)
+    orders = {rank: play.ask(rank).wait() for rank in (1, 2)}
+    answer = play.ask(1, play.work(orders[1]))
+    step.result(20)
+    step = play.step(1)
+    third = answer.wait()
+    # Too old now: dropped, and its tasks are gone; the trainer gets others.
+    fourth = play.ask(2, play.work(orders[2])).wait()
+    play.ask(1, play.work(third))
+    step.result(20)
+    begun = [order.ids.tolist() for order in (orders[1], orders[2], third, fourth)]
+    assert begun == [list(range(7 * i, 7 * i + 7)) for i in range(4)]
+    state = play.server.state()
+
+    resumed = Play(pool, trainers=3, ps_mode="async")
+    resumed.server.restore(state)
+    step = resumed.step(2)
+    orders = {rank: resumed.ask(rank).wait() for rank in (1, 2, 3)}
+    assert [orders[rank].ids.tolist() for rank in (1, 2, 3)] == [
+        fourth.ids.tolist(),
+        list(range(28, 35)),
+        list(range(35, 42)),
+    ]
+    # Before any has come back, another stop loses none either.
+    assert len(resumed.server.state()["under_way"]) == 3
+    resumed.ask(1, resumed.work(orders[1]))
+    assert_same(step.result(20), resumed.expected(fourth.ids))
+
+
 def test_async_counts_staleness(pool: ThreadPoolExecutor) -> None:
     play = Play(pool, trainers=2, ps_mode="async", ps_max_staleness=5)
     step = play.step(0)

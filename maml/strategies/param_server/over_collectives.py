@@ -59,14 +59,11 @@ class CollectiveServer(Collective):
 
     def serve(self) -> None:
         """Do what the server orders, until it says that all is done."""
-        # A stop signal is the server's business; it ends the others by its last order, or the
-        # broken connection does.
+        # A stop signal is the server's business: it hears of one with the next result.
         self.stop.install()
         learner = self.worker.learner
         while True:
-            # Waiting for an order has no time limit: the server may test for minutes.
-            header = torch.zeros(3, dtype=torch.int64)
-            kind, split, n_ids = self._broadcast(header, self.groups.idle).tolist()
+            kind, split, n_ids = self._header(torch.zeros(3, dtype=torch.int64)).tolist()
             if kind == FINISH:
                 return
             ids = self._broadcast(torch.zeros(n_ids, dtype=torch.int64))
@@ -91,7 +88,7 @@ class CollectiveServer(Collective):
     def _order(
         self, kind: int, ids: Tensor, split: int = 0, meta_params: Params | None = None
     ) -> None:
-        self._broadcast(torch.tensor([kind, split, len(ids)]), self.groups.idle)
+        self._header(torch.tensor([kind, split, len(ids)]))
         if meta_params is not None:
             self._broadcast(ids)
             self._broadcast(self.packing.params(meta_params))
@@ -105,16 +102,29 @@ class CollectiveServer(Collective):
         longest = -(-n_ids // (self.world.size - 1))
         return torch.zeros(longest, len(self.worker.evaluation_names), dtype=self.worker.dtype)
 
-    def _broadcast(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    def _header(self, tensor: Tensor) -> Tensor:
+        """Broadcast what comes next. There is no time limit: the server may test for minutes."""
         with self.guard():
-            dist.broadcast(tensor, src=0, group=group or self.groups.work)
+            work = dist.broadcast(tensor, src=0, group=self.groups.idle, async_op=True)
+            assert work is not None
+            self.groups.pulse.wait(work, stopping=lambda: self.stop)
+        self.wire_bytes += (self.world.size - 1) * tensor.nbytes
+        return tensor
+
+    def _broadcast(self, tensor: Tensor) -> Tensor:
+        with self.guard():
+            dist.broadcast(tensor, src=0, group=self.groups.work)
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return tensor
 
     def _gather(self, tensor: Tensor) -> list[Tensor]:
         """Gather tensors of the same shape from all ranks; the list is empty but on rank 0."""
-        parts = [torch.empty_like(tensor) for _ in range(self.world.size)] if self.drives else []
+        flat = torch.cat([tensor.reshape(-1), self.stop_flags().to(tensor)])
+        parts = [torch.empty_like(flat) for _ in range(self.world.size)] if self.drives else []
         with self.guard():
-            dist.gather(tensor, parts if self.drives else None, dst=0, group=self.groups.work)
-        self.wire_bytes += (self.world.size - 1) * tensor.nbytes
-        return parts
+            dist.gather(flat, parts if self.drives else None, dst=0, group=self.groups.work)
+        self.wire_bytes += (self.world.size - 1) * flat.nbytes
+        if self.drives:
+            stops = torch.stack([part[tensor.numel() :] for part in parts]).sum(0)
+            self.stop.signal = self.stop.signal or self.first_stop(stops)
+        return [part[: tensor.numel()].view_as(tensor) for part in parts]

@@ -124,6 +124,10 @@ class ParameterServer(Strategy):
         self._evaluations = 0
         self._handed_out = 0
         self._first_ids: Tensor | None = None
+        # async: meta-batches that were handed out and not applied, by rank and order; and those
+        # of a run that was stopped.
+        self._under_way: dict[tuple[int, int], Tensor] = {}
+        self._left_over: deque[Tensor] = deque()
         self._forget_counts()
 
     def transport(self) -> AbstractContextManager[None]:
@@ -211,17 +215,42 @@ class ParameterServer(Strategy):
         deadline = time.monotonic() + self.config.timeout
         while True:
             for rank in sorted(self._idle):
-                batch = self.worker.training.following(self._first_ids, self._handed_out)
-                self._handed_out += 1
+                batch = self._following_batch(self._first_ids)
+                self._under_way[rank, self._step] = batch
                 self._give(rank, Order("train", self._step, batch, params))
             arrived = self._next(deadline, missing=set(self.trainers))
             if arrived is None:
                 continue
-            staleness = self._step - arrived[1].number
+            rank, result = arrived
+            del self._under_way[rank, result.number]
+            staleness = self._step - result.number
             if staleness <= self.config.ps_max_staleness:
                 self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
-                return arrived[1].flat
+                return result.flat
             self._dropped += 1
+
+    def _following_batch(self, first_ids: Tensor) -> Tensor:
+        """Return the next meta-batch to hand out: what a stopped run had under way, then on."""
+        if self._left_over:
+            return self._left_over.popleft()
+        self._handed_out += 1
+        return self.worker.training.following(first_ids, self._handed_out - 1)
+
+    def state(self) -> dict[str, Any]:
+        """Return, in async mode, which meta-batches are out: each counts once, whenever it comes.
+
+        ``ahead`` is how many more were handed out than steps were taken.
+        """
+        if self.config.ps_mode != "async":
+            return {}
+        out = [*self._under_way.values(), *self._left_over]
+        return {"ahead": self._handed_out - self._step, "under_way": [ids.clone() for ids in out]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Hand out first what was under way."""
+        if self.config.ps_mode == "async" and state:
+            self._handed_out = state["ahead"]
+            self._left_over.extend(state["under_way"])
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate a piece on each trainer; pieces of silent ones are handed out again."""

@@ -1,0 +1,54 @@
+"""Processes that were started with different flags do not train together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from maml.strategies.agreement import OF_A_HOST
+from maml.trainer import MUST_MATCH
+from tests.launching import start_ranks
+
+SINUSOID = [
+    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+    *("--compile", "off", "--iterations", "3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "others", "said"),
+    [
+        ([], ["--seed", "1"], "--seed is 0 on rank 0 and 1 on rank 1"),
+        # Without a word they would wait for each other in different transports.
+        (
+            ["--strategy", "rpc"],
+            ["--strategy", "allreduce"],
+            "--strategy is rpc on rank 0 and allreduce on rank 1",
+        ),
+    ],
+)
+def test_other_flags_end_the_start(
+    tmp_path: Path, flags: list[str], others: list[str], said: str
+) -> None:
+    args = [*SINUSOID, "--run-dir", str(tmp_path)]
+    ranks = start_ranks(2, args, own={0: flags, 1: others})
+    done = [launched.wait(60, expect=None) for launched in ranks]
+    assert [rank.returncode for rank in done] == [2, 1]
+    line = f"error: {said}: start all processes with the same flags"
+    assert done[0].stderr.strip().splitlines()[-1] == line
+    assert "error" not in done[1].stderr
+
+
+def test_a_host_has_its_own_folders(tmp_path: Path) -> None:
+    """And its own number of threads; rank zero's run directory is the one that counts."""
+    other = ["--run-dir", str(tmp_path / "1"), "--data-root", str(tmp_path), "--threads", "2"]
+    own = {0: ["--run-dir", str(tmp_path / "0")], 1: other}
+    for launched in start_ranks(2, SINUSOID, own=own):
+        launched.wait(60)
+    assert (tmp_path / "0" / "metrics.jsonl").exists()
+    assert not (tmp_path / "1").exists()
+
+
+def test_what_decides_the_result_must_agree() -> None:
+    assert set(OF_A_HOST).isdisjoint(MUST_MATCH)

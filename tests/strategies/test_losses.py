@@ -1,0 +1,88 @@
+"""What every strategy does when a process is frozen, killed or told to stop: injected for real.
+
+Every rank is started on its own, as a cluster's launcher does: the end of one is not the end of
+all, and each has an exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.launching import Completed, start_ranks
+from tests.strategies.waiting import wait_for_iteration
+
+SINUSOID = [
+    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+    *("--compile", "off", "--iterations", "100000", "--log-every", "5", "--checkpoint-every", "5"),
+]  # fmt: skip
+PARAM_SERVER = ["--strategy", "param-server"]
+STRATEGIES = {
+    "rpc": ["--strategy", "rpc", "--partition", "chunk"],
+    "allreduce": ["--strategy", "allreduce"],
+    "server": PARAM_SERVER,
+    "collective": [*PARAM_SERVER, "--ps-transport", "collective"],
+}
+SIZE = 3
+
+
+def lose(
+    run_dir: Path, strategy: str, rank: int, number: signal.Signals, *flags: str
+) -> list[Completed]:
+    """Train with three processes, send ``rank`` a signal on the way; return how all have ended."""
+    args = [*SINUSOID, *STRATEGIES[strategy], *flags, "--run-dir", str(run_dir)]
+    ranks = start_ranks(SIZE, args)
+    try:
+        wait_for_iteration(ranks[0], run_dir, 10, limit=90)
+        os.kill(ranks[rank].process.pid, number)
+        for other, launched in enumerate(ranks):
+            if other != rank or number == signal.SIGTERM:
+                launched.process.wait(60)
+    finally:
+        if number == signal.SIGSTOP:
+            os.kill(ranks[rank].process.pid, signal.SIGKILL)
+        done = [launched.wait(30, expect=None) for launched in ranks]
+    assert (run_dir / "checkpoints" / "last.pt").exists()
+    return done
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_lost_worker_ends_the_run(tmp_path: Path, strategy: str, number: signal.Signals) -> None:
+    """One line on rank zero, a non-zero exit code on all, progress kept."""
+    done = lose(tmp_path, strategy, 2, number, "--timeout", "6")
+    assert [rank.returncode for rank in done] == [1, 1, -signal.SIGKILL]
+    said = [line for rank in done[:2] for line in rank.stderr.splitlines() if "error: " in line]
+    assert len(said) == 1, said
+    assert said[0] in done[0].stderr
+    if number == signal.SIGSTOP:
+        assert "--timeout 6" in said[0]
+    if strategy in ("rpc", "server"):
+        assert "rank(s) 2" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "number"),
+    [
+        ("rpc", signal.SIGSTOP),
+        ("allreduce", signal.SIGSTOP),
+        ("server", signal.SIGKILL),
+        ("collective", signal.SIGSTOP),
+        ("collective", signal.SIGKILL),
+    ],
+)
+def test_nobody_outlives_rank_zero(tmp_path: Path, strategy: str, number: signal.Signals) -> None:
+    done = lose(tmp_path, strategy, 0, number, "--timeout", "6")
+    assert [rank.returncode for rank in done] == [-signal.SIGKILL, 1, 1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_signal_to_a_worker_stops_all(tmp_path: Path, strategy: str) -> None:
+    """As when one host of a job is taken away: in good order, with a checkpoint."""
+    done = lose(tmp_path, strategy, 2, signal.SIGTERM)
+    assert "stopped by SIGTERM" in done[0].stdout
+    driving = SIZE if strategy == "allreduce" else 1
+    assert [rank.returncode for rank in done] == [143] * driving + [0] * (SIZE - driving)

@@ -28,26 +28,19 @@ class Pulse:
     def __init__(self, store: Store, rank: int, patience: float) -> None:
         """Share ``store`` with all; rank zero is lost after ``patience`` seconds of silence."""
         self._store, self._rank, self._patience = store, rank, patience
+        self._ended = threading.Event()
+        self._felt: float | None = None
+        self._number = b""
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """On rank zero: live, until the end of this context."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            # The store may be gone before this context is.
-            with contextlib.suppress(RuntimeError):
-                while True:
-                    self._store.add("pulse", 1)
-                    if ended.wait(min(self._patience / 4, 5.0)):
-                        return
-
+        """Live, if this is rank zero, until the end of this context."""
         if self._rank == 0:
-            threading.Thread(target=beat, name="pulse", daemon=True).start()
+            self._repeat(lambda: self._store.add("pulse", 1))
         try:
             yield
         finally:
-            ended.set()
+            self._ended.set()
 
     def wait(self, work: dist.Work, stopping: Callable[[], object] = lambda: None) -> None:
         """Wait for ``work``, a collective that rank zero begins when it pleases.
@@ -61,7 +54,7 @@ class Pulse:
             RuntimeError: as ``work`` does.
             WorkerLostError: without a word, if rank zero is silent.
         """
-        looked, last, since = time.monotonic(), b"", time.monotonic()
+        stopped: float | None = None
         while True:
             try:
                 work.wait(timedelta(seconds=POLL))
@@ -70,18 +63,32 @@ class Pulse:
                 if work.is_completed():
                     raise
             now = time.monotonic()
-            if not stopping() and now > looked + self._patience / 4:
-                # Where rank zero itself holds the store, its silence is the store's.
-                looked, last, before = now, self._read(), last
-                if last and last != before:
-                    since = time.monotonic()
+            if self._felt is None:
+                self._felt = now
+                self._repeat(self._feel)
+            if stopped is None and stopping():
+                stopped = now
+            since = self._felt if stopped is None else stopped
             if now > since + self._patience:
                 raise WorkerLostError("")
 
-    def _read(self) -> bytes:
-        # A question that the store does not answer may take twice as long as this.
-        self._store.set_timeout(timedelta(seconds=self._patience / 4))
-        try:
-            return self._store.get("pulse")
-        except RuntimeError:
-            return b""
+    def _feel(self) -> None:
+        """Note when the number is another one than the last time."""
+        number = self._store.get("pulse")
+        if number != self._number:
+            self._number, self._felt = number, time.monotonic()
+
+    def _repeat(self, action: Callable[[], object]) -> None:
+        """Repeat ``action`` in a thread, several times within the patience.
+
+        In a thread, since a frozen store answers no question, whatever its time limit.
+        """
+
+        def run() -> None:
+            # The store may be gone before this process is.
+            with contextlib.suppress(RuntimeError):
+                action()
+                while not self._ended.wait(min(self._patience / 4, 5.0)):
+                    action()
+
+        threading.Thread(target=run, name="pulse", daemon=True).start()

@@ -7,8 +7,9 @@ is. Parameters come with the call, gradients leave as a sum with its count.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from maml.config import Config
 from maml.inner import Params
 from maml.learners import Learner, OuterGradient, build_learner
 
+T = TypeVar("T")
 EVALUATION_PREFIXES = ("", "non_transductive_")
 
 
@@ -82,6 +84,19 @@ class Worker:
     def evaluation(self, split: str) -> Episodes:
         """Return the tasks of ``split`` that the learner is evaluated on."""
         return self.learner.open_tasks(split, evaluation=True)
+
+    @functools.cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
+
+    def on_own_thread(self, compute: Callable[[], T]) -> T:
+        """Return ``compute()``, run on one of the worker's own threads: as many as torch has.
+
+        For calls that come in on a transport's threads, of which there are many. A thread has
+        working memory of its own, the kernels' and the allocator's; the same few threads find it
+        warm, and share the cores without contending for them.
+        """
+        return self._threads.submit(compute).result()
 
     def get_ready(self, sizes: Iterable[int]) -> None:
         """Do as ``--compile`` says from here on, at once for calls with so many training tasks.

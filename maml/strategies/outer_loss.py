@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maml.strategies.packing import Packing
 from maml.worker import Share
 
 
 class OuterLoss(torch.autograd.Function):
-    """Σ outer loss as a function of the meta-parameters, its gradient computed on the way.
+    """Σ outer loss as a function of the flat meta-parameters, its gradient computed on the way.
 
     The gradient is taken at once by `Worker.meta_gradient`, in batches of bounded memory, and
     scaled in ``backward``: exact, since the sum is all that leaves the worker. A call in flight
@@ -20,15 +21,19 @@ class OuterLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable[[], Share], names: Any, *leaves: Tensor) -> Tensor:
-        """Return ``[1 + M + 1]`` on the CPU: Σ loss, Σ metrics and the count of ``compute()``."""
-        share = compute()
-        ctx.save_for_backward(*(share.gradients[name].cpu() for name in names))
-        return torch.cat([share.totals, share.totals.new_tensor([share.n_tasks])]).cpu()
+    def forward(ctx: Any, compute: Callable[[], Share], packing: Packing, leaf: Tensor) -> Tensor:
+        """Return ``[1 + M + 1]`` on the CPU: Σ loss, Σ metrics and the count of ``compute()``.
+
+        ``leaf [P]``: the parameters that it is a function of.
+        """
+        packed = packing.share(compute()).cpu()
+        ctx.save_for_backward(packed[: packing.n_params])
+        # A copy: a view would take all it is a view of with it.
+        return packed[packing.n_params :].clone()
 
     @staticmethod
     def backward(ctx: Any, *from_totals: Tensor) -> Any:
-        """Scale the gradients that were kept."""
+        """Scale the gradient that was kept."""
         # Only the loss, element 0, is differentiable; metrics and the count are constants.
-        scale = from_totals[0][0]
-        return (None, None, *(scale * gradient for gradient in ctx.saved_tensors))
+        (gradient,) = ctx.saved_tensors
+        return None, None, from_totals[0][0] * gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 import torchopt
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from maml.strategies.packing import Packing
 
 
 class Reference:
-    """What a call carries in place of a learner: its clone by reference, and one flat tensor.
+    """What a call carries in place of a learner: its clone by reference, and one tensor, `flat`.
 
     Two facts of RPC stand behind it. An ``nn.Parameter`` is silently detached when it is pickled,
     so a module sent as it is trains nothing; a plain tensor travels with its place in the graph.
@@ -23,8 +24,8 @@ class Reference:
 
     def __init__(self, learner: Learner, packing: Packing) -> None:
         """Clone ``learner`` without its parameters, which `to` will say where to find."""
-        self._packing = packing
-        self._flat: Tensor | None = None
+        self.packing = packing
+        self.flat = torch.empty(0)
         self._clone: Learner = cast(
             Learner, torchopt.module_clone(learner, by="reference", detach_buffers=True)
         )
@@ -37,17 +38,16 @@ class Reference:
 
         A call that carries this reference depends on that leaf, and brings home its gradient.
         """
-        self._flat = self._packing.params(meta_params).requires_grad_()
-        return self._flat
+        self.flat = self.packing.params(meta_params).requires_grad_()
+        return self.flat
 
     def resolve(self) -> tuple[Learner, Params]:
-        """Where the call has arrived: return the learner, its meta-parameters in place.
+        """Where the call has arrived: return the learner, and its meta-parameters in place.
 
-        To be called within the call. When arguments are unpickled, the tensor is not yet part of
-        the distributed graph; views taken then would lead nowhere.
+        They are views without a graph: it is `flat` that leads home, from within the call. When
+        its arguments are unpickled, not even that is part of the distributed graph yet.
         """
-        assert self._flat is not None, "a reference travels with what it points at"
-        params = self._packing.to_params(self._flat)
+        params = self.packing.to_params(self.flat.detach())
         for name, tensor in params.items():
             path, _, attribute = name.rpartition(".")
             module = self._clone.get_submodule(path)

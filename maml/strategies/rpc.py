@@ -58,20 +58,20 @@ def _outer_sums(ids: Tensor, reference: Reference) -> Tensor:
 
     The learner came with this call, so no other thread calls into it.
     """
+    worker, (learner, params) = _this_worker(), reference.resolve()
+
+    def compute() -> Share:
+        return worker.on_own_thread(lambda: worker.meta_gradient(params, ids.reshape(-1), learner))
+
     with torch.enable_grad():
-        learner, params = reference.resolve()
-
-        def compute() -> Share:
-            return _this_worker().meta_gradient(params, ids.reshape(-1), learner)
-
-        sums: Tensor = OuterLoss.apply(compute, tuple(params), *params.values())
+        sums: Tensor = OuterLoss.apply(compute, reference.packing, reference.flat)
     return sums
 
 
 def _evaluations(ids: Tensor, reference: Reference, split: str) -> Tensor:
     """Run on a worker: per-task metrics of ``split``'s tasks ``ids``."""
-    learner, params = reference.resolve()
-    return _this_worker().evaluate(params, split, ids, learner)
+    worker, (learner, params) = _this_worker(), reference.resolve()
+    return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, learner))
 
 
 def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, ...], Any]]:

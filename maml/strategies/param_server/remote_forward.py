@@ -24,6 +24,7 @@ from datasets.tasks import Task
 from maml.inner import Params
 from maml.learners import Learner
 from maml.strategies.outer_loss import OuterLoss
+from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.worker import Share, Worker
@@ -53,12 +54,9 @@ class ServedModel:
         self.worker, self.inbox = worker, inbox
         self._lock = threading.Lock()
         self._model: _Model | None = None
-        # Leaves of the graph: gradients are asked for, and sent home, under their names. Their
-        # values are never read.
-        self.leaves = {
-            name: torch.zeros_like(tensor).requires_grad_()
-            for name, tensor in worker.learner.meta_parameters().items()
-        }
+        self._packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
+        # The leaf of the graph, all parameters in one; its values are never read.
+        self.leaf = torch.zeros(self._packing.n_params, dtype=worker.dtype, requires_grad=True)
         self.pending: dict[int, _Pending] = {}
         self._learners: dict[int, Learner] = {}
         _served = self
@@ -75,10 +73,12 @@ class ServedModel:
         learner = self._learner(rank)
 
         def compute() -> Share:
-            return self.worker.meta_gradient_of(model.params, batches, learner)
+            return self.worker.on_own_thread(
+                lambda: self.worker.meta_gradient_of(model.params, batches, learner)
+            )
 
         with torch.enable_grad():
-            totals: Tensor = OuterLoss.apply(compute, tuple(self.leaves), *self.leaves.values())
+            totals: Tensor = OuterLoss.apply(compute, self._packing, self.leaf)
         wire_bytes = sum(x.nbytes for tasks in batches for x in tasks)
         self.pending[rank] = _Pending(model.step, totals.detach(), wire_bytes)
         return totals
@@ -100,9 +100,9 @@ def _this_served() -> ServedModel:
     return _served
 
 
-def _parameters() -> list[rpc.RRef[Tensor]]:
-    """Run on the server: references to the model's parameters, by their order."""
-    return [rpc.RRef(leaf) for leaf in _this_served().leaves.values()]
+def _parameters() -> rpc.RRef[Tensor]:
+    """Run on the server: a reference to the model's parameters."""
+    return rpc.RRef(_this_served().leaf)
 
 
 def _forward(rank: int, batches: list[Task]) -> Tensor:
@@ -120,13 +120,11 @@ class HandOver:
         """Deliver the gradients of ``rank``'s context, with the sums of its forward."""
         served = _this_served()
         step, totals, wire_bytes = served.pending.pop(self._rank)
-        gradients: list[Tensor] = []
-        for leaf in self._leaves:
-            if leaf.grad is None:
-                raise RuntimeError("a parameter of the served model got no gradient")
-            gradients.append(leaf.grad.reshape(-1))
-            leaf.grad = None
-        flat = torch.cat([*gradients, totals])
+        (leaf,) = self._leaves
+        if leaf.grad is None:
+            raise RuntimeError("the served model got no gradient")
+        flat = torch.cat([leaf.grad, totals])
+        leaf.grad = None
         served.inbox.deliver(self._rank, Result("train", step, flat, wire_bytes=wire_bytes))
 
 
@@ -142,8 +140,8 @@ class Caller:
         if self._optimizer is None:
             # It warns that the optimizer is not compiled; ours only hands over.
             logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
-            references = rpc.rpc_sync(0, _parameters)
-            self._optimizer = DistributedOptimizer(HandOver, references, self._rank)
+            reference = rpc.rpc_sync(0, _parameters)
+            self._optimizer = DistributedOptimizer(HandOver, [reference], self._rank)
         batches = list(self._worker.training_tasks(order.ids))
         with dist_autograd.context() as context:
             totals = rpc.rpc_sync(0, _forward, (self._rank, batches))

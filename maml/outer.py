@@ -21,10 +21,14 @@ class OuterOptimizer:
         self._params = meta_params
         self._optimizer: torch.optim.Optimizer
         if config.meta_optimizer == "adam":
-            self._optimizer = torch.optim.Adam(meta_params.values(), lr=config.meta_lr)
+            # Fused: one operation for all, while every other process waits.
+            self._optimizer = torch.optim.Adam(meta_params.values(), lr=config.meta_lr, fused=True)
         else:
             self._optimizer = torch.optim.SGD(
-                meta_params.values(), lr=config.meta_lr, momentum=config.meta_momentum
+                meta_params.values(),
+                lr=config.meta_lr,
+                momentum=config.meta_momentum,
+                fused=True,
             )
 
     def step(self, gradients: Params, n_tasks: int) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml import compiled, precision
+from maml.ahead import Ahead
 from maml.config import Config
 from maml.inner import Params
 from maml.learners import Learner, OuterGradient, build_learner
@@ -79,6 +80,7 @@ class Worker:
         )
         # Opened here so that bad data is known before any other worker is waited for.
         self.training = training or self.learner.open_tasks("train")
+        self._ahead = Ahead(self.training.tasks)
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
@@ -122,7 +124,12 @@ class Worker:
 
     def training_tasks(self, ids: Tensor) -> Iterator[Task]:
         """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
-        return map(self.training.tasks, self._batches(ids))
+        return self._ahead.tasks(self._batches(ids))
+
+    def look_ahead(self, ids: Tensor, delay: float = 0.0) -> None:
+        """Begin with the tasks that follow ``ids [B]`` in the next step; see `Ahead.guess`."""
+        if len(ids):
+            self._ahead.guess(self._batches(ids)[0] + self.config.meta_batch_size, delay)
 
     def meta_gradient_of(
         self, meta_params: Params, batches: Iterable[Task], learner: Learner
@@ -152,8 +159,8 @@ class Worker:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
         rows = []
-        for batch in self._batches(ids):
-            tasks = self._on_device(self.evaluation(split).tasks(batch))
+        for tasks in Ahead(self.evaluation(split).tasks).tasks(self._batches(ids)):
+            tasks = self._on_device(tasks)
             metrics = torch.func.vmap(learner.evaluate, in_dims=(None, 0))(params, tasks)
             rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))
         if not rows:

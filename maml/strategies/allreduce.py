@@ -8,6 +8,7 @@ parameters because they have done the same arithmetic, which is checked now and 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -62,7 +63,8 @@ class AllReduce(Collective):
         self._steps += 1
         mine = ids.tensor_split(self.world.size)[self.world.rank]
         share = self.worker.meta_gradient(meta_params, mine, self.worker.learner)
-        return self.packing.to_share(self._reduce(self.packing.share(share)))
+        summed = self._reduce(self.packing.share(share), lambda: self.worker.look_ahead(mine))
+        return self.packing.to_share(summed)
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate this rank's part of ``ids``; every rank gets all rows."""
@@ -78,10 +80,11 @@ class AllReduce(Collective):
         )
         return self._reduce(rows.reshape(-1)).view_as(rows).cpu()
 
-    def _reduce(self, flat: Tensor) -> Tensor:
+    def _reduce(self, flat: Tensor, meanwhile: Callable[[], None] = lambda: None) -> Tensor:
         """Sum over ranks, and agree on whether to stop: a signal may reach one rank alone."""
         flags = self.stop_flags().to(flat)
-        summed, stops = self.all_reduce(torch.cat([flat, flags])).split([len(flat), len(flags)])
+        both = self.all_reduce(torch.cat([flat, flags]), meanwhile)
+        summed, stops = both.split([len(flat), len(flags)])
         self._agreed = self._agreed or self.first_stop(stops)
         return summed
 

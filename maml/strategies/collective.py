@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,11 +63,14 @@ class Collective(Strategy):
                 return number.name
         return None
 
-    def all_reduce(self, flat: Tensor) -> Tensor:
-        """Sum ``flat`` over all ranks, in place."""
+    def all_reduce(self, flat: Tensor, meanwhile: Callable[[], None] = lambda: None) -> Tensor:
+        """Sum ``flat`` over all ranks, in place; call ``meanwhile`` before waiting for them."""
         began = time.perf_counter()
         with self.guard():
-            dist.all_reduce(flat, group=self.groups.work)
+            work = dist.all_reduce(flat, group=self.groups.work, async_op=True)
+            assert work is not None
+            meanwhile()
+            work.wait()
         self._reduce_seconds += time.perf_counter() - began
         # What a ring sends a rank: 2 (n - 1) / n of the tensor, and there are n of them.
         self.wire_bytes += 2 * (self.world.size - 1) * flat.nbytes

@@ -20,7 +20,9 @@ class Local(Strategy):
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Differentiate all tasks here."""
-        return self.worker.meta_gradient(meta_params, ids, self.worker.learner)
+        share = self.worker.meta_gradient(meta_params, ids, self.worker.learner)
+        self.worker.look_ahead(ids)
+        return share
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate all tasks here."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
@@ -63,8 +64,12 @@ def _outer_sums(ids: Tensor, reference: Reference) -> Tensor:
     def compute() -> Share:
         return worker.on_own_thread(lambda: worker.meta_gradient(params, ids.reshape(-1), learner))
 
+    def look_ahead() -> None:
+        # Not before the gradient is on its way.
+        worker.look_ahead(ids.reshape(-1), delay=0.001)
+
     with torch.enable_grad():
-        sums: Tensor = OuterLoss.apply(compute, reference.packing, reference.flat)
+        sums: Tensor = OuterLoss.apply(compute, reference.packing, reference.flat, look_ahead)
     return sums
 
 
@@ -175,7 +180,10 @@ class Rpc(Strategy):
             with self.guard():
                 pending = self._outer_sums(ids, self._reference) if len(ids) else None
             if meanwhile is not None:
+                # The transport's threads first: on a busy machine they would wait for this one.
+                time.sleep(0)
                 shares.append(on_cpu(self._compute(meta_params, meanwhile)))
+                self.worker.look_ahead(meanwhile)
             if pending is not None:
                 with self.guard():
                     reduced = pending.wait()

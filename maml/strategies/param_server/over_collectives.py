@@ -73,6 +73,7 @@ class CollectiveServer(Collective):
             if kind == TRAIN:
                 share = self.worker.meta_gradient(params, mine, learner)
                 self._gather(self.packing.share(share).cpu())
+                self.worker.look_ahead(mine)
             else:
                 rows = self._no_rows(n_ids)
                 rows[: len(mine)] = self.worker.evaluate(params, SPLITS[split], mine, learner)

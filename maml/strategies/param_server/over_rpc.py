@@ -126,6 +126,7 @@ class ParameterServer(Strategy):
         self._first_ids: Tensor | None = None
         # async: meta-batches that were handed out and not applied, by rank and order; and those
         # of a run that was stopped.
+        self._latest = torch.empty(0, dtype=torch.int64)
         self._under_way: dict[tuple[int, int], Tensor] = {}
         self._left_over: deque[Tensor] = deque()
         self._forget_counts()
@@ -390,6 +391,7 @@ class ParameterServer(Strategy):
             rows = self.worker.evaluate(params, order.split, order.ids, self.worker.learner)
             return Result("evaluate", order.number, rows)
         share = self.worker.meta_gradient(params, order.ids, self.worker.learner)
+        self._latest = order.ids
         return Result("train", order.number, self.packing.share(share).cpu())
 
     def _order(self, result: Result | None) -> Order:
@@ -398,6 +400,8 @@ class ParameterServer(Strategy):
         # 0: no time limit; a server may test for minutes while its trainers wait.
         answer = rpc.rpc_async(0, _exchange, (self.world.rank, result), timeout=0)
         answer.then(lambda _: arrived.set())
+        if result is not None and result.kind == "train":
+            self.worker.look_ahead(self._latest)
         wait_for(arrived, self.stop, self.config.timeout)
         order: Order = self._from_server(answer.wait)
         return order

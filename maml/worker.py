@@ -7,7 +7,7 @@ is. Parameters come with the call, gradients leave as a sum with its count.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -39,25 +39,6 @@ class Share(NamedTuple):
     gradients: Params
     totals: Tensor
     n_tasks: int
-
-
-def total(shares: Sequence[Share]) -> Share:
-    """Return the share of all tasks of ``shares``, of which there is at least one."""
-    first, *others = shares
-    if not others:
-        return first
-    gradients = {name: tensor.clone() for name, tensor in first.gradients.items()}
-    for share in others:
-        for name, gradient in gradients.items():
-            gradient += share.gradients[name]
-    totals = torch.stack([share.totals for share in shares]).sum(0)
-    return Share(gradients, totals, sum(share.n_tasks for share in shares))
-
-
-def on_cpu(share: Share) -> Share:
-    """Return ``share`` with its tensors on the CPU."""
-    gradients = {name: tensor.cpu() for name, tensor in share.gradients.items()}
-    return Share(gradients, share.totals.cpu(), share.n_tasks)
 
 
 class Worker:

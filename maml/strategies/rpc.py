@@ -10,6 +10,7 @@ CPU tensors cross RPC; a worker computes on its own device.
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 import time
@@ -31,7 +32,7 @@ from maml.strategies.base import Strategy
 from maml.strategies.outer_loss import OuterLoss
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
-from maml.worker import Share, Worker, on_cpu, total
+from maml.worker import Share, Worker
 
 PROBE = 2.0
 """Seconds in which a process that lives answers an empty call."""
@@ -165,16 +166,18 @@ class Rpc(Strategy):
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for all tasks, wave by wave; or for the others' chunks, and compute one here."""
         if self._wave is not None:
-            return total([self._mapped(meta_params, wave) for wave in ids.split(self._wave)])
+            packed = [self._mapped(meta_params, wave) for wave in ids.split(self._wave)]
+            return self._packing.to_share(functools.reduce(torch.add, packed))
         own = self._own(ids)
-        return self._mapped(meta_params, ids[len(own) :], meanwhile=own)
+        return self._packing.to_share(self._mapped(meta_params, ids[len(own) :], meanwhile=own))
 
-    def _mapped(self, meta_params: Params, ids: Tensor, meanwhile: Tensor | None = None) -> Share:
+    def _mapped(self, meta_params: Params, ids: Tensor, meanwhile: Tensor | None = None) -> Tensor:
         """Partition ``ids``, call, reduce, bring the gradients home; add those of ``meanwhile``.
 
         The tasks ``meanwhile`` are computed by this process itself, while the others compute.
+        Returns a packed share, on the CPU.
         """
-        shares = []
+        packed = torch.zeros(self._packing.share_size, dtype=self.worker.dtype)
         with todist.autograd.context() as context:
             flat = self._reference.to(meta_params)
             with self.guard():
@@ -182,7 +185,8 @@ class Rpc(Strategy):
             if meanwhile is not None:
                 # The transport's threads first: on a busy machine they would wait for this one.
                 time.sleep(0)
-                shares.append(on_cpu(self._compute(meta_params, meanwhile)))
+                share = self.worker.meta_gradient(meta_params, meanwhile, self.worker.learner)
+                packed += self._packing.share(share).cpu()
                 self.worker.look_ahead(meanwhile)
             if pending is not None:
                 with self.guard():
@@ -195,18 +199,14 @@ class Rpc(Strategy):
                     (gradient,) = todist.autograd.grad(context, sums[0], flat)
                 if gradient is None or gradient.shape != flat.shape:
                     raise WorkerLostError("no gradient came home; refusing to step")
-                home = self._packing.to_params(gradient)
-                shares.append(Share(home, sums.detach(), len(ids)))
+                packed += torch.cat([gradient, sums.detach(), sums.new_tensor([len(ids)])])
                 # Of each call to another rank: the parameters there, the gradients back.
                 self.wire_bytes += 2 * self._calls_to_others(ids) * flat.nbytes + ids.nbytes
-        return total(shares)
+        return packed
 
     def _own(self, ids: Tensor) -> Tensor:
         """Return the first of as many parts of ``ids`` as there are ranks."""
         return ids.tensor_split(self.world.size)[0]
-
-    def _compute(self, meta_params: Params, ids: Tensor) -> Share:
-        return self.worker.meta_gradient(meta_params, ids, self.worker.learner)
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""

@@ -12,6 +12,7 @@ once more with the allocator settings that our launcher applies.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -31,6 +32,8 @@ from benchmarks.process import GEMM_REPEATS, GEMM_SIZE, GEMMS
 from benchmarks.settings import SETTINGS, make_tasks
 from maml.learners import build_learner
 
+WARM_UP = 3
+"""Rounds that are not counted."""
 TOLERANCE = 1e-6
 """Largest accepted difference of a peer's float64 gradient, relative to its largest element."""
 
@@ -40,6 +43,7 @@ class Peer:
 
     def __init__(self, name: str, setting: str, threads: int, *, tuned: bool, float64: bool):
         self.name, self.tuned = name, tuned
+        self.key = name, tuned
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
         # A file: nobody reads a pipe while the peer runs.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -57,10 +61,15 @@ class Peer:
         self._expect("ready")
 
     def ask(self, line: str) -> float:
-        """Send a command and return its seconds."""
+        """Send a command and return its seconds.
+
+        Raises:
+            RuntimeError: if the process has ended: for want of memory, say.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
         return float(self._expect())
 
     def close(self) -> None:
@@ -73,7 +82,8 @@ class Peer:
         answer = self._process.stdout.readline().strip()
         if not answer or (word is not None and answer != word):
             self._errors.seek(0)
-            raise RuntimeError(f"{self.name}: {self._errors.read()[-2000:]}")
+            code = self._process.wait()
+            raise RuntimeError(f"{self.name}: exit code {code} {self._errors.read()[-2000:]}")
         return answer
 
 
@@ -117,14 +127,22 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
     for name in peers:
         for tuned in (False, True):
             runners.append(Peer(name, setting, threads, tuned=tuned, float64=False))
-    seconds: dict[tuple[str, bool], list[float]] = {(p.name, p.tuned): [] for p in runners}
+    seconds: dict[tuple[str, bool], list[float]] = {p.key: [] for p in runners}
+    lost = {}
     try:
-        for peer in tqdm(runners, desc=f"{setting}: warming up", leave=False):
-            for _ in range(3):
-                peer.ask("run")
-        for _ in tqdm(range(rounds), desc=setting, unit="round", leave=False):
+        for number in tqdm(range(WARM_UP + rounds), desc=setting, unit="round", leave=False):
             for peer in runners:
-                seconds[peer.name, peer.tuned].append(peer.ask("run"))
+                if peer.key in lost:
+                    continue
+                try:
+                    taken = peer.ask("run")
+                except RuntimeError as error:
+                    # The others go on: all together may not fit into the memory.
+                    lost[peer.key] = str(error)
+                    print(f"{setting}: {error}", file=sys.stderr)
+                    continue
+                if number >= WARM_UP:
+                    seconds[peer.key].append(taken)
     finally:
         for peer in runners:
             peer.close()
@@ -135,6 +153,8 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
     rows = []
     for name in peers:
         for tuned in (False, True):
+            if (name, tuned) in lost:
+                continue
             rates = sorted(n_tasks / s for s in seconds[name, tuned])
             rate = statistics.median(rates)
             rows.append(
@@ -155,6 +175,9 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
         "gemm_gflops": roofline,
         "gflop_per_task": gflop,
         "rows": rows,
+        "lost": {
+            f"{name}, {'tuned' if tuned else 'plain'}": s for (name, tuned), s in lost.items()
+        },
     }
 
 

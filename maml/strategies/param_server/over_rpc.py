@@ -122,12 +122,13 @@ class ParameterServer(Strategy):
         self._backlog: deque[tuple[int, Result]] = deque()
         self._step = 0
         self._evaluations = 0
+        # A trainer's latest tasks.
+        self._latest = torch.empty(0, dtype=torch.int64)
         self._handed_out = 0
         self._first_ids: Tensor | None = None
-        # async: meta-batches that were handed out and not applied, by rank and order; and those
-        # of a run that was stopped.
-        self._latest = torch.empty(0, dtype=torch.int64)
-        self._under_way: dict[tuple[int, int], Tensor] = {}
+        # async: meta-batches that were handed out and not taken in, of each rank in their order;
+        # and those of a run that was stopped.
+        self._under_way: dict[int, deque[Tensor]] = {rank: deque() for rank in self.trainers}
         self._left_over: deque[Tensor] = deque()
         self._forget_counts()
 
@@ -217,13 +218,13 @@ class ParameterServer(Strategy):
         while True:
             for rank in sorted(self._idle):
                 batch = self._following_batch(self._first_ids)
-                self._under_way[rank, self._step] = batch
+                self._under_way[rank].append(batch)
                 self._give(rank, Order("train", self._step, batch, params))
             arrived = self._next(deadline, missing=set(self.trainers))
             if arrived is None:
                 continue
             rank, result = arrived
-            del self._under_way[rank, result.number]
+            self._under_way[rank].popleft()
             staleness = self._step - result.number
             if staleness <= self.config.ps_max_staleness:
                 self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
@@ -244,7 +245,8 @@ class ParameterServer(Strategy):
         """
         if self.config.ps_mode != "async":
             return {}
-        out = [*self._under_way.values(), *self._left_over]
+        out = [ids for batches in self._under_way.values() for ids in batches]
+        out += self._left_over
         return {"ahead": self._handed_out - self._step, "under_way": [ids.clone() for ids in out]}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -175,9 +175,7 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
         "gemm_gflops": roofline,
         "gflop_per_task": gflop,
         "rows": rows,
-        "lost": {
-            f"{name}, {'tuned' if tuned else 'plain'}": s for (name, tuned), s in lost.items()
-        },
+        "lost": [[*key, said] for key, said in lost.items()],
     }
 
 

@@ -7,6 +7,7 @@ import gc
 import math
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,7 @@ class Trainer:
         strategy = build_strategy(self.config, self.world, self.worker)
         # Before any peer waits for this process.
         self.worker.get_ready(strategy.share_sizes())
-        _settle()
-        with strategy:
+        with _settled(), strategy:
             if not strategy.drives:
                 strategy.serve()
                 return 0
@@ -297,7 +297,8 @@ class _Stopped(Exception):
     """A stop signal came: end in good order."""
 
 
-def _settle() -> None:
+@contextlib.contextmanager
+def _settled() -> Iterator[None]:
     """Exempt what exists before the loop from garbage collection.
 
     Modules and data sets are a million objects, which stay; to walk through them takes a tenth of
@@ -305,6 +306,10 @@ def _settle() -> None:
     """
     gc.collect()
     gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _prepare(config: Config) -> tuple[Path, dict[str, Any] | None]:

@@ -14,8 +14,8 @@ from tests.launching import REPO, run
 
 # From the ground up. A room may import from lower floors and from files of its own.
 FLOORS = (
-    ("errors", "seeds", "allocator", "precision", "cuda_graph"),
-    ("config",),
+    ("errors", "seeds", "allocator", "precision", "cuda_graph", "ahead"),
+    ("config", "pulse"),
     ("presets", "models", "objectives", "inner", "distributed", "compiled"),
     ("cli", "program", "derivatives", "outer", "classifiers"),
     ("rules", "networks"),

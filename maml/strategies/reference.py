@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
+from typing import cast
 
 import torch
 import torchopt
-from torch import Tensor, nn
+from torch import Tensor
 
 from maml.inner import Params
 from maml.learners import Learner
@@ -24,14 +24,14 @@ class Reference:
 
     def __init__(self, learner: Learner, packing: Packing) -> None:
         """Clone ``learner`` without its parameters, which `to` will say where to find."""
-        clone: nn.Module = torchopt.module_clone(learner, by="reference", detach_buffers=True)
-        for module in clone.modules():
-            for name in module._parameters:
-                module._parameters[name] = None
         self.packing = packing
         self.flat = torch.empty(0)
-        # Pickled once: a learner keeps no state but its parameters.
-        self._clone = pickle.dumps(clone)
+        self._clone: Learner = cast(
+            Learner, torchopt.module_clone(learner, by="reference", detach_buffers=True)
+        )
+        for module in self._clone.modules():
+            for name in module._parameters:
+                module._parameters[name] = None
 
     def to(self, meta_params: Params) -> Tensor:
         """Point at ``meta_params`` as they are now; return them, ``[P]``, as a leaf of the graph.
@@ -47,10 +47,9 @@ class Reference:
         They are views without a graph: it is `flat` that leads home, from within the call. When
         its arguments are unpickled, not even that is part of the distributed graph yet.
         """
-        learner: Learner = pickle.loads(self._clone)
-        modules = dict(learner.named_modules())
+        modules = dict(self._clone.named_modules())
         params = self.packing.to_params(self.flat.detach())
         for name, tensor in params.items():
             path, _, attribute = name.rpartition(".")
             modules[path]._parameters[attribute] = tensor
-        return learner, params
+        return self._clone, params

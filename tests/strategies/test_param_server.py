@@ -82,6 +82,28 @@ def test_backup_outlives_a_worker(tmp_path: Path, number: signal.Signals) -> Non
 
 
 @pytest.mark.parametrize("transport", ["rpc", "collective"])
+def test_a_busy_server_is_waited_for(tmp_path: Path, transport: str) -> None:
+    """It may write, or test, for longer than --timeout, which is for peers that are silent."""
+    script = tmp_path / "slow_disk.py"
+    script.write_text(
+        "import sys, time\n"
+        "from maml import checkpoint\n"
+        "from maml.program import run_program\n"
+        "import train_maml\n"
+        "save_in = checkpoint.save_in\n"
+        "def slowly(*args, **kwargs):\n"
+        "    time.sleep(7)\n"
+        "    save_in(*args, **kwargs)\n"
+        "checkpoint.save_in = slowly\n"
+        "run_program(train_maml.main, sys.argv[1:])\n"
+    )
+    args = [*SINUSOID, "--ps-transport", transport, "--iterations", "5", "--timeout", "3"]
+    args += ["--run-dir", str(tmp_path / "run")]
+    run([*torchrun(2, [str(script)]), *args], timeout=120)
+    assert result(tmp_path / "run")["tasks"] == 8
+
+
+@pytest.mark.parametrize("transport", ["rpc", "collective"])
 def test_stop_and_resume(tmp_path: Path, transport: str) -> None:
     """A SIGTERM to all: the server saves, everyone leaves; the same command goes on."""
     args = [*SINUSOID, "--ps-transport", transport, "--run-dir", str(tmp_path)]

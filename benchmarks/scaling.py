@@ -48,7 +48,7 @@ def measure(
     """Train once and return tasks per second and, a step, bytes and the server's seconds.
 
     Raises:
-        SystemExit: with the last line that the run has said, if it fails.
+        SystemExit: with what the run has said, if it fails.
     """
     flags = TOPOLOGIES[topology]
     processes = workers + ("param-server" in flags)
@@ -64,8 +64,7 @@ def measure(
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            raise SystemExit(f"{topology}, {workers} workers: {' '.join(said)}")
+            raise SystemExit(f"{topology}, {workers} workers: {done.stderr or done.stdout}")
         first, *rest = read_metrics(Path(run_dir) / "metrics.jsonl")
     steps = rest[-1]["iteration"] - first["iteration"]
     row: dict[str, Any] = {

@@ -29,6 +29,7 @@ class Pulse:
         """Share ``store`` with all; rank zero is lost after ``patience`` seconds of silence."""
         self._store, self._rank, self._patience = store, rank, patience
         self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
         self._felt: float | None = None
         self._number = b""
 
@@ -41,6 +42,10 @@ class Pulse:
             yield
         finally:
             self._ended.set()
+            for thread in self._threads:
+                # Within a question to the store it must not meet the interpreter's end; but a
+                # frozen store does not answer.
+                thread.join(1.0)
 
     def wait(self, work: dist.Work, stopping: Callable[[], object] = lambda: None) -> None:
         """Wait for ``work``, a collective that rank zero begins when it pleases.
@@ -61,7 +66,9 @@ class Pulse:
                 return
             except RuntimeError:
                 if work.is_completed():
-                    raise
+                    # It has failed, or was done just after the time was up.
+                    work.wait()
+                    return
             now = time.monotonic()
             if self._felt is None:
                 self._felt = now
@@ -91,4 +98,5 @@ class Pulse:
                 while not self._ended.wait(min(self._patience / 4, 5.0)):
                     action()
 
-        threading.Thread(target=run, name="pulse", daemon=True).start()
+        self._threads.append(threading.Thread(target=run, name="pulse", daemon=True))
+        self._threads[-1].start()

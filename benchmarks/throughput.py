@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -82,6 +83,7 @@ class Peer:
         answer = self._process.stdout.readline().strip()
         if not answer or (word is not None and answer != word):
             self._errors.seek(0)
+            self._process.kill()
             code = self._process.wait()
             raise RuntimeError(f"{self.name}: exit code {code} {self._errors.read()[-2000:]}")
         return answer
@@ -147,7 +149,9 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
         for peer in runners:
             peer.close()
     n_tasks = SETTINGS[setting].tasks
-    gemm_seconds = min(statistics.median(seconds[name, False]) for name in GEMMS)
+    gemm_seconds = min(
+        statistics.median(seconds[name, False]) for name in GEMMS if (name, False) not in lost
+    )
     roofline = GEMM_REPEATS * 2 * GEMM_SIZE**3 / gemm_seconds / 1e9
     gflop = gflop_per_task(setting)
     rows = []
@@ -181,7 +185,8 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
 
 def table(record: dict[str, Any]) -> str:
     """Return a record as text: rates, and how many times each rate ours is."""
-    best = max(r["tasks_per_second"] for r in record["rows"] if r["peer"] == "ours")
+    ours = [row["tasks_per_second"] for row in record["rows"] if row["peer"] == "ours"]
+    best = max(ours, default=math.nan)
     lines = [
         f"{record['title']}: {record['tasks']} tasks, median of {record['rounds']} rounds; "
         f"sgemm {record['gemm_gflops']:.0f} GFLOP/s, {record['gflop_per_task']:.3f} GFLOP a task",
@@ -216,8 +221,8 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         ):
             rows = {r["peer"]: r for r in record["rows"] if r["allocator"] == allocator}
             axis.barh(
-                [i + shift for i in range(len(names))],
-                [rows[name]["tasks_per_second"] for name in names],
+                [i + shift for i, name in enumerate(names) if name in rows],
+                [rows[name]["tasks_per_second"] for name in names if name in rows],
                 height=0.38,
                 color=color,
                 label="our allocator settings" if allocator == "ours" else allocator,
@@ -247,9 +252,9 @@ def main() -> None:
     for setting in options.settings:
         record = measure(setting, peers, options.threads, options.rounds)
         report["records"].append(record)
-        print(table(record), end="\n\n", flush=True)
         if options.json:
             options.json.write_text(json.dumps(report, indent=2) + "\n")
+        print(table(record), end="\n\n", flush=True)
     if options.plot:
         draw(report["records"], options.plot)
 

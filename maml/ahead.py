@@ -55,6 +55,8 @@ class Ahead:
             return self._make(ids)
 
         with self._lock:
+            if self._guess is not None:
+                self._guess[1].cancel()
             self._guess = ids, _thread().submit(make)
 
     def _take(self, ids: Tensor) -> Future[Task]:

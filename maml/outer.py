@@ -51,5 +51,6 @@ class OuterOptimizer:
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``."""
-        self._optimizer.load_state_dict(state)
+        """Go on from ``state``; how its arithmetic is done is this optimizer's own business."""
+        groups = [{**group, "fused": True} for group in state["param_groups"]]
+        self._optimizer.load_state_dict({**state, "param_groups": groups})

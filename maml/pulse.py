@@ -47,19 +47,16 @@ class Pulse:
                 # frozen store does not answer.
                 thread.join(1.0)
 
-    def wait(self, work: dist.Work, stopping: Callable[[], object] = lambda: None) -> None:
+    def wait(self, work: dist.Work) -> None:
         """Wait for ``work``, a collective that rank zero begins when it pleases.
 
         Args:
             work: What ``async_op=True`` returned.
-            stopping: Whether a stop signal has come; from then on rank zero has the patience's
-                time to take up the work, alive or not.
 
         Raises:
             RuntimeError: as ``work`` does.
             WorkerLostError: without a word, if rank zero is silent.
         """
-        stopped: float | None = None
         while True:
             try:
                 work.wait(timedelta(seconds=POLL))
@@ -73,10 +70,7 @@ class Pulse:
             if self._felt is None:
                 self._felt = now
                 self._repeat(self._feel)
-            if stopped is None and stopping():
-                stopped = now
-            since = self._felt if stopped is None else stopped
-            if now > since + self._patience:
+            if now > self._felt + self._patience:
                 raise WorkerLostError("")
 
     def _feel(self) -> None:
@@ -92,11 +86,12 @@ class Pulse:
         """
 
         def run() -> None:
-            # The store may be gone before this process is.
-            with contextlib.suppress(RuntimeError):
-                action()
-                while not self._ended.wait(min(self._patience / 4, 5.0)):
+            while True:
+                # The store may be gone before this process is, or fail once.
+                with contextlib.suppress(RuntimeError):
                     action()
+                if self._ended.wait(min(self._patience / 4, 5.0)):
+                    return
 
         self._threads.append(threading.Thread(target=run, name="pulse", daemon=True))
         self._threads[-1].start()

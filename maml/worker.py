@@ -62,15 +62,12 @@ class Worker:
         # Opened here so that bad data is known before any other worker is waited for.
         self.training = training or self.learner.open_tasks("train")
         self._ahead = Ahead(self.training.tasks)
+        self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
         """Return the tasks of ``split`` that the learner is evaluated on."""
         return self.learner.open_tasks(split, evaluation=True)
-
-    @functools.cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
 
     def on_own_thread(self, compute: Callable[[], T]) -> T:
         """Return ``compute()``, run on one of the worker's own threads: as many as torch has.

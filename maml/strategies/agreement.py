@@ -10,8 +10,11 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 from datetime import timedelta
+from typing import Any
 
+import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -19,25 +22,37 @@ from maml.config import Config, flag
 from maml.distributed import START_TIMEOUT, World
 from maml.errors import UserError, WorkerLostError
 
-OF_A_HOST = ("data_root", "device", "threads", "run_dir", "resume", "logger")
-"""Flags that may differ: where a host has its files and devices, and what rank 0 alone reads."""
+OF_A_HOST = (
+    "data_root", "device", "threads", "task_batch", "rpc_threads", "run_dir", "resume", "logger",
+)  # fmt: skip
+"""Flags that may differ: what a host has, and what rank 0 alone reads."""
 
 _agreements = itertools.count()
 
 
-def agree(config: Config, world: World) -> None:
+def agree(config: Config, world: World, device: torch.device) -> None:
     """Compare the flags of all processes, through the launcher's store.
 
     Raises:
         UserError: on rank 0, naming the first rank and flag that differ.
-        WorkerLostError: on every other rank then, without a word; on rank 0 if one does not come.
+        WorkerLostError: on every other rank then, without a word; on rank 0 if one does not come,
+            and on every rank that does not reach the store.
     """
     if not world.launched or world.size == 1:
         return
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    if config.strategy == "allreduce":
+        # Its collectives are another library's on another kind of device.
+        values["device type"] = device.type
+    try:
+        kept = _launchers_store(world)
+    except (RuntimeError, ValueError) as error:
+        where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        line = str(error).strip().splitlines()[0]
+        raise WorkerLostError(f"rank 0 was not reached at {where}: {line}") from error
     try:
         # A prefix of its own: the store outlives a run, of which a process may do several.
-        store = PrefixStore(f"flags {next(_agreements)}", _launchers_store(world))
-        difference = _compare(config, world, store)
+        difference = _compare(values, world, PrefixStore(f"flags {next(_agreements)}", kept))
     except RuntimeError as error:
         if world.rank:
             raise WorkerLostError("") from None
@@ -56,20 +71,26 @@ def _launchers_store(world: World) -> Store:
     return store
 
 
-def _compare(config: Config, world: World, store: Store) -> str:
+def _compare(values: dict[str, Any], world: World, store: Store) -> str:
     """Return, on every rank, what rank 0 finds different; empty if nothing is."""
-    values = json.loads(json.dumps(dataclasses.asdict(config)))
     if world.rank:
         store.set(str(world.rank), json.dumps(values))
         return store.get("difference").decode()
     difference = ""
     for rank in range(1, world.size):
-        theirs = json.loads(store.get(str(rank)))
-        for name, value in values.items():
-            if not difference and name not in OF_A_HOST and theirs[name] != value:
-                difference = (
-                    f"{flag(name)} is {value} on rank 0 and {theirs[name]} on rank {rank}: "
-                    "start all processes with the same flags"
-                )
+        difference = difference or _difference(values, json.loads(store.get(str(rank))), rank)
     store.set("difference", difference)
     return difference
+
+
+def _difference(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> str:
+    """Say what is the first difference of ``rank`` from rank 0; nothing if there is none."""
+    for name in (name for name in ours if name not in OF_A_HOST and name in theirs):
+        if theirs[name] != ours[name]:
+            return (
+                f"{flag(name)} is {ours[name]} on rank 0 and {theirs[name]} on rank {rank}: "
+                "start all processes with the same flags"
+            )
+    if ours.keys() != theirs.keys():
+        return f"rank {rank} runs another version of the program than rank 0"
+    return ""

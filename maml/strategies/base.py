@@ -54,7 +54,7 @@ class Strategy(ABC):
     def __enter__(self) -> Strategy:
         if self.worker.device.type == "cuda":
             torch.cuda.set_device(self.worker.device)
-        agree(self.config, self.world)
+        agree(self.config, self.world, self.worker.device)
         with self.guard():
             self._entered.enter_context(self.transport())
         return self

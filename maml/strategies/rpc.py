@@ -34,7 +34,7 @@ from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
 
-PROBE = 2.0
+PROBE = 5.0
 """Seconds in which a process that lives answers an empty call."""
 
 _worker: Worker | None = None
@@ -66,8 +66,9 @@ def _outer_sums(ids: Tensor, reference: Reference) -> Tensor:
         return worker.on_own_thread(lambda: worker.meta_gradient(params, ids.reshape(-1), learner))
 
     def look_ahead() -> None:
-        # Not before the gradient is on its way.
-        worker.look_ahead(ids.reshape(-1), delay=0.001)
+        # Not before the gradient is on its way; and who gets a single task next is not known.
+        if ids.dim():
+            worker.look_ahead(ids, delay=0.001)
 
     with torch.enable_grad():
         sums: Tensor = OuterLoss.apply(compute, reference.packing, reference.flat, look_ahead)

@@ -108,7 +108,7 @@ class CollectiveServer(Collective):
         with self.guard():
             work = dist.broadcast(tensor, src=0, group=self.groups.idle, async_op=True)
             assert work is not None
-            self.groups.pulse.wait(work, stopping=lambda: self.stop)
+            self.groups.pulse.wait(work)
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return tensor
 

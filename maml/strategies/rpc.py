@@ -34,7 +34,7 @@ from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
 
-PROBE = 5.0
+PROBE = 3.0
 """Seconds in which a process that lives answers an empty call."""
 
 _worker: Worker | None = None

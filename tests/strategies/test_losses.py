@@ -53,13 +53,13 @@ def lose(
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_lost_worker_ends_the_run(tmp_path: Path, strategy: str, number: signal.Signals) -> None:
     """One line on rank zero, a non-zero exit code on all, progress kept."""
-    done = lose(tmp_path, strategy, 2, number, "--timeout", "6")
+    done = lose(tmp_path, strategy, 2, number, "--timeout", "5")
     assert [rank.returncode for rank in done] == [1, 1, -signal.SIGKILL]
     said = [line for rank in done[:2] for line in rank.stderr.splitlines() if "error: " in line]
     assert len(said) == 1, said
     assert said[0] in done[0].stderr
     if number == signal.SIGSTOP:
-        assert "--timeout 6" in said[0]
+        assert "--timeout 5" in said[0]
     if strategy in ("rpc", "server"):
         assert "rank(s) 2" in said[0]
 
@@ -75,14 +75,16 @@ def test_a_lost_worker_ends_the_run(tmp_path: Path, strategy: str, number: signa
     ],
 )
 def test_nobody_outlives_rank_zero(tmp_path: Path, strategy: str, number: signal.Signals) -> None:
-    done = lose(tmp_path, strategy, 0, number, "--timeout", "6")
+    done = lose(tmp_path, strategy, 0, number, "--timeout", "5")
     assert [rank.returncode for rank in done] == [-signal.SIGKILL, 1, 1]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["rpc", "server", "collective"])
 def test_a_signal_to_a_worker_stops_all(tmp_path: Path, strategy: str) -> None:
-    """As when one host of a job is taken away: in good order, with a checkpoint."""
+    """As when one host of a job is taken away: in good order, with a checkpoint.
+
+    With allreduce all ranks drive: `test_allreduce.py`, which also goes on from there.
+    """
     done = lose(tmp_path, strategy, 2, signal.SIGTERM)
     assert "stopped by SIGTERM" in done[0].stdout
-    driving = SIZE if strategy == "allreduce" else 1
-    assert [rank.returncode for rank in done] == [143] * driving + [0] * (SIZE - driving)
+    assert [rank.returncode for rank in done] == [143, 0, 0]

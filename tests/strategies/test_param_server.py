@@ -92,7 +92,7 @@ def test_a_busy_server_is_waited_for(tmp_path: Path, transport: str) -> None:
         "import train_maml\n"
         "save_in = checkpoint.save_in\n"
         "def slowly(*args, **kwargs):\n"
-        "    time.sleep(7)\n"
+        "    time.sleep(5)\n"
         "    save_in(*args, **kwargs)\n"
         "checkpoint.save_in = slowly\n"
         "run_program(train_maml.main, sys.argv[1:])\n"

@@ -49,8 +49,17 @@ def lose(
     return done
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "number"),
+    [
+        *((strategy, signal.SIGSTOP) for strategy in STRATEGIES),
+        ("rpc", signal.SIGKILL),
+        ("server", signal.SIGKILL),
+        # As collectives end everywhere: by a closed connection.
+        pytest.param("allreduce", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("collective", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_a_lost_worker_ends_the_run(tmp_path: Path, strategy: str, number: signal.Signals) -> None:
     """One line on rank zero, a non-zero exit code on all, progress kept."""
     done = lose(tmp_path, strategy, 2, number, "--timeout", "5")
@@ -71,7 +80,7 @@ def test_a_lost_worker_ends_the_run(tmp_path: Path, strategy: str, number: signa
         ("allreduce", signal.SIGSTOP),
         ("server", signal.SIGKILL),
         ("collective", signal.SIGSTOP),
-        ("collective", signal.SIGKILL),
+        pytest.param("collective", signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
 def test_nobody_outlives_rank_zero(tmp_path: Path, strategy: str, number: signal.Signals) -> None:

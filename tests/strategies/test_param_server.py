@@ -81,7 +81,7 @@ def test_backup_outlives_a_worker(tmp_path: Path, number: signal.Signals) -> Non
     assert result(tmp_path)["tasks"] == 8
 
 
-@pytest.mark.parametrize("transport", ["rpc", "collective"])
+@pytest.mark.parametrize("transport", [pytest.param("rpc", marks=pytest.mark.slow), "collective"])
 def test_a_busy_server_is_waited_for(tmp_path: Path, transport: str) -> None:
     """It may write, or test, for longer than --timeout, which is for peers that are silent."""
     script = tmp_path / "slow_disk.py"

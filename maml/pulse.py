@@ -50,22 +50,27 @@ class Pulse:
     def wait(self, work: dist.Work) -> None:
         """Wait for ``work``, a collective that rank zero begins when it pleases.
 
+        Rank zero itself waits for as long as its patience lasts: the others have nothing to do but
+        to take part, and one that was frozen before it did would hold rank zero for ever.
+
         Args:
             work: What ``async_op=True`` returned.
 
         Raises:
-            RuntimeError: as ``work`` does.
+            RuntimeError: as ``work`` does; on rank zero also if it is not done in time.
             WorkerLostError: without a word, if rank zero is silent.
         """
         while True:
             try:
-                work.wait(timedelta(seconds=POLL))
+                work.wait(timedelta(seconds=POLL if self._rank else self._patience))
                 return
             except RuntimeError:
                 if work.is_completed():
                     # It has failed, or was done just after the time was up.
                     work.wait()
                     return
+                if self._rank == 0:
+                    raise
             now = time.monotonic()
             if self._felt is None:
                 self._felt = now

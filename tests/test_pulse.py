@@ -78,3 +78,10 @@ def test_done_when_the_time_is_up() -> None:
 def test_threads_end() -> None:
     wait(Work(0.2), beating=True)
     assert not any(thread.name == "pulse" for thread in threading.enumerate())
+
+
+def test_rank_zero_waits_for_nobody_for_ever() -> None:
+    """One of the others was frozen before it took part; rank zero's own pulse is no comfort."""
+    waiting = Pulse(HashStore(), rank=0, patience=0.1)
+    with waiting.beating(), pytest.raises(RuntimeError, match="timed out"):
+        waiting.wait(Work(60))  # type: ignore[arg-type]

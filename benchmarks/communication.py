@@ -51,9 +51,9 @@ def _ring(n: int, p: int) -> float:
 
 
 PATTERNS: dict[str, Pattern] = {
-    # Rank zero is one of the n. Calls, losses home, backward, gradients home.
+    # Rank zero is one of the n. Calls with the model, gradients home.
     "rpc chunk": Pattern(
-        lambda n, p: 2 * (n - 1) * 4 * p, lambda n, p: 2 * (n - 1) * 4 * p, lambda n: 4
+        lambda n, p: 2 * (n - 1) * 4 * p, lambda n, p: 2 * (n - 1) * 4 * p, lambda n: 2
     ),
     # Rank zero is the server of n trainers. A push, an order with the model.
     "param-server": Pattern(lambda n, p: 2 * n * 4 * p, lambda n, p: 2 * n * 4 * p, lambda n: 2),

@@ -26,14 +26,11 @@ class OuterLoss(torch.autograd.Function):
         compute: Callable[[], Share],
         packing: Packing,
         leaf: Tensor,
-        afterwards: Callable[[], None] = lambda: None,
     ) -> Tensor:
         """Return ``[1 + M + 1]`` on the CPU: Σ loss, Σ metrics and the count of ``compute()``.
 
-        ``leaf [P]``: the parameters that it is a function of. ``afterwards`` is called when the
-        gradient is about to leave.
+        ``leaf [P]``: the parameters that it is a function of.
         """
-        ctx.afterwards = afterwards
         packed = packing.share(compute()).cpu()
         ctx.save_for_backward(packed[: packing.n_params])
         # A copy: a view would take all it is a view of with it.
@@ -44,6 +41,4 @@ class OuterLoss(torch.autograd.Function):
         """Scale the gradient that was kept."""
         # Only the loss, element 0, is differentiable; metrics and the count are constants.
         (gradient,) = ctx.saved_tensors
-        scaled = from_totals[0][0] * gradient
-        ctx.afterwards()
-        return None, None, scaled, None
+        return None, None, from_totals[0][0] * gradient

@@ -1,9 +1,11 @@
-"""``--strategy rpc``: tasks mapped over processes by RPC, gradients by distributed autograd.
+"""``--strategy rpc``: tasks mapped over processes by RPC, gradients summed on rank 0.
 
-Rank 0 drives and computes; the others serve. The ids are partitioned, each call carries the learner
-as a by-reference clone, the outer losses come home through a mean reducer, and the distributed
-backward brings the gradients. Exclusively, there is a call a task, on rank 0 too, in waves; by
-chunks, there is one to each other worker, and rank 0 computes its own chunk meanwhile.
+Rank 0 drives and computes; the others serve. The ids are partitioned, and each call carries the
+learner as a by-reference clone. Exclusively, as in TorchOpt's distributed training, there is a call
+a task, on rank 0 too, in waves: the outer losses come home through a mean reducer, and the
+distributed backward brings the gradients. By chunks, there is one call to each other worker, and
+rank 0 computes its own chunk meanwhile: the answer is the sum of the gradients itself, which saves
+the backward's round.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
@@ -55,24 +57,28 @@ def _is_here() -> None:
     """Answer, which says enough."""
 
 
-def _outer_sums(ids: Tensor, reference: Reference) -> Tensor:
-    """Run on a worker: ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks ``ids``.
+def _outer_sums(task: Tensor, reference: Reference) -> Tensor:
+    """Run on a worker: ``[1 + M + 1]``, loss, metrics and count of the task with id ``task``, 0-d.
 
     The learner came with this call, so no other thread calls into it.
     """
     worker, (learner, params) = _this_worker(), reference.resolve()
 
     def compute() -> Share:
-        return worker.on_own_thread(lambda: worker.meta_gradient(params, ids.reshape(-1), learner))
-
-    def look_ahead() -> None:
-        # Not before the gradient is on its way; and who gets a single task next is not known.
-        if ids.dim():
-            worker.look_ahead(ids, delay=0.001)
+        return worker.on_own_thread(lambda: worker.meta_gradient(params, task[None], learner))
 
     with torch.enable_grad():
-        sums: Tensor = OuterLoss.apply(compute, reference.packing, reference.flat, look_ahead)
+        sums: Tensor = OuterLoss.apply(compute, reference.packing, reference.flat)
     return sums
+
+
+def _share(ids: Tensor, reference: Reference) -> Tensor:
+    """Run on a worker: the packed share of the tasks ``ids``, ``[P + 1 + M + 1]``."""
+    worker, (learner, params) = _this_worker(), reference.resolve()
+    share = worker.on_own_thread(lambda: worker.meta_gradient(params, ids, learner))
+    # Not before the share is on its way.
+    worker.look_ahead(ids, delay=0.001)
+    return reference.packing.share(share).cpu()
 
 
 def _evaluations(ids: Tensor, reference: Reference, split: str) -> Tensor:
@@ -100,10 +106,10 @@ def exclusive_outer_sums(ids: Tensor, reference: Reference) -> Tensor:
     return _outer_sums(ids, reference)
 
 
-@todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.mean_reducer)
-def chunk_outer_sums(ids: Tensor, reference: Reference) -> Tensor:
-    """One call a worker: the mean over calls of `_outer_sums`."""
-    return _outer_sums(ids, reference)
+@todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)
+def chunk_shares(ids: Tensor, reference: Reference) -> Tensor:
+    """One call a worker: the sum over calls of `_share`."""
+    return _share(ids, reference)
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=list)
@@ -113,17 +119,15 @@ def chunk_evaluations(ids: Tensor, reference: Reference, split: str) -> Tensor:
 
 
 class Rpc(Strategy):
-    """Map-reduce over RPC with distributed autograd (TorchOpt's distributed training)."""
+    """Map-reduce over RPC, in TorchOpt's way or with one call a worker."""
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        exclusive = config.partition == "exclusive"
-        self._outer_sums = exclusive_outer_sums if exclusive else chunk_outer_sums
         self._packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         # Made once: a step only points it at other values.
         self._reference = Reference(worker.learner, self._packing)
         # A call in flight never waits for another, but it does hold a thread and a gradient.
-        self._wave = world.size * (config.rpc_threads - 1) if exclusive else None
+        self._wave = world.size * (config.rpc_threads - 1)
 
     def transport(self) -> AbstractContextManager[None]:
         """Join the RPC world."""
@@ -166,44 +170,52 @@ class Rpc(Strategy):
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for all tasks, wave by wave; or for the others' chunks, and compute one here."""
-        if self._wave is not None:
-            packed = [self._mapped(meta_params, wave) for wave in ids.split(self._wave)]
-            return self._packing.to_share(functools.reduce(torch.add, packed))
-        own = self._own(ids)
-        return self._packing.to_share(self._mapped(meta_params, ids[len(own) :], meanwhile=own))
+        if self.config.partition == "chunk":
+            packed = self._by_chunks(meta_params, ids)
+        else:
+            waves = [self._by_autograd(meta_params, wave) for wave in ids.split(self._wave)]
+            packed = functools.reduce(torch.add, waves)
+        return self._packing.to_share(packed)
 
-    def _mapped(self, meta_params: Params, ids: Tensor, meanwhile: Tensor | None = None) -> Tensor:
-        """Partition ``ids``, call, reduce, bring the gradients home; add those of ``meanwhile``.
-
-        The tasks ``meanwhile`` are computed by this process itself, while the others compute.
-        Returns a packed share, on the CPU.
-        """
-        packed = torch.zeros(self._packing.share_size, dtype=self.worker.dtype)
+    def _by_autograd(self, meta_params: Params, ids: Tensor) -> Tensor:
+        """Call for each task, reduce, bring the gradients home; return a packed share."""
         with todist.autograd.context() as context:
             flat = self._reference.to(meta_params)
             with self.guard():
-                pending = self._outer_sums(ids, self._reference) if len(ids) else None
-            if meanwhile is not None:
-                # The transport's threads first: on a busy machine they would wait for this one.
-                time.sleep(0)
-                share = self.worker.meta_gradient(meta_params, meanwhile, self.worker.learner)
-                packed += self._packing.share(share).cpu()
-                self.worker.look_ahead(meanwhile)
-            if pending is not None:
-                with self.guard():
-                    reduced = pending.wait()
-                assert isinstance(reduced, Tensor)
-                # The reducer's mean is over calls, which may differ in size; both the sums and
-                # the count pass through it, so their ratio is the unbiased mean over tasks.
-                sums = reduced[:-1] / reduced[-1].detach() * len(ids)
-                with self.guard():
-                    (gradient,) = todist.autograd.grad(context, sums[0], flat)
-                if gradient is None or gradient.shape != flat.shape:
-                    raise WorkerLostError("no gradient came home; refusing to step")
-                packed += torch.cat([gradient, sums.detach(), sums.new_tensor([len(ids)])])
-                # Of each call to another rank: the parameters there, the gradients back.
-                self.wire_bytes += 2 * self._calls_to_others(ids) * flat.nbytes + ids.nbytes
+                mean = exclusive_outer_sums(ids, self._reference).wait()
+                assert isinstance(mean, Tensor)
+                # Over calls, which are as many as there are tasks.
+                sums = mean * len(ids)
+                (gradient,) = todist.autograd.grad(context, sums[0], flat)
+        if gradient is None or gradient.shape != flat.shape:
+            raise WorkerLostError("no gradient came home; refusing to step")
+        # Exclusively partitioned tasks go round the ranks, beginning with 0.
+        self._count(len(ids) - -(-len(ids) // self.world.size), flat, ids)
+        return torch.cat([gradient, sums.detach()])
+
+    def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:
+        """Call each other worker, compute a chunk here, add up; return a packed share."""
+        own = self._own(ids)
+        rest = ids[len(own) :]
+        flat = self._reference.to(meta_params)
+        with self.guard():
+            pending = chunk_shares(rest, self._reference) if len(rest) else None
+        # The transport's threads first: on a busy machine they would wait for this one.
+        time.sleep(0)
+        share = self.worker.meta_gradient(meta_params, own, self.worker.learner)
+        packed = self._packing.share(share).cpu()
+        self.worker.look_ahead(own)
+        if pending is not None:
+            with self.guard():
+                others = pending.wait()
+            assert isinstance(others, Tensor)
+            packed += others
+            self._count(min(len(rest), self.world.size - 1), flat, rest)
         return packed
+
+    def _count(self, calls: int, flat: Tensor, ids: Tensor) -> None:
+        """Note the bytes of ``calls`` to other ranks: the parameters there, the gradients back."""
+        self.wire_bytes += 2 * calls * flat.nbytes + ids.nbytes
 
     def _own(self, ids: Tensor) -> Tensor:
         """Return the first of as many parts of ``ids`` as there are ranks."""
@@ -222,13 +234,6 @@ class Rpc(Strategy):
                 rows += pending.wait()
             self.wire_bytes += (len(rows) - 1) * sent
         return torch.cat(rows)
-
-    def _calls_to_others(self, ids: Tensor) -> int:
-        """Return how many calls for ``ids`` go to other ranks than this."""
-        if self._wave is None:
-            return min(len(ids), self.world.size - 1)
-        # Exclusively partitioned tasks go round the ranks, beginning with 0.
-        return len(ids) - -(-len(ids) // self.world.size)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

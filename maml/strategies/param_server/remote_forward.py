@@ -12,13 +12,12 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import Tensor
-from torch.distributed.optim import DistributedOptimizer
 
 from datasets.tasks import Task
 from maml.inner import Params
@@ -28,6 +27,9 @@ from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.worker import Share, Worker
+
+if TYPE_CHECKING:
+    from torch.distributed.optim import DistributedOptimizer
 
 
 class _Pending(NamedTuple):
@@ -138,6 +140,9 @@ class Caller:
     def __call__(self, order: Order) -> None:
         """Call forward, backward and step for the tasks of ``order``; the result is delivered."""
         if self._optimizer is None:
+            # Here, as it takes every process that imports it 0.7 s, and few need it.
+            from torch.distributed.optim import DistributedOptimizer
+
             # It warns that the optimizer is not compiled; ours only hands over.
             logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
             reference = rpc.rpc_sync(0, _parameters)

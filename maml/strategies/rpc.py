@@ -1,11 +1,10 @@
 """``--strategy rpc``: tasks mapped over processes by RPC, gradients summed on rank 0.
 
-Rank 0 drives and computes; the others serve. The ids are partitioned, and each call carries the
-learner as a by-reference clone. Exclusively, as in TorchOpt's distributed training, there is a call
-a task, on rank 0 too, in waves: the outer losses come home through a mean reducer, and the
-distributed backward brings the gradients. By chunks, there is one call to each other worker, and
-rank 0 computes its own chunk meanwhile: the answer is the sum of the gradients itself, which saves
-the backward's round.
+Rank 0 drives and computes; the others serve. Exclusively, as in TorchOpt's distributed training,
+there is a call a task, on rank 0 too, in waves: each carries the learner as a by-reference clone,
+the outer losses come home through a mean reducer, and the distributed backward brings the
+gradients. By chunks, there is one call to each other worker, and rank 0 computes its own chunk
+meanwhile: the call carries the parameters, and the answer is the sum of the gradients itself.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
@@ -39,14 +38,18 @@ from maml.worker import Share, Worker
 PROBE = 3.0
 """Seconds in which a process that lives answers an empty call."""
 
-_worker: Worker | None = None
+YIELD = 0.0005
+"""Seconds that sending a call takes the transport's threads."""
+
+_own: Rpc | None = None
 _finished = threading.Event()
 
 
-def _this_worker() -> Worker:
-    if _worker is None:
+def _this() -> Rpc:
+    """Return the strategy of the process that a call has come to."""
+    if _own is None:
         raise RuntimeError("this process was called before its worker was ready")
-    return _worker
+    return _own
 
 
 def _finish() -> None:
@@ -60,9 +63,9 @@ def _is_here() -> None:
 def _outer_sums(task: Tensor, reference: Reference) -> Tensor:
     """Run on a worker: ``[1 + M + 1]``, loss, metrics and count of the task with id ``task``, 0-d.
 
-    The learner came with this call, so no other thread calls into it.
+    The learner came with this call: others compute at the same time.
     """
-    worker, (learner, params) = _this_worker(), reference.resolve()
+    worker, (learner, params) = _this().worker, reference.resolve()
 
     def compute() -> Share:
         return worker.on_own_thread(lambda: worker.meta_gradient(params, task[None], learner))
@@ -72,19 +75,20 @@ def _outer_sums(task: Tensor, reference: Reference) -> Tensor:
     return sums
 
 
-def _share(ids: Tensor, reference: Reference) -> Tensor:
-    """Run on a worker: the packed share of the tasks ``ids``, ``[P + 1 + M + 1]``."""
-    worker, (learner, params) = _this_worker(), reference.resolve()
-    share = worker.on_own_thread(lambda: worker.meta_gradient(params, ids, learner))
+def _share(ids: Tensor, flat: Tensor) -> Tensor:
+    """Run on a worker: the packed share of the tasks ``ids`` at the parameters ``flat [P]``."""
+    worker, packing = _this().worker, _this().packing
+    params = packing.to_params(flat)
+    share = worker.on_own_thread(lambda: worker.meta_gradient(params, ids, worker.learner))
     # Not before the share is on its way.
     worker.look_ahead(ids, delay=0.001)
-    return reference.packing.share(share).cpu()
+    return packing.share(share).cpu()
 
 
-def _evaluations(ids: Tensor, reference: Reference, split: str) -> Tensor:
-    """Run on a worker: per-task metrics of ``split``'s tasks ``ids``."""
-    worker, (learner, params) = _this_worker(), reference.resolve()
-    return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, learner))
+def _evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
+    """Run on a worker: per-task metrics of ``split``'s tasks ``ids`` at ``flat [P]``."""
+    worker, params = _this().worker, _this().packing.to_params(flat)
+    return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
 
 
 def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, ...], Any]]:
@@ -107,15 +111,15 @@ def exclusive_outer_sums(ids: Tensor, reference: Reference) -> Tensor:
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)
-def chunk_shares(ids: Tensor, reference: Reference) -> Tensor:
+def chunk_shares(ids: Tensor, flat: Tensor) -> Tensor:
     """One call a worker: the sum over calls of `_share`."""
-    return _share(ids, reference)
+    return _share(ids, flat)
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=list)
-def chunk_evaluations(ids: Tensor, reference: Reference, split: str) -> Tensor:
+def chunk_evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
     """One call a worker: the list of `_evaluations`."""
-    return _evaluations(ids, reference, split)
+    return _evaluations(ids, flat, split)
 
 
 class Rpc(Strategy):
@@ -123,9 +127,9 @@ class Rpc(Strategy):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        self._packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
+        self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         # Made once: a step only points it at other values.
-        self._reference = Reference(worker.learner, self._packing)
+        self._reference = Reference(worker.learner, self.packing)
         # A call in flight never waits for another, but it does hold a thread and a gradient.
         self._wave = world.size * (config.rpc_threads - 1)
 
@@ -139,11 +143,11 @@ class Rpc(Strategy):
         )
 
     def _init_worker(self) -> None:
-        global _worker
+        global _own
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
-        _worker = self.worker
+        _own = self
         _finished.clear()
 
     @property
@@ -175,7 +179,7 @@ class Rpc(Strategy):
         else:
             waves = [self._by_autograd(meta_params, wave) for wave in ids.split(self._wave)]
             packed = functools.reduce(torch.add, waves)
-        return self._packing.to_share(packed)
+        return self.packing.to_share(packed)
 
     def _by_autograd(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Call for each task, reduce, bring the gradients home; return a packed share."""
@@ -197,13 +201,14 @@ class Rpc(Strategy):
         """Call each other worker, compute a chunk here, add up; return a packed share."""
         own = self._own(ids)
         rest = ids[len(own) :]
-        flat = self._reference.to(meta_params)
+        flat = self.packing.params(meta_params)
         with self.guard():
-            pending = chunk_shares(rest, self._reference) if len(rest) else None
-        # The transport's threads first: on a busy machine they would wait for this one.
-        time.sleep(0)
+            pending = chunk_shares(rest, flat) if len(rest) else None
+        # The transport's threads first: where all cores compute, they would wait for a time slice
+        # of this one, and the other worker for them; it is the one that is done last.
+        time.sleep(YIELD)
         share = self.worker.meta_gradient(meta_params, own, self.worker.learner)
-        packed = self._packing.share(share).cpu()
+        packed = self.packing.share(share).cpu()
         self.worker.look_ahead(own)
         if pending is not None:
             with self.guard():
@@ -225,14 +230,14 @@ class Rpc(Strategy):
         """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""
         own = self._own(ids)
         rest = ids[len(own) :]
-        sent = self._reference.to(meta_params).nbytes
+        flat = self.packing.params(meta_params)
         with self.guard():
-            pending = chunk_evaluations(rest, self._reference, split) if len(rest) else None
+            pending = chunk_evaluations(rest, flat, split) if len(rest) else None
         rows = [self.worker.evaluate(meta_params, split, own, self.worker.learner)]
         if pending is not None:
             with self.guard():
                 rows += pending.wait()
-            self.wire_bytes += (len(rows) - 1) * sent
+            self.wire_bytes += (len(rows) - 1) * flat.nbytes
         return torch.cat(rows)
 
     @contextmanager

@@ -82,7 +82,7 @@ def missing_gradient_is_refused() -> None:
     """A strategy whose calls carry parameters outside the graph must not step."""
     with make(partition="exclusive") as strategy:
         learner = strategy.worker.learner
-        strategy._reference = Forgetful(learner, strategy._packing)
+        strategy._reference = Forgetful(learner, strategy.packing)
         try:
             strategy.meta_step(learner.meta_parameters(), IDS[:2])
         except WorkerLostError as error:

@@ -14,6 +14,11 @@ REPO = Path(__file__).resolve().parents[1]
 _MAML_DATA = os.environ.get("MAML_DATA")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: in several processes, what is short then fills the rest."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/strategies/"))
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder with real data: ``$MAML_DATA``, else ``../shared/data`` beside the repository."""

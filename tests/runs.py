@@ -92,3 +92,8 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)
+
+
+def name_of(value: Any) -> str:
+    """Name a test's parameter, a function as in the source: addresses differ between processes."""
+    return getattr(value, "__name__", None) or str(value)

@@ -24,7 +24,7 @@ from maml.presets import PRESETS, with_values
 from maml.strategies.rpc import Rpc, chunk_partitioner
 from maml.worker import Worker
 from tests.launching import Completed, run_torchrun, run_train
-from tests.runs import glyphs, same, sinusoid
+from tests.runs import glyphs, name_of, same, sinusoid
 
 CPU = torch.device("cpu")
 # Compiling takes half a minute of an idle machine, and as much more as others leave of it.
@@ -74,7 +74,7 @@ def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
             if name != "sgd"
         ),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_compiled_equals_eager(
     family: Any, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]

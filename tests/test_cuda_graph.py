@@ -16,7 +16,7 @@ from maml.inner import OPTIMIZERS
 from maml.learners import build_learner
 from maml.presets import with_values
 from maml.worker import Worker
-from tests.runs import glyphs, sinusoid
+from tests.runs import glyphs, name_of, sinusoid
 
 CPU = torch.device("cpu")
 
@@ -124,7 +124,7 @@ class Watch(TorchDispatchMode):
         (glyphs, {"order": "first"}),
         *((glyphs, {"inner_optimizer": name, "inner_steps": 2}) for name in OPTIMIZERS),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_a_meta_gradient_stays_on_its_device(
     family: Callable[..., object], changes: dict[str, object], meta_gradient: str

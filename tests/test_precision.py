@@ -14,7 +14,7 @@ from maml import precision
 from maml.errors import UserError
 from maml.presets import with_values
 from maml.worker import Worker
-from tests.runs import glyphs, result, same, sinusoid, train
+from tests.runs import glyphs, name_of, result, same, sinusoid, train
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([3, 11, 12, 40])
@@ -27,7 +27,7 @@ FAMILIES = pytest.mark.parametrize(
         (glyphs, {"meta_gradient": "mixed"}),
         (glyphs, {"inner_steps": 3, "inner_lr": 0.1}),
     ],
-    ids=str,
+    ids=name_of,
 )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.launching import run, run_torchrun, run_train, start, torchrun
+from tests.launching import run, run_train, start, torchrun
 from tests.runs import last, metrics, result, same
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
@@ -34,14 +35,14 @@ def test_a_signal_to_one_rank_stops_all(tmp_path: Path) -> None:
         done = launched.wait(60, expect=None)
     assert "stopped by SIGTERM" in done.stdout
     reached = metrics(parts)[-1]["iteration"]
-    end = ["--iterations", str(last(parts)["iteration"] + 10)]
-    run_torchrun(2, [*SINUSOID, *end, "--run-dir", str(parts)], timeout=120)
-    run_torchrun(2, [*SINUSOID, *end, "--run-dir", str(whole)], timeout=120)
+    args = [*SINUSOID, "--iterations", str(last(parts)["iteration"] + 10)]
+    both = ["-m", "tests.strategies.topologies", str(tmp_path)]
+    run(torchrun(2, [*both, json.dumps({"parts": args, "whole": args})]), timeout=120)
     assert reached <= last(parts)["iteration"]
     assert same(last(parts)["model"], last(whole)["model"])
 
 
-@pytest.mark.parametrize("every", [2, 0])
+@pytest.mark.parametrize("every", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_diverged_parameters_are_found(tmp_path: Path, every: int) -> None:
     """A planted fault on rank 1: found at the next check, and not at all without one."""
     script = tmp_path / "diverging.py"

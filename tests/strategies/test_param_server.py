@@ -28,6 +28,7 @@ def modes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("modes")
     args = [*SINUSOID, "--iterations", "300"]
     configurations = {mode: [*args, "--ps-mode", mode] for mode in ("sync", "async", "backup")}
+    configurations["collective"] = [*SINUSOID, "--iterations", "5", "--ps-transport", "collective"]
     script = ["-m", "tests.strategies.topologies", str(folder), json.dumps(configurations)]
     run(torchrun(3, script), timeout=150)
     return folder
@@ -63,19 +64,19 @@ def check_run(run_dir: Path, mode: str) -> None:
         assert "staleness" not in rows[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_backup_outlives_a_worker(tmp_path: Path, number: signal.Signals) -> None:
-    """Frozen or killed in the middle: training goes on to its end, test included."""
-    args = [*SINUSOID, "--iterations", "800", "--ps-mode", "backup", "--run-dir", str(tmp_path)]
-    ranks = start_ranks(3, args)
+def test_backup_outlives_workers(tmp_path: Path) -> None:
+    """One is frozen, one is killed: training goes on to its end, test included."""
+    args = [*SINUSOID, "--iterations", "800", "--ps-mode", "backup", "--ps-backup-workers", "2"]
+    ranks = start_ranks(4, [*args, "--run-dir", str(tmp_path)])
     try:
-        wait_for_iteration(ranks[0], tmp_path, 20, limit=90)
+        for iteration, rank, number in ((20, 2, signal.SIGSTOP), (200, 3, signal.SIGKILL)):
+            wait_for_iteration(ranks[0], tmp_path, iteration, limit=90)
+            os.kill(ranks[rank].process.pid, number)
         before = metrics(tmp_path)[-1]["iteration"]
-        os.kill(ranks[2].process.pid, number)
     finally:
         done = [launched.wait(120, expect=None) for launched in ranks]
-    assert [rank.returncode for rank in done] == [0, 0, -signal.SIGKILL]
-    assert before < 800
+    assert [rank.returncode for rank in done] == [0, 0, -signal.SIGKILL, -signal.SIGKILL]
+    assert 200 <= before < 800
     assert "rank 2 did not leave" in done[0].stderr
     assert metrics(tmp_path)[-1]["iteration"] == 800
     assert result(tmp_path)["tasks"] == 8
@@ -103,7 +104,11 @@ def test_a_busy_server_is_waited_for(tmp_path: Path, transport: str) -> None:
     assert result(tmp_path / "run")["tasks"] == 8
 
 
-@pytest.mark.parametrize("transport", ["rpc", "collective"])
+@pytest.mark.parametrize(
+    "transport",
+    # A stop of the latter is among the losses; what is resumed does not know the transport.
+    ["rpc", pytest.param("collective", marks=pytest.mark.slow)],
+)
 def test_stop_and_resume(tmp_path: Path, transport: str) -> None:
     """A SIGTERM to all: the server saves, everyone leaves; the same command goes on."""
     args = [*SINUSOID, "--ps-transport", transport, "--run-dir", str(tmp_path)]
@@ -121,12 +126,10 @@ def test_stop_and_resume(tmp_path: Path, transport: str) -> None:
     assert metrics(tmp_path)[-1]["iteration"] == reached + 20
 
 
-def test_collective_reports_bytes(tmp_path: Path) -> None:
-    args = [*SINUSOID, "--iterations", "5", "--ps-transport", "collective"]
-    run_torchrun(3, [*args, "--run-dir", str(tmp_path)], timeout=120)
+def test_collective_reports_bytes(modes: Path) -> None:
     # 5 steps, 2 trainers: the model there, the gradient back; 1,761 float32 parameters.
     model = 5 * 2 * 2 * 1761 * 4
-    assert model < metrics(tmp_path)[-1]["wire_bytes"] < 1.1 * model
+    assert model < metrics(modes / "collective")[-1]["wire_bytes"] < 1.1 * model
 
 
 def test_needs_two_processes(tmp_path: Path) -> None:

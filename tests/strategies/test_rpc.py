@@ -31,7 +31,7 @@ def test_fact(check: str) -> None:
     assert f"{check}: holds" in done.stdout
 
 
-@pytest.mark.parametrize("partition", ["exclusive", "chunk"])
+@pytest.mark.parametrize("partition", ["exclusive", pytest.param("chunk", marks=pytest.mark.slow)])
 def test_many_tasks_on_few_threads_finish(tmp_path: Path, partition: str) -> None:
     """256 tasks on 2 workers with 2 threads each: nothing waits for a thread in a thread."""
     args = [*SINUSOID, "--meta-batch-size", "256", "--iterations", "2", "--rpc-threads", "2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import ipaddress
 import itertools
 import os
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from maml.config import Config
@@ -33,6 +34,10 @@ from maml.seeds import seed_of
 
 START_TIMEOUT = 300.0
 """Seconds that processes wait for each other at the start, where one may be slow to load."""
+
+
+GOODBYE = 10.0
+"""Seconds that rank zero waits for the others at most, once all is done."""
 
 
 class World(NamedTuple):
@@ -133,6 +138,37 @@ def init_process(config: Config, world: World) -> None:
     torch.manual_seed(seed)
 
 
+@functools.cache
+def launchers_store(world: World) -> Store:
+    """Connect to the store of ``MASTER_ADDR``; kept, as rank 0 may be the one that holds it."""
+    seconds = timedelta(seconds=START_TIMEOUT)
+    store: Store
+    store, *_ = next(rendezvous("env://", world.rank, world.size, timeout=seconds))
+    return store
+
+
+_worlds = itertools.count()
+"""A process may do several runs, one after the other; the launcher's store outlives them all."""
+
+
+def _let_rank_zero_be_last(world: World, number: int, timeout: float) -> None:
+    """On rank zero wait until the others have left world ``number`` in good order; there, say so.
+
+    Where no launcher holds the store, rank zero does, and it goes with its process: leaving RPC,
+    a slower peer then failed at the very end. One that does not come is not waited for longer
+    than ``timeout`` seconds; all is done, and it is no error.
+    """
+    if not world.launched or world.size == 1:
+        return
+    store = PrefixStore(f"departure {number}", launchers_store(world))
+    with contextlib.suppress(RuntimeError):
+        if world.rank:
+            store.set(str(world.rank), "left")
+        else:
+            others = [str(rank) for rank in range(1, world.size)]
+            store.wait(others, timedelta(seconds=min(timeout, GOODBYE)))
+
+
 @contextlib.contextmanager
 def rpc_world(
     world: World, *, threads: int, timeout: float, worker_init: Callable[[], None]
@@ -144,6 +180,7 @@ def rpc_world(
     peer would hold a graceful shutdown for ever.
     """
     choose_interface(world)
+    number = next(_worlds)
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=threads,
         rpc_timeout=max(START_TIMEOUT, timeout),
@@ -174,6 +211,7 @@ def rpc_world(
         raise
     if not left_rpc():
         rpc.shutdown(graceful=True, timeout=timeout)
+        _let_rank_zero_be_last(world, number, timeout)
 
 
 def leave_rpc() -> None:
@@ -184,9 +222,6 @@ def leave_rpc() -> None:
 def left_rpc() -> bool:
     """Return whether this process has left the RPC world already."""
     return not torch._C._distributed_rpc._is_current_rpc_agent_set()
-
-
-_collective_worlds = itertools.count()
 
 
 class Groups(NamedTuple):
@@ -211,8 +246,8 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
     init_method = "env://" if world.launched else f"tcp://127.0.0.1:{_free_port()}"
     start_timeout = timedelta(seconds=max(START_TIMEOUT, timeout))
     store, *_ = next(rendezvous(init_method, world.rank, world.size, timeout=start_timeout))
-    # A name of its own for each world of a process: the launcher's store outlives them all.
-    store = PrefixStore(f"collective world {next(_collective_worlds)}", store)
+    number = next(_worlds)
+    store = PrefixStore(f"collective world {number}", store)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=store,
@@ -240,6 +275,7 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
         _without_waiting(dist.destroy_process_group)
         raise
     dist.destroy_process_group()
+    _let_rank_zero_be_last(world, number, timeout)
 
 
 def _without_waiting(close: Callable[[], object], seconds: float = 5.0) -> None:

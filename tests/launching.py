@@ -45,9 +45,12 @@ def torchrun(nproc: int, script: Sequence[str] = ("train_maml.py",)) -> list[str
 
 
 def start_ranks(
-    world_size: int, args: Sequence[str], own: Mapping[int, Sequence[str]] | None = None
+    world_size: int,
+    args: Sequence[str],
+    own: Mapping[int, Sequence[str]] | None = None,
+    script: str = "train_maml.py",
 ) -> list[Launched]:
-    """Start every rank of ``train_maml.py args`` on its own, as a cluster's launcher does.
+    """Start every rank of ``script args`` on its own, as a cluster's launcher does.
 
     Unlike under torchrun, the end of one is not the end of all, and a rank can be given arguments
     of its ``own``.
@@ -57,7 +60,7 @@ def start_ranks(
         port = listener.getsockname()[1]
     return [
         start(
-            [*TRAIN, *args, *(own or {}).get(rank, ())],
+            [sys.executable, script, *args, *(own or {}).get(rank, ())],
             env={
                 **{"RANK": str(rank), "WORLD_SIZE": str(world_size)},
                 **{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)},

@@ -7,19 +7,16 @@ wait for each other in different transports, or train a mixture without a word.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import os
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from maml.config import Config, flag
-from maml.distributed import START_TIMEOUT, World
+from maml.distributed import World, launchers_store
 from maml.errors import UserError, WorkerLostError
 
 OF_A_HOST = (
@@ -45,7 +42,7 @@ def agree(config: Config, world: World, device: torch.device) -> None:
         # Its collectives are another library's on another kind of device.
         values["device type"] = device.type
     try:
-        kept = _launchers_store(world)
+        kept = launchers_store(world)
     except (RuntimeError, ValueError) as error:
         where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         line = str(error).strip().splitlines()[0]
@@ -60,15 +57,6 @@ def agree(config: Config, world: World, device: torch.device) -> None:
         raise WorkerLostError(f"a process did not come to the start: {line}") from error
     if difference:
         raise WorkerLostError("") if world.rank else UserError(difference)
-
-
-@functools.cache
-def _launchers_store(world: World) -> Store:
-    """Connect to the store of ``MASTER_ADDR``; kept, as rank 0 may be the one that holds it."""
-    seconds = timedelta(seconds=START_TIMEOUT)
-    store: Store
-    store, *_ = next(rendezvous("env://", world.rank, world.size, timeout=seconds))
-    return store
 
 
 def _compare(values: dict[str, Any], world: World, store: Store) -> str:

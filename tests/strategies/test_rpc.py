@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import run, run_torchrun, torchrun
+from tests.launching import run, run_torchrun, start_ranks, torchrun
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
@@ -58,3 +58,25 @@ def test_failing_task_names_its_rank(tmp_path: Path) -> None:
     done = run([*torchrun(2, [str(script)]), *args], timeout=120, expect=None)
     assert done.returncode != 0
     assert "error: rank 1 failed: ValueError('planted')" in done.stderr
+
+
+def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
+    """Without torchrun it holds the store, which a slower process needs until it has left."""
+    script = tmp_path / "slow_goodbye.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "import maml.distributed as d\n"
+        "from maml.program import run_program\n"
+        "import train_maml\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    shutdown = d.rpc.shutdown\n"
+        "    def slowly(**kwargs):\n"
+        "        shutdown(**kwargs)\n"
+        "        time.sleep(2)\n"
+        "        d.launchers_store(d.World.from_environment()).add('still there', 1)\n"
+        "    d.rpc.shutdown = slowly\n"
+        "run_program(train_maml.main, sys.argv[1:])\n"
+    )
+    args = [*SINUSOID, "--strategy", "rpc", "--iterations", "3", "--run-dir", str(tmp_path / "run")]
+    for rank in start_ranks(2, args, script=str(script)):
+        rank.wait(60)

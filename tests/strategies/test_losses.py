@@ -26,15 +26,14 @@ STRATEGIES = {
     "server": PARAM_SERVER,
     "collective": [*PARAM_SERVER, "--ps-transport", "collective"],
 }
-SIZE = 3
 
 
 def lose(
-    run_dir: Path, strategy: str, rank: int, number: signal.Signals, *flags: str
+    run_dir: Path, strategy: str, size: int, rank: int, number: signal.Signals, *flags: str
 ) -> list[Completed]:
-    """Train with three processes, send ``rank`` a signal on the way; return how all have ended."""
+    """Train with ``size`` processes, send ``rank`` a signal on the way; return how all ended."""
     args = [*SINUSOID, *STRATEGIES[strategy], *flags, "--run-dir", str(run_dir)]
-    ranks = start_ranks(SIZE, args)
+    ranks = start_ranks(size, args)
     try:
         wait_for_iteration(ranks[0], run_dir, 10, limit=90)
         os.kill(ranks[rank].process.pid, number)
@@ -62,7 +61,7 @@ def lose(
 )
 def test_a_lost_worker_ends_the_run(tmp_path: Path, strategy: str, number: signal.Signals) -> None:
     """One line on rank zero, a non-zero exit code on all, progress kept."""
-    done = lose(tmp_path, strategy, 2, number, "--timeout", "5")
+    done = lose(tmp_path, strategy, 3, 2, number, "--timeout", "5")
     assert [rank.returncode for rank in done] == [1, 1, -signal.SIGKILL]
     said = [line for rank in done[:2] for line in rank.stderr.splitlines() if "error: " in line]
     assert len(said) == 1, said
@@ -84,8 +83,8 @@ def test_a_lost_worker_ends_the_run(tmp_path: Path, strategy: str, number: signa
     ],
 )
 def test_nobody_outlives_rank_zero(tmp_path: Path, strategy: str, number: signal.Signals) -> None:
-    done = lose(tmp_path, strategy, 0, number, "--timeout", "5")
-    assert [rank.returncode for rank in done] == [-signal.SIGKILL, 1, 1]
+    done = lose(tmp_path, strategy, 2, 0, number, "--timeout", "5")
+    assert [rank.returncode for rank in done] == [-signal.SIGKILL, 1]
 
 
 @pytest.mark.parametrize("strategy", ["rpc", "server", "collective"])
@@ -94,6 +93,6 @@ def test_a_signal_to_a_worker_stops_all(tmp_path: Path, strategy: str) -> None:
 
     With allreduce all ranks drive: `test_allreduce.py`, which also goes on from there.
     """
-    done = lose(tmp_path, strategy, 2, signal.SIGTERM)
+    done = lose(tmp_path, strategy, 3, 2, signal.SIGTERM)
     assert "stopped by SIGTERM" in done[0].stdout
     assert [rank.returncode for rank in done] == [143, 0, 0]

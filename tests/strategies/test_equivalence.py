@@ -44,10 +44,12 @@ def parameters(run_dir: Path) -> Parameters:
     return model
 
 
-def assert_same(found: Parameters, expected: Parameters) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(found: Parameters, expected: Parameters, what: str = "") -> None:
+    assert found.keys() == expected.keys(), what
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)
+        torch.testing.assert_close(
+            found[name], tensor, rtol=0, atol=1e-10, msg=lambda m, n=name: f"{what} {n}: {m}"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -57,28 +59,19 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
     return parameters(run_dir)
 
 
-@pytest.fixture(scope="module")
-def everywhere(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Parameters]:
-    """What each strategy trains: one launch a world size, since most of it is importing."""
-    folder = tmp_path_factory.mktemp("everywhere")
+@pytest.mark.parametrize("world_size", BY_SIZE)
+def test_equals_local(local: Parameters, tmp_path: Path, world_size: int) -> None:
+    """Seven tasks divide by no world size: a mean over workers would be biased.
+
+    One launch a world size: most of it is importing.
+    """
     flags = STRATEGIES | MODES
-    configurations = {name: [*SEVEN_TASKS, *flags[name]] for name in BY_SIZE[request.param]}
+    configurations = {name: [*SEVEN_TASKS, *flags[name]] for name in BY_SIZE[world_size]}
     script = ["-m", "tests.strategies.topologies"]
-    command = [*torchrun(request.param, script), str(folder), json.dumps(configurations)]
+    command = [*torchrun(world_size, script), str(tmp_path), json.dumps(configurations)]
     run(command, timeout=240)
-    return {name: parameters(folder / name) for name in configurations}
-
-
-@pytest.mark.parametrize(
-    ("everywhere", "strategy"),
-    [(size, name) for size, names in BY_SIZE.items() for name in names],
-    indirect=["everywhere"],
-)
-def test_equals_local(local: Parameters, everywhere: dict[str, Parameters], strategy: str) -> None:
-    """Seven tasks divide by no world size: a mean over workers would be biased."""
-    assert_same(everywhere[strategy], local)
+    for name in configurations:
+        assert_same(parameters(tmp_path / name), local, name)
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,8 @@ def test_bytes_grow_with_workers_not_with_tasks(three_hosts: Path, strategy: str
     for step in steps.values():
         assert step.sent == pytest.approx(2 * 2 * step.parameters * 4, rel=0.01)
         expected = pattern.carried(workers, step.parameters)
-        # Headers, acknowledgements: the most for rpc, which sends every tensor in many pieces. Less
-        # would be another way than the link.
-        assert expected < step.on_link < 1.15 * expected
+        # Headers, acknowledgements: 1 %. Less would be another way than the link.
+        assert expected < step.on_link < 1.1 * expected
 
 
 PATTERNS = {

@@ -38,14 +38,17 @@ TOPOLOGIES: dict[str, list[str]] = {
     "server backup": [*_SERVER, "--ps-mode", "backup"],
     "server remote": [*_SERVER, "--ps-forward", "remote"],
 }
-WARM_UP = 5
-"""Iterations that are not counted: threads start, pages are touched for the first time."""
+LOG_EVERY = 5
+"""Iterations between rows of metrics: what is counted begins and ends with one."""
 
 
 def measure(
-    topology: str, workers: int, preset: str, batch: int, iterations: int
+    topology: str, workers: int, preset: str, batch: int, warm_up: int, iterations: int
 ) -> dict[str, Any]:
     """Train once and return tasks per second and, a step, bytes and the server's seconds.
+
+    The first ``warm_up`` iterations are not counted: memory is still touched for the first time,
+    a few megabytes more in every tenth step or so, which takes 20 ms and more.
 
     Raises:
         SystemExit: with what the run has said, if it fails.
@@ -58,14 +61,15 @@ def measure(
             sys.executable,
             *([] if topology == "local" else launcher),
             *("train_maml.py", preset, *flags),
-            *("--run-dir", run_dir, "--iterations", str(WARM_UP + iterations)),
-            *("--meta-batch-size", str(batch), "--log-every", str(WARM_UP), "--threads", "1"),
+            *("--run-dir", run_dir, "--iterations", str(warm_up + iterations)),
+            *("--meta-batch-size", str(batch), "--log-every", str(LOG_EVERY), "--threads", "1"),
             *("--logger", "none", "--eval-every", "0", "--test-tasks", "0", "--resume", "never"),
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{topology}, {workers} workers: {done.stderr or done.stdout}")
-        first, *rest = read_metrics(Path(run_dir) / "metrics.jsonl")
+        rows = read_metrics(Path(run_dir) / "metrics.jsonl")
+    first, *rest = (row for row in rows if row["iteration"] >= warm_up)
     steps = rest[-1]["iteration"] - first["iteration"]
     row: dict[str, Any] = {
         "tasks_per_second": steps * batch / (rest[-1]["seconds"] - first["seconds"]),
@@ -168,7 +172,8 @@ def main() -> None:
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--preset", default="maml-glyphs-5way-1shot")
     parser.add_argument("--meta-batch-size", type=int, default=32)
-    parser.add_argument("--iterations", type=int, default=30, help="after a warm-up of 5")
+    parser.add_argument("--iterations", type=int, default=100, help="after the warm-up")
+    parser.add_argument("--warm-up", type=int, default=50, help="iterations that do not count")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the records to this file")
     parser.add_argument("--plot", type=Path, help="draw the records into this file")
@@ -187,7 +192,8 @@ def main() -> None:
         for topology, workers in bar:
             found[topology, workers].append(
                 measure(
-                    topology, workers, options.preset, options.meta_batch_size, options.iterations
+                    *(topology, workers, options.preset, options.meta_batch_size),
+                    *(options.warm_up, options.iterations),
                 )
             )
         report["rows"] = [summarise(*key, rounds) for key, rounds in found.items()]

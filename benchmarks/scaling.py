@@ -178,6 +178,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the records to this file")
     parser.add_argument("--plot", type=Path, help="draw the records into this file")
     options = parser.parse_args()
+    if options.iterations < 2 * LOG_EVERY:
+        parser.error(f"--iterations {options.iterations}: at least {2 * LOG_EVERY}")
     # Users' settings of threads would be measured otherwise.
     os.environ["OMP_NUM_THREADS"] = "1"
     what = combinations(options.topologies, options.workers)

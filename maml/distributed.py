@@ -35,7 +35,6 @@ from maml.seeds import seed_of
 START_TIMEOUT = 300.0
 """Seconds that processes wait for each other at the start, where one may be slow to load."""
 
-
 GOODBYE = 10.0
 """Seconds that rank zero waits for the others at most, once all is done."""
 
@@ -156,7 +155,7 @@ def _let_rank_zero_be_last(world: World, number: int, timeout: float) -> None:
 
     Where no launcher holds the store, rank zero does, and it goes with its process: leaving RPC,
     a slower peer then failed at the very end. One that does not come is not waited for longer
-    than ``timeout`` seconds; all is done, and it is no error.
+    than ``timeout`` or `GOODBYE` seconds; all is done, and it is no error.
     """
     if not world.launched or world.size == 1:
         return

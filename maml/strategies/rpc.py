@@ -41,15 +41,15 @@ PROBE = 3.0
 YIELD = 0.0005
 """Seconds that sending a call takes the transport's threads."""
 
-_own: Rpc | None = None
+_serving: Rpc | None = None
 _finished = threading.Event()
 
 
 def _this() -> Rpc:
     """Return the strategy of the process that a call has come to."""
-    if _own is None:
+    if _serving is None:
         raise RuntimeError("this process was called before its worker was ready")
-    return _own
+    return _serving
 
 
 def _finish() -> None:
@@ -143,11 +143,11 @@ class Rpc(Strategy):
         )
 
     def _init_worker(self) -> None:
-        global _own
+        global _serving
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
-        _own = self
+        _serving = self
         _finished.clear()
 
     @property
@@ -204,9 +204,10 @@ class Rpc(Strategy):
         flat = self.packing.params(meta_params)
         with self.guard():
             pending = chunk_shares(rest, flat) if len(rest) else None
-        # The transport's threads first: where all cores compute, they would wait for a time slice
-        # of this one, and the other worker for them; it is the one that is done last.
-        time.sleep(YIELD)
+        if pending is not None:
+            # The transport's threads first: where all cores compute, they would wait for a time
+            # slice of this one, and the other worker for them; it is the one that is done last.
+            time.sleep(YIELD)
         share = self.worker.meta_gradient(meta_params, own, self.worker.learner)
         packed = self.packing.share(share).cpu()
         self.worker.look_ahead(own)

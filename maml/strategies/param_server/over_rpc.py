@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from maml.config import Config
-from maml.distributed import World, init_process, leave_rpc, rpc_world
+from maml.distributed import GOODBYE, World, init_process, leave_rpc, rpc_world
 from maml.errors import UserError, WorkerLostError
 from maml.inner import Params
 from maml.strategies.attendance import heed, wait_for
@@ -35,9 +35,6 @@ from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
 from maml.worker import Share, Worker
-
-GOODBYE_GRACE = 10.0
-"""Seconds that the server waits for its trainers to leave, once all work is done."""
 
 _inbox: Inbox | None = None
 _farewell: Farewell | None = None
@@ -381,7 +378,7 @@ class ParameterServer(Strategy):
         # Its references to the server's model, if any, must be gone before it leaves.
         del do
         try:
-            all_leave = rpc.rpc_sync(0, _leave, (self.world.rank,), timeout=2 * GOODBYE_GRACE)
+            all_leave = rpc.rpc_sync(0, _leave, (self.world.rank,), timeout=2 * GOODBYE)
         except RuntimeError:
             all_leave = False
         if not all_leave:
@@ -428,7 +425,7 @@ class ParameterServer(Strategy):
         assert _farewell is not None
         nothing = torch.empty(0)
         self._inbox.give_all(Order("finish", 0, nothing, nothing))
-        silent = _farewell.wait(self.trainers, GOODBYE_GRACE)
+        silent = _farewell.wait(self.trainers, GOODBYE)
         for rank in sorted(silent):
             self._leave_behind(rank)
         if silent:
@@ -446,7 +443,7 @@ class ParameterServer(Strategy):
     def _leave_behind(self, rank: int) -> None:
         """End a trainer that does not answer, if it is one of this host's: it may be frozen."""
         host, pid, since = _addresses.get(rank, ("", 0, 0.0))
-        line = f"rank {rank} did not leave within {GOODBYE_GRACE:g} s"
+        line = f"rank {rank} did not leave within {GOODBYE:g} s"
         if host == socket.gethostname():
             try:
                 process = psutil.Process(pid)

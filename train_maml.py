@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 
-from maml import allocator
+from maml import allocator, turns
 from maml.cli import parse
 from maml.program import run_program
 
@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
     config = parse(arguments)
     allocator.tune()
+    turns.give_way()
     # Imported late: --help and a mistyped flag need no torch.
     from maml.trainer import Trainer
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import maml.trainer
-from maml import allocator
+from maml import allocator, turns
 from maml.cli import parse
 from maml.presets import with_values
 from maml.program import run_program
@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> None:
     """Train all configurations."""
     folder, configurations = Path(arguments[0]), json.loads(arguments[1])
     allocator.tune()
+    turns.give_way()
     maml.trainer.RunLog = MeteredLog  # type: ignore[attr-defined]
     for name, flags in configurations.items():
         config = with_values(parse(flags), run_dir=str(folder / name))

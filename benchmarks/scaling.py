@@ -5,8 +5,15 @@
 
 Every measurement is one run of ``train_maml.py`` under torchrun with one computing thread a
 process, as a user starts it; the rounds interleave. A worker is a process that computes: a
-parameter server is one process more. ``local`` is the same run without a launcher. Beyond the
-cores of the machine, workers share them: what is seen there is the overhead, not speed.
+parameter server is one process more. ``local`` is the same run without a launcher, and ``apart``
+as many of those at once, each with its part of the tasks and no word between them: the most that
+the machine gives to any topology. Beyond the cores of the machine, workers share them: what is
+seen there is the overhead, not speed.
+
+``calm`` is the rate that a tenth of the pieces of a run, of two iterations each, exceed. On a
+shared machine a core's other hardware thread may belong to a neighbour, for seconds at a time, and
+a step that waits for all workers is slow when any of their cores is; this is what is left when
+none is. It also leaves out what a run itself does in few steps: the medians have that.
 """
 
 from __future__ import annotations
@@ -18,9 +25,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from benchmarks.hardware import describe
@@ -29,6 +38,7 @@ from maml.run_log import read_metrics
 _SERVER = ["--strategy", "param-server"]
 TOPOLOGIES: dict[str, list[str]] = {
     "local": ["--strategy", "local"],
+    "apart": ["--strategy", "local"],
     "rpc exclusive": ["--strategy", "rpc", "--partition", "exclusive"],
     "rpc chunk": ["--strategy", "rpc", "--partition", "chunk"],
     "allreduce": ["--strategy", "allreduce"],
@@ -38,8 +48,10 @@ TOPOLOGIES: dict[str, list[str]] = {
     "server backup": [*_SERVER, "--ps-mode", "backup"],
     "server remote": [*_SERVER, "--ps-forward", "remote"],
 }
-LOG_EVERY = 5
+LOG_EVERY = 2
 """Iterations between rows of metrics: what is counted begins and ends with one."""
+CALM = 0.9
+"""Quantile of the rates of a run's pieces."""
 
 
 def measure(
@@ -56,23 +68,46 @@ def measure(
     flags = TOPOLOGIES[topology]
     processes = workers + ("param-server" in flags)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    with tempfile.TemporaryDirectory() as run_dir:
-        command = [
-            sys.executable,
-            *([] if topology == "local" else launcher),
-            *("train_maml.py", preset, *flags),
-            *("--run-dir", run_dir, "--iterations", str(warm_up + iterations)),
-            *("--meta-batch-size", str(batch), "--log-every", str(LOG_EVERY), "--threads", "1"),
-            *("--logger", "none", "--eval-every", "0", "--test-tasks", "0", "--resume", "never"),
+    apart = workers if topology == "apart" else 1
+    own_batch = batch // apart
+    with tempfile.TemporaryDirectory() as folder:
+        run_dirs = [Path(folder) / str(number) for number in range(apart)]
+        runs = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    *([] if "local" in flags else launcher),
+                    *("train_maml.py", preset, *flags),
+                    *("--run-dir", str(run_dir), "--iterations", str(warm_up + iterations)),
+                    *("--meta-batch-size", str(own_batch), "--log-every", str(LOG_EVERY)),
+                    *("--threads", "1", "--logger", "none", "--eval-every", "0"),
+                    *("--test-tasks", "0", "--resume", "never"),
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for run_dir in run_dirs
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{topology}, {workers} workers: {done.stderr or done.stdout}")
-        rows = read_metrics(Path(run_dir) / "metrics.jsonl")
-    first, *rest = (row for row in rows if row["iteration"] >= warm_up)
+        said = [run.communicate()[1] for run in runs]
+        for run, words in zip(runs, said, strict=True):
+            if run.returncode:
+                raise SystemExit(f"{topology}, {workers} workers: {words}")
+        parts = [read_metrics(run_dir / "metrics.jsonl") for run_dir in run_dirs]
+    return _together([_rates(rows, own_batch, warm_up) for rows in parts])
+
+
+def _rates(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, Any]:
+    """Return one run's figures; ``pieces`` are the rates between rows of its metrics."""
+    counted = [row for row in rows if row["iteration"] >= warm_up]
+    first, *rest = counted
     steps = rest[-1]["iteration"] - first["iteration"]
     row: dict[str, Any] = {
         "tasks_per_second": steps * batch / (rest[-1]["seconds"] - first["seconds"]),
+        "pieces": [
+            (b["iteration"] - a["iteration"]) * batch / (b["seconds"] - a["seconds"])
+            for a, b in pairwise(counted)
+        ],
         "wire_bytes": sum(row.get("wire_bytes", 0) for row in rest) / steps,
     }
     for name in ("server_seconds", "reduce_seconds"):
@@ -87,34 +122,47 @@ def measure(
     return row
 
 
+def _together(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of runs that went side by side: one, unless they were apart."""
+    return {
+        **runs[0],
+        "tasks_per_second": sum(run["tasks_per_second"] for run in runs),
+        "pieces": [run["pieces"] for run in runs],
+    }
+
+
 def combinations(topologies: list[str], workers: list[int]) -> list[tuple[str, int]]:
-    """Return what to measure: local has one worker, and backup needs one to spare."""
+    """Return what to measure: local is one worker, and some make sense from two on."""
     return [
         (topology, n)
         for topology in topologies
-        for n in workers
-        if (topology != "local" or n == min(workers)) and (topology != "server backup" or n > 1)
+        for n in ([1] if topology == "local" else workers)
+        if n > 1 or topology not in ("apart", "server backup")
     ]
 
 
 def summarise(topology: str, workers: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians over rounds, and the least and largest tasks per second."""
+    """Return medians over rounds, the extremes of tasks per second, and the calm rate."""
     rates = [row["tasks_per_second"] for row in rounds]
+    # A run's pieces of all rounds together; those of runs side by side are added up.
+    own = [list(chain(*pieces)) for pieces in zip(*(row["pieces"] for row in rounds), strict=True)]
+    names = [name for name in rounds[0] if name != "pieces"]
     return {
         "topology": topology,
         "workers": workers,
-        **{name: statistics.median(row[name] for row in rounds) for name in rounds[0]},
+        **{name: statistics.median(row[name] for row in rounds) for name in names},
         "range": [min(rates), max(rates)],
+        "calm": float(sum(np.quantile(pieces, CALM) for pieces in own)),
         "rounds": len(rounds),
     }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Lay the rows out; ``×`` is relative to the first row."""
-    base = rows[0]["tasks_per_second"]
+    """Lay the rows out; ``×`` is relative to the first row, and so is the one behind ``calm``."""
+    base, calm = rows[0]["tasks_per_second"], rows[0]["calm"]
     lines = [
-        "  topology           workers  tasks/s        range      ×   KiB a step  server ms  "
-        "reduce ms  staleness  dropped"
+        "  topology           workers  tasks/s        range      ×   calm     ×   KiB a step  "
+        "server ms  reduce ms  staleness  dropped"
     ]
     for row in rows:
         low, high = row["range"]
@@ -125,8 +173,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         rate = row["tasks_per_second"]
         lines.append(
             f"  {row['topology']:<18} {row['workers']:>7} {rate:>8.1f} {low:>6.1f}–{high:<6.1f} "
-            f"{rate / base:>5.2f} {row['wire_bytes'] / 1024:>11.0f}  {server:>9}  "
-            f"{reduce:>9}  {stale:>9}  {dropped:>7}"
+            f"{rate / base:>5.2f} {row['calm']:>6.1f} {row['calm'] / calm:>5.2f} "
+            f"{row['wire_bytes'] / 1024:>12.0f}  {server:>9}  {reduce:>9}  {stale:>9}  "
+            f"{dropped:>7}".rstrip()
         )
     return "\n".join(lines)
 
@@ -146,7 +195,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         x = [row["workers"] for row in own]
         style = {"marker": "o", "markersize": 4, "color": colors(i), "label": topology}
         axes[0].plot(x, [row["tasks_per_second"] for row in own], **style)
-        if topology != "local":
+        if topology not in ("local", "apart"):
             axes[1].plot(x, [row["wire_bytes"] / 2**20 for row in own], **style)
     cores = report["hardware"]["cores"]
     most = max(row["workers"] for row in rows)
@@ -180,6 +229,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.iterations < 2 * LOG_EVERY:
         parser.error(f"--iterations {options.iterations}: at least {2 * LOG_EVERY}")
+    for n in options.workers:
+        if "apart" in options.topologies and options.meta_batch_size % n:
+            parser.error(f"--meta-batch-size {options.meta_batch_size}: {n} workers apart")
     # Users' settings of threads would be measured otherwise.
     os.environ["OMP_NUM_THREADS"] = "1"
     what = combinations(options.topologies, options.workers)

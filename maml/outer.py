@@ -8,27 +8,33 @@ import torch
 
 from maml.config import Config
 from maml.inner import Params
+from maml.layout import Layout
 
 
 class OuterOptimizer:
     """Steps meta-parameters along the mean over tasks of their gradient.
 
-    Adam as in the released code of MAML (arXiv:1703.03400), or SGD with momentum.
+    Adam as in the released code of MAML (arXiv:1703.03400), or SGD with momentum. Both work
+    element by element: all meta-parameters are one flat tensor to them, and a step is a few
+    operations, while every other process waits.
+
+    Attributes:
+        params: The meta-parameters by name, views of that tensor: a step changes them, and writing
+            to them in place sets them.
     """
 
     def __init__(self, config: Config, meta_params: Params) -> None:
+        """Begin at ``meta_params``, of one dtype, on one device; they are copied."""
         self._clip = config.grad_clip
-        self._params = meta_params
+        self._layout = Layout(meta_params)
+        self._flat = self._layout.params(meta_params)
+        self.params = self._layout.to_params(self._flat)
         self._optimizer: torch.optim.Optimizer
         if config.meta_optimizer == "adam":
-            # Fused: one operation for all, while every other process waits.
-            self._optimizer = torch.optim.Adam(meta_params.values(), lr=config.meta_lr, fused=True)
+            self._optimizer = torch.optim.Adam([self._flat], lr=config.meta_lr, fused=True)
         else:
             self._optimizer = torch.optim.SGD(
-                meta_params.values(),
-                lr=config.meta_lr,
-                momentum=config.meta_momentum,
-                fused=True,
+                [self._flat], lr=config.meta_lr, momentum=config.meta_momentum, fused=True
             )
 
     def step(self, gradients: Params, n_tasks: int) -> None:
@@ -38,11 +44,10 @@ class OuterOptimizer:
             gradients: Σ over tasks of the gradient, of each meta-parameter by name.
             n_tasks: How many tasks were summed; at least 1.
         """
-        for name, parameter in self._params.items():
-            gradient = gradients[name] / n_tasks
-            if self._clip is not None:
-                gradient.clamp_(-self._clip, self._clip)
-            parameter.grad = gradient
+        gradient = self._layout.params(gradients).div_(n_tasks)
+        if self._clip is not None:
+            gradient.clamp_(-self._clip, self._clip)
+        self._flat.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad()
 

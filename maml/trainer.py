@@ -82,11 +82,11 @@ class _Run:
         self.speaks = strategy.world.rank == 0
         assert config.run_dir is not None
         self.run_dir = Path(config.run_dir)
-        self.meta_params = {
-            name: tensor.detach().to(strategy.home)
-            for name, tensor in worker.learner.meta_parameters().items()
-        }
-        self.optimizer = OuterOptimizer(config, self.meta_params)
+        beginning = worker.learner.meta_parameters()
+        self.optimizer = OuterOptimizer(
+            config, {name: tensor.to(strategy.home) for name, tensor in beginning.items()}
+        )
+        self.meta_params = self.optimizer.params
         self.iteration, self.seconds = 0, 0.0
         if start is not None:
             self._restore(start)

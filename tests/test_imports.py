@@ -14,11 +14,11 @@ from tests.launching import REPO, run
 
 # From the ground up. A room may import from lower floors and from files of its own.
 FLOORS = (
-    ("errors", "seeds", "allocator", "precision", "cuda_graph", "ahead"),
-    ("config", "pulse"),
+    ("errors", "seeds", "allocator", "precision", "cuda_graph", "turns"),
+    ("config", "pulse", "ahead"),
     ("presets", "models", "objectives", "inner", "distributed", "compiled"),
-    ("cli", "program", "derivatives", "outer", "classifiers"),
-    ("rules", "networks"),
+    ("cli", "program", "derivatives", "layout", "classifiers"),
+    ("rules", "networks", "outer"),
     ("mixed", "kernels"),
     ("learners",),
     ("worker",),

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -147,19 +148,21 @@ def summarise(topology: str, workers: int, rounds: list[dict[str, Any]]) -> dict
     # A run's pieces of all rounds together; those of runs side by side are added up.
     own = [list(chain(*pieces)) for pieces in zip(*(row["pieces"] for row in rounds), strict=True)]
     names = [name for name in rounds[0] if name != "pieces"]
+    # Asynchronous updates come in bursts, as trainers finish: a piece says nothing.
+    calm = {} if "staleness" in names else {"calm": sum(np.quantile(rates, CALM) for rates in own)}
     return {
         "topology": topology,
         "workers": workers,
         **{name: statistics.median(row[name] for row in rounds) for name in names},
         "range": [min(rates), max(rates)],
-        "calm": float(sum(np.quantile(pieces, CALM) for pieces in own)),
+        **calm,
         "rounds": len(rounds),
     }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Lay the rows out; ``×`` is relative to the first row, and so is the one behind ``calm``."""
-    base, calm = rows[0]["tasks_per_second"], rows[0]["calm"]
+    base, calm_base = rows[0]["tasks_per_second"], rows[0].get("calm", math.nan)
     lines = [
         "  topology           workers  tasks/s        range      ×   calm     ×   KiB a step  "
         "server ms  reduce ms  staleness  dropped"
@@ -170,10 +173,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         reduce = f"{1e3 * row['reduce_seconds']:.1f}" if "reduce_seconds" in row else ""
         stale = f"{row['staleness']:.2f}" if "staleness" in row else ""
         dropped = f"{row['dropped']:.2f}" if "dropped" in row else ""
+        calm = f"{row['calm']:.1f} {row['calm'] / calm_base:>5.2f}" if "calm" in row else ""
         rate = row["tasks_per_second"]
         lines.append(
             f"  {row['topology']:<18} {row['workers']:>7} {rate:>8.1f} {low:>6.1f}–{high:<6.1f} "
-            f"{rate / base:>5.2f} {row['calm']:>6.1f} {row['calm'] / calm:>5.2f} "
+            f"{rate / base:>5.2f} {calm:>12} "
             f"{row['wire_bytes'] / 1024:>12.0f}  {server:>9}  {reduce:>9}  {stale:>9}  "
             f"{dropped:>7}".rstrip()
         )

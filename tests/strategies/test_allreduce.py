@@ -55,7 +55,7 @@ def test_diverged_parameters_are_found(tmp_path: Path, every: int) -> None:
         "def broken(self, gradients, n_tasks):\n"
         "    step(self, gradients, n_tasks)\n"
         "    if os.environ['RANK'] == '1':\n"
-        "        next(iter(self._params.values())).add_(1e-6)\n"
+        "        next(iter(self.params.values())).add_(1e-6)\n"
         "maml.outer.OuterOptimizer.step = broken\n"
         "run_program(train_maml.main, sys.argv[1:])\n"
     )

@@ -235,7 +235,7 @@ def main() -> None:
         parser.error(f"--iterations {options.iterations}: at least {2 * LOG_EVERY}")
     for n in options.workers:
         if "apart" in options.topologies and options.meta_batch_size % n:
-            parser.error(f"--meta-batch-size {options.meta_batch_size}: {n} workers apart cannot share it evenly")
+            parser.error(f"--meta-batch-size {options.meta_batch_size}: no multiple of {n} workers")
     # Users' settings of threads would be measured otherwise.
     os.environ["OMP_NUM_THREADS"] = "1"
     what = combinations(options.topologies, options.workers)

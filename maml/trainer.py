@@ -258,7 +258,13 @@ class _Run:
     def _restore(self, saved: dict[str, Any]) -> None:
         for name, tensor in self.meta_params.items():
             tensor.copy_(saved["model"][name])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        try:
+            self.optimizer.load_state_dict(saved["optimizer"])
+        except ValueError as error:
+            raise UserError(
+                f"--resume {self.config.resume}: its optimizer is from another version of this "
+                f"program ({error}); --resume never and another --run-dir begin anew"
+            ) from error
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.strategy.restore(saved.get("strategy", {}))
 

@@ -45,6 +45,18 @@ def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
+def test_optimizer_of_another_version(tmp_path: Path) -> None:
+    """One line, and the checkpoint is left as it was: here, one tensor a parameter."""
+    saved = train(sinusoid(iterations=2), tmp_path)
+    state = saved["optimizer"]
+    state["param_groups"][0]["params"] = [0, 1]
+    path = checkpoint.last_checkpoint(tmp_path)
+    torch.save(saved, path)
+    with pytest.raises(UserError, match="--resume auto: its optimizer is from another"):
+        train(sinusoid(iterations=4), tmp_path)
+    assert same(last(tmp_path), saved)
+
+
 def test_seconds_go_on(tmp_path: Path) -> None:
     first = train(sinusoid(iterations=2), tmp_path)["seconds"]
     second = train(sinusoid(iterations=4), tmp_path)["seconds"]

@@ -148,8 +148,9 @@ def summarise(topology: str, workers: int, rounds: list[dict[str, Any]]) -> dict
     # A run's pieces of all rounds together; those of runs side by side are added up.
     own = [list(chain(*pieces)) for pieces in zip(*(row["pieces"] for row in rounds), strict=True)]
     names = [name for name in rounds[0] if name != "pieces"]
-    # Asynchronous updates come in bursts, as trainers finish: a piece says nothing.
-    calm = {} if "staleness" in names else {"calm": sum(np.quantile(rates, CALM) for rates in own)}
+    calm = {"calm": sum(float(np.quantile(run, CALM)) for run in own)}
+    if "staleness" in names:
+        calm = {}  # asynchronous updates come in bursts, as trainers finish: a piece says nothing
     return {
         "topology": topology,
         "workers": workers,

@@ -22,13 +22,13 @@ class Layout:
         self.n_params = sum(self._sizes)
         self.dtype = next(iter(params.values())).dtype
 
-    def flat(self, params: Params) -> list[Tensor]:
+    def parts(self, params: Params) -> list[Tensor]:
         """Return views ``[p]`` of ``params``, detached, in the order of the layout."""
         return [params[name].detach().reshape(-1) for name in self._shapes]
 
     def params(self, params: Params) -> Tensor:
         """Return a new flat ``[P]`` tensor of ``params``, detached."""
-        return torch.cat(self.flat(params))
+        return torch.cat(self.parts(params))
 
     def to_params(self, flat: Tensor) -> Params:
         """Return views of ``flat [P]`` by name."""

@@ -27,7 +27,7 @@ class Packing(Layout):
     def share(self, share: Share) -> Tensor:
         """Return ``[P + 1 + M + 1]``: gradients, totals and the count, which all add up."""
         count = share.totals.new_tensor([share.n_tasks])
-        return torch.cat([*self.flat(share.gradients), share.totals, count])
+        return torch.cat([*self.parts(share.gradients), share.totals, count])
 
     def to_share(self, flat: Tensor) -> Share:
         """Return the share that ``flat [P + 1 + M + 1]`` holds, as views of it."""

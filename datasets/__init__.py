@@ -18,7 +18,7 @@ import torch
 
 from datasets.batches import Batches, Examples
 from datasets.cache import default_data_root
-from datasets.episodes import Episodes, FewShotImages, Layout
+from datasets.episodes import Episodes, FewShotImages, ImageClasses, Layout
 from datasets.errors import DataError
 from datasets.tasks import Task
 
@@ -31,6 +31,7 @@ __all__ = [
     "Episodes",
     "Examples",
     "FewShotImages",
+    "ImageClasses",
     "Layout",
     "Task",
     "image_shape",
@@ -39,22 +40,32 @@ __all__ = [
 ]
 
 
-def _omniglot(split: str, **options: Any) -> Episodes:
-    from datasets.omniglot import open_omniglot
+def _omniglot(split: str, **where: Any) -> ImageClasses:
+    from datasets.omniglot import open_classes
 
-    return open_omniglot(split, **options)
-
-
-def _glyphs(split: str, **options: Any) -> Episodes:
-    from datasets.glyphs import open_glyphs
-
-    return open_glyphs(split, **options)
+    return open_classes(split, **where)
 
 
-def _miniimagenet(split: str, **options: Any) -> Episodes:
-    from datasets.miniimagenet import open_miniimagenet
+def _glyphs(split: str, **where: Any) -> ImageClasses:
+    from datasets.glyphs import open_classes
 
-    return open_miniimagenet(split, **options)
+    return open_classes(split, **where)
+
+
+def _miniimagenet(split: str, **where: Any) -> ImageClasses:
+    from datasets.miniimagenet import open_classes
+
+    return open_classes(split, **where)
+
+
+def _images(open_classes: Callable[..., ImageClasses]) -> Callable[..., Episodes]:
+    """The opener of few-shot tasks of the classes that ``open_classes(split, ...)`` returns."""
+
+    def open_them(split: str, *, data_root: Path, omniglot_split: str, **request: Any) -> Episodes:
+        found = open_classes(split, data_root=data_root, omniglot_split=omniglot_split)
+        return FewShotImages(**found._asdict(), split=split, **request)
+
+    return open_them
 
 
 def _sinusoid(split: str, **options: Any) -> Episodes:
@@ -66,9 +77,9 @@ def _sinusoid(split: str, **options: Any) -> Episodes:
 # Openers import what they need when called: Pillow and torchvision are not for those who regress a
 # sine.
 OPENERS: dict[str, Callable[..., Episodes]] = {
-    "omniglot": _omniglot,
-    "glyphs": _glyphs,
-    "miniimagenet": _miniimagenet,
+    "omniglot": _images(_omniglot),
+    "glyphs": _images(_glyphs),
+    "miniimagenet": _images(_miniimagenet),
     "sinusoid": _sinusoid,
 }
 

@@ -60,6 +60,21 @@ class ImageArray(Protocol):
         ...
 
 
+class ImageClasses(NamedTuple):
+    """What a data set of images gives to few-shot tasks of a split.
+
+    * ``images``: uint8 ``[classes, drawings, H, W]`` or ``[classes, drawings, H, W, 3]``, usually
+      memory-mapped
+    * ``classes``: int64 ``[n]``, the rows of ``images`` that belong to the split
+    * ``rotate``: whether each class of each task is turned by its own random multiple of 90 degrees
+      (Santoro et al. 2016, as in MAML's released code)
+    """
+
+    images: ImageArray
+    classes: NDArray[np.int64]
+    rotate: bool
+
+
 class Layout(NamedTuple):
     """What ``B`` image tasks consist of, before any image is read; all int64.
 
@@ -96,10 +111,7 @@ class FewShotImages(Episodes):
     ) -> None:
         """Check the request against the data; reads no image.
 
-        ``images`` is uint8 ``[classes, drawings, H, W]`` or ``[classes, drawings, H, W, 3]``,
-        usually memory-mapped; ``classes`` is int64 ``[n]``, the rows of ``images`` that belong to
-        ``split``. With ``rotate``, each class of each task is turned by its own random multiple of
-        90 degrees (Santoro et al. 2016, as in MAML's released code).
+        ``images``, ``classes`` and ``rotate`` are as in :class:`ImageClasses`.
 
         Raises :class:`DataError`, naming the flag, if the split is too small for the task.
         """

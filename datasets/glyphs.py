@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from datasets import addresses
 from datasets.cache import Mapped, cached
-from datasets.episodes import FewShotImages
+from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 
 Floats = NDArray[np.float64]
@@ -45,32 +44,13 @@ _SHIFT = 2.5
 _PEN = (0.7, 1.25)
 
 
-def open_glyphs(
-    split: str,
-    *,
-    ways: int,
-    shots: int,
-    queries: int,
-    seed: int,
-    dtype: torch.dtype = torch.float32,
-    **_unused: object,
-) -> FewShotImages:
-    """Few-shot tasks of glyphs, without rotation; the classes of the splits are disjoint.
+def open_classes(split: str, **_unused: object) -> ImageClasses:
+    """The glyphs of a split, not to be rotated; the classes of the splits are disjoint.
 
-    Raises :class:`DataError` for an unknown split and as :class:`FewShotImages` does.
+    Raises :class:`DataError` for an unknown split.
     """
     images = open_images(split)
-    return FewShotImages(
-        images=images,
-        classes=np.arange(len(images), dtype=np.int64),
-        split=split,
-        ways=ways,
-        shots=shots,
-        queries=queries,
-        seed=seed,
-        rotate=False,
-        dtype=dtype,
-    )
+    return ImageClasses(images, np.arange(len(images), dtype=np.int64), rotate=False)
 
 
 def open_images(split: str, classes: int | None = None) -> Mapped:

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from datasets.cache import Mapped, cached
-from datasets.episodes import FewShotImages
+from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.miniimagenet_source import SHAPE, Images, read_table
 
@@ -30,33 +29,13 @@ FILES: dict[str, str] = {"train": "train", "validation": "val", "test": "test"}
 _DECODER = "rgb-lanczos-1"
 
 
-def open_miniimagenet(
-    split: str,
-    *,
-    ways: int,
-    shots: int,
-    queries: int,
-    seed: int,
-    data_root: Path,
-    dtype: torch.dtype = torch.float32,
-    **_unused: object,
-) -> FewShotImages:
-    """Few-shot tasks of MiniImageNet, without rotation.
+def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClasses:
+    """The classes of a split, not to be rotated.
 
-    Raises :class:`DataError` as :func:`open_images` and :class:`FewShotImages` do.
+    Raises :class:`DataError` as :func:`open_images` does.
     """
     images = open_images(data_root, split)
-    return FewShotImages(
-        images=images,
-        classes=np.arange(len(images), dtype=np.int64),
-        split=split,
-        ways=ways,
-        shots=shots,
-        queries=queries,
-        seed=seed,
-        rotate=False,
-        dtype=dtype,
-    )
+    return ImageClasses(images, np.arange(len(images), dtype=np.int64), rotate=False)
 
 
 def open_images(data_root: Path, split: str) -> Mapped:

@@ -13,18 +13,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
 from datasets.cache import Mapped, cached, map_array
-from datasets.episodes import FewShotImages
+from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.omniglot_alphabets import DRAWINGS, PARTS, class_names
 from datasets.omniglot_source import SIZE, Part
 from datasets.omniglot_splits import SPLITS, split_classes
 
-__all__ = ["SPLITS", "class_names", "open_images", "open_omniglot", "split_classes"]
+__all__ = ["SPLITS", "class_names", "open_classes", "open_images", "split_classes"]
 
 CARRIED = "omniglot-28x28.npy"
 
@@ -34,34 +33,15 @@ _DECODER = "grey-lanczos-inverted-1"
 _DOWNLOAD_TIMEOUT_S = 30.0
 
 
-def open_omniglot(
-    split: str,
-    *,
-    ways: int,
-    shots: int,
-    queries: int,
-    seed: int,
-    data_root: Path,
-    dtype: torch.dtype = torch.float32,
-    omniglot_split: str = "maml",
-) -> FewShotImages:
-    """Few-shot tasks of Omniglot, rotated per class and task in every split, as MAML's code does.
+def open_classes(
+    split: str, *, data_root: Path, omniglot_split: str, **_unused: object
+) -> ImageClasses:
+    """The characters of a split, rotated per class and task in all of them, as MAML's code does.
 
-    Raises :class:`DataError` as :func:`open_images`, :func:`split_classes` and
-    :class:`FewShotImages` do.
+    Raises :class:`DataError` as :func:`open_images` and :func:`split_classes` do.
     """
     classes = split_classes(omniglot_split, split)
-    return FewShotImages(
-        images=open_images(data_root),
-        classes=classes,
-        split=split,
-        ways=ways,
-        shots=shots,
-        queries=queries,
-        seed=seed,
-        rotate=True,
-        dtype=dtype,
-    )
+    return ImageClasses(open_images(data_root), classes, rotate=True)
 
 
 def open_images(data_root: Path) -> Mapped:

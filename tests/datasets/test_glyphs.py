@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import DataError, glyphs, open_episodes
+from datasets import DataError, FewShotImages, glyphs, open_episodes
 from datasets.baselines import nearest_neighbour_accuracy
 
 
@@ -65,7 +65,7 @@ def test_characters_stay_inside_the_picture():
 
 def test_as_hard_as_meant():
     e = open_episodes("glyphs", "test", ways=5, shots=1, queries=5, seed=0)
-    assert isinstance(e, glyphs.FewShotImages) and not e.rotate
+    assert isinstance(e, FewShotImages) and not e.rotate
     accuracy = float(nearest_neighbour_accuracy(e, torch.arange(400)).mean())
     assert 0.43 < accuracy < 0.53, "pixels alone must beat chance, and must not be enough"
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import DataError, omniglot, open_episodes
+from datasets import DataError, FewShotImages, omniglot, open_episodes
 from datasets.baselines import nearest_neighbour_accuracy
 from datasets.omniglot_source import Part
 from tests.datasets import tiny_omniglot as tiny
@@ -200,15 +200,7 @@ def test_a_download_with_the_wrong_checksum_is_discarded(tmp_path, mirror, empty
 
 def test_an_unknown_split_is_reported_before_anything_is_read(tmp_path, offline):
     with pytest.raises(DataError, match="--omniglot-split lake"):
-        omniglot.open_omniglot(
-            "train",
-            ways=5,
-            shots=1,
-            queries=1,
-            seed=0,
-            data_root=tmp_path,
-            omniglot_split="lake",
-        )
+        omniglot.open_classes("train", data_root=tmp_path, omniglot_split="lake")
 
 
 def test_real_images(omniglot_images):
@@ -236,7 +228,7 @@ def test_real_images_are_in_class_order(omniglot_images, data_root):
 
 def test_real_episodes(omniglot_images, data_root):
     e = open_episodes("omniglot", "test", ways=5, shots=1, queries=1, seed=0, data_root=data_root)
-    assert isinstance(e, omniglot.FewShotImages) and e.rotate
+    assert isinstance(e, FewShotImages) and e.rotate
     assert set(e.classes) == set(omniglot.split_classes("maml", "test"))
     task = e.tasks(e.ids(0, 32))
     assert task.support_x.shape == (32, 5, 1, 28, 28)

@@ -8,7 +8,7 @@ from torch import Tensor
 from maml.inner import Params
 
 
-class Layout:
+class ParamLayout:
     """Where each parameter lies in a flat tensor; the same in every process of a run."""
 
     def __init__(self, params: Params) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from maml.config import Config
 from maml.inner import Params
-from maml.layout import Layout
+from maml.layout import ParamLayout
 
 
 class OuterOptimizer:
@@ -26,7 +26,7 @@ class OuterOptimizer:
     def __init__(self, config: Config, meta_params: Params) -> None:
         """Begin at ``meta_params``, of one dtype, on one device; they are copied."""
         self._clip = config.grad_clip
-        self._layout = Layout(meta_params)
+        self._layout = ParamLayout(meta_params)
         self._flat = self._layout.params(meta_params)
         self.params = self._layout.to_params(self._flat)
         self._optimizer: torch.optim.Optimizer

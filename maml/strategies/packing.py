@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from maml.inner import Params
-from maml.layout import Layout
+from maml.layout import ParamLayout
 from maml.worker import Share
 
 
-class Packing(Layout):
+class Packing(ParamLayout):
     """Where meta-parameters, and what is summed with their gradients, lie in a flat tensor."""
 
     def __init__(self, meta_params: Params, n_totals: int) -> None:
-        """Lay out ``meta_params`` as `Layout` does, and behind them a share's totals and count.
+        """Lay out ``meta_params`` and, behind them, a share's totals and count.
 
         Args:
             meta_params: The meta-parameters by name; their values are not kept.

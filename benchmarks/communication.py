@@ -15,7 +15,6 @@ is given to the bytes and half to the trips.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import torch
 from torch import nn
 from torchvision.models import resnet50
 
+from benchmarks.command import command_line, count, positive
 from maml.learners import build_learner
 from maml.presets import PRESETS
 
@@ -163,12 +163,11 @@ def _three(x: float) -> str:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.communication", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--share", type=float, default=0.1, help="of the computing time")
-    parser.add_argument("--gbits", type=float, default=100, help="bandwidth, Gbit/s each way")
-    parser.add_argument("--micros", type=float, default=5, help="one-way latency, µs")
+    parser = command_line("communication", __doc__, json=False)
+    parser.add_argument("--workers", type=count, default=64)
+    parser.add_argument("--share", type=positive, default=0.1, help="of the computing time")
+    parser.add_argument("--gbits", type=positive, default=100, help="bandwidth, Gbit/s each way")
+    parser.add_argument("--micros", type=positive, default=5, help="one-way latency, µs")
     options = parser.parse_args()
     network = Need(options.gbits * 1e9 / 8, options.micros / 1e6)
     print(table(options.workers, options.share, network))

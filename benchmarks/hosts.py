@@ -11,7 +11,6 @@ by the lower quartiles: what else the machine does only ever adds.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -22,6 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
 from benchmarks.scaling import TOPOLOGIES
 from maml.run_log import read_metrics
@@ -96,13 +96,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--hosts", type=int, default=2)
+    parser = command_line("hosts", __doc__)
+    parser.add_argument("--hosts", type=count, default=2)
     parser.add_argument("--delays", nargs="+", type=float, default=[0, 5, 20], help="ms")
     parser.add_argument("--losses", nargs="+", type=float, default=[0, 0.01])
-    parser.add_argument("--iterations", type=int, default=40, help="after a warm-up of 5")
-    parser.add_argument("--json", type=Path, help="write the records to this file")
+    parser.add_argument("--iterations", type=count, default=40, help="after a warm-up of 5")
     options = parser.parse_args()
     if why_not():
         sys.exit(f"error: {why_not()}")
@@ -116,17 +114,16 @@ def main() -> None:
     control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     print(f"{options.hosts} hosts, {PRESET}, {options.hosts} tasks a step; {links}, TCP {control}")
     print(table(rows))
-    if options.json:
-        report = {
-            "hardware": hardware,
-            "preset": PRESET,
-            "hosts": options.hosts,
-            "links": links,
-            "congestion_control": control,
-            "mtu": network.mtu,
-            "rows": rows,
-        }
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    report = {
+        "hardware": hardware,
+        "preset": PRESET,
+        "hosts": options.hosts,
+        "links": links,
+        "congestion_control": control,
+        "mtu": network.mtu,
+        "rows": rows,
+    }
+    write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.command import command_line, write
+
 SETTING, TASKS = "omniglot-5w1s", 8
 STEPS = (1, 5, 10, 25, 50)
 PEERS = {
@@ -85,11 +87,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Run the benchmark, or one measurement of it (``--one``)."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_line("memory", __doc__, plot=True)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--plot", type=Path, help="draw the records into this file")
     parser.add_argument("--one", nargs=2, metavar=("PEER", "STEPS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -113,9 +112,7 @@ def main() -> None:
             f"{s}: {r['peak_mib']:.0f} (+{r['growth_mib']:.0f})" for s, r in own.items()
         )
         print(f"{peer:<22} MiB by steps  {numbers}", flush=True)
-    if options.json:
-        report = {"hardware": describe(1), "setting": SETTING, "tasks": TASKS, "rows": rows}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(options.json, {"hardware": describe(1), "setting": SETTING, "tasks": TASKS, "rows": rows})
     if options.plot:
         draw(rows, options.plot)
 

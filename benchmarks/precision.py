@@ -10,18 +10,16 @@ kernels where they serve.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
 from benchmarks.settings import SETTINGS, make_tasks
 from datasets.tasks import Task
@@ -113,23 +111,19 @@ def table(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.precision", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_line("precision", __doc__)
     parser.add_argument("--setting", choices=SETTINGS, default="omniglot-5w1s")
-    parser.add_argument("--tasks", type=int, default=8, help="tasks a repetition")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--tasks", type=count, default=8, help="tasks a repetition")
+    parser.add_argument("--rounds", type=count, default=15)
+    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, help="write the record to this file")
     options = parser.parse_args()
     allocator.tune()
     torch.set_num_threads(options.threads)
     hardware = describe(options.threads)
     record = measure(options.setting, options.tasks, options.rounds, torch.device(options.device))
     print(table(record), flush=True)
-    if options.json:
-        report = {"hardware": hardware, "record": record}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(options.json, {"hardware": hardware, "record": record})
 
 
 if __name__ == "__main__":

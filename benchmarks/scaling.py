@@ -18,8 +18,6 @@ none is. It also leaves out what a run itself does in few steps: the medians hav
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import statistics
@@ -33,6 +31,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
 from maml.run_log import read_metrics
 
@@ -220,17 +219,14 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_line("scaling", __doc__, plot=True)
     parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=list(TOPOLOGIES))
-    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--workers", nargs="+", type=count, default=[1, 2, 4, 8])
     parser.add_argument("--preset", default="maml-glyphs-5way-1shot")
-    parser.add_argument("--meta-batch-size", type=int, default=32)
-    parser.add_argument("--iterations", type=int, default=100, help="after the warm-up")
-    parser.add_argument("--warm-up", type=int, default=50, help="iterations that do not count")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--plot", type=Path, help="draw the records into this file")
+    parser.add_argument("--meta-batch-size", type=count, default=32)
+    parser.add_argument("--iterations", type=count, default=100, help="after the warm-up")
+    parser.add_argument("--warm-up", type=count, default=50, help="iterations that do not count")
+    parser.add_argument("--rounds", type=count, default=3)
     options = parser.parse_args()
     if options.iterations < 2 * LOG_EVERY:
         parser.error(f"--iterations {options.iterations}: at least {2 * LOG_EVERY}")
@@ -256,9 +252,8 @@ def main() -> None:
                 )
             )
         report["rows"] = [summarise(*key, rounds) for key, rounds in found.items()]
-        if options.json:
-            # After each round: hours of them may not all be had.
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
+        # After each round: hours of them may not all be had.
+        write(options.json, report)
     print(f"{options.preset}, {options.meta_batch_size} tasks a step, medians of {options.rounds}")
     print(table(report["rows"]))
     if options.plot:

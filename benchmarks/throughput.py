@@ -11,9 +11,7 @@ once more with the allocator settings that our launcher applies.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import math
 import os
 import statistics
@@ -27,6 +25,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
+from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
 from benchmarks.peers import PEERS
 from benchmarks.process import GEMM_REPEATS, GEMM_SIZE, GEMMS
@@ -238,22 +237,18 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_line("throughput", __doc__, plot=True)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--plot", type=Path, help="draw the records into this file")
+    parser.add_argument("--threads", type=count, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=count, default=15)
     options = parser.parse_args()
     peers = list(dict.fromkeys(["ours", *options.peers]))
     report: dict[str, Any] = {"hardware": describe(options.threads), "records": []}
     for setting in options.settings:
         record = measure(setting, peers, options.threads, options.rounds)
         report["records"].append(record)
-        if options.json:
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
+        write(options.json, report)
         print(table(record), end="\n\n", flush=True)
     if options.plot:
         draw(report["records"], options.plot)

@@ -1,0 +1,64 @@
+"""The benchmarks' command lines: bad input is refused before anything is measured."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from benchmarks.command import write
+
+COMMANDS = ("communication", "hosts", "memory", "precision", "scaling", "throughput")
+
+
+def refusal(monkeypatch, capsys, name: str, *arguments: str) -> str:
+    """Call a benchmark as its command does; return the line in which it refuses."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module(f"benchmarks.{name}").main()
+    assert caught.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_how_it_is_called(monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module(f"benchmarks.{name}").main()
+    assert caught.value.code == 0
+    assert f"python -m benchmarks.{name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "communication"])
+def test_a_file_that_cannot_be_written_is_refused_at_once(monkeypatch, capsys, tmp_path, name):
+    for path in (tmp_path, tmp_path / "none" / "record.json"):
+        line = refusal(monkeypatch, capsys, name, "--json", str(path))
+        assert "--json" in line and str(path) in line
+
+
+@pytest.mark.parametrize(
+    "name, flag, value",
+    [
+        ("throughput", "--rounds", "0"),
+        ("throughput", "--threads", "-1"),
+        ("precision", "--tasks", "0"),
+        ("scaling", "--workers", "0"),
+        ("scaling", "--warm-up", "some"),
+        ("hosts", "--iterations", "0"),
+        ("communication", "--gbits", "0"),
+        ("communication", "--share", "nan"),
+        ("communication", "--micros", "inf"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(monkeypatch, capsys, name, flag, value):
+    line = refusal(monkeypatch, capsys, name, flag, value)
+    assert flag in line and value in line
+
+
+def test_a_record_replaces_the_one_before(tmp_path):
+    path = tmp_path / "record.json"
+    for report in ({"rows": [1, 2]}, {"rows": []}):
+        write(path, report)
+    assert path.read_text() == '{\n  "rows": []\n}\n'
+    write(None, {})

@@ -20,6 +20,7 @@ from maml import compiled
 from maml.compiled import Compiled, choose, stages
 from maml.distributed import World
 from maml.inner import OPTIMIZERS
+from maml.learners.base import OuterGradient
 from maml.presets import PRESETS, with_values
 from maml.strategies.rpc import Rpc, chunk_partitioner
 from maml.worker import Worker
@@ -288,6 +289,50 @@ def test_a_stage_that_fails_or_errs_is_one_line(
         assert torch.equal(compiled(lambda x: x.square(), x), x.square())
     (line,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(rf"warning: --compile: .*{says}.*; computing without", line)
+
+
+def _spoil(change: Callable[[dict[str, Tensor]], None]) -> Any:
+    """A stage whose run changes the gradients, of which the others are its losses."""
+
+    def stage(run: Any, inputs: Sequence[Tensor]) -> Any:
+        def spoilt(*inputs: Tensor) -> list[Tensor]:
+            *gradients, losses = run(*inputs)
+            named = dict(zip("abc", gradients, strict=True))
+            change(named)
+            return [*named.values(), losses]
+
+        return spoilt
+
+    return stage
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g: g.update({name: 0 * tensor for name, tensor in g.items()}),
+        lambda g: g.update({name: -0.5 * tensor for name, tensor in g.items()}),
+        lambda g: g.update({name: 0.5 * tensor for name, tensor in g.items()}),
+        lambda g: g.update(b=0 * g["b"]),
+        lambda g: g.update(b=g["a"][:2]),
+    ],
+    ids=["no gradient", "ascent", "half of it", "a small one lost", "another one's"],
+)
+def test_wrong_gradients_beside_right_losses_are_found(
+    change: Callable[[dict[str, Tensor]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In float32, where losses are a thousand times as large, and one gradient is rounding."""
+
+    def function(x: Tensor) -> OuterGradient:
+        gradients = {"a": 1e-3 * x, "b": 1e-4 * x[:2], "c": 1e-9 * x}
+        return OuterGradient(gradients, 10 + x, {})
+
+    x = torch.arange(1.0, 6.0)
+    spoilt = Compiled([_spoil(change)])(function, x)
+    assert torch.equal(spoilt.gradients["b"], function(x).gradients["b"])
+    assert "off by" in capsys.readouterr().err
+    rounded = Compiled([_spoil(lambda g: g.update(c=2 * g["c"]))])(function, x)
+    assert torch.equal(rounded.gradients["c"], 2 * function(x).gradients["c"])
+    assert "computing without" not in capsys.readouterr().err
 
 
 def test_a_course_that_depends_on_values_is_not_compiled(

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,16 @@ def load(path: Path) -> dict[str, Any]:
         UserError: if it is missing, damaged or of another format.
     """
     try:
+        # torch reads past the checksums that it writes: a damaged weight would be another weight.
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise UserError(f"{path}: not a readable checkpoint: {damaged} is damaged")
         with warnings.catch_warnings():
             # About the bytes of a file that is refused below anyway.
             warnings.simplefilter("ignore")
             content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such checkpoint") from None
     except Exception as error:

@@ -41,6 +41,11 @@ POLL, PATIENCE = 5.0, 3600.0
 """Seconds between two looks at a run that is watched, and until it is given up."""
 
 
+def there_are(tasks: int, worker: Worker, split: str) -> int:
+    """Return how many of ``tasks`` there are in ``split``: examples run out, episodes do not."""
+    return min(tasks, worker.evaluation(split).one_pass or tasks)
+
+
 def evaluate(
     strategy: Strategy,
     meta_params: Params,
@@ -59,7 +64,7 @@ def evaluate(
         ``<metric>_ci95``, the half-width 1.96·σ/√tasks (Finn et al. 2017, table 1).
     """
     config = strategy.config
-    tasks = min(tasks, strategy.worker.evaluation(split).one_pass or tasks)
+    tasks = there_are(tasks, strategy.worker, split)
     # Rounds small enough to show progress and to answer a stop signal between two.
     round_size = max(config.task_batch, 4) * strategy.world.size
     rows = []
@@ -216,7 +221,7 @@ class RunEvaluator:
         return {
             "transductive": config.transductive and not options.non_transductive,
             "split": options.split,
-            "tasks": options.tasks,
+            "tasks": there_are(options.tasks, self.strategy.worker, options.split),
             "eval_queries": config.eval_queries,
             "eval_inner_steps": config.eval_inner_steps,
         }

@@ -247,6 +247,25 @@ def test_flipped_bytes_never_end_in_a_traceback(healthy: bytes, tmp_path: Path) 
     assert refused > 50
 
 
+def test_a_flipped_bit_is_never_another_model(healthy: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    path.write_bytes(healthy)
+    whole = checkpoint.load(path)
+    refused = 0
+    for seed in range(300):
+        generator = random.Random(seed)
+        damaged = bytearray(healthy)
+        damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            # What lies between an archive's members is nobody's.
+            assert same(checkpoint.load(path), whole)
+        except UserError as error:
+            refused += 1
+            assert len(str(error).splitlines()) == 1
+    assert refused > 50
+
+
 @pytest.mark.parametrize("how", ["pickle", "torch"])
 def test_code_in_a_checkpoint_is_not_run(how: str, tmp_path: Path) -> None:
     path, victim = tmp_path / "last.pt", tmp_path / "made by the checkpoint"

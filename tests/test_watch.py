@@ -27,7 +27,7 @@ from maml.strategies.local import Local
 from maml.watch import SETTLE, watch
 from maml.worker import Worker
 from tests.launching import TRAIN, start
-from tests.runs import as_flags, glyphs, last, sinusoid, train
+from tests.runs import as_flags, glyphs, last, sinusoid, supervised, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -181,6 +181,15 @@ def test_nothing_twice(directory: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert command(directory) == 0
         assert iterations(directory) == [7, 2, 4, 6]
     assert capsys.readouterr().out.count("iteration 7: test accuracy") == 1
+
+
+def test_nothing_twice_where_examples_run_out(tmp_path: Path) -> None:
+    """A classifier's test set is seen once, however many batches are asked for."""
+    train(supervised(iterations=2, checkpoint_every=2), tmp_path)
+    for _ in range(2):
+        assert command(tmp_path, "--tasks", "600") == 0
+    (row,) = rows(tmp_path)
+    assert row["tasks"] < 600
 
 
 def test_another_question_is_another_row(directory: Path) -> None:

@@ -196,8 +196,6 @@ class Config:
             raise UserError(f"--epochs must be at least 1, not {self.epochs}")
         self._check_strategy()
         self._check_combinations()
-        if self.resume not in ("auto", "never") and not Path(self.resume).is_file():
-            raise UserError(f"--resume {self.resume}: no such file (auto, never or a checkpoint)")
 
     def _check_strategy(self) -> None:
         """Raise `UserError` for a flag that the chosen strategy, or its mode, does not read."""

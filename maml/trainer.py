@@ -329,6 +329,8 @@ def _prepare(config: Config) -> tuple[Path, dict[str, Any] | None]:
             raise UserError(f"{last}: no such checkpoint; --resume {newest} continues from there")
         return directory, _load(last, config) if last.exists() else None
     path = Path(config.resume)
+    if config.resume != "never" and not path.is_file():
+        raise UserError(f"--resume {path}: no such file (auto, never or a checkpoint)")
     of_this_run = config.resume != "never" and directory.resolve() in path.resolve().parents
     if (last.exists() or kept) and not of_this_run:
         raise UserError(

@@ -227,8 +227,6 @@ def test_data_root_default(
         ([SUPERVISED, "--network", "mlp"], "--network mlp.*--data glyphs"),
         ([SUPERVISED, "--kernels", "native"], "--kernels native: .*inner loop"),
         ([SUPERVISED, "--meta-gradient", "mixed"], "--meta-gradient mixed: .*inner loop"),
-        ([GLYPHS, "--resume", "missing/last.pt"], "--resume missing/last.pt"),
-        ([GLYPHS, "--resume", "."], "--resume ."),
         ([GLYPHS, "--ps-mode", "async"], "--ps-mode async.*--strategy param-server, not auto"),
         ([GLYPHS, *BACKUP, "--ps-max-staleness", "3"], "--ps-max-staleness 3.*--ps-mode async"),
         ([GLYPHS, *ASYNC, "--ps-backup-workers", "2"], "--ps-backup-workers 2.*--ps-mode backup"),

@@ -7,6 +7,7 @@ import errno
 import os
 import pickle
 import random
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -211,6 +212,13 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("healthy")
     train(sinusoid(iterations=1), folder)
     return checkpoint.last_checkpoint(folder).read_bytes()
+
+
+@pytest.mark.parametrize("path", ["missing/last.pt", "."])
+def test_no_checkpoint_there(path: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--resume {re.escape(path)}: no such file"):
+        train(sinusoid(iterations=1), tmp_path / "run", resume=path)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.999])

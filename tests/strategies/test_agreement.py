@@ -8,7 +8,8 @@ import pytest
 
 from maml.strategies.agreement import OF_A_HOST
 from maml.trainer import MUST_MATCH
-from tests.launching import start_ranks
+from tests.launching import run_train, start_ranks
+from tests.runs import metrics
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
@@ -48,6 +49,19 @@ def test_a_host_has_its_own_folders(tmp_path: Path) -> None:
         launched.wait(60)
     assert (tmp_path / "0" / "metrics.jsonl").exists()
     assert not (tmp_path / "1").exists()
+
+
+def test_a_checkpoint_is_read_on_rank_zero_alone(tmp_path: Path) -> None:
+    """It may be a file of rank zero's host."""
+    run_train([*SINUSOID, "--run-dir", str(tmp_path / "first"), "--iterations", "1"])
+    saved = tmp_path / "first" / "checkpoints" / "last.pt"
+    own = {
+        0: ["--run-dir", str(tmp_path / "second"), "--resume", str(saved)],
+        1: ["--resume", str(tmp_path / "not here.pt")],
+    }
+    for launched in start_ranks(2, SINUSOID, own=own):
+        launched.wait(60)
+    assert metrics(tmp_path / "second")[-1]["iteration"] == 3
 
 
 def test_what_decides_the_result_must_agree() -> None:

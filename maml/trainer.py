@@ -320,6 +320,9 @@ def _settled() -> Iterator[None]:
 
 def _prepare(config: Config) -> tuple[Path, dict[str, Any] | None]:
     """Return the run directory and the checkpoint's content to continue from, if any."""
+    path = Path(config.resume)
+    if config.resume not in ("auto", "never") and not path.is_file():
+        raise UserError(f"--resume {path}: no such file (auto, never or a checkpoint)")
     directory = run_dir.choose(config)
     last = checkpoint.last_checkpoint(directory)
     kept = checkpoint.numbered_checkpoints(directory)
@@ -328,9 +331,6 @@ def _prepare(config: Config) -> tuple[Path, dict[str, Any] | None]:
             newest = list(kept.values())[-1]
             raise UserError(f"{last}: no such checkpoint; --resume {newest} continues from there")
         return directory, _load(last, config) if last.exists() else None
-    path = Path(config.resume)
-    if config.resume != "never" and not path.is_file():
-        raise UserError(f"--resume {path}: no such file (auto, never or a checkpoint)")
     of_this_run = config.resume != "never" and directory.resolve() in path.resolve().parents
     if (last.exists() or kept) and not of_this_run:
         raise UserError(

@@ -8,19 +8,30 @@ names of their own, ``iteration-00001000.pt``, for whoever looks on: ``python -m
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import pickle
 import re
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from maml.errors import UserError
+from maml.inner import Params
 
 FORMAT = 1
-PARTS = ("model", "optimizer", "iteration", "seconds", "config")
+PARTS: dict[str, Callable[[Any], bool]] = {
+    "model": lambda part: isinstance(part, dict) and all(map(torch.is_tensor, part.values())),
+    "optimizer": lambda part: isinstance(part, dict),
+    "iteration": lambda part: isinstance(part, int) and part >= 0,
+    "seconds": lambda part: isinstance(part, (int, float)) and 0 <= part < math.inf,
+    "config": lambda part: isinstance(part, dict),
+}
+"""What a checkpoint holds, and whether a value can be that."""
 
 
 def last_checkpoint(run_dir: Path) -> Path:
@@ -128,13 +139,21 @@ def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint, tensors on the CPU, without running any code it may hold.
 
     Raises:
-        UserError: if it is missing, damaged or of another format.
+        UserError: if it is missing, damaged or of another format; it also names the newest
+            numbered one beside it that is another file.
     """
+    try:
+        return _load(path)
+    except UserError as error:
+        raise UserError(f"{error}{_way_out(path)}") from error.__cause__
+
+
+def _load(path: Path) -> dict[str, Any]:
     try:
         # torch reads past the checksums that it writes: a damaged weight would be another weight.
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
-                raise UserError(f"{path}: not a readable checkpoint: {damaged} is damaged")
+                raise UserError(f"{path}: not a readable checkpoint: {damaged} in it is damaged")
         with warnings.catch_warnings():
             # About the bytes of a file that is refused below anyway.
             warnings.simplefilter("ignore")
@@ -143,6 +162,10 @@ def load(path: Path) -> dict[str, Any]:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such checkpoint") from None
+    except pickle.UnpicklingError as error:
+        # torch's own words advise to run the code.
+        reason = "it holds other things than tensors and plain containers"
+        raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
     except Exception as error:
         # Damaged bytes lead the unpickler anywhere: KeyError, struct.error, IndexError …
         raise UserError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
@@ -150,7 +173,42 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a checkpoint of this project (format {FORMAT})")
     if missing := [part for part in PARTS if part not in content]:
         raise UserError(f"{path}: an incomplete checkpoint, without {', '.join(missing)}")
+    for part, whole in PARTS.items():
+        if not whole(content[part]):
+            raise UserError(f"{path}: not a checkpoint of this project: its {part} is none")
     return content
+
+
+def check_model(content: dict[str, Any], params: Params, what: str) -> None:
+    """Refuse a checkpoint whose model has other names or shapes than ``params``.
+
+    Copying and calling by name would spread a smaller tensor, and fill in what is missing.
+
+    Raises:
+        UserError: naming ``what``, the first parameter that differs, and how.
+    """
+    model = content["model"]
+    for name in dict.fromkeys([*params, *model]):
+        here, there = (
+            str(list(of[name].shape)) if name in of else "none" for of in (params, model)
+        )
+        if here != there:
+            raise UserError(
+                f"{what}: its model is another network's or version's: {name} is {there} there,"
+                f" {here} here"
+            )
+
+
+def _way_out(path: Path) -> str:
+    """Say from where a run can go on whose ``last.pt`` cannot be read."""
+    run_dir = path.parent.parent
+    if path != last_checkpoint(run_dir):
+        return ""
+    for other in reversed(numbered_checkpoints(run_dir).values()):
+        with contextlib.suppress(OSError):
+            if not path.exists() or not other.samefile(path):
+                return f"; --resume {other} continues from there"
+    return ""
 
 
 def _reason(error: Exception) -> str:

@@ -25,10 +25,11 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from maml.config import Config
 from maml.errors import UserError
+from maml.meeting import meet
 from maml.pulse import Pulse
 from maml.seeds import seed_of
 
@@ -137,14 +138,47 @@ def init_process(config: Config, world: World) -> None:
     torch.manual_seed(seed)
 
 
-@functools.cache
-def launchers_store(world: World) -> Store:
-    """Connect to the store of ``MASTER_ADDR``; kept, as rank 0 may be the one that holds it."""
-    seconds = timedelta(seconds=START_TIMEOUT)
+def _connect(world: World, timeout: float) -> Store:
+    """Connect to the store of ``MASTER_ADDR``."""
+    seconds = timedelta(seconds=timeout)
     store: Store
     store, *_ = next(rendezvous("env://", world.rank, world.size, timeout=seconds))
     return store
 
+
+@functools.cache
+def _meet(world: World) -> tuple[Store, str]:
+    """Return a connection, kept as rank 0 may be the one that holds the store, and `meet`'s name.
+
+    Once a process: whoever has met all others knows them.
+    """
+    store = _connect(world, START_TIMEOUT)
+    return store, meet(store, world.rank, world.size, START_TIMEOUT)
+
+
+def launchers_store(world: World) -> Store:
+    """Return the launcher's store, as those see it who were started together.
+
+    Raises:
+        RuntimeError: as `meet`, or where nothing is reached at ``MASTER_ADDR``.
+        WorkerLostError: as `meet`.
+    """
+    store, name = _meet(world)
+    return PrefixStore(name, store)
+
+
+def _own_connection(world: World, timeout: float = START_TIMEOUT) -> Store:
+    """Return `launchers_store` over a connection of its own: who waits in one holds it up."""
+    return PrefixStore(_meet(world)[1], _connect(world, timeout))
+
+
+def _rendezvous(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
+    """Serve ``maml://``, the rendezvous of RPC, which takes no store but a URL."""
+    world = World.from_environment()
+    yield _own_connection(world), world.rank, world.size
+
+
+register_rendezvous_handler("maml", _rendezvous)
 
 _worlds = itertools.count()
 """A process may do several runs, one after the other; the launcher's store outlives them all."""
@@ -157,7 +191,7 @@ def _let_rank_zero_be_last(world: World, number: int, timeout: float) -> None:
     a slower peer then failed at the very end. One that does not come is not waited for longer
     than ``timeout`` or `GOODBYE` seconds; all is done, and it is no error.
     """
-    if not world.launched or world.size == 1:
+    if world.size == 1:
         return
     store = PrefixStore(f"departure {number}", launchers_store(world))
     with contextlib.suppress(RuntimeError):
@@ -187,8 +221,8 @@ def rpc_world(
         _transports=["ibv", "uv"],
         _channels=["basic"],
     )
-    if not world.launched:
-        options.init_method = f"tcp://127.0.0.1:{_free_port()}"
+    # Alone, there is nobody to meet.
+    options.init_method = f"tcp://127.0.0.1:{_free_port()}" if world.size == 1 else "maml://"
 
     @todist.auto_init_rpc(worker_init, rpc_backend_options=options)
     def enter() -> None:
@@ -242,9 +276,12 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
     A body that ends well leaves when all are done; one that ends in an error waits for nobody.
     """
     choose_interface(world)
-    init_method = "env://" if world.launched else f"tcp://127.0.0.1:{_free_port()}"
     start_timeout = timedelta(seconds=max(START_TIMEOUT, timeout))
-    store, *_ = next(rendezvous(init_method, world.rank, world.size, timeout=start_timeout))
+    store: Store
+    if world.size == 1:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+    else:
+        store = _own_connection(world, start_timeout.total_seconds())
     number = next(_worlds)
     store = PrefixStore(f"collective world {number}", store)
     dist.init_process_group(
@@ -255,14 +292,16 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
         timeout=start_timeout,
     )
     try:
-        patient = timedelta(days=30)
-        work = dist.new_group(timeout=timedelta(seconds=timeout))
-        idle = dist.new_group(timeout=patient)
+        # Not yet with their own patience: a group's time limit is also that of its making.
+        work = dist.new_group(timeout=start_timeout)
+        idle = dist.new_group(timeout=start_timeout)
         # It returns a number in place of a group of which this process is no member.
         assert isinstance(work, dist.ProcessGroup)
         assert isinstance(idle, dist.ProcessGroup)
         groups = Groups(work, idle, Pulse(store, world.rank, timeout))
         dist.barrier()
+        dist.set_timeout(timedelta(seconds=timeout), work)
+        dist.set_timeout(timedelta(days=30), idle)
         with groups.pulse.beating():
             yield groups
             # Rank zero may still write for long; once it is done, so is everyone, or is lost.

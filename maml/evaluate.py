@@ -241,6 +241,8 @@ class RunEvaluator:
         """Evaluate a checkpoint's content, append the row and print it."""
         assert self.config is not None
         options, question = self.options, self.question()
+        params = self.strategy.worker.learner.meta_parameters()
+        checkpoint.check_model(saved, params, f"{options.run_dir}, after {saved['iteration']}")
         # A line that goes on for hours is for terminals.
         progress = sys.stderr.isatty() or not options.watch
         result = evaluate(

@@ -15,10 +15,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from maml import checkpoint, run_dir
+from maml.claim import Claim
 from maml.config import Config, flag
 from maml.distributed import World, choose_device, init_process
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
+from maml.inner import Params
 from maml.outer import OuterOptimizer
 from maml.plots import draw_curves
 from maml.presets import with_values
@@ -52,13 +54,28 @@ class Trainer:
         if config.eval_every:
             self.worker.evaluation("validation")
         self.start: dict[str, Any] | None = None
+        self.claim: Claim | None = None
         if self.world.rank == 0:
             # Now, so that a bad --run-dir or --resume ends the run before any worker is waited for.
-            directory, self.start = _prepare(self.config)
+            directory = _choose_run_dir(self.config)
             self.config = with_values(self.config, run_dir=str(directory))
+            self.claim = Claim(directory)
+            try:
+                params = self.worker.learner.meta_parameters()
+                self.start = _beginning(directory, self.config, params)
+            except BaseException:
+                self.claim.release()
+                raise
 
     def run(self) -> int:
         """Do this process's part; return the exit code."""
+        try:
+            return self._run()
+        finally:
+            if self.claim is not None:
+                self.claim.release()
+
+    def _run(self) -> int:
         strategy = build_strategy(self.config, self.world, self.worker)
         # Before any peer waits for this process.
         self.worker.get_ready(strategy.share_sizes())
@@ -173,6 +190,7 @@ class _Run:
                     window.clear()
                 if self._due(config.checkpoint_every):
                     self._save()
+                    self._status("training")
                 if self._due(config.eval_every):
                     self._validate(bar)
 
@@ -260,7 +278,7 @@ class _Run:
             tensor.copy_(saved["model"][name])
         try:
             self.optimizer.load_state_dict(saved["optimizer"])
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UserError(
                 f"--resume {self.config.resume}: its optimizer is from another version of this "
                 f"program ({error}); --resume never and another --run-dir begin anew"
@@ -318,28 +336,30 @@ def _settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _prepare(config: Config) -> tuple[Path, dict[str, Any] | None]:
-    """Return the run directory and the checkpoint's content to continue from, if any."""
-    path = Path(config.resume)
-    if config.resume not in ("auto", "never") and not path.is_file():
-        raise UserError(f"--resume {path}: no such file (auto, never or a checkpoint)")
-    directory = run_dir.choose(config)
+def _choose_run_dir(config: Config) -> Path:
+    """Return the run directory, once it is known that a ``--resume`` path is there."""
+    if config.resume not in ("auto", "never") and not Path(config.resume).is_file():
+        raise UserError(f"--resume {config.resume}: no such file (auto, never or a checkpoint)")
+    return run_dir.choose(config)
+
+
+def _beginning(directory: Path, config: Config, params: Params) -> dict[str, Any] | None:
+    """Return the content of the checkpoint to continue from, if any."""
     last = checkpoint.last_checkpoint(directory)
     kept = checkpoint.numbered_checkpoints(directory)
     if config.resume == "auto":
-        if kept and not last.exists():
-            newest = list(kept.values())[-1]
-            raise UserError(f"{last}: no such checkpoint; --resume {newest} continues from there")
-        return directory, _load(last, config) if last.exists() else None
+        # Without the last, but with others: its absence is an error, which names them.
+        return _load(last, config, params) if last.exists() or kept else None
+    path = Path(config.resume)
     of_this_run = config.resume != "never" and directory.resolve() in path.resolve().parents
     if (last.exists() or kept) and not of_this_run:
         raise UserError(
             f"--resume {config.resume}: {directory} already holds a run; choose another --run-dir"
         )
-    return directory, None if config.resume == "never" else _load(path, config)
+    return None if config.resume == "never" else _load(path, config, params)
 
 
-def _load(path: Path, config: Config) -> dict[str, Any]:
+def _load(path: Path, config: Config, params: Params) -> dict[str, Any]:
     """Return a checkpoint of the same run; refuse one that was made otherwise."""
     saved = checkpoint.load(path)
     for name in MUST_MATCH:
@@ -349,4 +369,9 @@ def _load(path: Path, config: Config) -> dict[str, Any]:
                 f"{flag(name)} is {now}, but {path} was made with {then}; give {flag(name)} {then},"
                 " or --resume never and another --run-dir"
             )
+    checkpoint.check_model(saved, params, str(path))
+    if saved["iteration"] > config.iterations:
+        raise UserError(
+            f"--iterations {config.iterations}: {path} was made after {saved['iteration']}"
+        )
     return saved

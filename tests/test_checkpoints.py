@@ -5,20 +5,25 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import math
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from maml import checkpoint, trainer
+from maml import evaluate as evaluation
 from maml.checkpoint import last_checkpoint, numbered_checkpoint, numbered_checkpoints
 from maml.errors import UserError
 from maml.presets import with_values
 from maml.run_dir import read_status
 from maml.trainer import Trainer
-from tests.runs import last, metrics, same, sinusoid, train
+from tests.launching import TRAIN, start
+from tests.runs import as_flags, last, metrics, same, sinusoid, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -139,6 +144,77 @@ def test_a_damaged_last_can_be_gone_back_from(tmp_path: Path) -> None:
     assert last(tmp_path)["iteration"] == 7
 
 
+def test_a_damaged_last_names_a_whole_one(tmp_path: Path) -> None:
+    train(CONFIG, tmp_path)
+    with open(last_checkpoint(tmp_path), "r+b") as file:
+        file.truncate(1000)  # 7 is the same file
+    way_out = re.escape(f"; --resume {numbered_checkpoint(tmp_path, 6)} continues from there")
+    with pytest.raises(UserError, match=way_out):
+        train(CONFIG, tmp_path)
+    again = train(CONFIG, tmp_path, resume=str(numbered_checkpoint(tmp_path, 6)))
+    assert same(again["model"], last(tmp_path)["model"])
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        (None, r"none there, \[40\] here"),
+        (torch.zeros(1), r"\[1\] there, \[40\] here"),
+    ],
+    ids=["it is missing", "it would be spread"],
+)
+def test_another_networks_model(there: torch.Tensor | None, says: str, tmp_path: Path) -> None:
+    """It would fit by copying and calling by name."""
+    train(CONFIG, tmp_path)
+    content = checkpoint.load(last_checkpoint(tmp_path))
+    name = next(name for name, tensor in content["model"].items() if tensor.shape == (40,))
+    content["model"] |= {name: there}
+    if there is None:
+        del content["model"][name]
+    checkpoint.save(last_checkpoint(tmp_path), content)
+    with pytest.raises(UserError, match=f"last.pt: its model .*{name} is {says}"):
+        train(CONFIG, tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path}, after 7: its model .*{name} is {says}"):
+        evaluation.main([str(tmp_path), "--tasks", "1"])
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("config", None), ("optimizer", None), ("optimizer", {}), ("model", [1]),
+        ("iteration", "x"), ("iteration", -5), ("seconds", math.nan),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_none(part: str, value: Any, tmp_path: Path) -> None:
+    train(CONFIG, tmp_path)
+    path = last_checkpoint(tmp_path)
+    checkpoint.save(path, {**checkpoint.load(path), part: value})
+    with pytest.raises(UserError, match=f"{part}|another version") as caught:
+        train(CONFIG, tmp_path, iterations=9)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_fewer_iterations_than_were_made(tmp_path: Path) -> None:
+    """Its result, of more tasks perhaps, stays."""
+    train(CONFIG, tmp_path)
+    before = (tmp_path / "result.json").read_bytes()
+    with pytest.raises(UserError, match=r"--iterations 3: .*last\.pt was made after 7"):
+        train(CONFIG, tmp_path, iterations=3, test_tasks=1)
+    assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    """A job that is submitted again while the first still runs; a killed one is no hindrance."""
+    forever = {"iterations": 10**6, "checkpoint_every": 10**6, "run_dir": str(tmp_path)}
+    first = start([*TRAIN, *as_flags(with_values(CONFIG, **forever))])
+    first.wait_for("iterations 0 to", timeout=60)
+    with pytest.raises(UserError, match=f"--run-dir {tmp_path}: another process is training"):
+        train(CONFIG, tmp_path)
+    first.process.kill()
+    first.wait(10, expect=-signal.SIGKILL)
+    assert train(CONFIG, tmp_path)["iteration"] == 7
+
+
 def test_no_room_for_the_second_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is in last.pt by then; the earlier numbered ones are as they were."""
     train(CONFIG, tmp_path)
@@ -184,10 +260,10 @@ def test_status_of_a_run_from_beginning_to_end(
     monkeypatch.setattr(trainer._Run, "_test", look)
     train(CONFIG, tmp_path)
     # Not finished before result.json is there.
-    assert seen == [status("training", 0)] * 2
+    assert seen == [status("training", 6)] * 2
     assert json.loads((tmp_path / "status.json").read_text()) == status("finished", 7)
     train(CONFIG, tmp_path, iterations=9)
-    assert seen[2:] == [status("training", 7, start=7)] * 2
+    assert seen[2:] == [status("training", 8, start=7)] * 2
     assert read_status(tmp_path) == status("finished", 9, start=7)
 
 

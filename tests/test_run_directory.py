@@ -46,8 +46,8 @@ def test_files(finished: Finished) -> None:
     """Exactly these: nothing missing and no temporary file."""
     files = [path for path in finished.directory.rglob("*") if not path.is_dir()]
     assert sorted(str(path.relative_to(finished.directory)) for path in files) == [
-        "checkpoints/iteration-00000005.pt", "checkpoints/last.pt", "config.yaml", "curves.png",
-        "metrics.jsonl", "result.json", "status.json",
+        ".lock", "checkpoints/iteration-00000005.pt", "checkpoints/last.pt", "config.yaml",
+        "curves.png", "metrics.jsonl", "result.json", "status.json",
     ]  # fmt: skip
 
 

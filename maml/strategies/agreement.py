@@ -35,7 +35,7 @@ def agree(config: Config, world: World, device: torch.device) -> None:
         WorkerLostError: on every other rank then, without a word; on rank 0 if one does not come,
             and on every rank that does not reach the store.
     """
-    if not world.launched or world.size == 1:
+    if world.size == 1:
         return
     values = json.loads(json.dumps(dataclasses.asdict(config)))
     if config.strategy == "allreduce":
@@ -43,6 +43,8 @@ def agree(config: Config, world: World, device: torch.device) -> None:
         values["device type"] = device.type
     try:
         kept = launchers_store(world)
+    except WorkerLostError:
+        raise
     except (RuntimeError, ValueError) as error:
         where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         line = str(error).strip().splitlines()[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 
 import torch.distributed.rpc as rpc
 
@@ -12,6 +14,9 @@ from maml.errors import WorkerLostError
 
 STOP_PROBE = 5.0
 """Seconds between questions whether rank zero lives, once a stop signal has come."""
+
+PROBE = 3.0
+"""Seconds in which a process that lives answers an empty call, whatever it computes."""
 
 _heeding: StopRequest | None = None
 
@@ -26,6 +31,25 @@ def _answer(seen: str | None) -> None:
     """Run on rank zero: prove that it lives, and hear of a stop signal."""
     if seen is not None and _heeding is not None and _heeding.signal is None:
         _heeding.signal = seen
+
+
+def _is_here() -> None:
+    """Answer, which says enough."""
+
+
+def answering(ranks: Iterable[int]) -> set[int]:
+    """Return those of ``ranks`` that answer a call that costs nothing."""
+    asked = {}
+    for rank in ranks:
+        # Calling one that is known to be gone fails at once.
+        with suppress(RuntimeError):
+            asked[rank] = rpc.rpc_async(rank, _is_here, timeout=PROBE)
+    found = set()
+    for rank, answer in asked.items():
+        with suppress(RuntimeError):
+            answer.wait()
+            found.add(rank)
+    return found
 
 
 def wait_for(event: threading.Event, stop: StopRequest, timeout: float) -> None:

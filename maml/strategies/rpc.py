@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -28,15 +28,12 @@ from maml.config import Config
 from maml.distributed import World, init_process, left_rpc, rpc_world
 from maml.errors import WorkerLostError
 from maml.inner import Params
-from maml.strategies.attendance import heed, wait_for
+from maml.strategies.attendance import answering, heed, wait_for
 from maml.strategies.base import Strategy
 from maml.strategies.outer_loss import OuterLoss
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
-
-PROBE = 3.0
-"""Seconds in which a process that lives answers an empty call."""
 
 YIELD = 0.0005
 """Seconds that sending a call takes the transport's threads."""
@@ -54,10 +51,6 @@ def _this() -> Rpc:
 
 def _finish() -> None:
     _finished.set()
-
-
-def _is_here() -> None:
-    """Answer, which says enough."""
 
 
 def _outer_sums(task: Tensor, reference: Reference) -> Tensor:
@@ -221,7 +214,7 @@ class Rpc(Strategy):
 
     def _count(self, calls: int, flat: Tensor, ids: Tensor) -> None:
         """Note the bytes of ``calls`` to other ranks: the parameters there, the gradients back."""
-        self.wire_bytes += 2 * calls * flat.nbytes + ids.nbytes
+        self.wire_bytes += 2 * calls * flat.nbytes + (ids.nbytes if calls else 0)
 
     def _own(self, ids: Tensor) -> Tensor:
         """Return the first of as many parts of ``ids`` as there are ranks."""
@@ -266,14 +259,5 @@ class Rpc(Strategy):
         """Return the ranks that do not answer a call that costs nothing."""
         if not self.drives or left_rpc():
             return []
-        asked = {}
-        for rank in range(1, self.world.size):
-            # Calling one that is known to be gone fails at once.
-            with suppress(RuntimeError):
-                asked[rank] = rpc.rpc_async(rank, _is_here, timeout=PROBE)
-        silent = set(range(1, self.world.size))
-        for rank, answer in asked.items():
-            with suppress(RuntimeError):
-                answer.wait()
-                silent.remove(rank)
-        return sorted(silent)
+        others = set(range(1, self.world.size))
+        return sorted(others - answering(others))

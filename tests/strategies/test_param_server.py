@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from itertools import zip_longest
 from pathlib import Path
@@ -80,6 +81,56 @@ def test_backup_outlives_workers(tmp_path: Path) -> None:
     assert "rank 2 did not leave" in done[0].stderr
     assert metrics(tmp_path)[-1]["iteration"] == 800
     assert result(tmp_path)["tasks"] == 8
+
+
+PLANTED = """
+import os, sys, time
+from maml.program import run_program
+from maml.strategies.param_server import over_rpc
+from maml.worker import Worker
+import train_maml
+meta_gradient, calls = Worker.meta_gradient, 0
+def planted(*args):
+    global calls
+    calls += 1
+    fault()
+    return meta_gradient(*args)
+Worker.meta_gradient = planted
+{fault}
+run_program(train_maml.main, sys.argv[1:])
+"""
+
+
+def plant(folder: Path, fault: str) -> str:
+    """Return a program that trains with ``fault()`` called before each gradient."""
+    script = folder / "planted.py"
+    script.write_text(PLANTED.format(fault=fault))
+    return str(script)
+
+
+def test_a_slow_trainer_is_waited_for_at_the_end(tmp_path: Path) -> None:
+    """It is in the middle of a gradient when all is done, and answers."""
+    fault = "over_rpc.GOODBYE = 0.5\ndef fault(): time.sleep(6 * (os.environ['RANK'] == '2'))"
+    flags = ["--ps-mode", "async", "--iterations", "20", "--run-dir", str(tmp_path / "run")]
+    ranks = start_ranks(3, [*SINUSOID, *flags], script=plant(tmp_path, fault))
+    done = [launched.wait(90) for launched in ranks]
+    assert "did not leave" not in done[0].stderr
+    assert result(tmp_path / "run")["tasks"] == 8
+
+
+def test_more_failures_than_backups_end_the_run(tmp_path: Path) -> None:
+    """At once, and each trainer has shown where it failed."""
+    fault = "def fault():\n    if calls > 3 + int(os.environ['RANK']): raise ValueError('planted')"
+    flags = ["--ps-mode", "backup", "--iterations", "1000", "--timeout", "1000"]
+    args = [*SINUSOID, *flags, "--run-dir", str(tmp_path / "run")]
+    ranks = start_ranks(3, args, script=plant(tmp_path, fault))
+    done = [launched.wait(90, expect=1) for launched in ranks]
+    outlived = re.findall(r"rank (\d) failed: .*planted.*; training goes on", done[0].stderr)
+    final = re.findall(r"error: rank (\d) failed: .*planted", done[0].stderr)
+    assert sorted([*outlived, *final]) == ["1", "2"] and len(final) == 1
+    for trainer in done[1:]:
+        assert trainer.stderr.count("Traceback") == 1
+        assert "ValueError: planted" in trainer.stderr
 
 
 @pytest.mark.parametrize("transport", [pytest.param("rpc", marks=pytest.mark.slow), "collective"])

@@ -13,9 +13,10 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -24,11 +25,12 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.futures import Future
 
+from datasets.errors import DataError
 from maml.config import Config
 from maml.distributed import GOODBYE, World, init_process, leave_rpc, rpc_world
 from maml.errors import UserError, WorkerLostError
 from maml.inner import Params
-from maml.strategies.attendance import heed, wait_for
+from maml.strategies.attendance import answering, heed, wait_for
 from maml.strategies.base import Strategy
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
@@ -73,16 +75,19 @@ class Farewell:
             self._changed.notify_all()
         return future
 
-    def wait(self, trainers: Iterable[int], seconds: float) -> set[int]:
-        """Wait for ``trainers``, tell those who leave whether all do; return who does not."""
-        missing = set(trainers)
+    def missing(self, trainers: Iterable[int], seconds: float) -> set[int]:
+        """Wait for ``trainers`` to leave, not longer than ``seconds``; return who has not."""
+        expected = set(trainers)
         with self._changed:
-            self._changed.wait_for(lambda: missing <= self._leaving.keys(), seconds)
-            leaving = dict(self._leaving)
-        missing -= leaving.keys()
-        for future in leaving.values():
-            future.set_result(not missing)
-        return missing
+            self._changed.wait_for(lambda: expected <= self._leaving.keys(), seconds)
+            return expected - self._leaving.keys()
+
+    def answer(self, all_leave: bool) -> None:
+        """Tell those who leave whether all do."""
+        with self._changed:
+            leaving = list(self._leaving.values())
+        for future in leaving:
+            future.set_result(all_leave)
 
 
 @rpc.functions.async_execution
@@ -116,6 +121,7 @@ class ParameterServer(Strategy):
         self._inbox = Inbox()
         self._served: ServedModel | None = None
         self._idle: set[int] = set()
+        self._failures: set[int] = set()
         self._backlog: deque[tuple[int, Result]] = deque()
         self._step = 0
         self._evaluations = 0
@@ -328,7 +334,8 @@ class ParameterServer(Strategy):
 
     def _failed(self, rank: int, reason: str) -> None:
         line = f"rank {rank} failed: {reason}"
-        if self.config.ps_mode != "backup":
+        self._failures.add(rank)
+        if len(self._failures) > self._spared:
             raise WorkerLostError(line)
         print(f"{line}; training goes on without it", file=sys.stderr, flush=True)
 
@@ -372,13 +379,19 @@ class ParameterServer(Strategy):
             except WorkerLostError:
                 raise
             except Exception as error:
-                # To the server, which decides; then on to the launcher.
-                self._order(Result("failed", order.number, torch.empty(0), repr(error)))
-                raise
+                # Here and now: the server has one line for it, and may do without this trainer for
+                # hours. Then on to the launcher.
+                if not isinstance(error, (UserError, DataError)):
+                    traceback.print_exc()
+                with suppress(WorkerLostError):
+                    self._order(Result("failed", order.number, torch.empty(0), repr(error)))
+                raise WorkerLostError("") from None
         # Its references to the server's model, if any, must be gone before it leaves.
         del do
         try:
-            all_leave = rpc.rpc_sync(0, _leave, (self.world.rank,), timeout=2 * GOODBYE)
+            # Rank 0 may still wait for one that is slow.
+            patience = self.config.timeout + 2 * GOODBYE
+            all_leave = rpc.rpc_sync(0, _leave, (self.world.rank,), timeout=patience)
         except RuntimeError:
             all_leave = False
         if not all_leave:
@@ -412,23 +425,31 @@ class ParameterServer(Strategy):
     def _from_server(self, get: Callable[[], Any]) -> Any:
         try:
             return get()
-        except RuntimeError as error:
+        except RuntimeError:
             # Without a word: the server has said why, or the launcher will.
-            raise WorkerLostError("") from error
+            raise WorkerLostError("") from None
 
     # ---- the end ----------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Send everyone home; wait a while for those who answer."""
+        """Send everyone home; wait for those who live: they may be in the middle of a gradient."""
         if not self.drives:
             return
         assert _farewell is not None
+        deadline = time.monotonic() + (GOODBYE if self.stop else self.config.timeout)
         nothing = torch.empty(0)
         self._inbox.give_all(Order("finish", 0, nothing, nothing))
-        silent = _farewell.wait(self.trainers, GOODBYE)
-        for rank in sorted(silent):
+        missing = _farewell.missing(set(self.trainers) - self._failures, GOODBYE)
+        while missing and time.monotonic() < deadline:
+            slow = answering(missing)
+            if not slow:
+                break
+            left = min(GOODBYE, deadline - time.monotonic())
+            missing = missing - slow | _farewell.missing(slow, max(left, 0))
+        for rank in sorted(missing):
             self._leave_behind(rank)
-        if silent:
+        _farewell.answer(not missing and not self._failures)
+        if missing or self._failures:
             # Not gracefully: that would wait for trainers which are gone.
             leave_rpc()
 
@@ -443,7 +464,7 @@ class ParameterServer(Strategy):
     def _leave_behind(self, rank: int) -> None:
         """End a trainer that does not answer, if it is one of this host's: it may be frozen."""
         host, pid, since = _addresses.get(rank, ("", 0, 0.0))
-        line = f"rank {rank} did not leave within {GOODBYE:g} s"
+        line = f"rank {rank} did not leave in time"
         if host == socket.gethostname():
             try:
                 process = psutil.Process(pid)

@@ -67,7 +67,6 @@ def test_steps_as_pytorch_s_optimizer_does(optimizer: str, clip: float | None) -
         peer.step()
         outer.step(gradients, n_tasks)
         for name, tensor in plain.items():
-            # Relative to what a step moves: a small gradient's SGD moves next to nothing.
             torch.testing.assert_close(outer.params[name], tensor, rtol=0, atol=1e-14, msg=name)
 
 

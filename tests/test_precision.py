@@ -110,8 +110,11 @@ def test_the_process_is_set(name: str) -> None:
 
 def test_tf32_is_no_coarser_than_its_ten_bits() -> None:
     """On a CPU that has none it is float32, bit for bit; else products are right to 2⁻¹¹."""
-    exact = gradient(sinusoid(dtype="float64"))
-    assert error(gradient(sinusoid(precision="tf32")), exact) < 0.02
+    found = gradient(sinusoid(precision="tf32"))
+    if torch.cpu._is_amx_fp16_supported():
+        assert error(found, gradient(sinusoid(dtype="float64"))) < 0.02
+    else:
+        assert torch.equal(found, gradient(sinusoid()))
 
 
 def test_every_spelling_of_a_product_is_rounded() -> None:

@@ -82,8 +82,18 @@ def test_omniglot_follows_the_published_protocol(ways: int, shots: int) -> None:
 def test_sinusoid_follows_the_published_protocol() -> None:
     config = PRESETS["maml-sinusoid-10shot"]
     assert (config.shots, config.inner_steps, config.inner_lr) == (10, 1, 0.01)
+    # The released code draws 2 K points a task, half of them to adapt to.
+    assert config.queries == 10
     assert (config.meta_batch_size, config.iterations, config.meta_lr) == (25, 70_000, 1e-3)
     assert config.network == "mlp"
+    assert config.inner_optimizer == "sgd"
+    assert config.order == "second"
+    assert config.grad_clip is None
+    assert config.meta_optimizer == "adam"
+    # Its evaluation while it trains; where it only tests, it goes on to ten.
+    assert config.eval_inner_steps == 5
+    # No one's protocol, but what the documented errors are over.
+    assert config.eval_queries == 100
 
 
 def test_presets_share_the_defaults_that_are_no_one_s_protocol() -> None:

@@ -169,6 +169,34 @@ def test_a_data_root_that_cannot_be_written_is_one_line(tmp_path, empty_cache, o
         open_tiny(tmp_path / "file" / "omniglot")
 
 
+TINY_SPLITS = {"train": [0, 2, 4], "validation": [1, 5], "test": [3, 6]}
+
+
+@pytest.mark.parametrize("split", TINY_SPLITS)
+def test_classes_are_turned_in_every_split(folder, empty_cache, monkeypatch, split):
+    """As MAML's code does, in training and at test: each of the four ways comes up, of each class.
+
+    The drawings and their quarter turns all differ, so that an image says what was done to it.
+    """
+    monkeypatch.setattr(omniglot, "PARTS", tiny.PARTS)
+    monkeypatch.setattr(omniglot, "split_classes", lambda name, of: np.array(TINY_SPLITS[of]))
+    images = open_tiny(folder)
+    turned = {
+        np.rot90(images[row, number], turns).tobytes(): (row, turns)
+        for row in range(len(images))
+        for number in range(images.shape[1])
+        for turns in range(4)
+    }
+    assert len(turned) == 7 * 20 * 4
+    e = open_episodes(
+        "omniglot", split, ways=2, shots=1, queries=1, seed=0, data_root=folder.parent
+    )
+    task = e.tasks(e.ids(0, 50))
+    pixels = (255 * torch.cat([task.support_x, task.query_x], dim=1)).round().byte().numpy()
+    found = {turned[image.tobytes()] for image in pixels.reshape(-1, 28, 28)}
+    assert found == {(row, turns) for row in TINY_SPLITS[split] for turns in range(4)}
+
+
 @pytest.fixture
 def mirror(folder, tmp_path, monkeypatch):
     """The official site, on this disk, with its checksums."""

@@ -17,11 +17,12 @@ import sys
 
 from maml import allocator, turns
 from maml.cli import parse
-from maml.program import run_program
+from maml.program import end_with_launcher, run_program
 
 
 def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
+    end_with_launcher()
     config = parse(arguments)
     allocator.tune()
     turns.give_way()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -10,6 +11,9 @@ import traceback
 from collections.abc import Callable
 
 from maml.errors import UserError, WorkerLostError
+
+_PR_SET_PDEATHSIG = 1
+"""prctl(2)."""
 
 RANK_ZERO_GRACE = 20.0
 """Seconds that another rank gives rank zero to meet the same bad input."""
@@ -48,6 +52,15 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     _exit(code if isinstance(code, int) else 0)
 
 
+def end_with_launcher() -> None:
+    """Be told to stop (SIGTERM) when torchrun is gone (Linux): nobody would end this process then.
+
+    A killed launcher's processes would train on beside those that take their place.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def _bad_input() -> tuple[type[Exception], ...]:
     """Return the errors that a user can mend; the data sets' own only once they are loaded.
 
@@ -76,4 +89,4 @@ def _exit(code: int) -> None:
 
 
 def _has_peers() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return os.environ.get("WORLD_SIZE", "1") != "1"

@@ -118,3 +118,16 @@ def test_while_testing(tmp_path: Path) -> None:
     launched.process.send_signal(signal.SIGTERM)
     done = launched.wait(60, expect=143)
     assert check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr) == 1
+
+
+def test_a_killed_launcher_leaves_nobody_behind(tmp_path: Path) -> None:
+    """Its processes stop in good order: they would train on beside those that take their place."""
+    config = with_values(ENDLESS, run_dir=str(tmp_path), strategy="allreduce")
+    launched = start([*torchrun(2), *as_flags(config)])
+    wait_for_rows(launched, tmp_path, 3, timeout=120)
+    launched.process.kill()
+    deadline = time.monotonic() + 60
+    while len(launched.processes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    done = launched.wait(10, expect=-signal.SIGKILL)
+    check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from maml.strategies.agreement import OF_A_HOST
 from maml.trainer import MUST_MATCH
-from tests.launching import run_train, start_ranks
+from tests.launching import TRAIN, run_train, start, start_ranks
 from tests.runs import metrics
 
 SINUSOID = [
@@ -66,3 +67,29 @@ def test_a_checkpoint_is_read_on_rank_zero_alone(tmp_path: Path) -> None:
 
 def test_what_decides_the_result_must_agree() -> None:
     assert set(OF_A_HOST).isdisjoint(MUST_MATCH)
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 .*at least 1"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=2 .*0 to"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 in the environment, but no RANK"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2 in the environment, but no MASTER_ADDR"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 .*1 to 1"),
+    ],
+)
+def test_a_job_scripts_environment(env: dict[str, str], says: str, tmp_path: Path) -> None:
+    command = [*TRAIN, *SINUSOID, "--run-dir", str(tmp_path / "run")]
+    done = start(command, env=env).wait(60, expect=2)
+    (line,) = done.stderr.splitlines()
+    assert re.match(f"error: {says}", line), line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
+def test_alone_nobody_is_met(strategy: str, tmp_path: Path) -> None:
+    """A world of one, as some launchers make it, needs no address."""
+    args = [*SINUSOID, "--run-dir", str(tmp_path), "--strategy", strategy]
+    start([*TRAIN, *args], env={"RANK": "0", "WORLD_SIZE": "1"}).wait(60)
+    assert metrics(tmp_path)[-1]["iteration"] == 3

@@ -19,6 +19,20 @@ def default_data_root() -> str:
     return os.environ.get("MAML_DATA") or str(Path("~/.cache/maml").expanduser())
 
 
+MOST = 2**31 - 1
+"""What is counted is at most this: beyond, some library's int32 overflows, far from the flag."""
+MOST_SEED = 2**63 - 1
+MOST_SECONDS = 2_000_000
+"""RPC keeps a time limit as int32 milliseconds."""
+MOST_RPC_THREADS = 4096
+"""They are all started at once."""
+
+
+def most_threads() -> int:
+    """Return the most computing threads: with more, OpenMP crashes or crawls on this machine."""
+    return 8 * (os.cpu_count() or 1)
+
+
 NOT_FEW_SHOT = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn")
 """Data sets of ``--learner supervised`` alone."""
 
@@ -158,6 +172,17 @@ class Config:
 
     def check(self) -> None:
         """Raise `UserError` naming the first flag whose value cannot work."""
+        self.check_values()
+        # Not among those: a run directory may have been made on a machine of more cores.
+        if self.threads is not None and self.threads > most_threads():
+            raise UserError(
+                f"--threads must be at most {most_threads()}, 8 for each core of this machine, "
+                f"not {self.threads}"
+            )
+        self._check_strategy()
+
+    def check_values(self) -> None:
+        """Raise `UserError` naming the first flag whose value cannot work on any machine."""
         at_least = {
             "filters": 1,
             "ways": 1,
@@ -168,8 +193,10 @@ class Config:
             "eval_inner_steps": 0,
             "batch_size": 1,
             "iterations": 0,
+            "epochs": 1,
             "meta_batch_size": 1,
             "rpc_threads": 2,
+            "threads": 1,
             "task_batch": 1,
             "check_every": 0,
             "ps_max_staleness": 0,
@@ -182,19 +209,21 @@ class Config:
             "log_every": 1,
             "seed": 0,
         }
+        at_most = dict.fromkeys(at_least, MOST)
+        at_most |= {"seed": MOST_SEED, "rpc_threads": MOST_RPC_THREADS, "timeout": MOST_SECONDS}
         for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise UserError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{flag(name)} must be at least {least}, not {value}")
         for name in ("inner_lr", "meta_lr", "timeout", "grad_clip"):
             value = getattr(self, name)
             # `not` a chain of `<` rather than `<=`: nan must fail too.
             if value is not None and not 0 < value < math.inf:
                 raise UserError(f"{flag(name)} must be positive and finite, not {value}")
-        if self.threads is not None and self.threads < 1:
-            raise UserError(f"--threads must be at least 1, not {self.threads}")
-        if self.epochs is not None and self.epochs < 1:
-            raise UserError(f"--epochs must be at least 1, not {self.epochs}")
-        self._check_strategy()
+        for name, most in at_most.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise UserError(f"{flag(name)} must be at most {most}, not {value}")
         self._check_combinations()
 
     def _check_strategy(self) -> None:

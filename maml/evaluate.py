@@ -24,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 from maml import checkpoint, run_dir
-from maml.config import Config
+from maml.config import MOST, Config
 from maml.distributed import World, choose_device, init_process
 from maml.errors import UserError
 from maml.inner import Params
@@ -157,8 +157,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         f"(default: {PATIENCE:g})",
     )
     options = parser.parse_args(arguments)
-    if options.tasks < 1:
-        raise UserError(f"--tasks must be at least 1, not {options.tasks}")
+    if not 1 <= options.tasks <= MOST:
+        raise UserError(f"--tasks must be in [1, {MOST}], not {options.tasks}")
     for name in ("poll", "patience"):
         value = getattr(options, name)
         if value is not None and not options.watch:

@@ -34,6 +34,12 @@ FRAME = r"[│╭╮╰╯─]+"
 NOT_FLAGS = ("preset", "source", "published")
 FIELDS = [field.name for field in dataclasses.fields(Config) if field.name not in NOT_FLAGS]
 
+COUNTED = [
+    "--filters", "--ways", "--shots", "--queries", "--eval-queries", "--inner-steps",
+    "--batch-size", "--eval-inner-steps", "--iterations", "--meta-batch-size", "--task-batch",
+    "--eval-every", "--eval-tasks", "--test-tasks", "--checkpoint-every", "--keep-checkpoints",
+    "--log-every", "--check-every", "--ps-max-staleness", "--ps-backup-workers",
+]  # fmt: skip
 ASYNC = ["--strategy", "param-server", "--ps-mode", "async"]
 BACKUP = ["--strategy", "param-server", "--ps-mode", "backup"]
 
@@ -254,6 +260,18 @@ def test_data_root_default(
                 "--check-every": 0, "--ps-max-staleness": 0, "--ps-backup-workers": 0,
             }.items()
         ),
+        *(
+            ([GLYPHS, name, str(most + 1)], rf"{name} must be at most {most}\b.*, not {most + 1}$")
+            for name, most in dict.fromkeys(COUNTED, 2**31 - 1).items()
+        ),
+        ([SUPERVISED, "--epochs", str(2**31)], "--epochs must be at most 2147483647, not"),
+        ([GLYPHS, "--seed", str(2**63)], "--seed must be at most 9223372036854775807, not"),
+        ([GLYPHS, "--rpc-threads", "4097"], "--rpc-threads must be at most 4096, not 4097"),
+        ([GLYPHS, "--timeout", "2000001"], "--timeout must be at most 2000000, not 2000001"),
+        *(
+            ([GLYPHS, "--threads", str(value)], f"--threads must be at most .*not {value}")
+            for value in (8 * (os.cpu_count() or 1) + 1, 2**40)
+        ),
     ],
     ids=lambda value: " ".join(value[-2:]) or "nothing" if isinstance(value, list) else "",
 )  # fmt: skip
@@ -264,6 +282,13 @@ def test_bad_flags(arguments: list[str], says: str) -> None:
     assert re.search(says, message), message
     assert len(message.splitlines()) == 1
     assert "│" not in message
+
+
+def test_the_most_that_a_flag_takes() -> None:
+    most = {name: 2**31 - 1 for name in COUNTED if not name.startswith(("--ps", "--check-"))}
+    most |= {"--seed": 2**63 - 1, "--threads": 8 * (os.cpu_count() or 1), "--timeout": 2_000_000}
+    config = parse([GLYPHS, *(str(word) for pair in most.items() for word in pair)])
+    assert (config.seed, config.meta_batch_size) == (2**63 - 1, 2**31 - 1)
 
 
 # ---- bad input, told by the whole program -----------------------------------------------------

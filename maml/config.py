@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Suppress
 
@@ -183,6 +183,9 @@ class Config:
 
     def check_values(self) -> None:
         """Raise `UserError` naming the first flag whose value cannot work on any machine."""
+        for name in ("data_root", "run_dir", "resume", "device"):
+            if getattr(self, name) == "":
+                raise UserError(f'{flag(name)} "": empty; was a shell variable not set?')
         at_least = {
             "filters": 1,
             "ways": 1,
@@ -285,6 +288,45 @@ class Config:
             raise UserError("--kernels native: they compute in float32, not in --precision bf16")
         if self.kernels == "native" and self.compile == "on":
             raise UserError("--compile on: with --kernels native nothing is left to compile")
+
+
+def from_values(values: dict[str, Any]) -> Config:
+    """Return the `Config` of ``values``, field by field, as a file holds them.
+
+    Raises:
+        UserError: naming the first field that there is not, or whose value is of a wrong type.
+    """
+    types = get_type_hints(Config)
+    for name, value in values.items():
+        if name not in types:
+            raise UserError(f"unknown field {name!r}")
+        if not _fits(value, types[name]):
+            choices = get_args(types[name]) if get_origin(types[name]) is Literal else ()
+            expected = f"one of {', '.join(choices)}" if choices else Config.__annotations__[name]
+            raise UserError(f"{name}: {value!r} is not {expected}")
+    return Config(**values)
+
+
+def _fits(value: object, type_: Any) -> bool:
+    """Whether a value of a file is of a field's type; an integer is a float, True is neither."""
+    if get_origin(type_) is Literal:
+        return value in get_args(type_)
+    options = get_args(type_) or (type_,)
+    if isinstance(value, int) and not isinstance(value, bool) and float in options:
+        return True
+    return type(value) in options
+
+
+def user_path(name: str, value: str) -> Path:
+    """Return the path that a flag's value means, ``~`` expanded: a shell leaves it in quotes.
+
+    Raises:
+        UserError: naming the field's flag, if there is no such user.
+    """
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{flag(name)} {value}: {error}") from error
 
 
 def flag(name: str) -> str:

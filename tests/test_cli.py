@@ -265,6 +265,10 @@ def test_data_root_default(
             for name, most in dict.fromkeys(COUNTED, 2**31 - 1).items()
         ),
         ([SUPERVISED, "--epochs", str(2**31)], "--epochs must be at most 2147483647, not"),
+        *(
+            ([GLYPHS, name, ""], rf'^{name} "": empty; was a shell variable not set\?$')
+            for name in ("--run-dir", "--data-root", "--resume", "--device")
+        ),
         ([GLYPHS, "--seed", str(2**63)], "--seed must be at most 9223372036854775807, not"),
         ([GLYPHS, "--rpc-threads", "4097"], "--rpc-threads must be at most 4096, not 4097"),
         ([GLYPHS, "--timeout", "2000001"], "--timeout must be at most 2000000, not 2000001"),
@@ -441,8 +445,13 @@ def test_run_dir_that_cannot_be(kind: str, tmp_path: Path, mistake: Callable[...
         path.write_text("a file\n")
     directory = path / "run" if kind == "under a file" else path
     message = mistake(SINUSOID, "--run-dir", str(directory))
-    assert message.startswith(f"--run-dir {directory}: ")
+    what = "a link to nothing" if kind == "dangling link" else "a file"
+    assert message == f"--run-dir {directory}: {path} is {what}"
     assert kind == "dangling link" or path.read_text() == "a file\n"
+
+
+def test_run_dir_of_nobody(mistake: Callable[..., str]) -> None:
+    assert mistake(SINUSOID, "--run-dir", "~no-such-user/run").startswith("--run-dir ~no-such-user")
 
 
 def test_run_dir_that_may_not_be_written(tmp_path: Path, mistake: Callable[..., str]) -> None:

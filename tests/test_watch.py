@@ -231,6 +231,20 @@ def test_a_row_cut_short_is_written_again(directory: Path) -> None:
         json.loads(cut)
 
 
+@pytest.mark.parametrize("damage", ["[1]\n", '{"a": 1}\n', "3\n", "\xff\n", "garbage\n"])
+def test_damaged_rows_are_one_line_and_stay(damage: str, directory: Path) -> None:
+    assert command(directory) == 0
+    path = directory / "evaluations.jsonl"
+    *most, last_line = path.read_bytes().splitlines(keepends=True)
+    content = b"".join(most) + damage.encode("latin-1") + last_line
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        command(directory)
+    assert str(caught.value).startswith(f"{path}: line 4 is not a row")
+    assert len(str(caught.value).splitlines()) == 1
+    assert path.read_bytes() == content
+
+
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "folder"])
 def test_a_damaged_checkpoint_is_left_out(
     damage: str, directory: Path, capsys: pytest.CaptureFixture[str]

@@ -33,8 +33,9 @@ def cache_root() -> Path:
 
 
 def default_data_root() -> Path:
-    """The folder of data sets by default: ``$MAML_DATA``, else ``~/.cache/maml``."""
-    return Path(os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml").expanduser()
+    """The folder of data sets by default: ``$MAML_DATA``, else ``~/.cache/maml``; absolute."""
+    root = Path(os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml")
+    return root.expanduser().absolute()
 
 
 def map_array(path: Path, shape: tuple[int, ...]) -> Mapped:

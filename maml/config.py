@@ -15,8 +15,13 @@ from maml.errors import UserError
 
 
 def default_data_root() -> str:
-    """``$MAML_DATA``, then ``~/.cache/maml``."""
-    return os.environ.get("MAML_DATA") or str(Path("~/.cache/maml").expanduser())
+    """``$MAML_DATA``, then ``~/.cache/maml``; absolute.
+
+    It is `datasets.cache.default_data_root`, which is not called: importing ``datasets`` imports
+    torch, for which --help and a mistyped flag do not wait.
+    """
+    root = os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml"
+    return str(Path(root).expanduser().absolute())
 
 
 MOST = 2**31 - 1

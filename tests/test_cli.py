@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from datasets.cache import default_data_root
 from datasets.errors import DataError
 from maml.cli import parse
 from maml.config import Config, flag
@@ -57,7 +58,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "kernels": (["--kernels", "torch"], "torch"),
     "compile": (["--compile", "on"], "on"),
     "data": (["--data", "omniglot"], "omniglot"),
-    "data_root": (["--data-root", "some/where"], "some/where"),
+    "data_root": (["--data-root", "/some/where"], "/some/where"),
     "omniglot_split": (["--omniglot-split", "vinyals"], "vinyals"),
     "ways": (["--ways", "3"], 3),
     "shots": (["--shots", "2"], 2),
@@ -179,7 +180,10 @@ def test_help_of_a_preset_shows_its_own_values() -> None:
     ("environment", "expected"),
     [
         ({"MAML_DATA": "/some/data"}, "/some/data"),
+        ({"MAML_DATA": "here/data"}, f"{os.getcwd()}/here/data"),
+        ({"MAML_DATA": "~/data", "HOME": "/some/home"}, "/some/home/data"),
         ({"HOME": "/some/home"}, "/some/home/.cache/maml"),
+        ({"HOME": "/some/home", "MAML_DATA": ""}, "/some/home/.cache/maml"),
     ],
 )
 def test_data_root_default(
@@ -187,7 +191,18 @@ def test_data_root_default(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert Config().data_root == expected
+    assert Config().data_root == str(default_data_root()) == expected
+
+
+@pytest.mark.parametrize("spelled", ["data", "~/data", "/other/data"])
+def test_data_root_is_absolute(
+    spelled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """config.yaml keeps it, and is read from other folders."""
+    monkeypatch.setenv("HOME", "/some/home")
+    monkeypatch.chdir(tmp_path)
+    found = parse([GLYPHS, "--data-root", spelled]).data_root
+    assert found == {"data": f"{tmp_path}/data", "~/data": "/some/home/data"}.get(spelled, spelled)
 
 
 # ---- bad input, told before anything is opened ------------------------------------------------
@@ -450,8 +465,9 @@ def test_run_dir_that_cannot_be(kind: str, tmp_path: Path, mistake: Callable[...
     assert kind == "dangling link" or path.read_text() == "a file\n"
 
 
-def test_run_dir_of_nobody(mistake: Callable[..., str]) -> None:
-    assert mistake(SINUSOID, "--run-dir", "~no-such-user/run").startswith("--run-dir ~no-such-user")
+@pytest.mark.parametrize("name", ["--run-dir", "--data-root"])
+def test_folder_of_nobody(name: str, mistake: Callable[..., str]) -> None:
+    assert mistake(SINUSOID, name, "~no-such-user/x").startswith(f"{name} ~no-such-user/x: ")
 
 
 def test_run_dir_that_may_not_be_written(tmp_path: Path, mistake: Callable[..., str]) -> None:

@@ -95,7 +95,9 @@ def test_from_before_the_beginning_to_the_end(tmp_path: Path, cache_dir: Path) -
     assert [line.split(":")[0] for line in lines[:-1]] == [f"iteration {n}" for n in (2, 4, 6, 7)]
     assert "± " in lines[0]
     assert lines[-1] == "training finished after iteration 7"
-    assert done.stderr == f"watching {directory}\n"
+    # It may be the first to need the test split, too.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("drawing glyphs")]
+    assert said == [f"watching {directory}"]
 
 
 def test_a_training_is_stopped_and_then_killed(

@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str]) -> Config:
             config = tyro.cli(Config, default=PRESETS[name], args=flags, prog=USAGE)
     except SystemExit as stop:
         raise UserError(_one_line(output.getvalue())) from stop
-    config.check()
+    config.check(PRESETS[name])
     data_root = user_path("data_root", config.data_root).absolute()
     return with_values(config, data_root=str(data_root))
 

@@ -175,8 +175,13 @@ class Config:
     logger: Literal["wandb", "tensorboard", "none"] = "wandb"
     """Where the numbers go beside metrics.jsonl; wandb runs offline when there is no key."""
 
-    def check(self) -> None:
-        """Raise `UserError` naming the first flag whose value cannot work."""
+    def check(self, preset: Config | None = None) -> None:
+        """Raise `UserError` naming the first flag whose value cannot work, or has no effect.
+
+        Args:
+            preset: What the flags were given on top of: what it has itself may have no effect. By
+                default, nothing was given.
+        """
         self.check_values()
         # Not among those: a run directory may have been made on a machine of more cores.
         if self.threads is not None and self.threads > most_threads():
@@ -184,7 +189,8 @@ class Config:
                 f"--threads must be at most {most_threads()}, 8 for each core of this machine, "
                 f"not {self.threads}"
             )
-        self._check_strategy()
+        if preset is not None:
+            self._check_read(preset)
 
     def check_values(self) -> None:
         """Raise `UserError` naming the first flag whose value cannot work on any machine."""
@@ -234,24 +240,37 @@ class Config:
                 raise UserError(f"{flag(name)} must be at most {most}, not {value}")
         self._check_combinations()
 
-    def _check_strategy(self) -> None:
-        """Raise `UserError` for a flag that the chosen strategy, or its mode, does not read."""
+    def _check_read(self, preset: Config) -> None:
+        """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
         of_server = ("ps_mode", "ps_transport", "ps_forward")
+        of_few_shot = (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
+            "queries", "eval_queries",
+        )  # fmt: skip
         readers: dict[str, tuple[str, tuple[str, ...]]] = {
             "partition": ("strategy", ("auto", "rpc")),
             "check_every": ("strategy", ("allreduce",)),
             **dict.fromkeys(of_server, ("strategy", ("param-server",))),
             "ps_max_staleness": ("ps_mode", ("async",)),
             "ps_backup_workers": ("ps_mode", ("backup",)),
+            **dict.fromkeys(of_few_shot, ("learner", ("maml",))),
+            "batch_size": ("learner", ("supervised",)),
+            "filters": ("network", ("conv4-pool", "conv4")),
+            "omniglot_split": ("data", ("omniglot",)),
         }
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name, (chooser, values) in readers.items():
-            value = getattr(self, name)
-            if value != defaults[name] and getattr(self, chooser) not in values:
+            value, chosen = getattr(self, name), getattr(self, chooser)
+            if value != getattr(preset, name) and chosen not in values:
                 raise UserError(
-                    f"{flag(name)} {value} is for {flag(chooser)} {values[-1]}, "
-                    f"not {getattr(self, chooser)}"
+                    f"{flag(name)} {value} is for {flag(chooser)} {values[-1]}, not {chosen}"
                 )
+        if self.ways != preset.ways and self.data == "sinusoid":
+            raise UserError(f"--ways {self.ways}: --data sinusoid has no classes")
+        if self.epochs is not None and self.iterations != preset.iterations:
+            raise UserError(
+                f"--epochs {self.epochs} and --iterations {self.iterations}: each says how long to "
+                "train; give one of them"
+            )
 
     def _check_combinations(self) -> None:
         """Raise `UserError` for values that cannot work together."""

@@ -20,7 +20,7 @@ import torch
 from datasets.cache import default_data_root
 from datasets.errors import DataError
 from maml.cli import parse
-from maml.config import Config, flag
+from maml.config import NOT_FEW_SHOT, Config, flag
 from maml.errors import UserError
 from maml.presets import PRESETS
 from maml.program import run_program
@@ -60,12 +60,12 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "compile": (["--compile", "on"], "on"),
     "data": (["--data", "omniglot"], "omniglot"),
     "data_root": (["--data-root", "/some/where"], "/some/where"),
-    "omniglot_split": (["--omniglot-split", "vinyals"], "vinyals"),
+    "omniglot_split": (["--omniglot-split", "vinyals", "--data", "omniglot"], "vinyals"),
     "ways": (["--ways", "3"], 3),
     "shots": (["--shots", "2"], 2),
     "queries": (["--queries", "6"], 6),
     "eval_queries": (["--eval-queries", "15"], 15),
-    "batch_size": (["--batch-size", "32"], 32),
+    "batch_size": (["--batch-size", "32", "--learner", "supervised"], 32),
     "seed": (["--seed", "7"], 7),
     "iterations": (["--iterations", "12"], 12),
     "epochs": (["--epochs", "3", "--learner", "supervised"], 3),
@@ -130,6 +130,17 @@ def test_flag_parses(name: str) -> None:
     for other in FIELDS + list(NOT_FLAGS):
         if other != name and other not in touched:
             assert getattr(after, other) == getattr(before, other)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_preset_sets_is_not_given(name: str) -> None:
+    """Spelled out, or on top of it another network, data set or learner: no mistake."""
+    preset = PRESETS[name]
+    assert parse([name]) == preset
+    assert parse(as_flags(preset)) == preset
+    few_shot = "glyphs" if preset.data in ("sinusoid", *NOT_FEW_SHOT) else preset.data
+    parse([name, "--data", few_shot, "--network", "conv4", "--learner", "maml"])
+    parse([name, "--data", few_shot, "--network", "lenet", "--learner", "supervised"])
 
 
 def test_what_a_preset_is_called_is_no_flag() -> None:
@@ -252,6 +263,22 @@ def test_data_root_is_absolute(
         ([GLYPHS, "--ps-mode", "async"], "--ps-mode async.*--strategy param-server, not auto"),
         ([GLYPHS, *BACKUP, "--ps-max-staleness", "3"], "--ps-max-staleness 3.*--ps-mode async"),
         ([GLYPHS, *ASYNC, "--ps-backup-workers", "2"], "--ps-backup-workers 2.*--ps-mode backup"),
+        *(
+            ([SUPERVISED, name, value], f"{name} {value} is for --learner maml, not supervised")
+            for name, value in {
+                "--inner-lr": "3.0", "--inner-steps": "2", "--eval-inner-steps": "9",
+                "--inner-optimizer": "adam", "--order": "first", "--shots": "7", "--queries": "7",
+                "--eval-queries": "7",
+            }.items()
+        ),
+        ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
+        ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
+        ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4, not mlp"),
+        ([SUPERVISED, "--filters", "3"], "--filters 3 is for --network conv4, not lenet"),
+        ([SINUSOID, "--ways", "7"], "--ways 7: --data sinusoid has no classes"),
+        ([SINUSOID, "--omniglot-split", "vinyals"], "vinyals is for --data omniglot, not sinusoid"),
+        ([GLYPHS, "--omniglot-split", "mamlpp"], "mamlpp is for --data omniglot, not glyphs"),
+        ([SUPERVISED, "--epochs", "1", "--iterations", "6"], "--epochs 1 and --iterations 6: "),
         ([GLYPHS, "--check-every", "3"], "--check-every 3 is for --strategy allreduce"),
         ([GLYPHS, "--strategy", "allreduce", "--partition", "chunk"], "--partition chunk.*rpc"),
         ([GLYPHS, "--meta-momentum", "0.5"], "--meta-momentum.*--meta-optimizer adam"),

@@ -84,8 +84,9 @@ class Config:
 
     # ---- data -------------------------------------------------------------------------------
     data: Literal[
-        "glyphs", "omniglot", "sinusoid", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"
-    ] = "glyphs"
+        "glyphs", "omniglot", "miniimagenet", "sinusoid",
+        "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
+    ] = "glyphs"  # fmt: skip
     """Data set: glyphs is drawn by the program and needs no files."""
     data_root: str = dataclasses.field(default_factory=default_data_root)
     """Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]."""
@@ -287,6 +288,11 @@ class Config:
             )
         if supervised and self.data == "sinusoid":
             raise UserError("--data sinusoid: --learner supervised learns to classify")
+        if supervised and self.data == "miniimagenet":
+            raise UserError(
+                "--data miniimagenet: its splits share no class, for few-shot tasks alone; "
+                "--learner supervised tests on the classes it learned"
+            )
         if (self.data == "sinusoid") != (self.network == "mlp"):
             raise UserError(f"--network {self.network} cannot learn --data {self.data}")
         if self.kernels == "native" and self.meta_gradient == "reverse":

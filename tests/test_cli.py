@@ -139,6 +139,7 @@ def test_what_a_preset_sets_is_not_given(name: str) -> None:
     assert parse([name]) == preset
     assert parse(as_flags(preset)) == preset
     few_shot = "glyphs" if preset.data in ("sinusoid", *NOT_FEW_SHOT) else preset.data
+    parse([name, "--data", "miniimagenet", "--network", "conv4-pool", "--learner", "maml"])
     parse([name, "--data", few_shot, "--network", "conv4", "--learner", "maml"])
     parse([name, "--data", few_shot, "--network", "lenet", "--learner", "supervised"])
 
@@ -257,6 +258,7 @@ def test_data_root_is_absolute(
         ([SUPERVISED, "--epochs", "0"], "--epochs must be at least 1, not 0"),
         ([GLYPHS, "--data", "mnist"], "--data mnist: --learner maml .*--learner supervised"),
         ([SUPERVISED, "--data", "sinusoid"], "--data sinusoid: --learner supervised"),
+        ([SUPERVISED, "--data", "miniimagenet"], "--data miniimagenet: .*--learner supervised"),
         ([SUPERVISED, "--network", "mlp"], "--network mlp.*--data glyphs"),
         ([SUPERVISED, "--kernels", "native"], "--kernels native: .*inner loop"),
         ([SUPERVISED, "--meta-gradient", "mixed"], "--meta-gradient mixed: .*inner loop"),

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from datasets import OPENERS, DataError, open_episodes
 from datasets.episodes import Episodes
 
+_BATCH = 32
 
-def nearest_neighbour_accuracy(episodes: Episodes, ids: Tensor, *, batch: int = 32) -> Tensor:
+
+def nearest_neighbour_accuracy(episodes: Episodes, ids: Tensor, *, batch: int = _BATCH) -> Tensor:
     """Query accuracy of the nearest support image in pixel space (L2), per task.
 
     ``ids`` is int64 ``[T]``; the result is float64 ``[T]`` in [0, 1]. Ties go to the first of the
@@ -33,31 +39,77 @@ def nearest_neighbour_accuracy(episodes: Episodes, ids: Tensor, *, batch: int = 
     return torch.cat(accuracies) if accuracies else torch.empty(0, dtype=torch.float64)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
+def _whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """A parser of whole numbers in [least, most]."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be in [{least}, {most}], not {value}")
+        return value
+
+    return parse
+
+
+def _folder(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError('"": empty; was a shell variable not set?')
+    return text
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Print the baseline of one task distribution: ``python -m datasets.baselines glyphs``."""
-    parser = argparse.ArgumentParser(
+    """Print the baseline of one task distribution: ``python -m datasets.baselines glyphs``.
+
+    Exits with code 2 after one line for bad input, with 130 after Ctrl-C.
+    """
+    try:
+        _main(arguments)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _main(arguments: list[str] | None) -> None:
+    parser = _Parser(
         prog="python -m datasets.baselines",
         description="Accuracy of the nearest support image, which nothing has to learn.",
     )
     parser.add_argument("data", choices=[name for name in OPENERS if name != "sinusoid"])
     parser.add_argument("--split", default="test")
-    parser.add_argument("--ways", type=int, default=5)
-    parser.add_argument("--shots", type=int, default=1)
-    parser.add_argument("--queries", type=int, default=5)
-    parser.add_argument("--tasks", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data-root", default=None)
+    parser.add_argument("--ways", type=_whole(1), default=5)
+    parser.add_argument("--shots", type=_whole(1), default=1)
+    parser.add_argument("--queries", type=_whole(1), default=5)
+    parser.add_argument("--tasks", type=_whole(1), default=600)
+    parser.add_argument("--seed", type=_whole(0, 2**63 - 1), default=0)
+    parser.add_argument("--data-root", type=_folder, default=None)
     options = vars(parser.parse_args(arguments))
     data, split, tasks = (options.pop(name) for name in ("data", "split", "tasks"))
-    try:
-        episodes = open_episodes(data, split, **options)
-    except DataError as error:
-        parser.exit(2, f"error: {error}\n")
-    accuracy = nearest_neighbour_accuracy(episodes, torch.arange(tasks))
-    ci95 = 1.96 * accuracy.std() / tasks**0.5
+    episodes = open_episodes(data, split, **options)
+    accuracies = []
+    with tqdm(total=tasks, unit="task", leave=False, mininterval=1) as bar:
+        for first in range(0, tasks, _BATCH):
+            ids = torch.arange(first, min(first + _BATCH, tasks))
+            accuracies.append(nearest_neighbour_accuracy(episodes, ids))
+            bar.update(len(ids))
+    accuracy = torch.cat(accuracies)
+    # One task has no deviation.
+    ci95 = f"{100 * 1.96 * accuracy.std() / tasks**0.5:.2f}" if tasks > 1 else "?"
     print(
         f"{data} {split} {options['ways']}-way {options['shots']}-shot, pixel nearest neighbour: "
-        f"{100 * accuracy.mean():.2f} ± {100 * ci95:.2f} % over {tasks} tasks"
+        f"{100 * accuracy.mean():.2f} ± {ci95} % over {tasks} tasks"
     )
 
 

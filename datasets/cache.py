@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,8 +34,9 @@ def cache_root() -> Path:
 
 
 def default_data_root() -> Path:
-    """The folder of data sets by default: ``$MAML_DATA``, else ``~/.cache/maml``."""
-    return Path(os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml").expanduser()
+    """The folder of data sets by default: ``$MAML_DATA``, else ``~/.cache/maml``; absolute."""
+    root = Path(os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml")
+    return root.expanduser().absolute()
 
 
 def map_array(path: Path, shape: tuple[int, ...]) -> Mapped:
@@ -54,11 +56,14 @@ def map_array(path: Path, shape: tuple[int, ...]) -> Mapped:
     return array
 
 
-def cached(name: str, shape: tuple[int, ...], build: Callable[[], Chunks]) -> Mapped:
+def cached(
+    name: str, shape: tuple[int, ...], build: Callable[[], Chunks], *, title: str = ""
+) -> Mapped:
     """The uint8 array ``name`` of the cache, built on the first call of any process.
 
     ``name`` is a relative path ending in ``.npy``. ``build()`` yields uint8 chunks that fill
-    ``shape`` along its first dimension. A damaged cache file is built anew.
+    ``shape`` along its first dimension. A damaged cache file is built anew. The process that builds
+    says so on standard error, as ``title`` calls it, and shows on a terminal how far it is.
 
     Raises :class:`DataError` naming the file and ``$MAML_CACHE`` when the cache cannot be written;
     errors of ``build`` pass through. In either case nothing is left behind.
@@ -74,7 +79,10 @@ def cached(name: str, shape: tuple[int, ...], build: Callable[[], Chunks]) -> Ma
                 return map_array(path, shape)
             for stale in path.parent.glob(f"{path.name}.*.tmp"):
                 stale.unlink(missing_ok=True)
-            _write(path, shape, build())
+            if title:
+                # Before build(), which may be most of it.
+                print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
+            _write(path, shape, _followed(build(), shape[0], title))
     except Timeout as error:
         raise DataError(
             f"{path}.lock: held for {LOCK_TIMEOUT_S:.0f} s by another process; end it, "
@@ -86,6 +94,17 @@ def cached(name: str, shape: tuple[int, ...], build: Callable[[], Chunks]) -> Ma
             "or set $MAML_CACHE to a folder that can be written"
         ) from error
     return map_array(path, shape)
+
+
+def _followed(chunks: Chunks, rows: int, title: str) -> Iterator[NDArray[np.uint8]]:
+    """``chunks``, with a progress bar on a terminal."""
+    # Imported late: the cache is there already, most of the time.
+    from tqdm import tqdm
+
+    with tqdm(total=rows, desc=title, delay=2.0, disable=None if title else True) as bar:
+        for chunk in chunks:
+            yield chunk
+            bar.update(len(chunk))
 
 
 def _write(path: Path, shape: tuple[int, ...], chunks: Chunks) -> None:

@@ -63,7 +63,8 @@ def open_images(split: str, classes: int | None = None) -> Mapped:
         raise DataError(f"--split {split}: unknown; one of {', '.join(CLASSES)}")
     count = CLASSES[split] if classes is None else classes
     name = f"glyphs/v{VERSION}-{split}-{count}.npy"
-    return cached(name, (count, DRAWINGS, SIZE, SIZE), lambda: _chunks(split, count))
+    shape = (count, DRAWINGS, SIZE, SIZE)
+    return cached(name, shape, lambda: _chunks(split, count), title=f"drawing glyphs ({split})")
 
 
 def _chunks(split: str, count: int) -> Iterator[NDArray[np.uint8]]:

@@ -8,11 +8,9 @@ that every process maps. The images are ImageNet's, so nothing downloads them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from datasets.cache import Mapped, cached
 from datasets.episodes import ImageClasses
@@ -68,19 +66,9 @@ def open_split(folder: Path, split: str, classes: int, per_class: int = PER_CLAS
     return cached(
         f"miniimagenet/{split}-{fingerprint}.npy",
         (classes, per_class, *SHAPE),
-        lambda: _decode(images, split, classes),
+        lambda: (images_of_class[None] for images_of_class in images.classes()),
+        title=f"decoding MiniImageNet ({split})",
     )
-
-
-def _decode(images: Images, split: str, classes: int) -> Iterator[NDArray[np.uint8]]:
-    """Chunks ``[1, 600, 84, 84, 3]`` in class order, with a progress bar on a terminal."""
-    from tqdm import tqdm
-
-    title = f"decoding MiniImageNet ({split}), once"
-    with tqdm(total=classes, desc=title, unit="class", delay=2.0, disable=None) as bar:
-        for images_of_class in images.classes():
-            yield images_of_class[None]
-            bar.update()
 
 
 def _ways_out(folder: Path) -> str:

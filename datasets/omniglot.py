@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock
-from numpy.typing import NDArray
 
 from datasets.cache import Mapped, cached, map_array
 from datasets.episodes import ImageClasses
@@ -66,7 +65,12 @@ def open_parts(folder: Path, parts: Mapping[str, Mapping[str, int]]) -> Mapped:
     found = [Part(path or _download(folder, name), parts[name]) for name, path in sources.items()]
     prints = "".join(part.fingerprint() for part in found)
     fingerprint = hashlib.blake2b(f"{_DECODER}{prints}".encode(), digest_size=8).hexdigest()
-    return cached(f"omniglot/28x28-{fingerprint}.npy", shape, lambda: _decode(found, shape[0]))
+    return cached(
+        f"omniglot/28x28-{fingerprint}.npy",
+        shape,
+        lambda: (character[None] for part in found for character in part.characters()),
+        title="decoding Omniglot",
+    )
 
 
 def _local(folder: Path, name: str) -> Path | None:
@@ -74,19 +78,6 @@ def _local(folder: Path, name: str) -> Path | None:
         if candidate.exists():
             return candidate
     return None
-
-
-def _decode(parts: list[Part], classes: int) -> Iterator[NDArray[np.uint8]]:
-    """Chunks ``[1, 20, 28, 28]`` in class order, with a progress bar on a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(
-        total=classes, desc="decoding Omniglot, once", unit="character", delay=2.0, disable=None
-    ) as bar:
-        for part in parts:
-            for character in part.characters():
-                yield character[None]
-                bar.update()
 
 
 def _checked_polarity(path: Path, images: Mapped) -> Mapped:
@@ -121,6 +112,7 @@ def _download(folder: Path, name: str) -> Path:
 def _fetch(url: str, target: Path, md5: str) -> None:
     """Download ``url``; ``target`` appears only when it is whole and its MD5 is right."""
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
     try:
         digest = hashlib.md5(usedforsecurity=False)
         with (

@@ -110,7 +110,12 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Mapped, Mapped]:
     read = functools.cache(lambda: _read(name, part, folder))
     prefix = f"{name}/{_DECODER}-{part}"
     return (
-        cached(f"{prefix}-images.npy", (n, *source.shape), lambda: iter([read()[0]])),
+        cached(
+            f"{prefix}-images.npy",
+            (n, *source.shape),
+            lambda: iter([read()[0]]),
+            title=f"reading {name} ({part})",
+        ),
         cached(f"{prefix}-labels.npy", (n,), lambda: iter([read()[1]])),
     )
 

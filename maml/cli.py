@@ -10,15 +10,17 @@ from collections.abc import Sequence
 
 import tyro
 
-from maml.config import Config
+from maml.config import Config, user_path
 from maml.errors import UserError
-from maml.presets import PRESETS, describe
+from maml.presets import PRESETS, describe, with_values
 
 USAGE = "train_maml.py PRESET"
 
 
 def parse(arguments: Sequence[str]) -> Config:
     """Turn ``PRESET --flag value …`` into a checked `Config`.
+
+    ``data_root`` is absolute then: config.yaml keeps it, for an evaluation from another folder.
 
     Raises:
         UserError: for an unknown preset, an unknown flag or a value that cannot work.
@@ -42,8 +44,9 @@ def parse(arguments: Sequence[str]) -> Config:
             config = tyro.cli(Config, default=PRESETS[name], args=flags, prog=USAGE)
     except SystemExit as stop:
         raise UserError(_one_line(output.getvalue())) from stop
-    config.check()
-    return config
+    config.check(PRESETS[name])
+    data_root = user_path("data_root", config.data_root).absolute()
+    return with_values(config, data_root=str(data_root))
 
 
 def _help(default: Config) -> None:

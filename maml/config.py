@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Suppress
 
@@ -15,8 +15,27 @@ from maml.errors import UserError
 
 
 def default_data_root() -> str:
-    """``$MAML_DATA``, then ``~/.cache/maml``."""
-    return os.environ.get("MAML_DATA") or str(Path("~/.cache/maml").expanduser())
+    """``$MAML_DATA``, then ``~/.cache/maml``; absolute.
+
+    It is `datasets.cache.default_data_root`, which is not called: importing ``datasets`` imports
+    torch, for which --help and a mistyped flag do not wait.
+    """
+    root = os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml"
+    return str(Path(root).expanduser().absolute())
+
+
+MOST = 2**31 - 1
+"""What is counted is at most this: beyond, some library's int32 overflows, far from the flag."""
+MOST_SEED = 2**63 - 1
+MOST_SECONDS = 2_000_000
+"""RPC keeps a time limit as int32 milliseconds."""
+MOST_RPC_THREADS = 4096
+"""They are all started at once."""
+
+
+def most_threads() -> int:
+    """Return the most computing threads: with more, OpenMP crashes or crawls on this machine."""
+    return 8 * (os.cpu_count() or 1)
 
 
 NOT_FEW_SHOT = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn")
@@ -65,8 +84,9 @@ class Config:
 
     # ---- data -------------------------------------------------------------------------------
     data: Literal[
-        "glyphs", "omniglot", "sinusoid", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"
-    ] = "glyphs"
+        "glyphs", "omniglot", "miniimagenet", "sinusoid",
+        "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
+    ] = "glyphs"  # fmt: skip
     """Data set: glyphs is drawn by the program and needs no files."""
     data_root: str = dataclasses.field(default_factory=default_data_root)
     """Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]."""
@@ -156,8 +176,28 @@ class Config:
     logger: Literal["wandb", "tensorboard", "none"] = "wandb"
     """Where the numbers go beside metrics.jsonl; wandb runs offline when there is no key."""
 
-    def check(self) -> None:
-        """Raise `UserError` naming the first flag whose value cannot work."""
+    def check(self, preset: Config | None = None) -> None:
+        """Raise `UserError` naming the first flag whose value cannot work, or has no effect.
+
+        Args:
+            preset: What the flags were given on top of: what it has itself may have no effect. By
+                default, nothing was given.
+        """
+        self.check_values()
+        # Not among those: a run directory may have been made on a machine of more cores.
+        if self.threads is not None and self.threads > most_threads():
+            raise UserError(
+                f"--threads must be at most {most_threads()}, 8 for each core of this machine, "
+                f"not {self.threads}"
+            )
+        if preset is not None:
+            self._check_read(preset)
+
+    def check_values(self) -> None:
+        """Raise `UserError` naming the first flag whose value cannot work on any machine."""
+        for name in ("data_root", "run_dir", "resume", "device"):
+            if getattr(self, name) == "":
+                raise UserError(f'{flag(name)} "": empty; was a shell variable not set?')
         at_least = {
             "filters": 1,
             "ways": 1,
@@ -168,8 +208,10 @@ class Config:
             "eval_inner_steps": 0,
             "batch_size": 1,
             "iterations": 0,
+            "epochs": 1,
             "meta_batch_size": 1,
             "rpc_threads": 2,
+            "threads": 1,
             "task_batch": 1,
             "check_every": 0,
             "ps_max_staleness": 0,
@@ -182,39 +224,54 @@ class Config:
             "log_every": 1,
             "seed": 0,
         }
+        at_most = dict.fromkeys(at_least, MOST)
+        at_most |= {"seed": MOST_SEED, "rpc_threads": MOST_RPC_THREADS, "timeout": MOST_SECONDS}
         for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise UserError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{flag(name)} must be at least {least}, not {value}")
         for name in ("inner_lr", "meta_lr", "timeout", "grad_clip"):
             value = getattr(self, name)
             # `not` a chain of `<` rather than `<=`: nan must fail too.
             if value is not None and not 0 < value < math.inf:
                 raise UserError(f"{flag(name)} must be positive and finite, not {value}")
-        if self.threads is not None and self.threads < 1:
-            raise UserError(f"--threads must be at least 1, not {self.threads}")
-        if self.epochs is not None and self.epochs < 1:
-            raise UserError(f"--epochs must be at least 1, not {self.epochs}")
-        self._check_strategy()
+        for name, most in at_most.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise UserError(f"{flag(name)} must be at most {most}, not {value}")
         self._check_combinations()
 
-    def _check_strategy(self) -> None:
-        """Raise `UserError` for a flag that the chosen strategy, or its mode, does not read."""
+    def _check_read(self, preset: Config) -> None:
+        """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
         of_server = ("ps_mode", "ps_transport", "ps_forward")
+        of_few_shot = (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
+            "queries", "eval_queries",
+        )  # fmt: skip
         readers: dict[str, tuple[str, tuple[str, ...]]] = {
             "partition": ("strategy", ("auto", "rpc")),
             "check_every": ("strategy", ("allreduce",)),
             **dict.fromkeys(of_server, ("strategy", ("param-server",))),
             "ps_max_staleness": ("ps_mode", ("async",)),
             "ps_backup_workers": ("ps_mode", ("backup",)),
+            **dict.fromkeys(of_few_shot, ("learner", ("maml",))),
+            "batch_size": ("learner", ("supervised",)),
+            "filters": ("network", ("conv4-pool", "conv4")),
+            "omniglot_split": ("data", ("omniglot",)),
         }
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name, (chooser, values) in readers.items():
-            value = getattr(self, name)
-            if value != defaults[name] and getattr(self, chooser) not in values:
+            value, chosen = getattr(self, name), getattr(self, chooser)
+            if value != getattr(preset, name) and chosen not in values:
                 raise UserError(
-                    f"{flag(name)} {value} is for {flag(chooser)} {values[-1]}, "
-                    f"not {getattr(self, chooser)}"
+                    f"{flag(name)} {value} is for {flag(chooser)} {values[-1]}, not {chosen}"
                 )
+        if self.ways != preset.ways and self.data == "sinusoid":
+            raise UserError(f"--ways {self.ways}: --data sinusoid has no classes")
+        if self.epochs is not None and self.iterations != preset.iterations:
+            raise UserError(
+                f"--epochs {self.epochs} and --iterations {self.iterations}: each says how long to "
+                "train; give one of them"
+            )
 
     def _check_combinations(self) -> None:
         """Raise `UserError` for values that cannot work together."""
@@ -231,6 +288,11 @@ class Config:
             )
         if supervised and self.data == "sinusoid":
             raise UserError("--data sinusoid: --learner supervised learns to classify")
+        if supervised and self.data == "miniimagenet":
+            raise UserError(
+                "--data miniimagenet: its splits share no class, for few-shot tasks alone; "
+                "--learner supervised tests on the classes it learned"
+            )
         if (self.data == "sinusoid") != (self.network == "mlp"):
             raise UserError(f"--network {self.network} cannot learn --data {self.data}")
         if self.kernels == "native" and self.meta_gradient == "reverse":
@@ -256,6 +318,45 @@ class Config:
             raise UserError("--kernels native: they compute in float32, not in --precision bf16")
         if self.kernels == "native" and self.compile == "on":
             raise UserError("--compile on: with --kernels native nothing is left to compile")
+
+
+def from_values(values: dict[str, Any]) -> Config:
+    """Return the `Config` of ``values``, field by field, as a file holds them.
+
+    Raises:
+        UserError: naming the first field that there is not, or whose value is of a wrong type.
+    """
+    types = get_type_hints(Config)
+    for name, value in values.items():
+        if name not in types:
+            raise UserError(f"unknown field {name!r}")
+        if not _fits(value, types[name]):
+            choices = get_args(types[name]) if get_origin(types[name]) is Literal else ()
+            expected = f"one of {', '.join(choices)}" if choices else Config.__annotations__[name]
+            raise UserError(f"{name}: {value!r} is not {expected}")
+    return Config(**values)
+
+
+def _fits(value: object, type_: Any) -> bool:
+    """Whether a value of a file is of a field's type; an integer is a float, True is neither."""
+    if get_origin(type_) is Literal:
+        return value in get_args(type_)
+    options = get_args(type_) or (type_,)
+    if isinstance(value, int) and not isinstance(value, bool) and float in options:
+        return True
+    return type(value) in options
+
+
+def user_path(name: str, value: str) -> Path:
+    """Return the path that a flag's value means, ``~`` expanded: a shell leaves it in quotes.
+
+    Raises:
+        UserError: naming the field's flag, if there is no such user.
+    """
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{flag(name)} {value}: {error}") from error
 
 
 def flag(name: str) -> str:

@@ -24,13 +24,12 @@ import torch
 from tqdm import tqdm
 
 from maml import checkpoint, run_dir
-from maml.config import Config
+from maml.config import MOST, Config, most_threads
 from maml.distributed import World, choose_device, init_process
 from maml.errors import UserError
 from maml.inner import Params
 from maml.objectives import mean_and_ci95
 from maml.presets import with_values
-from maml.run_log import read_metrics
 from maml.strategies import Strategy
 from maml.strategies.local import Local
 from maml.watch import watch
@@ -159,6 +158,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.tasks < 1:
         raise UserError(f"--tasks must be at least 1, not {options.tasks}")
+    if options.tasks > MOST:
+        raise UserError(f"--tasks must be at most {MOST}, not {options.tasks}")
+    if options.data_root == "":
+        raise UserError('--data-root "": empty; was a shell variable not set?')
     for name in ("poll", "patience"):
         value = getattr(options, name)
         if value is not None and not options.watch:
@@ -176,6 +179,9 @@ class RunEvaluator:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.rows = options.run_dir / "evaluations.jsonl"
+        # Not after an evaluation that takes an hour.
+        if self.rows.is_dir():
+            raise UserError(f"{self.rows}: is a folder")
         self.config: Config | None = None
 
     def config_now(self) -> Config:
@@ -188,6 +194,9 @@ class RunEvaluator:
         for name in ("data_root", "device"):
             if getattr(self.options, name) is not None:
                 config = with_values(config, **{name: getattr(self.options, name)})
+        if config.threads is not None and config.threads > most_threads():
+            # As many as the run's machine had cores for, perhaps; results do not depend on it.
+            config = with_values(config, threads=None)
         return config
 
     def build(self, config: Config) -> None:
@@ -229,13 +238,15 @@ class RunEvaluator:
     def evaluated(self) -> set[int]:
         """Return the iterations that have a row for the same question.
 
+        Raises:
+            UserError: as `run_dir.read_rows`.
+
         The iteration alone names a checkpoint: a training that goes back over it makes the same
         parameters again.
         """
-        if not self.rows.is_file():
-            return set()
         question = self.question().items()
-        return {row["iteration"] for row in read_metrics(self.rows) if question <= row.items()}
+        rows = run_dir.read_rows(self.rows, mended=True)
+        return {row["iteration"] for row in rows if question <= row.items()}
 
     def evaluate(self, saved: dict[str, Any]) -> None:
         """Evaluate a checkpoint's content, append the row and print it."""

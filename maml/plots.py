@@ -24,7 +24,7 @@ def draw_curves(
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = read_metrics(run_dir / "metrics.jsonl") if (run_dir / "metrics.jsonl").exists() else []
+    rows = read_metrics(run_dir / "metrics.jsonl")
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     sinusoid = config.data == "sinusoid"
     supervised = config.learner == "supervised"
@@ -50,7 +50,7 @@ def draw_curves(
 
 
 def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: str) -> None:
-    training = [(row["iteration"], row[name]) for row in rows if "split" not in row]
+    training = [(row["iteration"], row[name]) for row in rows if "split" not in row and name in row]
     validation = [row for row in rows if row.get("split") == "validation"]
     # The rows hold both; drawn is what the test's headline is.
     headline = "" if result["transductive"] else "non_transductive_"

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from maml.config import Config
+from maml.config import Config, from_values, user_path
 from maml.errors import UserError
 
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
@@ -28,19 +28,32 @@ def choose(config: Config) -> Path:
     """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
 
     Raises:
-        UserError: if the directory cannot be made or written.
+        UserError: if the directory cannot be made or written, or its metrics.jsonl is damaged.
     """
-    path = Path(config.run_dir or f"runs/{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}")
+    default = f"runs/{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path(default) if config.run_dir is None else user_path("run_dir", config.run_dir)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if config.run_dir is None:
             path = _make_new(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--run-dir {path}: {error.strerror}") from error
+        raise UserError(f"--run-dir {path}: {_in_the_way(path) or error.strerror}") from error
     if not os.access(path, os.W_OK):
         raise UserError(f"--run-dir {path}: not writable")
+    # Before anything there is changed: a run drops the rows after its beginning.
+    read_rows(path / "metrics.jsonl")
     return path
+
+
+def _in_the_way(path: Path) -> str:
+    """Say what exists where a directory is to be made, if anything."""
+    for part in (*reversed(path.parents), path, path / "checkpoints"):
+        if part.is_symlink() and not part.exists():
+            return f"{part} is a link to nothing"
+        if part.exists() and not part.is_dir():
+            return f"{part} is a file"
+    return ""
 
 
 def _make_new(path: Path) -> Path:
@@ -81,6 +94,48 @@ def append_line(path: Path, line: str) -> None:
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
 
 
+def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl or evaluations.jsonl; none where there is no file.
+
+    A last line that was cut short, by a crash or because it is being written, is left out.
+
+    Args:
+        path: The file.
+        mended: Whether a line that was cut short may be followed by others, as in
+            evaluations.jsonl: evaluators only ever append to it.
+
+    Raises:
+        UserError: naming the file, if it cannot be read or another line is no row.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder")
+    if not path.is_file():
+        return []  # no file, or a device, which keeps no rows
+    try:
+        *lines, last = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror}") from error
+    rows = []
+    for number, line in enumerate([*lines, last], start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number > len(lines) or (mended and line.startswith(b"{")):
+                continue
+            raise _damaged(path, number) from error
+        if not isinstance(row, dict) or type(row.get("iteration")) is not int:
+            raise _damaged(path, number)
+        rows.append(row)
+    return rows
+
+
+def _damaged(path: Path, number: int) -> UserError:
+    return UserError(
+        f"{path}: line {number} is not a row of numbers with its iteration: the file is damaged; "
+        "restore it, or move it away"
+    )
+
+
 def write_config(run_dir: Path, config: Config) -> None:
     """Write ``config.yaml``: every field resolved, with versions and the git commit."""
     content = {
@@ -96,17 +151,22 @@ def read_config(run_dir: Path) -> Config:
     """Return the configuration that ``run_dir`` was made with.
 
     Raises:
-        UserError: if there is none or it is of another version of this project.
+        UserError: naming the file, if there is none, it is of another version of this project, or
+            its values cannot work.
     """
     path = run_dir / "config.yaml"
     try:
-        content = yaml.safe_load(path.read_text())
-        return Config(**content["config"])
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+            raise UserError("damaged or empty: no mapping of values called config")
+        config = from_values(content["config"])
+        config.check_values()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a run directory") from error
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+    except (yaml.YAMLError, ValueError, RecursionError, UserError) as error:
+        reason = str(error).partition("\n")[0]
         raise UserError(f"{path}: not a configuration of this version: {reason}") from error
+    return config
 
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torchopt.distributed as todist
 
 from maml.config import Config
-from maml.run_dir import append_line, write_text
+from maml.run_dir import append_line, read_rows, write_text
 
 Row = dict[str, Any]
 
@@ -116,19 +116,23 @@ class RunLog:
 
     @todist.rank_zero_only
     def forget_after(self, iteration: int) -> None:
-        """Drop rows after ``iteration``: a resumed run writes them again."""
+        """Drop rows after ``iteration``: a resumed run writes them again.
+
+        Raises:
+            UserError: as `read_metrics`, and then nothing is dropped.
+        """
+        rows = read_metrics(self._path)
         if not self._path.is_file():
             return
-        rows = read_metrics(self._path)
         kept = "".join(json.dumps(row) + "\n" for row in rows if row["iteration"] <= iteration)
         # Also where a crash cut the last line short: the next row would join it.
-        if kept != self._path.read_text():
+        if kept.encode() != self._path.read_bytes():
             write_text(self._path, kept)
 
     @todist.rank_zero_only
     def has(self, iteration: int, split: str) -> bool:
         """Return whether there is an evaluation of ``split`` at ``iteration``; on rank zero."""
-        return self._path.is_file() and any(
+        return any(
             row["iteration"] == iteration and row.get("split") == split
             for row in read_metrics(self._path)
         )
@@ -166,11 +170,9 @@ class RunLog:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl; a last line cut short by a crash is left out."""
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+    """Return the rows of a metrics.jsonl, if there is one, but for a last line cut short.
+
+    Raises:
+        UserError: naming the file, if it cannot be read or another line is no row.
+    """
+    return read_rows(path)

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from datasets.cache import default_data_root
 from datasets.errors import DataError
 from maml.cli import parse
-from maml.config import Config, flag
+from maml.config import NOT_FEW_SHOT, Config, flag
 from maml.errors import UserError
 from maml.presets import PRESETS
 from maml.program import run_program
@@ -29,11 +30,18 @@ from tests.runs import as_flags, glyphs, sinusoid
 GLYPHS = "maml-glyphs-5way-1shot"
 SINUSOID = "maml-sinusoid-10shot"
 SUPERVISED = "supervised-glyphs-lenet"
+FIRST_USE = r"(drawing|decoding|reading|downloading) "
 # What the help may be framed with, depending on the terminal.
 FRAME = r"[│╭╮╰╯─]+"
 NOT_FLAGS = ("preset", "source", "published")
 FIELDS = [field.name for field in dataclasses.fields(Config) if field.name not in NOT_FLAGS]
 
+COUNTED = [
+    "--filters", "--ways", "--shots", "--queries", "--eval-queries", "--inner-steps",
+    "--batch-size", "--eval-inner-steps", "--iterations", "--meta-batch-size", "--task-batch",
+    "--eval-every", "--eval-tasks", "--test-tasks", "--checkpoint-every", "--keep-checkpoints",
+    "--log-every", "--check-every", "--ps-max-staleness", "--ps-backup-workers",
+]  # fmt: skip
 ASYNC = ["--strategy", "param-server", "--ps-mode", "async"]
 BACKUP = ["--strategy", "param-server", "--ps-mode", "backup"]
 
@@ -51,13 +59,13 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "kernels": (["--kernels", "torch"], "torch"),
     "compile": (["--compile", "on"], "on"),
     "data": (["--data", "omniglot"], "omniglot"),
-    "data_root": (["--data-root", "some/where"], "some/where"),
-    "omniglot_split": (["--omniglot-split", "vinyals"], "vinyals"),
+    "data_root": (["--data-root", "/some/where"], "/some/where"),
+    "omniglot_split": (["--omniglot-split", "vinyals", "--data", "omniglot"], "vinyals"),
     "ways": (["--ways", "3"], 3),
     "shots": (["--shots", "2"], 2),
     "queries": (["--queries", "6"], 6),
     "eval_queries": (["--eval-queries", "15"], 15),
-    "batch_size": (["--batch-size", "32"], 32),
+    "batch_size": (["--batch-size", "32", "--learner", "supervised"], 32),
     "seed": (["--seed", "7"], 7),
     "iterations": (["--iterations", "12"], 12),
     "epochs": (["--epochs", "3", "--learner", "supervised"], 3),
@@ -124,6 +132,18 @@ def test_flag_parses(name: str) -> None:
             assert getattr(after, other) == getattr(before, other)
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_preset_sets_is_not_given(name: str) -> None:
+    """Spelled out, or on top of it another network, data set or learner: no mistake."""
+    preset = PRESETS[name]
+    assert parse([name]) == preset
+    assert parse(as_flags(preset)) == preset
+    few_shot = "glyphs" if preset.data in ("sinusoid", *NOT_FEW_SHOT) else preset.data
+    parse([name, "--data", "miniimagenet", "--network", "conv4-pool", "--learner", "maml"])
+    parse([name, "--data", few_shot, "--network", "conv4", "--learner", "maml"])
+    parse([name, "--data", few_shot, "--network", "lenet", "--learner", "supervised"])
+
+
 def test_what_a_preset_is_called_is_no_flag() -> None:
     for name in NOT_FLAGS:
         with pytest.raises(UserError, match=f"{flag(name)}"):
@@ -173,7 +193,10 @@ def test_help_of_a_preset_shows_its_own_values() -> None:
     ("environment", "expected"),
     [
         ({"MAML_DATA": "/some/data"}, "/some/data"),
+        ({"MAML_DATA": "here/data"}, f"{os.getcwd()}/here/data"),
+        ({"MAML_DATA": "~/data", "HOME": "/some/home"}, "/some/home/data"),
         ({"HOME": "/some/home"}, "/some/home/.cache/maml"),
+        ({"HOME": "/some/home", "MAML_DATA": ""}, "/some/home/.cache/maml"),
     ],
 )
 def test_data_root_default(
@@ -181,7 +204,18 @@ def test_data_root_default(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert Config().data_root == expected
+    assert Config().data_root == str(default_data_root()) == expected
+
+
+@pytest.mark.parametrize("spelled", ["data", "~/data", "/other/data"])
+def test_data_root_is_absolute(
+    spelled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """config.yaml keeps it, and is read from other folders."""
+    monkeypatch.setenv("HOME", "/some/home")
+    monkeypatch.chdir(tmp_path)
+    found = parse([GLYPHS, "--data-root", spelled]).data_root
+    assert found == {"data": f"{tmp_path}/data", "~/data": "/some/home/data"}.get(spelled, spelled)
 
 
 # ---- bad input, told before anything is opened ------------------------------------------------
@@ -224,12 +258,29 @@ def test_data_root_default(
         ([SUPERVISED, "--epochs", "0"], "--epochs must be at least 1, not 0"),
         ([GLYPHS, "--data", "mnist"], "--data mnist: --learner maml .*--learner supervised"),
         ([SUPERVISED, "--data", "sinusoid"], "--data sinusoid: --learner supervised"),
+        ([SUPERVISED, "--data", "miniimagenet"], "--data miniimagenet: .*--learner supervised"),
         ([SUPERVISED, "--network", "mlp"], "--network mlp.*--data glyphs"),
         ([SUPERVISED, "--kernels", "native"], "--kernels native: .*inner loop"),
         ([SUPERVISED, "--meta-gradient", "mixed"], "--meta-gradient mixed: .*inner loop"),
         ([GLYPHS, "--ps-mode", "async"], "--ps-mode async.*--strategy param-server, not auto"),
         ([GLYPHS, *BACKUP, "--ps-max-staleness", "3"], "--ps-max-staleness 3.*--ps-mode async"),
         ([GLYPHS, *ASYNC, "--ps-backup-workers", "2"], "--ps-backup-workers 2.*--ps-mode backup"),
+        *(
+            ([SUPERVISED, name, value], f"{name} {value} is for --learner maml, not supervised")
+            for name, value in {
+                "--inner-lr": "3.0", "--inner-steps": "2", "--eval-inner-steps": "9",
+                "--inner-optimizer": "adam", "--order": "first", "--shots": "7", "--queries": "7",
+                "--eval-queries": "7",
+            }.items()
+        ),
+        ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
+        ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
+        ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4, not mlp"),
+        ([SUPERVISED, "--filters", "3"], "--filters 3 is for --network conv4, not lenet"),
+        ([SINUSOID, "--ways", "7"], "--ways 7: --data sinusoid has no classes"),
+        ([SINUSOID, "--omniglot-split", "vinyals"], "vinyals is for --data omniglot, not sinusoid"),
+        ([GLYPHS, "--omniglot-split", "mamlpp"], "mamlpp is for --data omniglot, not glyphs"),
+        ([SUPERVISED, "--epochs", "1", "--iterations", "6"], "--epochs 1 and --iterations 6: "),
         ([GLYPHS, "--check-every", "3"], "--check-every 3 is for --strategy allreduce"),
         ([GLYPHS, "--strategy", "allreduce", "--partition", "chunk"], "--partition chunk.*rpc"),
         ([GLYPHS, "--meta-momentum", "0.5"], "--meta-momentum.*--meta-optimizer adam"),
@@ -254,6 +305,22 @@ def test_data_root_default(
                 "--check-every": 0, "--ps-max-staleness": 0, "--ps-backup-workers": 0,
             }.items()
         ),
+        *(
+            ([GLYPHS, name, str(most + 1)], rf"{name} must be at most {most}\b.*, not {most + 1}$")
+            for name, most in dict.fromkeys(COUNTED, 2**31 - 1).items()
+        ),
+        ([SUPERVISED, "--epochs", str(2**31)], "--epochs must be at most 2147483647, not"),
+        *(
+            ([GLYPHS, name, ""], rf'^{name} "": empty; was a shell variable not set\?$')
+            for name in ("--run-dir", "--data-root", "--resume", "--device")
+        ),
+        ([GLYPHS, "--seed", str(2**63)], "--seed must be at most 9223372036854775807, not"),
+        ([GLYPHS, "--rpc-threads", "4097"], "--rpc-threads must be at most 4096, not 4097"),
+        ([GLYPHS, "--timeout", "2000001"], "--timeout must be at most 2000000, not 2000001"),
+        *(
+            ([GLYPHS, "--threads", str(value)], f"--threads must be at most .*not {value}")
+            for value in (8 * (os.cpu_count() or 1) + 1, 2**40)
+        ),
     ],
     ids=lambda value: " ".join(value[-2:]) or "nothing" if isinstance(value, list) else "",
 )  # fmt: skip
@@ -264,6 +331,13 @@ def test_bad_flags(arguments: list[str], says: str) -> None:
     assert re.search(says, message), message
     assert len(message.splitlines()) == 1
     assert "│" not in message
+
+
+def test_the_most_that_a_flag_takes() -> None:
+    most = {name: 2**31 - 1 for name in COUNTED if not name.startswith(("--ps", "--check-", "--b"))}
+    most |= {"--seed": 2**63 - 1, "--threads": 8 * (os.cpu_count() or 1), "--timeout": 2_000_000}
+    config = parse([GLYPHS, *(str(word) for pair in most.items() for word in pair)])
+    assert (config.seed, config.meta_batch_size) == (2**63 - 1, 2**31 - 1)
 
 
 # ---- bad input, told by the whole program -----------------------------------------------------
@@ -284,7 +358,9 @@ def mistake(
         monkeypatch.chdir(tmp_path)
         with pytest.raises(SystemExit) as stop:
             run_program(train_maml.main, words)
-        err = capfd.readouterr().err
+        said = capfd.readouterr().err.splitlines(keepends=True)
+        # Data that no test has used before is drawn or decoded now, and says so.
+        err = "".join(line for line in said if not re.match(FIRST_USE, line))
         assert stop.value.code == 2, err
         assert re.fullmatch(r"error: [^\n]+\n", err), err
         return err[len("error: ") : -1]
@@ -416,8 +492,14 @@ def test_run_dir_that_cannot_be(kind: str, tmp_path: Path, mistake: Callable[...
         path.write_text("a file\n")
     directory = path / "run" if kind == "under a file" else path
     message = mistake(SINUSOID, "--run-dir", str(directory))
-    assert message.startswith(f"--run-dir {directory}: ")
+    what = "a link to nothing" if kind == "dangling link" else "a file"
+    assert message == f"--run-dir {directory}: {path} is {what}"
     assert kind == "dangling link" or path.read_text() == "a file\n"
+
+
+@pytest.mark.parametrize("name", ["--run-dir", "--data-root"])
+def test_folder_of_nobody(name: str, mistake: Callable[..., str]) -> None:
+    assert mistake(SINUSOID, name, "~no-such-user/x").startswith(f"{name} ~no-such-user/x: ")
 
 
 def test_run_dir_that_may_not_be_written(tmp_path: Path, mistake: Callable[..., str]) -> None:

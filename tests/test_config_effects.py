@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from maml import checkpoint
+from maml.cli import parse
 from maml.config import Config
 from maml.inner import OPTIMIZERS
 from maml.presets import with_values
 from maml.trainer import Trainer
-from tests.runs import glyphs, last, metrics, result, same, sinusoid, supervised, train
+from tests.datasets import tiny_miniimagenet
+from tests.runs import as_flags, glyphs, last, metrics, result, same, sinusoid, supervised, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -294,6 +296,29 @@ def test_data_and_network(tmp_path: Path) -> None:
     }
     assert models["sinusoid"]["network.layers.0.weight"].shape == (40, 1)
     assert models["glyphs"]["network.blocks.0.conv.weight"].shape == (8, 1, 3, 3)
+
+
+def test_miniimagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In miniature, from archives to a test: its network sees 84×84 pixels in colour."""
+    from datasets import miniimagenet
+
+    for name in ("train", "val", "test"):
+        tiny_miniimagenet.write_csv(tmp_path / "data" / "miniimagenet", name=name)
+        tiny_miniimagenet.write_archive(tmp_path / "data" / "miniimagenet", name=name)
+
+    def open_images(data_root: Path, split: str) -> Any:
+        return miniimagenet.open_split(data_root / "miniimagenet", split, 3, 4)
+
+    monkeypatch.setattr(miniimagenet, "open_images", open_images)
+    config = glyphs(
+        data="miniimagenet", data_root=str(tmp_path / "data"), network="conv4-pool", eval_every=1,
+        test_tasks=4, run_dir=str(tmp_path / "run"), device="cpu",
+    )  # fmt: skip
+    assert parse(as_flags(config)) == config
+    saved = train(config, tmp_path / "run")
+    assert saved["model"]["network.blocks.0.conv.weight"].shape == (8, 3, 3, 3)
+    # One colour an image, and the classes' are far apart.
+    assert result(tmp_path / "run")["accuracy"] > 0.5
 
 
 def test_data_root(data_root: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml import evaluate as evaluation
-from maml.config import Config
+from maml.config import Config, most_threads
 from maml.distributed import World
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
@@ -276,7 +276,9 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
 
     missing = tmp_path / "missing"
     assert str(missing) in refusal(str(missing))
-    assert "--tasks" in refusal(str(run_dir), "--tasks", "0")
+    assert "--tasks must be at least 1" in refusal(str(run_dir), "--tasks", "0")
+    assert "--tasks must be at most 2147483647" in refusal(str(run_dir), "--tasks", str(2**31))
+    assert '--data-root ""' in refusal(str(run_dir), "--data-root", "")
     assert "--device nonsense" in refusal(str(run_dir), "--device", "nonsense")
     saved = run_dir / "checkpoints" / "last.pt"
     content = saved.read_bytes()
@@ -289,6 +291,49 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
     for text in ("config: {ways: 5, no_such_field: 1}\n", "a: [1\n", "", "- 1\n", "config: 3\n"):
         config.write_text(text)
         assert str(config) in refusal(str(run_dir))
+    config.unlink()
+    (run_dir / "evaluations.jsonl").mkdir()
+    assert refusal(str(run_dir)) == f"{run_dir}/evaluations.jsonl: is a folder"
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "says"),
+    [
+        (b"ways: 3", b"ways: five", r"ways: 'five' is not int"),
+        (b"ways: 3", b"ways: 0", r"--ways must be at least 1, not 0"),
+        (b"ways: 3", b"ways: true", r"ways: True is not int"),
+        (b"ways: 3", b"ways: 2147483648", r"--ways must be at most 2147483647"),
+        (b"ways: 3", b"ways: null", r"ways: None is not int"),
+        (b"inner_lr: 0.4", b"inner_lr: .nan", r"--inner-lr must be positive and finite"),
+        (b"grad_clip: null", b"grad_clip: [1]", r"grad_clip: \[1\] is not float \| None"),
+        (b"data: glyphs", b"data: imagenet", r"data: 'imagenet' is not one of glyphs, omniglot"),
+        (b"data: glyphs", b"data: sinusoid", r"--network conv4 cannot learn --data sinusoid"),
+        (b"data: glyphs", b"data: gl\xffphs", r"can't decode byte 0xff"),
+        (b"data: glyphs", b"data: 2026-99-99", r"month must be in"),
+        (b"seed: 0", b"3: 0", r"unknown field 3"),
+    ],
+    ids=lambda value: value.decode(errors="replace") if isinstance(value, bytes) else "",
+)
+def test_a_configuration_that_cannot_be(
+    then: bytes, now: bytes, says: str, run_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = run_dir / "config.yaml"
+    whole = path.read_bytes()
+    assert whole.count(b"  " + then + b"\n") == 1
+    path.write_bytes(whole.replace(b"  " + then + b"\n", b"  " + now + b"\n"))
+    with pytest.raises(SystemExit) as stop:
+        run_program(evaluation.main, [str(run_dir), "--tasks", "2"])
+    assert stop.value.code == 2
+    line = rf"error: {path}: not a configuration of this version: [^\n]*{says}[^\n]*\n"
+    assert re.fullmatch(line, capfd.readouterr().err)
+
+
+def test_more_threads_than_are_served_here(run_dir: Path) -> None:
+    """Trained where there are more cores: that is no reason not to evaluate."""
+    path = run_dir / "config.yaml"
+    path.write_text(path.read_text().replace("threads: 1\n", f"threads: {most_threads() + 1}\n"))
+    evaluation.main([str(run_dir), "--tasks", "2"])
+    assert torch.get_num_threads() <= most_threads()
 
 
 def test_evaluations_that_cannot_be_written(run_dir: Path) -> None:

@@ -195,6 +195,13 @@ def test_default_directory_is_named_after_the_preset(
     assert f"runs/{directory.name}" in capsys.readouterr().out
 
 
+def test_home_in_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell does not expand ``--run-dir="~/run"``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert choose(sinusoid(run_dir="~/run")) == tmp_path / "run"
+    assert (tmp_path / "run").is_dir()
+
+
 def test_default_directories_of_one_second_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

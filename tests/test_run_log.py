@@ -70,6 +70,48 @@ def test_a_line_cut_short_costs_no_other(tmp_path: Path) -> None:
     assert [json.loads(line)["iteration"] for line in lines] == [1, 2]
 
 
+DAMAGE = {
+    "no row": (b'{"a": 1}\n', 1),
+    "no iteration": (b'{"iteration": 1}\n{"iteration": "2"}\n', 2),
+    "no object": (b"3\n", 1),
+    "no text": (b'{"iteration": 1}\n\xff\xfe\n{"iteration": 2}\n', 2),
+    "garbage": (b'{"iteration": 1}\n{"iteration": 2, "lo\n{"iteration": 3}\n', 2),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("begins", [True, False], ids=["begins", "resumes"])
+def test_a_damaged_file_is_one_line_and_stays(damage: str, begins: bool, tmp_path: Path) -> None:
+    if not begins:
+        train(sinusoid(), tmp_path)
+    content, line = DAMAGE[damage]
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(content)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(UserError) as caught:
+        train(sinusoid(iterations=4), tmp_path)
+    assert str(caught.value).startswith(f"{path}: line {line} is not a row")
+    assert len(str(caught.value).splitlines()) == 1
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+
+def test_a_folder_in_place_of_the_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=rf"^{tmp_path}/metrics\.jsonl: is a folder$"):
+        train(sinusoid(), tmp_path)
+    assert not (tmp_path / "config.yaml").exists()
+
+
+def test_a_last_line_of_no_text_is_cut_short_too(tmp_path: Path) -> None:
+    """As a power cut may leave it."""
+    train(sinusoid(), tmp_path)
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b"\x00\x00\xff")
+    train(sinusoid(iterations=4), tmp_path)
+    assert [row["iteration"] for row in metrics(tmp_path)] == [1, 2, 3, 4]
+    assert (tmp_path / "metrics.jsonl").read_bytes().isascii()
+
+
 # ---- sinks ------------------------------------------------------------------------------------
 
 

@@ -95,7 +95,9 @@ def test_from_before_the_beginning_to_the_end(tmp_path: Path, cache_dir: Path) -
     assert [line.split(":")[0] for line in lines[:-1]] == [f"iteration {n}" for n in (2, 4, 6, 7)]
     assert "± " in lines[0]
     assert lines[-1] == "training finished after iteration 7"
-    assert done.stderr == f"watching {directory}\n"
+    # It may be the first to need the test split, too.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("drawing glyphs")]
+    assert said == [f"watching {directory}"]
 
 
 def test_a_training_is_stopped_and_then_killed(
@@ -229,6 +231,20 @@ def test_a_row_cut_short_is_written_again(directory: Path) -> None:
     assert [json.loads(line)["iteration"] for line in [*whole, again]] == [2, 4, 6, 7]
     with pytest.raises(json.JSONDecodeError):
         json.loads(cut)
+
+
+@pytest.mark.parametrize("damage", ["[1]\n", '{"a": 1}\n', "3\n", "\xff\n", "garbage\n"])
+def test_damaged_rows_are_one_line_and_stay(damage: str, directory: Path) -> None:
+    assert command(directory) == 0
+    path = directory / "evaluations.jsonl"
+    *most, last_line = path.read_bytes().splitlines(keepends=True)
+    content = b"".join(most) + damage.encode("latin-1") + last_line
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        command(directory)
+    assert str(caught.value).startswith(f"{path}: line 4 is not a row")
+    assert len(str(caught.value).splitlines()) == 1
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "folder"])

@@ -52,6 +52,22 @@ def test_built_once_then_mapped(empty_cache):
     assert leftovers(empty_cache) == ["a.npy"]
 
 
+def test_who_builds_says_so_once(empty_cache, capfd):
+    for _ in range(2):
+        cached("x/a.npy", SHAPE, chunks, title="drawing lines (train)")
+    said = f"drawing lines (train), once: {empty_cache}/x/a.npy keeps it\n"
+    assert capfd.readouterr().err == said
+
+
+def test_a_terminal_shows_how_far_a_build_is(empty_cache, capfd, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    ticks = iter(range(0, 10**6, 10))
+    monkeypatch.setattr("tqdm.std.time", lambda: float(next(ticks)))
+    cached("x/a.npy", SHAPE, chunks, title="drawing lines (train)")
+    said = capfd.readouterr().err
+    assert "4/6" in said and "6/6" in said
+
+
 def test_processes_that_start_together_build_once(empty_cache, run_python, tmp_path):
     log = tmp_path / "builds"
     children = [run_python(CHILD, BUILDS=str(log)) for _ in range(4)]

@@ -198,7 +198,7 @@ def test_tensorboard(tmp_path: Path) -> None:
 def test_none_writes_nothing_beside_the_file(tmp_path: Path) -> None:
     train(sinusoid(logger="none"), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
-        "checkpoints", "config.yaml", "metrics.jsonl", "result.json", "status.json",
+        ".lock", "checkpoints", "config.yaml", "metrics.jsonl", "result.json", "status.json",
     }  # fmt: skip
 
 

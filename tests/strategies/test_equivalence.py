@@ -44,7 +44,7 @@ MODES = {
 # What a clock says, and what was sent.
 OF_THE_TOPOLOGY = (
     *("seconds", "tasks_per_second", "reduce_seconds", "server_seconds"),
-    *("wire_bytes", "dropped", "staleness"),
+    *("wire_bytes", "link_bytes", "dropped", "staleness"),
 )
 Tensors = dict[str, torch.Tensor]
 

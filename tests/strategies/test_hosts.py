@@ -17,9 +17,9 @@ from tests.runs import last, metrics
 from tests.strategies.test_equivalence import (
     SEVEN_TASKS,
     STRATEGIES,
-    Parameters,
+    Trained,
     assert_same,
-    parameters,
+    trained,
 )
 from tests.strategies.waiting import wait_for_iteration
 
@@ -34,23 +34,23 @@ def _permitted() -> None:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
+def local(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     run_dir = tmp_path_factory.mktemp("local")
     run_train([*SEVEN_TASKS, "--strategy", "local", "--run-dir", str(run_dir)], timeout=LIMIT_S)
-    return parameters(run_dir)
+    return trained(run_dir)
 
 
 @pytest.mark.parametrize("strategy", ["rpc chunk", "allreduce", "param-server rpc"])
-def test_torchrun_over_a_slow_lossy_link(local: Parameters, tmp_path: Path, strategy: str) -> None:
+def test_torchrun_over_a_slow_lossy_link(local: Trained, tmp_path: Path, strategy: str) -> None:
     """Two hosts, 5 ms and 1 % loss each way: what comes out is what one process computes."""
     args = ["train_maml.py", *SEVEN_TASKS, *STRATEGIES[strategy], "--run-dir", str(tmp_path)]
     with Network(2, delay_ms=5, loss=0.01) as network:
         print(network)
         run_together([network.torchrun(host, 1, args) for host in range(2)], LIMIT_S)
         # It took the link: the parameters there, the gradients back, three times.
-        least = 3 * sum(tensor.nbytes for tensor in local.values())
+        least = 3 * sum(tensor.nbytes for tensor in local.parameters.values())
         assert min(network.traffic(1)) > least
-    assert_same(parameters(tmp_path), local)
+    assert_same(trained(tmp_path), local)
 
 
 ALL = ["rpc chunk", "allreduce", "param-server rpc", "param-server collective"]
@@ -84,8 +84,8 @@ def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("strategy", ALL)
-def test_equals_local_on_three_hosts(local: Parameters, three_hosts: Path, strategy: str) -> None:
-    assert_same(parameters(three_hosts / strategy), local)
+def test_equals_local_on_three_hosts(local: Trained, three_hosts: Path, strategy: str) -> None:
+    assert_same(trained(three_hosts / strategy), local)
 
 
 @pytest.mark.parametrize("strategy", ALL)

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def command_line(
-    name: str, description: str | None, *, json: bool = True, plot: bool = False
+    name: str, description: str | None, *, record: bool = True, plot: bool = False
 ) -> argparse.ArgumentParser:
     """Return the parser of ``python -m benchmarks.<name>``, with the files that it writes."""
     parser = argparse.ArgumentParser(
@@ -22,7 +22,7 @@ def command_line(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if json:
+    if record:
         parser.add_argument("--json", type=new_file, help="write the records to this file")
     if plot:
         parser.add_argument("--plot", type=new_file, help="draw the records into this file")

@@ -163,7 +163,7 @@ def _three(x: float) -> str:
 
 def main() -> None:
     """Print the tables."""
-    parser = command_line("communication", __doc__, json=False)
+    parser = command_line("communication", __doc__, record=False)
     parser.add_argument("--workers", type=count, default=64)
     parser.add_argument("--share", type=positive, default=0.1, help="of the computing time")
     parser.add_argument("--gbits", type=positive, default=100, help="bandwidth, Gbit/s each way")

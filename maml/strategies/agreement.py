@@ -43,8 +43,6 @@ def agree(config: Config, world: World, device: torch.device) -> None:
         values["device type"] = device.type
     try:
         kept = launchers_store(world)
-    except WorkerLostError:
-        raise
     except (RuntimeError, ValueError) as error:
         where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         line = str(error).strip().splitlines()[0]

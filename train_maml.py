@@ -18,12 +18,15 @@ import sys
 from maml import allocator, turns
 from maml.cli import parse
 from maml.program import end_with_launcher, run_program
+from maml.world import World
 
 
 def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
     end_with_launcher()
     config = parse(arguments)
+    # Read again later; before TorchOpt is imported, which ends in a traceback where it cannot be.
+    World.from_environment()
     allocator.tune()
     turns.give_way()
     # Imported late: --help and a mistyped flag need no torch.

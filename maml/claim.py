@@ -33,6 +33,15 @@ class Claim:
         except (OSError, NotImplementedError):
             pass  # Not every shared folder has locks: there, nothing is known of others.
 
+    @staticmethod
+    def is_held(run_dir: Path) -> bool:
+        """Whether a process, this one included, has ``run_dir`` now."""
+        try:
+            Claim(run_dir).release()
+        except UserError:
+            return True
+        return False
+
     def release(self) -> None:
         """Give it back."""
         self._lock.release()

@@ -38,6 +38,12 @@ def most_threads() -> int:
     return 8 * (os.cpu_count() or 1)
 
 
+OF_A_HOST = (
+    "data_root", "device", "threads", "task_batch", "rpc_threads", "run_dir", "resume", "logger",
+)  # fmt: skip
+"""What a host has, and what rank 0 alone reads: may differ between processes; no result depends
+on it."""
+
 NOT_FEW_SHOT = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn")
 """Data sets of ``--learner supervised`` alone."""
 

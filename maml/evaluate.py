@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from maml import checkpoint, run_dir
 from maml.config import MOST, Config, most_threads
-from maml.distributed import World, choose_device, init_process
+from maml.distributed import choose_device, init_process
 from maml.errors import UserError
 from maml.inner import Params
 from maml.objectives import mean_and_ci95
@@ -34,6 +34,7 @@ from maml.strategies import Strategy
 from maml.strategies.local import Local
 from maml.watch import watch
 from maml.worker import Worker
+from maml.world import World
 
 SPLITS = ("train", "validation", "test")
 POLL, PATIENCE = 5.0, 3600.0

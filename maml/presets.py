@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from maml.config import Config
+from maml.config import OF_A_HOST, Config
 
 FINN = "MAML, Finn et al. 2017, arXiv:1703.03400"
 
@@ -182,6 +182,19 @@ def describe() -> str:
         published = f"{100 * config.published:.1f} %" if config.published is not None else ""
         lines.append(f"  {name:<{width}}  {published:>7}  {config.source}")
     return "\n".join(lines)
+
+
+def changed(config: Config) -> dict[str, Any]:
+    """Return the flags, by field, in which ``config`` is not its preset: none, and it is that row.
+
+    Left out are those of a host, and choices that the preset leaves to the program ("auto").
+    """
+    preset = dataclasses.asdict(PRESETS.get(config.preset, Config()))
+    return {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if value != preset[name] and preset[name] != "auto" and name not in OF_A_HOST
+    }
 
 
 def with_values(config: Config, **values: object) -> Config:

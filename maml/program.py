@@ -25,7 +25,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     ``main`` may return an exit code. Under torchrun every process meets the same bad input, and
     rank zero alone says it; another rank says what rank zero does not meet.
     """
-    speaks = os.environ.get("RANK", "0") == "0"
+    speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
     try:
         code = main(arguments)
     except _bad_input() as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import itertools
 import json
 import os
@@ -17,8 +18,10 @@ from typing import Any
 
 import yaml
 
+from maml.claim import Claim
 from maml.config import Config, from_values, user_path
 from maml.errors import UserError
+from maml.job import started_again, this_job
 
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
 PACKAGES = ("torch", "torchvision", "torchopt", "learn2learn", "numpy", "wandb")
@@ -27,14 +30,19 @@ PACKAGES = ("torch", "torchvision", "torchopt", "learn2learn", "numpy", "wandb")
 def choose(config: Config) -> Path:
     """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
 
+    Without the flag, a job that is started again goes on in the directory that it began.
+
     Raises:
         UserError: if the directory cannot be made or written, or its metrics.jsonl is damaged.
     """
+    begun = _begun_by_this_job(config) if config.run_dir is None else None
     default = f"runs/{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = Path(default) if config.run_dir is None else user_path("run_dir", config.run_dir)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if config.run_dir is None:
+        if begun is not None:
+            path = begun
+        elif config.run_dir is None:
             path = _make_new(path)
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -44,6 +52,21 @@ def choose(config: Config) -> Path:
     # Before anything there is changed: a run drops the rows after its beginning.
     read_rows(path / "metrics.jsonl")
     return path
+
+
+def _begun_by_this_job(config: Config) -> Path | None:
+    """Return the newest run that this command, in this job, has begun and not finished."""
+    job = this_job()
+    if job is None or config.resume != "auto":
+        return None
+    begun = []
+    for path in Path("runs").glob(f"{glob.escape(config.preset)}-*/config.yaml"):
+        last = (_starts(path, mentioning=job) or [{}])[-1]
+        finished = (read_status(path.parent) or {}).get("state") == "finished"
+        mine = last.get("job") == job and last.get("command") == sys.argv
+        if mine and (not finished or started_again()) and not Claim.is_held(path.parent):
+            begun.append(path)
+    return max(begun, key=lambda path: path.stat().st_mtime).parent if begun else None
 
 
 def _in_the_way(path: Path) -> str:
@@ -136,15 +159,61 @@ def _damaged(path: Path, number: int) -> UserError:
     )
 
 
-def write_config(run_dir: Path, config: Config) -> None:
-    """Write ``config.yaml``: every field resolved, with versions and the git commit."""
+def write_config(
+    run_dir: Path, config: Config, *, iteration: int = 0, processes: int = 1, device: str = "cpu"
+) -> None:
+    """Write ``config.yaml``: every field resolved, with versions and the git commit.
+
+    Those are of this start; ``starts`` tells of all starts, the last one at the end.
+
+    Args:
+        run_dir: The run directory.
+        config: The configuration.
+        iteration: Where this start began.
+        processes: How many of them there are, on all hosts.
+        device: What rank 0 computes on.
+    """
+    path = run_dir / "config.yaml"
+    commit = git_commit()
+    start = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "iteration": iteration,
+        "processes": processes,
+        "device": device,
+        "strategy": config.strategy,
+        "git_commit": commit,
+        "job": this_job(),
+        "command": sys.argv,
+    }
     content = {
         "config": dataclasses.asdict(config),
         "versions": {"python": platform.python_version(), **versions()},
-        "git_commit": git_commit(),
+        "git_commit": commit,
         "command": sys.argv,
+        "starts": [*_starts(path), start],
     }
-    write_text(run_dir / "config.yaml", yaml.safe_dump(content, sort_keys=False))
+    write_text(path, yaml.dump(content, Dumper=_Plain, sort_keys=False))
+
+
+class _Plain(yaml.SafeDumper):
+    """Says twice what is there twice, without anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _starts(path: Path, mentioning: str = "") -> list[dict[str, Any]]:
+    """Return the starts that a config.yaml tells of; none where it cannot be read.
+
+    ``mentioning``: a text without which there is nothing to find, as parsing takes its time.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = yaml.safe_load(text) if mentioning in text else None
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return []
+    starts = content.get("starts") if isinstance(content, dict) else None
+    return [start for start in starts or () if isinstance(start, dict)]
 
 
 def read_config(run_dir: Path) -> Config:

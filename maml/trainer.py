@@ -17,16 +17,17 @@ from tqdm import tqdm
 from maml import checkpoint, run_dir
 from maml.claim import Claim
 from maml.config import Config, flag
-from maml.distributed import World, choose_device, init_process
+from maml.distributed import choose_device, init_process
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
 from maml.inner import Params
 from maml.outer import OuterOptimizer
 from maml.plots import draw_curves
-from maml.presets import with_values
+from maml.presets import changed, with_values
 from maml.run_log import RunLog
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
+from maml.world import World
 
 MUST_MATCH = (
     "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
@@ -109,7 +110,13 @@ class _Run:
             self._restore(start)
         self.began_at = self.iteration
         if self.speaks:
-            run_dir.write_config(self.run_dir, self.config)
+            run_dir.write_config(
+                self.run_dir,
+                self.config,
+                iteration=self.iteration,
+                processes=strategy.world.size,
+                device=str(worker.device),
+            )
             if start is not None:
                 checkpoint.continue_from(self.run_dir, start, is_last=config.resume == "auto")
         self.log = RunLog(self.run_dir, self.config)
@@ -225,6 +232,7 @@ class _Run:
             "accuracy": None, "ci95": None, "tasks": config.test_tasks,
             "transductive": config.transductive, "non_transductive_accuracy": None,
             "preset": config.preset, "published": config.published, "source": config.source,
+            "changed": changed(config),
             "iterations": self.iteration, "seconds": self.seconds,
             "tasks_per_second": tasks_per_second,
         }  # fmt: skip

@@ -33,6 +33,7 @@ MARKER = "MAML_TEST_LAUNCH"
 _NOT_INHERITED = (
     "MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_DIR", "RANK", "WORLD_SIZE",
     "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
+    "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID",
 )  # fmt: skip
 # Processes may finish up for this long after the one that was started has ended.
 _AFTERLIFE_S = 10.0

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from maml import compiled
 from maml.compiled import Compiled, choose, stages
-from maml.distributed import World
 from maml.inner import OPTIMIZERS
 from maml.learners.base import OuterGradient
 from maml.presets import PRESETS, with_values
 from maml.strategies.rpc import Rpc, chunk_partitioner
 from maml.worker import Worker
+from maml.world import World
 from tests.launching import Completed, run_torchrun, run_train
 from tests.runs import glyphs, name_of, same, sinusoid
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml import evaluate as evaluation
 from maml.config import Config, most_threads
-from maml.distributed import World
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
 from maml.learners import build_learner
@@ -27,6 +26,7 @@ from maml.presets import with_values
 from maml.program import run_program
 from maml.strategies.local import Local
 from maml.worker import Worker
+from maml.world import World
 from tests.launching import run
 from tests.runs import glyphs, last, result, sinusoid, train
 

@@ -15,7 +15,7 @@ from tests.launching import REPO, run
 # From the ground up. A room may import from lower floors and from files of its own.
 FLOORS = (
     ("errors", "seeds", "allocator", "precision", "cuda_graph", "turns"),
-    ("config", "pulse", "ahead", "meeting", "claim"),
+    ("config", "pulse", "ahead", "meeting", "claim", "world", "job"),
     ("presets", "models", "objectives", "inner", "distributed", "compiled"),
     ("cli", "program", "derivatives", "layout", "classifiers"),
     ("rules", "networks", "outer"),

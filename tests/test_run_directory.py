@@ -127,6 +127,11 @@ def test_result(finished: Finished) -> None:
     assert contract <= found.keys()
     assert (found["tasks"], found["transductive"], found["preset"]) == (6, True, config.preset)
     assert found["published"] is config.published is None
+    # As given on top of the preset: with these, its published number is another experiment's.
+    changed = found["changed"]
+    assert (changed["iterations"], changed["test_tasks"]) == (5, 6)
+    assert ("ways" in changed) == (config.data == "glyphs")
+    assert {"dtype", "seed", "strategy", "run_dir", "logger"}.isdisjoint(changed)
     assert found["iterations"] == 5
     assert found["tasks_per_second"] == pytest.approx(
         5 * config.meta_batch_size / found["seconds"], rel=1e-9

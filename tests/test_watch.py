@@ -19,13 +19,13 @@ from maml import checkpoint, run_dir
 from maml import evaluate as evaluation
 from maml.checkpoint import numbered_checkpoint, numbered_checkpoints
 from maml.config import Config
-from maml.distributed import World
 from maml.errors import UserError
 from maml.evaluate import evaluate
 from maml.presets import with_values
 from maml.strategies.local import Local
 from maml.watch import SETTLE, watch
 from maml.worker import Worker
+from maml.world import World
 from tests.launching import TRAIN, start
 from tests.runs import as_flags, glyphs, last, sinusoid, supervised, train
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from maml.config import Config
-from maml.distributed import World
 from maml.errors import UserError
 from maml.strategies.allreduce import AllReduce
 from maml.strategies.base import Strategy
@@ -13,6 +12,7 @@ from maml.strategies.local import Local
 from maml.strategies.param_server import build_param_server
 from maml.strategies.rpc import Rpc
 from maml.worker import Worker
+from maml.world import World
 
 STRATEGIES: dict[str, Callable[[Config, World, Worker], Strategy]] = {
     "local": Local,

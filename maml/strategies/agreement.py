@@ -15,14 +15,10 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from maml.config import Config, flag
-from maml.distributed import World, launchers_store
+from maml.config import OF_A_HOST, Config, flag
+from maml.distributed import launchers_store
 from maml.errors import UserError, WorkerLostError
-
-OF_A_HOST = (
-    "data_root", "device", "threads", "task_batch", "rpc_threads", "run_dir", "resume", "logger",
-)  # fmt: skip
-"""Flags that may differ: what a host has, and what rank 0 alone reads."""
+from maml.world import World
 
 _agreements = itertools.count()
 

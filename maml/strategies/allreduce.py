@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import World
 from maml.errors import WorkerLostError
 from maml.inner import Params
 from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
+from maml.world import World
 
 T = TypeVar("T")
 

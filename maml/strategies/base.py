@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import StopRequest, World
+from maml.distributed import StopRequest
 from maml.inner import Params
 from maml.strategies.agreement import agree
 from maml.worker import Share, Worker
+from maml.world import World
 
 T = TypeVar("T")
 

@@ -13,11 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import Groups, World, collective_world, init_process
+from maml.distributed import Groups, collective_world, init_process
 from maml.errors import WorkerLostError
 from maml.strategies.base import Strategy
 from maml.strategies.packing import Packing
 from maml.worker import Worker
+from maml.world import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

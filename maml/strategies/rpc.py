@@ -25,7 +25,7 @@ import torchopt.distributed as todist
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import World, init_process, left_rpc, rpc_world
+from maml.distributed import init_process, left_rpc, rpc_world
 from maml.errors import WorkerLostError
 from maml.inner import Params
 from maml.strategies.attendance import answering, heed, wait_for
@@ -34,6 +34,7 @@ from maml.strategies.outer_loss import OuterLoss
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
+from maml.world import World
 
 YIELD = 0.0005
 """Seconds that sending a call takes the transport's threads."""

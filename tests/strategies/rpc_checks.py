@@ -20,7 +20,6 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 import maml.strategies.rpc as rpc_module
 from maml.config import Config
-from maml.distributed import World
 from maml.errors import WorkerLostError
 from maml.inner import Params
 from maml.presets import PRESETS
@@ -29,6 +28,7 @@ from maml.strategies.local import Local
 from maml.strategies.reference import Reference
 from maml.strategies.rpc import Rpc
 from maml.worker import Worker
+from maml.world import World
 
 IDS = torch.arange(24)
 

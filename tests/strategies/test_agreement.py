@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from maml.strategies.agreement import OF_A_HOST
+from maml.config import OF_A_HOST
 from maml.trainer import MUST_MATCH
 from tests.launching import TRAIN, run_train, start, start_ranks
 from tests.runs import metrics
@@ -77,6 +77,7 @@ def test_what_decides_the_result_must_agree() -> None:
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 in the environment, but no RANK"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2 in the environment, but no MASTER_ADDR"),
         ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 .*1 to 1"),
+        ({"RANK": "x"}, "RANK=x .*must be a number"),
     ],
 )
 def test_a_job_scripts_environment(env: dict[str, str], says: str, tmp_path: Path) -> None:

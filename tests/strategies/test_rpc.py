@@ -66,6 +66,7 @@ def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
     script.write_text(
         "import os, sys, time\n"
         "import maml.distributed as d\n"
+        "from maml.world import World\n"
         "from maml.program import run_program\n"
         "import train_maml\n"
         "if os.environ['RANK'] == '1':\n"
@@ -73,7 +74,7 @@ def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
         "    def slowly(**kwargs):\n"
         "        shutdown(**kwargs)\n"
         "        time.sleep(2)\n"
-        "        d.launchers_store(d.World.from_environment()).add('still there', 1)\n"
+        "        d.launchers_store(World.from_environment()).add('still there', 1)\n"
         "    d.rpc.shutdown = slowly\n"
         "run_program(train_maml.main, sys.argv[1:])\n"
     )

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from maml.distributed import World
 from maml.errors import UserError, WorkerLostError
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.worker import Share, Worker
+from maml.world import World
 from tests.runs import sinusoid
 
 IDS = torch.arange(7)

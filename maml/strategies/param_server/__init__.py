@@ -7,11 +7,11 @@ call the model where it is, ``over_collectives`` the synchronous server without 
 from __future__ import annotations
 
 from maml.config import Config
-from maml.distributed import World
 from maml.strategies.base import Strategy
 from maml.strategies.param_server.over_collectives import CollectiveServer
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.worker import Worker
+from maml.world import World
 
 
 def build_param_server(config: Config, world: World, worker: Worker) -> Strategy:

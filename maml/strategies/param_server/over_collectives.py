@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import World
 from maml.errors import UserError
 from maml.inner import Params
 from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
+from maml.world import World
 
 FINISH, TRAIN, EVALUATE = range(3)
 SPLITS = ("train", "validation", "test")

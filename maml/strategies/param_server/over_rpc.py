@@ -27,7 +27,7 @@ from torch.futures import Future
 
 from datasets.errors import DataError
 from maml.config import Config
-from maml.distributed import GOODBYE, World, init_process, leave_rpc, rpc_world
+from maml.distributed import GOODBYE, init_process, leave_rpc, rpc_world
 from maml.errors import UserError, WorkerLostError
 from maml.inner import Params
 from maml.strategies.attendance import answering, heed, wait_for
@@ -37,6 +37,7 @@ from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
 from maml.worker import Share, Worker
+from maml.world import World
 
 _inbox: Inbox | None = None
 _farewell: Farewell | None = None

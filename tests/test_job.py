@@ -1,0 +1,128 @@
+"""A job that is started again, without a --run-dir, goes on in the directory that it began."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from maml import run_dir
+from maml.claim import Claim
+from tests.launching import REPO, start
+from tests.runs import as_flags, last, metrics, sinusoid
+
+STARTERS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_RESTART_COUNT")  # fmt: skip
+
+
+def test_a_requeued_job_goes_on(tmp_path: Path) -> None:
+    """Preempted, then started again by the scheduler with the same script."""
+    flags = as_flags(sinusoid(iterations=10**9))
+    command = [sys.executable, str(REPO / "train_maml.py"), *flags]
+    for count in (1, 2):
+        env = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(count - 1)}
+        launched = start(command, env=env, cwd=tmp_path)
+        deadline = time.monotonic() + 60
+        while not [path for path in tmp_path.glob("runs/*/metrics.jsonl") if _starts(path) == count
+                   and len(path.read_text().splitlines()) > 20 * count]:  # fmt: skip
+            assert launched.process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        launched.process.send_signal(signal.SIGTERM)
+        launched.wait(60, expect=143)
+    (directory,) = (tmp_path / "runs").iterdir()
+    reached = last(directory)["iteration"]
+    assert [row["iteration"] for row in metrics(directory)] == list(range(1, reached + 1))
+    first, second = yaml.safe_load((directory / "config.yaml").read_text())["starts"]
+    assert first["iteration"] == 0 < second["iteration"] < reached
+    assert first["job"] == second["job"] == "slurm 7"
+    assert second["processes"] == 1 and second["device"] == "cpu"
+    assert second["command"] == [str(REPO / "train_maml.py"), *flags]
+
+
+def _starts(rows: Path) -> int:
+    return len(yaml.safe_load((rows.parent / "config.yaml").read_text())["starts"])
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a run that was stopped, begun by this process as torchrun's job "a"."""
+    monkeypatch.chdir(tmp_path)
+    for name in STARTERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    directory = run_dir.choose(sinusoid())
+    run_dir.write_config(directory, sinusoid())
+    run_dir.write_status(directory, "stopped", 1, 0, sinusoid())
+    return directory
+
+
+def test_the_same_start_again(begun: Path) -> None:
+    assert run_dir.choose(sinusoid()) == begun
+
+
+def test_two_were_begun(begun: Path) -> None:
+    """The newest: an older one was given up."""
+    claim = Claim(begun)
+    newer = run_dir.choose(sinusoid())
+    claim.release()
+    assert newer != begun
+    time.sleep(0.01)
+    run_dir.write_config(newer, sinusoid())
+    assert run_dir.choose(sinusoid()) == newer
+
+
+def test_a_finished_one_only_if_it_failed_afterwards(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job's name may be used again: torchrun's is what the user has typed."""
+    run_dir.write_status(begun, "finished", 2, 0, sinusoid())
+    assert run_dir.choose(sinusoid()) != begun
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert run_dir.choose(sinusoid()) == begun
+
+
+def _other_job(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("TORCHELASTIC_RUN_ID", "b")
+
+
+def _within_another_job(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("SLURM_JOB_ID", "8")
+
+
+def _no_job(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.delenv("TORCHELASTIC_RUN_ID")
+
+
+def _unnamed_job(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    """What torchrun calls all jobs without a --rdzv-id; they are different ones."""
+    patch.setenv("TORCHELASTIC_RUN_ID", "none")
+    run_dir.write_config(begun, sinusoid())
+
+
+def _other_command(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sys, "argv", [*sys.argv, "--seed", "1"])
+
+
+def _damaged(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    (begun / "config.yaml").write_text("starts: [torchrun a")
+
+
+@pytest.mark.parametrize(
+    "otherwise", [_other_job, _within_another_job, _no_job, _unnamed_job, _other_command, _damaged]
+)
+def test_otherwise_a_new_one(
+    otherwise: Callable[[Path, pytest.MonkeyPatch], None],
+    begun: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    otherwise(begun, monkeypatch)
+    assert run_dir.choose(sinusoid()) != begun
+
+
+def test_never_means_never(begun: Path) -> None:
+    assert run_dir.choose(sinusoid(resume="never")) != begun

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import tyro
 
+from maml.checks import check
 from maml.config import Config, user_path
 from maml.errors import UserError
 from maml.presets import PRESETS, describe, with_values
@@ -44,7 +45,7 @@ def parse(arguments: Sequence[str]) -> Config:
             config = tyro.cli(Config, default=PRESETS[name], args=flags, prog=USAGE)
     except SystemExit as stop:
         raise UserError(_one_line(output.getvalue())) from stop
-    config.check(PRESETS[name])
+    check(config, PRESETS[name])
     data_root = user_path("data_root", config.data_root).absolute()
     return with_values(config, data_root=str(data_root))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,28 +23,18 @@ def default_data_root() -> str:
     return str(Path(root).expanduser().absolute())
 
 
-MOST = 2**31 - 1
-"""What is counted is at most this: beyond, some library's int32 overflows, far from the flag."""
-MOST_SEED = 2**63 - 1
-MOST_SECONDS = 2_000_000
-"""RPC keeps a time limit as int32 milliseconds."""
-MOST_RPC_THREADS = 4096
-"""They are all started at once."""
-
-
-def most_threads() -> int:
-    """Return the most computing threads: with more, OpenMP crashes or crawls on this machine."""
-    return 8 * (os.cpu_count() or 1)
-
+MUST_MATCH = (
+    "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
+    "meta_lr", "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
+    "grad_clip", "meta_optimizer", "meta_momentum", "batch_size", "precision",
+)  # fmt: skip
+"""What a resumed run must share with its beginning to be the same run."""
 
 OF_A_HOST = (
     "data_root", "device", "threads", "task_batch", "rpc_threads", "run_dir", "resume", "logger",
 )  # fmt: skip
 """What a host has, and what rank 0 alone reads: may differ between processes; no result depends
 on it."""
-
-NOT_FEW_SHOT = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn")
-"""Data sets of ``--learner supervised`` alone."""
 
 
 @dataclass(frozen=True)
@@ -181,149 +170,6 @@ class Config:
     """Iterations between rows of metrics.jsonl."""
     logger: Literal["wandb", "tensorboard", "none"] = "wandb"
     """Where the numbers go beside metrics.jsonl; wandb runs offline when there is no key."""
-
-    def check(self, preset: Config | None = None) -> None:
-        """Raise `UserError` naming the first flag whose value cannot work, or has no effect.
-
-        Args:
-            preset: What the flags were given on top of: what it has itself may have no effect. By
-                default, nothing was given.
-        """
-        self.check_values()
-        # Not among those: a run directory may have been made on a machine of more cores.
-        if self.threads is not None and self.threads > most_threads():
-            raise UserError(
-                f"--threads must be at most {most_threads()}, 8 for each core of this machine, "
-                f"not {self.threads}"
-            )
-        if preset is not None:
-            self._check_read(preset)
-
-    def check_values(self) -> None:
-        """Raise `UserError` naming the first flag whose value cannot work on any machine."""
-        for name in ("data_root", "run_dir", "resume", "device"):
-            if getattr(self, name) == "":
-                raise UserError(f'{flag(name)} "": empty; was a shell variable not set?')
-        at_least = {
-            "filters": 1,
-            "ways": 1,
-            "shots": 1,
-            "queries": 1,
-            "eval_queries": 1,
-            "inner_steps": 0,
-            "eval_inner_steps": 0,
-            "batch_size": 1,
-            "iterations": 0,
-            "epochs": 1,
-            "meta_batch_size": 1,
-            "rpc_threads": 2,
-            "threads": 1,
-            "task_batch": 1,
-            "check_every": 0,
-            "ps_max_staleness": 0,
-            "ps_backup_workers": 0,
-            "eval_every": 0,
-            "eval_tasks": 1,
-            "test_tasks": 0,
-            "checkpoint_every": 1,
-            "keep_checkpoints": 1,
-            "log_every": 1,
-            "seed": 0,
-        }
-        at_most = dict.fromkeys(at_least, MOST)
-        at_most |= {"seed": MOST_SEED, "rpc_threads": MOST_RPC_THREADS, "timeout": MOST_SECONDS}
-        for name, least in at_least.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{flag(name)} must be at least {least}, not {value}")
-        for name in ("inner_lr", "meta_lr", "timeout", "grad_clip"):
-            value = getattr(self, name)
-            # `not` a chain of `<` rather than `<=`: nan must fail too.
-            if value is not None and not 0 < value < math.inf:
-                raise UserError(f"{flag(name)} must be positive and finite, not {value}")
-        for name, most in at_most.items():
-            value = getattr(self, name)
-            if value is not None and value > most:
-                raise UserError(f"{flag(name)} must be at most {most}, not {value}")
-        self._check_combinations()
-
-    def _check_read(self, preset: Config) -> None:
-        """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
-        of_server = ("ps_mode", "ps_transport", "ps_forward")
-        of_few_shot = (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
-            "queries", "eval_queries",
-        )  # fmt: skip
-        readers: dict[str, tuple[str, tuple[str, ...]]] = {
-            "partition": ("strategy", ("auto", "rpc")),
-            "check_every": ("strategy", ("allreduce",)),
-            **dict.fromkeys(of_server, ("strategy", ("param-server",))),
-            "ps_max_staleness": ("ps_mode", ("async",)),
-            "ps_backup_workers": ("ps_mode", ("backup",)),
-            **dict.fromkeys(of_few_shot, ("learner", ("maml",))),
-            "batch_size": ("learner", ("supervised",)),
-            "filters": ("network", ("conv4-pool", "conv4")),
-            "omniglot_split": ("data", ("omniglot",)),
-        }
-        for name, (chooser, values) in readers.items():
-            value, chosen = getattr(self, name), getattr(self, chooser)
-            if value != getattr(preset, name) and chosen not in values:
-                raise UserError(
-                    f"{flag(name)} {value} is for {flag(chooser)} {values[-1]}, not {chosen}"
-                )
-        if self.ways != preset.ways and self.data == "sinusoid":
-            raise UserError(f"--ways {self.ways}: --data sinusoid has no classes")
-        if self.epochs is not None and self.iterations != preset.iterations:
-            raise UserError(
-                f"--epochs {self.epochs} and --iterations {self.iterations}: each says how long to "
-                "train; give one of them"
-            )
-
-    def _check_combinations(self) -> None:
-        """Raise `UserError` for values that cannot work together."""
-        supervised = self.learner == "supervised"
-        if self.epochs is not None and not supervised:
-            raise UserError(
-                f"--epochs {self.epochs}: few-shot tasks never end; give --learner {self.learner} "
-                "--iterations"
-            )
-        if self.data in NOT_FEW_SHOT and not supervised:
-            raise UserError(
-                f"--data {self.data}: --learner {self.learner} learns from few-shot data sets; "
-                "--learner supervised learns this one"
-            )
-        if supervised and self.data == "sinusoid":
-            raise UserError("--data sinusoid: --learner supervised learns to classify")
-        if supervised and self.data == "miniimagenet":
-            raise UserError(
-                "--data miniimagenet: its splits share no class, for few-shot tasks alone; "
-                "--learner supervised tests on the classes it learned"
-            )
-        if (self.data == "sinusoid") != (self.network == "mlp"):
-            raise UserError(f"--network {self.network} cannot learn --data {self.data}")
-        if self.kernels == "native" and self.meta_gradient == "reverse":
-            raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
-        if not 0 <= self.meta_momentum < 1:
-            raise UserError(f"--meta-momentum must be in [0, 1), not {self.meta_momentum}")
-        if self.meta_momentum and self.meta_optimizer != "sgd":
-            raise UserError(f"--meta-momentum: --meta-optimizer {self.meta_optimizer} has none")
-        if self.ps_transport == "collective":
-            for name, only in (("ps_mode", "sync"), ("ps_forward", "local")):
-                if getattr(self, name) != only:
-                    raise UserError(
-                        f"{flag(name)} {getattr(self, name)} needs --ps-transport rpc: "
-                        f"collectives serve {flag(name)} {only} alone"
-                    )
-        if supervised:
-            for name, served in (("kernels", "native"), ("meta_gradient", "mixed")):
-                if getattr(self, name) == served:
-                    raise UserError(f"{flag(name)} {served}: for learners with an inner loop")
-        if self.precision != "float32" and self.dtype != "float32":
-            raise UserError(f"--precision {self.precision} needs --dtype float32, not {self.dtype}")
-        if self.kernels == "native" and self.precision == "bf16":
-            raise UserError("--kernels native: they compute in float32, not in --precision bf16")
-        if self.kernels == "native" and self.compile == "on":
-            raise UserError("--compile on: with --kernels native nothing is left to compile")
 
 
 def from_values(values: dict[str, Any]) -> Config:

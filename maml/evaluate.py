@@ -24,7 +24,8 @@ import torch
 from tqdm import tqdm
 
 from maml import checkpoint, run_dir
-from maml.config import MOST, Config, most_threads
+from maml.checks import MOST, most_threads
+from maml.config import Config
 from maml.distributed import choose_device, init_process
 from maml.errors import UserError
 from maml.inner import Params

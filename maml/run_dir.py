@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from maml.checks import check_values
 from maml.claim import Claim
 from maml.config import Config, from_values, user_path
 from maml.errors import UserError
@@ -229,7 +230,7 @@ def read_config(run_dir: Path) -> Config:
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise UserError("damaged or empty: no mapping of values called config")
         config = from_values(content["config"])
-        config.check_values()
+        check_values(config)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a run directory") from error
     except (yaml.YAMLError, ValueError, RecursionError, UserError) as error:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from maml import checkpoint, run_dir
 from maml.claim import Claim
-from maml.config import Config, flag
+from maml.config import MUST_MATCH, Config, flag
 from maml.distributed import choose_device, init_process
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
@@ -28,13 +28,6 @@ from maml.run_log import RunLog
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 from maml.world import World
-
-MUST_MATCH = (
-    "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
-    "meta_lr", "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
-    "grad_clip", "meta_optimizer", "meta_momentum", "batch_size", "precision",
-)  # fmt: skip
-"""What a resumed run must share with its beginning to be the same run."""
 
 
 class Trainer:

@@ -19,8 +19,9 @@ import torch
 
 from datasets.cache import default_data_root
 from datasets.errors import DataError
+from maml.checks import NOT_FEW_SHOT
 from maml.cli import parse
-from maml.config import NOT_FEW_SHOT, Config, flag
+from maml.config import Config, flag
 from maml.errors import UserError
 from maml.presets import PRESETS
 from maml.program import run_program

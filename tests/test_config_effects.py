@@ -171,7 +171,7 @@ def test_every_field_is_looked_at() -> None:
 
 def test_a_resumed_run_must_share_what_it_trains_with() -> None:
     """Each field that changes the parameters is compared, but for how long it trains."""
-    from maml.trainer import MUST_MATCH
+    from maml.config import MUST_MATCH
 
     assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations", "epochs"} <= set(MUST_MATCH)
     by_themselves = {"data", "network", "learner", "omniglot_split", "meta_momentum", "precision"}

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml import evaluate as evaluation
-from maml.config import Config, most_threads
+from maml.checks import most_threads
+from maml.config import Config
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
 from maml.learners import build_learner

@@ -16,7 +16,7 @@ from tests.launching import REPO, run
 FLOORS = (
     ("errors", "seeds", "allocator", "precision", "cuda_graph", "turns"),
     ("config", "pulse", "ahead", "meeting", "claim", "world", "job"),
-    ("presets", "models", "objectives", "inner", "distributed", "compiled"),
+    ("presets", "checks", "models", "objectives", "inner", "distributed", "compiled"),
     ("cli", "program", "derivatives", "layout", "classifiers"),
     ("rules", "networks", "outer"),
     ("mixed", "kernels"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from maml.checks import check
 from maml.config import Config
 from maml.presets import PRESETS, describe
 
@@ -46,7 +47,7 @@ def test_a_name_says_what_the_preset_is(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_works_as_it_is_and_names_its_source(name: str) -> None:
     config = PRESETS[name]
-    config.check()
+    check(config)
     assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d{4}/\S+", config.source)
     assert config.published is None or 0.5 < config.published < 1
     listed = [line for line in describe().splitlines() if name in line.split()]

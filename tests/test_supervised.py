@@ -11,8 +11,9 @@ from typing import get_args, get_type_hints
 import pytest
 
 from datasets import EXAMPLE_OPENERS, OPENERS
+from maml.checks import NOT_FEW_SHOT
 from maml.classifiers import RESNETS, VGGS
-from maml.config import NOT_FEW_SHOT, Config
+from maml.config import Config
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
 from maml.learners import LEARNERS

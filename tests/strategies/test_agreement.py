@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from maml.config import OF_A_HOST
-from maml.trainer import MUST_MATCH
+from maml.config import MUST_MATCH, OF_A_HOST
 from tests.launching import TRAIN, run_train, start, start_ranks
 from tests.runs import metrics
 

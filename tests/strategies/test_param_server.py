@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from maml.checks import check
 from maml.config import Config
 from maml.errors import UserError
 from tests.launching import run, run_torchrun, run_train, start, start_ranks, torchrun
@@ -201,4 +202,4 @@ def test_needs_two_processes(tmp_path: Path) -> None:
 def test_collectives_are_synchronous(values: dict[str, str], message: str) -> None:
     config: Config = sinusoid(strategy="param-server", ps_transport="collective", **values)
     with pytest.raises(UserError, match=message):
-        config.check()
+        check(config)

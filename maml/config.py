@@ -30,6 +30,12 @@ MUST_MATCH = (
 )  # fmt: skip
 """What a resumed run must share with its beginning to be the same run."""
 
+OF_THE_RESULT = (
+    "iterations", "epochs", "eval_inner_steps", "eval_queries", "test_tasks", "transductive",
+    "ps_mode", "ps_max_staleness", "ps_backup_workers",
+)  # fmt: skip
+"""What else a result depends on; a resumed run may have it otherwise."""
+
 OF_A_HOST = (
     "data_root", "device", "threads", "task_batch", "rpc_threads", "run_dir", "resume", "logger",
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from maml.config import OF_A_HOST, Config
+from maml.config import MUST_MATCH, OF_THE_RESULT, Config
 
 FINN = "MAML, Finn et al. 2017, arXiv:1703.03400"
 
@@ -185,15 +185,12 @@ def describe() -> str:
 
 
 def changed(config: Config) -> dict[str, Any]:
-    """Return the flags, by field, in which ``config`` is not its preset: none, and it is that row.
-
-    Left out are those of a host, and choices that the preset leaves to the program ("auto").
-    """
-    preset = dataclasses.asdict(PRESETS.get(config.preset, Config()))
+    """Return the fields, and their values, that make another experiment of a preset."""
+    preset = PRESETS.get(config.preset, Config())
     return {
-        name: value
-        for name, value in dataclasses.asdict(config).items()
-        if value != preset[name] and preset[name] != "auto" and name not in OF_A_HOST
+        name: getattr(config, name)
+        for name in (*MUST_MATCH, *OF_THE_RESULT)
+        if getattr(config, name) != getattr(preset, name)
     }
 
 

@@ -12,7 +12,7 @@ import torch
 
 from maml import checkpoint
 from maml.cli import parse
-from maml.config import Config
+from maml.config import MUST_MATCH, OF_A_HOST, OF_THE_RESULT, Config
 from maml.inner import OPTIMIZERS
 from maml.presets import with_values
 from maml.trainer import Trainer
@@ -171,12 +171,21 @@ def test_every_field_is_looked_at() -> None:
 
 def test_a_resumed_run_must_share_what_it_trains_with() -> None:
     """Each field that changes the parameters is compared, but for how long it trains."""
-    from maml.config import MUST_MATCH
-
     assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations", "epochs"} <= set(MUST_MATCH)
     by_themselves = {"data", "network", "learner", "omniglot_split", "meta_momentum", "precision"}
     assert by_themselves <= set(MUST_MATCH)
     assert set(MUST_MATCH).isdisjoint(name for name, _ in TRAINS_THE_SAME)
+
+
+def test_every_field_is_of_one_kind() -> None:
+    """What is compared, what result.json tells when it is changed, what may differ by process."""
+    of_the_way = [
+        "preset", "source", "published", "meta_gradient", "kernels", "compile", "strategy",
+        "partition", "timeout", "check_every", "ps_transport", "ps_forward", "eval_every",
+        "eval_tasks", "checkpoint_every", "keep_checkpoints", "log_every",
+    ]  # fmt: skip
+    kinds = [*MUST_MATCH, *OF_THE_RESULT, *OF_A_HOST, *of_the_way]
+    assert sorted(kinds) == sorted(field.name for field in dataclasses.fields(Config))
 
 
 # ---- what the others do -----------------------------------------------------------------------

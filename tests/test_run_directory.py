@@ -131,7 +131,7 @@ def test_result(finished: Finished) -> None:
     changed = found["changed"]
     assert (changed["iterations"], changed["test_tasks"]) == (5, 6)
     assert ("ways" in changed) == (config.data == "glyphs")
-    assert {"dtype", "seed", "strategy", "run_dir", "logger"}.isdisjoint(changed)
+    assert {"dtype", "seed", "strategy", "run_dir", "log_every"}.isdisjoint(changed)
     assert found["iterations"] == 5
     assert found["tasks_per_second"] == pytest.approx(
         5 * config.meta_batch_size / found["seconds"], rel=1e-9

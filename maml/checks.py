@@ -106,7 +106,7 @@ def _check_read(config: Config, preset: Config) -> None:
         **dict.fromkeys(of_server, ("strategy", ("param-server",))),
         "ps_max_staleness": ("ps_mode", ("async",)),
         "ps_backup_workers": ("ps_mode", ("backup",)),
-        **dict.fromkeys(of_few_shot, ("learner", ("maml",))),
+        **dict.fromkeys(of_few_shot, ("learner", ("anil", "metasgd", "maml"))),
         "batch_size": ("learner", ("supervised",)),
         "filters": ("network", ("conv4-pool", "conv4")),
         "omniglot_split": ("data", ("omniglot",)),
@@ -134,6 +134,8 @@ def _check_combinations(config: Config) -> None:
             f"--epochs {config.epochs}: few-shot tasks never end; give --learner {config.learner} "
             "--iterations"
         )
+    if config.learner == "metasgd" and not config.inner_steps:
+        raise UserError("--inner-steps 0: --learner metasgd would have no use for its rates")
     if config.data in NOT_FEW_SHOT and not supervised:
         raise UserError(
             f"--data {config.data}: --learner {config.learner} learns from few-shot data sets; "

@@ -48,6 +48,8 @@ class LeNet(nn.Module):
     linear output in place of scaled tanh, trained averages and radial basis functions.
     """
 
+    head_prefix = "fc3."
+
     def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
         super().__init__()
         channels, height, width = image_shape
@@ -86,6 +88,8 @@ class ResNet(nn.Module):
     For images up to 64 pixels the first convolution is 3×3 of stride 1, and no pooling follows, as
     in the paper's CIFAR networks (section 4.2): the usual stem would leave a 32×32 image 8×8.
     """
+
+    head_prefix = "layers.fc."
 
     def __init__(self, name: str, image_shape: tuple[int, int, int], ways: int) -> None:
         # Imported late: it is heavy, and most networks here do without.
@@ -139,6 +143,8 @@ class VGG(nn.Module):
     than it has (a 32×32 image leaves one): copies of a cell would only multiply the first matrix,
     by 49. Images smaller than 32×32 are framed with zeros: five poolings would leave none of them.
     """
+
+    head_prefix = "classifier.2."
 
     def __init__(self, name: str, image_shape: tuple[int, int, int], ways: int) -> None:
         # Imported late: it is heavy, and most networks here do without.

@@ -53,8 +53,9 @@ class Config:
     published: Suppress[float | None] = None
 
     # ---- learner ----------------------------------------------------------------------------
-    learner: Literal["maml", "supervised"] = "maml"
-    """What a task's outer loss is; supervised: a task is a mini-batch, without an inner loop."""
+    learner: Literal["maml", "anil", "metasgd", "supervised"] = "maml"
+    """What a task's outer loss is: maml; anil: adapts the output layer alone; metasgd: learns a
+    rate for each weight; supervised: a task is a mini-batch, without an inner loop."""
     network: Literal[
         "conv4", "conv4-pool", "mlp", "lenet",
         "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
@@ -65,7 +66,7 @@ class Config:
     filters: int = 64
     """conv4 and conv4-pool: channels of each of the network's convolutions."""
     inner_lr: float = 0.4
-    """Inner-loop learning rate, on the mean loss over the support set."""
+    """Inner-loop learning rate, on the mean loss over the support set; metasgd: to begin with."""
     inner_steps: int = 1
     """Inner-loop steps while training."""
     eval_inner_steps: int = 3

@@ -5,7 +5,7 @@ Everything here is written for one task and is pure; ``torch.func.vmap`` batches
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -57,6 +57,7 @@ def adapt(
     optimizer: Optimizer,
     steps: int,
     order: str = "second",
+    rates: Sequence[Params] | None = None,
 ) -> Params:
     """Take ``steps`` optimizer steps down ``loss`` from ``params``.
 
@@ -67,19 +68,26 @@ def adapt(
         steps: Inner-loop steps; 0 returns ``params``.
         order: "second" differentiates through the gradients (arXiv:1703.03400, equation 1);
             "first" takes them as constants (section 5.2, first-order approximation).
+        rates: For each step, what the optimizer's updates are multiplied by, ``{name: […]}`` that
+            broadcasts against the parameter; those without a rate, the same ones at every step, are
+            not adapted. None: all are, by the updates themselves.
 
     Returns:
-        The adapted parameters, differentiable with respect to ``params``.
+        The adapted parameters, differentiable with respect to ``params`` and ``rates``.
     """
     state = None
-    for _ in range(steps):
-        gradients = torch.func.grad(loss)(params)
+    for step in range(steps):
+        fixed = params
+        moving = params if rates is None else {name: params[name] for name in rates[step]}
+        gradients = torch.func.grad(lambda moving, fixed=fixed: loss(fixed | moving))(moving)
         if order == "first":
             gradients = {name: gradient.detach() for name, gradient in gradients.items()}
         if state is None:
             # From gradients, not from params: inside vmap the state must have the task dimension
             # that gradients have and shared initial parameters lack (it is updated in place).
             state = optimizer.init(gradients)
-        updates, state = optimizer.update(gradients, state, params=params, inplace=False)
-        params = torchopt.apply_updates(params, updates, inplace=False)
+        updates, state = optimizer.update(gradients, state, params=moving, inplace=False)
+        if rates is not None:
+            updates = {name: rates[step][name] * update for name, update in updates.items()}
+        params = fixed | torchopt.apply_updates(moving, updates, inplace=False)
     return params

@@ -1,6 +1,7 @@
 """MAML's networks, as modules whose batch statistics are explicit.
 
-A network maps ``(x, statistics)`` to ``(outputs, statistics)``: where ``statistics`` is None, every
+A network, whose output layer's parameters have names that begin with its ``head_prefix``, maps
+``(x, statistics)`` to ``(outputs, statistics)``: where ``statistics`` is None, every
 normalisation uses those of the batch at hand, and returns them; where it is given, they are used
 as they are. No running buffer exists, so nothing is shared between tasks, and an evaluator may
 normalise a query set with the statistics of the support set.
@@ -79,6 +80,8 @@ class Conv4(nn.Module):
     """
 
     blocks_n = 4
+    head_prefix = "head."
+    """Of the names of the output layer's parameters."""
 
     def __init__(
         self, image_shape: tuple[int, int, int], ways: int, *, filters: int, pool: bool
@@ -109,6 +112,8 @@ class Conv4(nn.Module):
 
 class MLP(nn.Module):
     """MAML's regression network (arXiv:1703.03400, section 5.1): two hidden layers of 40, ReLU."""
+
+    head_prefix = "layers.2."
 
     def __init__(self, hidden: int = 40) -> None:
         super().__init__()

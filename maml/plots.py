@@ -6,8 +6,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+from datasets.tasks import Task
 from maml.config import Config
-from maml.inner import OPTIMIZERS, Params, adapt
+from maml.inner import Params
 from maml.run_dir import write_bytes
 from maml.run_log import Row, read_metrics
 from maml.worker import Worker
@@ -94,10 +95,10 @@ def _adapted_curve(axis: Any, worker: Worker, result: dict[str, Any], meta_param
     """Draw one test sinusoid before and after 1 and 5 inner steps (Finn et al., figure 2)."""
     import torch
 
-    config, learner = worker.config, worker.learner
+    learner = worker.learner
     task = worker.evaluation("test").tasks(torch.arange(1))
     support_x, support_y = task.support_x[0], task.support_y[0]
-    weights = {name: tensor.cpu() for name, tensor in learner.network_weights(meta_params).items()}
+    params = {name: tensor.cpu() for name, tensor in meta_params.items()}
     x = torch.linspace(-5, 5, 201, dtype=worker.dtype)[:, None]
     styles = {
         0: ("before adapting", GREY, ":"),
@@ -105,13 +106,7 @@ def _adapted_curve(axis: Any, worker: Worker, result: dict[str, Any], meta_param
         5: ("5 steps", BLUE, "-"),
     }
     for steps, (label, color, style) in styles.items():
-        adapted = adapt(
-            lambda w: learner.objective.loss(learner.call_network(w, support_x)[0], support_y),
-            weights,
-            optimizer=OPTIMIZERS[config.inner_optimizer](config.inner_lr),
-            steps=steps,
-            order="first",
-        )
+        adapted = learner.adapted(params, Task(*(tensor[0] for tensor in task)), steps)
         y = learner.call_network(adapted, x)[0].detach()
         axis.plot(x[:, 0], y[:, 0], color=color, linestyle=style, label=label)
     order = task.query_x[0, :, 0].argsort()

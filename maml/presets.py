@@ -8,16 +8,21 @@ from typing import Any
 from maml.config import MUST_MATCH, OF_THE_RESULT, Config
 
 FINN = "MAML, Finn et al. 2017, arXiv:1703.03400"
+RAGHU = "ANIL, Raghu et al. 2020, arXiv:1909.09157"
+LI = "Meta-SGD, Li et al. 2017, arXiv:1707.09835"
 
 
-def _maml_omniglot(ways: int, shots: int, published: float) -> Config:
+def _omniglot(
+    ways: int, shots: int, published: float, *, learner: str = "maml", source: str = FINN
+) -> Config:
     # Section 5.2 and appendix A.1. The paper's raw rates (0.4; 0.1) multiply the gradient of a
     # sum that is N times the mean cross-entropy's: 2.0 in both cases on the mean.
     twenty = ways == 20
     return Config(
-        preset=f"maml-omniglot-{ways}way-{shots}shot",
-        source=f"{FINN}, table 1, {ways}-way {shots}-shot",
+        preset=f"{learner}-omniglot-{ways}way-{shots}shot",
+        source=f"{source}, table 1, {ways}-way {shots}-shot",
         published=published,
+        learner=learner,  # type: ignore[arg-type]
         data="omniglot",
         ways=ways,
         shots=shots,
@@ -33,10 +38,11 @@ def _maml_omniglot(ways: int, shots: int, published: float) -> Config:
     )
 
 
-def _maml_glyphs(ways: int, shots: int) -> Config:
+def _glyphs(ways: int, shots: int, *, learner: str = "maml", source: str = FINN) -> Config:
     return Config(
-        preset=f"maml-glyphs-{ways}way-{shots}shot",
-        source="this project's embedded data set; protocol of " + FINN,
+        preset=f"{learner}-glyphs-{ways}way-{shots}shot",
+        source="this project's embedded data set; protocol of " + source,
+        learner=learner,  # type: ignore[arg-type]
         data="glyphs",
         ways=ways,
         shots=shots,
@@ -141,15 +147,19 @@ _SVHN: dict[str, Any] = _CIFAR | {
 PRESETS: dict[str, Config] = {
     config.preset: config
     for config in (
-        _maml_glyphs(5, 1),
-        _maml_glyphs(5, 5),
-        _maml_glyphs(20, 1),
-        _maml_glyphs(20, 5),
-        _maml_omniglot(5, 1, 0.987),
-        _maml_omniglot(5, 5, 0.999),
-        _maml_omniglot(20, 1, 0.958),
-        _maml_omniglot(20, 5, 0.989),
+        _glyphs(5, 1),
+        _glyphs(5, 5),
+        _glyphs(20, 1),
+        _glyphs(20, 5),
+        _omniglot(5, 1, 0.987),
+        _omniglot(5, 5, 0.999),
+        _omniglot(20, 1, 0.958),
+        _omniglot(20, 5, 0.989),
         _maml_sinusoid(),
+        _glyphs(5, 1, learner="anil", source=RAGHU),
+        _omniglot(20, 1, 0.962, learner="anil", source=RAGHU),
+        _omniglot(20, 5, 0.980, learner="anil", source=RAGHU),
+        _glyphs(5, 1, learner="metasgd", source=LI),
         _supervised("glyphs", "lenet", 100, f"this project's data set; {LENET}", **_CHARACTERS),
         _supervised("omniglot", "lenet", 100, f"no published row; {LENET}", **_CHARACTERS),
         _supervised(

@@ -285,6 +285,7 @@ def test_data_root_is_absolute(
         ([GLYPHS, "--check-every", "3"], "--check-every 3 is for --strategy allreduce"),
         ([GLYPHS, "--strategy", "allreduce", "--partition", "chunk"], "--partition chunk.*rpc"),
         ([GLYPHS, "--meta-momentum", "0.5"], "--meta-momentum.*--meta-optimizer adam"),
+        ([GLYPHS, "--learner", "metasgd", "--inner-steps", "0"], "--inner-steps 0.*metasgd"),
         *(
             ([GLYPHS, "--meta-optimizer", "sgd", "--meta-momentum", value], "--meta-momentum")
             for value in ("-0.1", "1", "nan")

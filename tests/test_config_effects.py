@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -290,12 +291,23 @@ def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_learner(tmp_path: Path) -> None:
-    """The same network and data, learned by another rule."""
-    few_shot = glyphs(iterations=1, inner_steps=0, dtype="float64")
-    flat = with_values(few_shot, learner="supervised", batch_size=4)
-    models = [train(config, tmp_path / config.learner)["model"] for config in (few_shot, flat)]
-    assert models[0].keys() == models[1].keys()
-    assert distance(*models) > 1e-7
+    """The same network and data, learned by other rules; Meta-SGD learns its rates, too."""
+    few_shot = glyphs(iterations=2, dtype="float64")
+    configs = [with_values(few_shot, learner=learner) for learner in ("maml", "anil", "metasgd")]
+    configs.append(with_values(few_shot, learner="supervised", batch_size=4))
+    models = [train(config, tmp_path / config.learner)["model"] for config in configs]
+    weights = models[0].keys()
+    assert models[2].keys() - weights == {k.replace("network", "rates", 1) for k in weights}
+    models[2] = {name: models[2][name] for name in weights}
+    for a, b in itertools.combinations(models, 2):
+        assert distance(a, b) > 1e-7
+
+
+def test_where_learned_rates_begin(tmp_path: Path) -> None:
+    config = glyphs(iterations=0, learner="metasgd", inner_lr=0.125)
+    model = train(config, tmp_path)["model"]
+    rates = [tensor for name, tensor in model.items() if name.startswith("rates.")]
+    assert rates and all((tensor == 0.125).all() for tensor in rates)
 
 
 def test_data_and_network(tmp_path: Path) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from maml.config import Config
+from maml.learners.anil import ANIL
 from maml.learners.base import Learner, OuterGradient
 from maml.learners.maml import MAML
+from maml.learners.meta_sgd import MetaSGD
 from maml.learners.supervised import Supervised
 
-LEARNERS: dict[str, type[Learner]] = {"maml": MAML, "supervised": Supervised}
+LEARNERS: dict[str, type[Learner]] = {
+    "maml": MAML,
+    "anil": ANIL,
+    "metasgd": MetaSGD,
+    "supervised": Supervised,
+}
 
 
 def build_learner(config: Config) -> Learner:

@@ -174,8 +174,16 @@ class Learner(nn.Module, ABC):
         return OuterGradient(dict(zip(leaves, gradients, strict=True)), losses.detach(), metrics)
 
     @abstractmethod
+    def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:
+        """Return the network's weights with which one task's queries are answered.
+
+        ``steps``: of the inner loop on the support set, for a learner that has one.
+        """
+
     def evaluate(self, meta_params: Params, task: Task) -> dict[str, Tensor]:
-        """Return one task's test metrics: every metric, transductive and not.
+        """Return one task's test metrics after ``eval_inner_steps``: all, transductive and not.
 
         Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
         """
+        adapted = self.adapted(meta_params, task, self.config.eval_inner_steps)
+        return self.query_results(adapted, task)

@@ -21,22 +21,43 @@ REMEMBERED_STEPS = 8
 class MAML(Learner):
     """Initial weights from which a few inner steps on the support set suit the query set."""
 
+    learned_rates = False
+    """Whether `inner_rates` are meta-parameters, of `rates_gradients`."""
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.order = config.order
+        self.inner_lr = config.inner_lr
 
-    def _adapt(self, weights: Params, task: Task, steps: int, order: str) -> Params:
+    def inner_rates(self, meta_params: Params, steps: int) -> list[Params] | None:
+        """Return what each step's updates are multiplied by, as `maml.inner.adapt` takes it."""
+        return None
+
+    def rates_gradients(self, rates: list[Params]) -> Params:
+        """Return the gradients of the meta-parameters that `inner_rates` are made of.
+
+        ``rates``: Σ over tasks of the gradient of each step's rates.
+        """
+        return {}
+
+    def adapted(self, meta_params: Params, task: Task, steps: int, order: str = "first") -> Params:
+        """Return the network's weights after ``steps`` inner steps on one task's support set."""
+
         def support_loss(weights: Params) -> Tensor:
             return self.set_loss(weights, task.support_x, task.support_y)[0]
 
-        optimizer = OPTIMIZERS[self.config.inner_optimizer](self.config.inner_lr)
-        return adapt(support_loss, weights, optimizer=optimizer, steps=steps, order=order)
+        return adapt(
+            support_loss,
+            self.network_weights(meta_params),
+            optimizer=OPTIMIZERS[self.config.inner_optimizer](self.inner_lr),
+            steps=steps,
+            order=order,
+            rates=self.inner_rates(meta_params, steps),
+        )
 
     def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:
         """Query loss after the last inner step (algorithm 2, line 10)."""
-        adapted = self._adapt(
-            self.network_weights(meta_params), task, self.config.inner_steps, self.order
-        )
+        adapted = self.adapted(meta_params, task, self.config.inner_steps, self.order)
         loss, outputs = self.set_loss(adapted, task.query_x, task.query_y)
         return loss, self.objective.metrics(outputs.detach(), task.query_y)
 
@@ -45,17 +66,22 @@ class MAML(Learner):
         native = self._native_loss(tasks.support_x.device)
         if native is None and self.config.meta_gradient != "mixed":
             return super().outer_gradient(meta_params, tasks)
+        steps = self.config.inner_steps
         outer = mixed.meta_gradient(
             native or FunctionLoss(self.set_loss),
             self.network_weights(meta_params),
             tasks,
-            rule=make_rule(self.config.inner_optimizer, self.config.inner_lr),
-            steps=self.config.inner_steps,
+            rule=make_rule(
+                self.config.inner_optimizer, self.inner_lr, learned_rates=self.learned_rates
+            ),
+            steps=steps,
             order=self.order,
-            remember=self.config.inner_steps <= REMEMBERED_STEPS,
+            remember=steps <= REMEMBERED_STEPS,
+            rates=self.inner_rates(meta_params, steps),
         )
         metrics = self.objective.metrics(outer.outputs, tasks.query_y)
         gradients = {f"network.{name}": tensor for name, tensor in outer.gradients.items()}
+        gradients |= self.rates_gradients(outer.rates)
         return OuterGradient(gradients, outer.losses, metrics)
 
     def prepare(self, device: torch.device) -> None:
@@ -70,10 +96,3 @@ class MAML(Learner):
         if self.config.meta_gradient == "reverse":
             return None
         return native_set_loss(self.config, self.network, device.type)
-
-    def evaluate(self, meta_params: Params, task: Task) -> dict[str, Tensor]:
-        """Adapt with ``eval_inner_steps``; answer the queries, transductively and not."""
-        adapted = self._adapt(
-            self.network_weights(meta_params), task, self.config.eval_inner_steps, "first"
-        )
-        return self.query_results(adapted, task)

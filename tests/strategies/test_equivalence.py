@@ -41,8 +41,9 @@ MODES = {
     "param-server async": [*SERVER, "--ps-mode", "async"],
     "param-server backup": [*SERVER, "--ps-mode", "backup", "--ps-backup-workers", "0"],
 }
-# What a clock says, and what was sent.
+# What a clock says, what was sent, and what was asked for.
 OF_THE_TOPOLOGY = (
+    "changed",
     *("seconds", "tasks_per_second", "reduce_seconds", "server_seconds"),
     *("wire_bytes", "link_bytes", "dropped", "staleness"),
 )
@@ -158,6 +159,22 @@ def test_training_moves_every_parameter(local: Trained, tmp_path: Path) -> None:
         # A convolution's bias is cancelled by the normalisation after it: no gradient.
         if not name.endswith("conv.bias"):
             assert (tensor - start[name]).abs().max() > 1e-4, name
+
+
+def test_a_learner_of_other_parameters(tmp_path: Path) -> None:
+    """Meta-SGD's rates are no weights of the network: whatever is learned travels and is summed."""
+    flags = [*SEVEN_TASKS, "--learner", "metasgd"]
+    names = ("rpc exclusive", "rpc chunk", "allreduce", "param-server rpc")
+    configurations = {name: [*flags, *STRATEGIES[name]] for name in names}
+    run_train([*flags, "--run-dir", str(tmp_path / "local")], timeout=120)
+    run([*torchrun(3, TOPOLOGIES), str(tmp_path), json.dumps(configurations)], timeout=240)
+    expected = trained(tmp_path / "local")
+    rates = {k: t for k, t in expected.parameters.items() if k.startswith("rates.")}
+    assert len(rates) == len(expected.parameters) / 2
+    # They have moved, each another way; but for those of biases that normalisation takes away.
+    assert all(len(t.unique()) > 1 for k, t in rates.items() if not k.endswith("conv.bias"))
+    for name in names:
+        assert_same(trained(tmp_path / name), expected, name)
 
 
 def test_a_classifier_is_the_same_classifier(tmp_path: Path) -> None:

@@ -1,0 +1,20 @@
+"""Almost No Inner Loop (Raghu et al. 2020, arXiv:1909.09157, section 4)."""
+
+from __future__ import annotations
+
+import torch
+
+from maml.inner import Params
+from maml.learners.maml import MAML
+
+
+class ANIL(MAML):
+    """MAML whose inner loop, in training and at test, adapts the network's output layer alone."""
+
+    def inner_rates(self, meta_params: Params, steps: int) -> list[Params]:
+        """One for the output layer, and none for the body."""
+        head = self.network.head_prefix
+        assert isinstance(head, str)
+        weights = self.network_weights(meta_params)
+        rates = {n: torch.ones_like(w) for n, w in weights.items() if n.startswith(head)}
+        return [rates] * steps

@@ -1,25 +1,35 @@
-"""The job that a process belongs to: what a launcher or scheduler starts again under one name."""
+"""The job that a process belongs to: what a launcher or a scheduler starts again by itself."""
 
 from __future__ import annotations
 
 import os
-
-STARTERS = (
-    ("slurm", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
-    ("torchrun", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-)
-"""Who starts jobs again, and where it says the name and how often; the outermost first."""
+import platform
+from collections.abc import Mapping
 
 
-def this_job() -> str | None:
-    """Return the job's name, the same at each of its starts; None outside of any."""
-    for starter, name, _ in STARTERS:
-        # "none" is what torchrun calls all jobs that were given no name.
-        if os.environ.get(name, "none") != "none":
-            return f"{starter} {os.environ[name]}"
-    return None
+def this_job() -> dict[str, str]:
+    """Return by what names this start may be known again, by who would start it again.
+
+    torchrun: its own process, which lives on while its workers are started again. Not the name of
+    its rendezvous, which users type, the same one for many jobs. slurm: the job's id, which a
+    requeued job keeps.
+    """
+    names = {}
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        run_id = os.environ["TORCHELASTIC_RUN_ID"]
+        names["torchrun"] = f"{run_id} by process {os.getppid()} of {platform.node()}"
+    if "SLURM_JOB_ID" in os.environ:
+        names["slurm"] = os.environ["SLURM_JOB_ID"]
+    return names
 
 
-def started_again() -> bool:
-    """Whether this is surely not the job's first start; a host that came back is not counted."""
-    return any(os.environ.get(count, "0") not in ("", "0") for *_, count in STARTERS)
+def continues(begun: Mapping[str, object]) -> bool:
+    """Whether this start is another of the job that was ``begun`` under these names.
+
+    Within one Slurm job a user may give a command twice and mean two runs: its id counts only once
+    the job was requeued.
+    """
+    now = this_job()
+    requeued = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+    by = ("torchrun", "slurm") if requeued else ("torchrun",)
+    return any(name in now and begun.get(name) == now[name] for name in by)

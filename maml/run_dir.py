@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from maml.checks import check_values
 from maml.claim import Claim
 from maml.config import Config, from_values, user_path
 from maml.errors import UserError
-from maml.job import started_again, this_job
+from maml.job import continues, this_job
 
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
 PACKAGES = ("torch", "torchvision", "torchopt", "learn2learn", "numpy", "wandb")
@@ -56,16 +57,16 @@ def choose(config: Config) -> Path:
 
 
 def _begun_by_this_job(config: Config) -> Path | None:
-    """Return the newest run that this command, in this job, has begun and not finished."""
-    job = this_job()
-    if job is None or config.resume != "auto":
+    """Return the newest run that this command has begun at an earlier start of this job."""
+    names = this_job().values()
+    if not names or config.resume != "auto":
         return None
     begun = []
     for path in Path("runs").glob(f"{glob.escape(config.preset)}-*/config.yaml"):
-        last = (_starts(path, mentioning=job) or [{}])[-1]
-        finished = (read_status(path.parent) or {}).get("state") == "finished"
-        mine = last.get("job") == job and last.get("command") == sys.argv
-        if mine and (not finished or started_again()) and not Claim.is_held(path.parent):
+        last = (_starts(path, mentioning=names) or [{}])[-1]
+        job = last.get("job")
+        same = isinstance(job, dict) and continues(job) and last.get("command") == sys.argv
+        if same and not Claim.is_held(path.parent):
             begun.append(path)
     return max(begun, key=lambda path: path.stat().st_mtime).parent if begun else None
 
@@ -203,14 +204,14 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def _starts(path: Path, mentioning: str = "") -> list[dict[str, Any]]:
+def _starts(path: Path, mentioning: Iterable[str] = ("",)) -> list[dict[str, Any]]:
     """Return the starts that a config.yaml tells of; none where it cannot be read.
 
-    ``mentioning``: a text without which there is nothing to find, as parsing takes its time.
+    ``mentioning``: texts without any of which there is nothing to find: parsing takes its time.
     """
     try:
         text = path.read_text(encoding="utf-8")
-        content = yaml.safe_load(text) if mentioning in text else None
+        content = yaml.safe_load(text) if any(name in text for name in mentioning) else None
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return []
     starts = content.get("starts") if isinstance(content, dict) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -15,9 +16,6 @@ from maml import run_dir
 from maml.claim import Claim
 from tests.launching import REPO, start
 from tests.runs import as_flags, last, metrics, sinusoid
-
-STARTERS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
-            "TORCHELASTIC_RESTART_COUNT")  # fmt: skip
 
 
 def test_a_requeued_job_goes_on(tmp_path: Path) -> None:
@@ -39,7 +37,7 @@ def test_a_requeued_job_goes_on(tmp_path: Path) -> None:
     assert [row["iteration"] for row in metrics(directory)] == list(range(1, reached + 1))
     first, second = yaml.safe_load((directory / "config.yaml").read_text())["starts"]
     assert first["iteration"] == 0 < second["iteration"] < reached
-    assert first["job"] == second["job"] == "slurm 7"
+    assert first["job"] == second["job"] == {"slurm": "7"}
     assert second["processes"] == 1 and second["device"] == "cpu"
     assert second["command"] == [str(REPO / "train_maml.py"), *flags]
 
@@ -50,18 +48,31 @@ def _starts(rows: Path) -> int:
 
 @pytest.fixture
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of a run that was stopped, begun by this process as torchrun's job "a"."""
+    """The directory of a run that this process has begun under torchrun, in a Slurm job."""
     monkeypatch.chdir(tmp_path)
-    for name in STARTERS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     directory = run_dir.choose(sinusoid())
     run_dir.write_config(directory, sinusoid())
-    run_dir.write_status(directory, "stopped", 1, 0, sinusoid())
     return directory
 
 
-def test_the_same_start_again(begun: Path) -> None:
+def _as_it_was(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    """The same torchrun starts its workers again."""
+
+
+def _requeued(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    """Another torchrun, at the next start of the Slurm job."""
+    _another_launcher(begun, patch)
+    patch.setenv("SLURM_RESTART_COUNT", "1")
+
+
+@pytest.mark.parametrize("again", [_as_it_was, _requeued])
+def test_the_same_start_again(
+    again: Callable[[Path, pytest.MonkeyPatch], None], begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again(begun, monkeypatch)
     assert run_dir.choose(sinusoid()) == begun
 
 
@@ -76,44 +87,30 @@ def test_two_were_begun(begun: Path) -> None:
     assert run_dir.choose(sinusoid()) == newer
 
 
-def test_a_finished_one_only_if_it_failed_afterwards(
-    begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job's name may be used again: torchrun's is what the user has typed."""
-    run_dir.write_status(begun, "finished", 2, 0, sinusoid())
-    assert run_dir.choose(sinusoid()) != begun
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert run_dir.choose(sinusoid()) == begun
+def _another_launcher(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    """Of the same name: users type it, and give a command twice to mean two runs."""
+    patch.setattr(os, "getppid", lambda: 1)
 
 
-def _other_job(begun: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setenv("TORCHELASTIC_RUN_ID", "b")
-
-
-def _within_another_job(begun: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setenv("SLURM_JOB_ID", "8")
-
-
-def _no_job(begun: Path, patch: pytest.MonkeyPatch) -> None:
+def _no_launcher(begun: Path, patch: pytest.MonkeyPatch) -> None:
     patch.delenv("TORCHELASTIC_RUN_ID")
 
 
-def _unnamed_job(begun: Path, patch: pytest.MonkeyPatch) -> None:
-    """What torchrun calls all jobs without a --rdzv-id; they are different ones."""
-    patch.setenv("TORCHELASTIC_RUN_ID", "none")
-    run_dir.write_config(begun, sinusoid())
+def _another_job(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    _requeued(begun, patch)
+    patch.setenv("SLURM_JOB_ID", "8")
 
 
-def _other_command(begun: Path, patch: pytest.MonkeyPatch) -> None:
+def _another_command(begun: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sys, "argv", [*sys.argv, "--seed", "1"])
 
 
 def _damaged(begun: Path, patch: pytest.MonkeyPatch) -> None:
-    (begun / "config.yaml").write_text("starts: [torchrun a")
+    (begun / "config.yaml").write_text(f"starts: [none by process {os.getppid()} of")
 
 
 @pytest.mark.parametrize(
-    "otherwise", [_other_job, _within_another_job, _no_job, _unnamed_job, _other_command, _damaged]
+    "otherwise", [_another_launcher, _no_launcher, _another_job, _another_command, _damaged]
 )
 def test_otherwise_a_new_one(
     otherwise: Callable[[Path, pytest.MonkeyPatch], None],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.launching import run_train, start
+from tests.launching import REPO, run_train, start
 from tests.runs import last, metrics, same
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
@@ -43,10 +45,37 @@ def test_a_restart_goes_on(strategy: tuple[str, ...], tmp_path: Path) -> None:
     wait_for_iteration(launched, directory, 20, limit=120)
     os.kill(process_of_rank(launched, 1), signal.SIGKILL)
     done = launched.wait(150)
-    begun = [line for line in done.stdout.splitlines() if "iterations" in line]
+    _assert_went_on(done.stdout, directory, tmp_path / "straight")
+
+
+@pytest.mark.timeout(300)
+def test_a_restart_finds_its_run(tmp_path: Path) -> None:
+    """Without --run-dir; another run of the same preset is there, too, and newer."""
+    run_train([*SINUSOID, "--run-dir", str(tmp_path / "straight")])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = [str(REPO / "train_maml.py"), *SINUSOID, "--strategy", "allreduce"]
+    command = [*launcher, "--nproc_per_node=2", "--max-restarts=1", *script]
+    launched = start(command, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (found := list(tmp_path.glob("runs/*/metrics.jsonl"))):
+        assert launched.process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    directory = found[0].parent
+    wait_for_iteration(launched, directory, 20, limit=120)
+    shutil.copytree(directory, tmp_path / "runs" / f"{directory.name}-2")
+    other = tmp_path / "runs" / f"{directory.name}-2" / "config.yaml"
+    other.write_text(other.read_text().replace("--strategy", "--dtype"))
+    os.kill(process_of_rank(launched, 1), signal.SIGKILL)
+    done = launched.wait(150)
+    _assert_went_on(done.stdout, directory, tmp_path / "straight")
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def _assert_went_on(said: str, directory: Path, straight_dir: Path) -> None:
+    begun = [line for line in said.splitlines() if "iterations" in line]
     assert len(begun) == 2 and "iterations 0 to" not in begun[1]
     assert [row["iteration"] for row in metrics(directory)] == list(range(1, 121))
-    restarted, straight = last(directory)["model"], last(tmp_path / "straight")["model"]
+    restarted, straight = last(directory)["model"], last(straight_dir)["model"]
     for name, tensor in straight.items():
         assert (restarted[name] - tensor).abs().max() < 1e-10
     assert same(list(restarted), list(straight))

@@ -13,14 +13,19 @@ LI = "Meta-SGD, Li et al. 2017, arXiv:1707.09835"
 
 
 def _omniglot(
-    ways: int, shots: int, published: float, *, learner: str = "maml", source: str = FINN
+    ways: int,
+    shots: int,
+    published: float,
+    *,
+    learner: str = "maml",
+    source: str = f"{FINN}, table 1",
 ) -> Config:
     # Section 5.2 and appendix A.1. The paper's raw rates (0.4; 0.1) multiply the gradient of a
     # sum that is N times the mean cross-entropy's: 2.0 in both cases on the mean.
     twenty = ways == 20
     return Config(
         preset=f"{learner}-omniglot-{ways}way-{shots}shot",
-        source=f"{source}, table 1, {ways}-way {shots}-shot",
+        source=f"{source}, {ways}-way {shots}-shot",
         published=published,
         learner=learner,  # type: ignore[arg-type]
         data="omniglot",
@@ -41,7 +46,7 @@ def _omniglot(
 def _glyphs(ways: int, shots: int, *, learner: str = "maml", source: str = FINN) -> Config:
     return Config(
         preset=f"{learner}-glyphs-{ways}way-{shots}shot",
-        source="this project's embedded data set; protocol of " + source,
+        source="this project's embedded data set; " + source,
         learner=learner,  # type: ignore[arg-type]
         data="glyphs",
         ways=ways,
@@ -157,8 +162,8 @@ PRESETS: dict[str, Config] = {
         _omniglot(20, 5, 0.989),
         _maml_sinusoid(),
         _glyphs(5, 1, learner="anil", source=RAGHU),
-        _omniglot(20, 1, 0.962, learner="anil", source=RAGHU),
-        _omniglot(20, 5, 0.980, learner="anil", source=RAGHU),
+        _omniglot(20, 1, 0.962, learner="anil", source=f"{RAGHU}, with MAML's protocol"),
+        _omniglot(20, 5, 0.980, learner="anil", source=f"{RAGHU}, with MAML's protocol"),
         _glyphs(5, 1, learner="metasgd", source=LI),
         _supervised("glyphs", "lenet", 100, f"this project's data set; {LENET}", **_CHARACTERS),
         _supervised("omniglot", "lenet", 100, f"no published row; {LENET}", **_CHARACTERS),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import pytest
 import torch
 import torchopt
-from torch import Tensor, nn
+from torch import Tensor
 
 from maml.config import Config
 from maml.inner import OPTIMIZERS, adapt
 from maml.presets import PRESETS
 from maml.worker import Worker
+from tests.learners.peer import MAML, LogitsOnly, accumulate_gradients
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
@@ -86,41 +86,19 @@ def test_central_differences(preset: str) -> None:
         torch.testing.assert_close(exact, numeric, rtol=1e-5, atol=1e-7)
 
 
-class _LogitsOnly(nn.Module):
-    """A network without its statistics, as other libraries expect it."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.network(x)[0]
-        return outputs
-
-
 @pytest.mark.parametrize("first_order", [False, True])
 @pytest.mark.parametrize("preset", ["maml-glyphs-5way-1shot", "maml-sinusoid-10shot"])
 def test_equals_learn2learn(preset: str, first_order: bool) -> None:
     """The same gradient as learn2learn's MAML, which walks task by task."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import learn2learn
-
     order = "first" if first_order else "second"
     worker = make_worker(preset, order=order, inner_steps=3, inner_lr=0.1)
     params = worker.learner.meta_parameters()
     share = worker.meta_gradient(params, IDS, worker.learner)
 
-    peer = learn2learn.algorithms.MAML(
-        _LogitsOnly(worker.learner.network), lr=0.1, first_order=first_order
-    )
-    tasks = worker.training.tasks(IDS)
+    network = LogitsOnly(worker.learner.network)
+    peer = MAML(network, lr=0.1, first_order=first_order)
     loss = worker.learner.objective.loss
-    for i in range(len(IDS)):
-        clone = peer.clone()
-        for _ in range(3):
-            clone.adapt(loss(clone(tasks.support_x[i]), tasks.support_y[i]))
-        loss(clone(tasks.query_x[i]), tasks.query_y[i]).backward()
+    accumulate_gradients(peer, worker.training.tasks(IDS), loss, steps=3)
     for name, parameter in worker.learner.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(share.gradients[name], parameter.grad, rtol=1e-9, atol=1e-10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from maml.inner import OPTIMIZERS, Params
 from maml.kernels import library
 from maml.presets import PRESETS
 from maml.worker import Share, Worker
+from tests.learners.peer import LogitsOnly, MetaSGD, accumulate_gradients
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 LEARNERS = ("anil", "metasgd")
@@ -127,33 +127,14 @@ def test_central_differences(learner: str) -> None:
     torch.testing.assert_close(slope, (above - below) / (2 * step), rtol=1e-5, atol=0)
 
 
-class _LogitsOnly(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.network(x)[0]
-        return outputs
-
-
 def test_meta_sgd_equals_learn2learn() -> None:
     """The same gradient as learn2learn's Meta-SGD, in weights and in rates."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import learn2learn
-
     worker = make_worker("metasgd")
     share = share_of(worker, worker.learner.meta_parameters())
-    network = _LogitsOnly(worker.learner.network)
-    peer = learn2learn.algorithms.MetaSGD(network, lr=0.1, first_order=False)
-    tasks = worker.training.tasks(IDS)
+    network = LogitsOnly(worker.learner.network)
+    peer = MetaSGD(network, lr=0.1, first_order=False)
     loss = worker.learner.objective.loss
-    for i in range(len(IDS)):
-        clone = peer.clone()
-        for _ in range(3):
-            clone.adapt(loss(clone(tasks.support_x[i]), tasks.support_y[i]))
-        loss(clone(tasks.query_x[i]), tasks.query_y[i]).backward()
+    accumulate_gradients(peer, worker.training.tasks(IDS), loss, steps=3)
     names = [name for name, _ in worker.learner.network.named_parameters()]
     for name, parameter, rate in zip(names, network.parameters(), peer.lrs, strict=True):
         for kind, expected in (("network", parameter.grad), ("rates", rate.grad)):

@@ -43,7 +43,9 @@ def _omniglot(
     )
 
 
-def _glyphs(ways: int, shots: int, *, learner: str = "maml", source: str = FINN) -> Config:
+def _glyphs(
+    ways: int, shots: int, *, learner: str = "maml", source: str = FINN, eval_inner_steps: int = 3
+) -> Config:
     return Config(
         preset=f"{learner}-glyphs-{ways}way-{shots}shot",
         source="this project's embedded data set; " + source,
@@ -55,7 +57,7 @@ def _glyphs(ways: int, shots: int, *, learner: str = "maml", source: str = FINN)
         eval_queries=5,
         inner_lr=0.4,
         inner_steps=1,
-        eval_inner_steps=3,
+        eval_inner_steps=eval_inner_steps,
         meta_batch_size=16,
         iterations=1000,
         eval_every=250,
@@ -164,7 +166,8 @@ PRESETS: dict[str, Config] = {
         _glyphs(5, 1, learner="anil", source=RAGHU),
         _omniglot(20, 1, 0.962, learner="anil", source=f"{RAGHU}, with MAML's protocol"),
         _omniglot(20, 5, 0.980, learner="anil", source=f"{RAGHU}, with MAML's protocol"),
-        _glyphs(5, 1, learner="metasgd", source=LI),
+        # Its rates are learned for as many steps as it trains with.
+        _glyphs(5, 1, learner="metasgd", source=LI, eval_inner_steps=1),
         _supervised("glyphs", "lenet", 100, f"this project's data set; {LENET}", **_CHARACTERS),
         _supervised("omniglot", "lenet", 100, f"no published row; {LENET}", **_CHARACTERS),
         _supervised(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 import time
@@ -53,6 +54,8 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    # Longer than a line of YAML, which is folded.
+    monkeypatch.setattr(platform, "node", lambda: f"node-7.{'partition.' * 12}example.org")
     directory = run_dir.choose(sinusoid())
     run_dir.write_config(directory, sinusoid())
     return directory
@@ -109,8 +112,13 @@ def _damaged(begun: Path, patch: pytest.MonkeyPatch) -> None:
     (begun / "config.yaml").write_text(f"starts: [none by process {os.getppid()} of")
 
 
+def _of_no_list(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    (begun / "config.yaml").write_text("starts: 3\n")
+
+
 @pytest.mark.parametrize(
-    "otherwise", [_another_launcher, _no_launcher, _another_job, _another_command, _damaged]
+    "otherwise",
+    [_another_launcher, _no_launcher, _another_job, _another_command, _damaged, _of_no_list],
 )
 def test_otherwise_a_new_one(
     otherwise: Callable[[Path, pytest.MonkeyPatch], None],

@@ -15,12 +15,9 @@ from maml.kernels import convnet, library
 from maml.kernels.convnet import ALL, ConvNetLoss
 from maml.models import Conv4
 from maml.objectives import CLASSIFICATION
+from tests.compiler import needs_compiler
 from tests.launching import run
 from tests.learners.test_meta_gradient import IDS, make_worker
-
-needs_compiler = pytest.mark.skipif(
-    library.load() is None, reason=f"the kernels could not be compiled: {library.failure()}"
-)
 
 
 def random_case(

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.inner import OPTIMIZERS, Params
-from maml.kernels import library
 from maml.presets import PRESETS
 from maml.worker import Share, Worker
+from tests.compiler import needs_compiler
 from tests.learners.peer import LogitsOnly, MetaSGD, accumulate_gradients
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
@@ -72,6 +72,7 @@ def test_mixed_equals_reverse(
     assert_same(share_of(mixed, params), share_of(reverse, params))
 
 
+@needs_compiler
 @pytest.mark.parametrize(("optimizer", "within"), [("sgd", 1e-10), ("adam", 1e-8)])
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_kernels_equal_reverse(learner: str, optimizer: str, within: float) -> None:
@@ -80,8 +81,6 @@ def test_kernels_equal_reverse(learner: str, optimizer: str, within: float) -> N
     The biases of convolutions, which batch norm takes away again, are not among them: reverse mode
     has noise for their gradients, which Adam divides by its ε.
     """
-    if library.lanes(8) is None:
-        pytest.skip(f"no kernels here: {library.failure()}")
     changes = {"inner_optimizer": optimizer, "inner_lr": 0.01}
     native = make_worker(learner, **(changes | {"kernels": "native"}))
     reverse = make_worker(learner, meta_gradient="reverse", **changes)

@@ -1,0 +1,14 @@
+"""Whether this machine can compile at all; where it can, what does not compile is a failure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+needs_compiler = pytest.mark.skipif(
+    COMPILER is None, reason="no C++ compiler ($CXX, g++ or clang++) to compile kernels with"
+)

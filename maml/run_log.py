@@ -44,7 +44,11 @@ def step_and_values(row: Row) -> tuple[int, dict[str, float]]:
 
 
 class WandbSink:
-    """Weights & Biases: online with a key, else offline into the run directory."""
+    """Weights & Biases: online with a key, else offline into the run directory.
+
+    A run directory is one run there, however often its training is started again: ``wandb/run-id``
+    keeps its name. The parts of an offline run have it in common, and ``wandb sync`` joins them.
+    """
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         # Imported late: it is heavy, and optional.
@@ -54,7 +58,10 @@ class WandbSink:
         if mode is None and not wandb.login(prompt=False, verify=False):
             mode = "offline"
         settings = wandb.Settings(silent=True, init_timeout=60)
+        known = run_dir / "wandb" / "run-id"
         self._run = wandb.init(
+            id=known.read_text().strip() if known.is_file() else None,
+            resume="allow",
             project=os.environ.get("WANDB_PROJECT", "maml"),
             name=run_dir.name,
             dir=str(run_dir),
@@ -62,6 +69,10 @@ class WandbSink:
             mode=mode,  # type: ignore[arg-type]
             settings=settings,
         )
+        # After init, which makes the folder where there is none.
+        write_text(known, f"{self._run.id}\n")
+        self._run.define_metric("iteration")
+        self._run.define_metric("*", step_metric="iteration")
 
     def write(self, row: Row) -> None:
         """Log one row."""

@@ -220,6 +220,21 @@ def test_wandb_without_a_key_runs_offline(tmp_path: Path) -> None:
     assert len(metrics(directory)) == 3
 
 
+def test_wandb_knows_a_run_again_that_goes_on(tmp_path: Path) -> None:
+    """Two starts in one run directory are two parts of one run; another directory is another."""
+    environment = {"WANDB_MODE": "offline"}
+    one, other = tmp_path / "one", tmp_path / "other"
+    for directory, iterations in ((one, 2), (one, 4), (other, 2)):
+        config = sinusoid(run_dir=str(directory), logger="wandb", iterations=iterations)
+        done = run([*TRAIN, *as_flags(config)], 120, env=environment)
+        assert "--logger" not in done.stderr, done.stderr
+    parts = [path.stem for path in one.glob("wandb/offline-run-*/run-*.wandb")]
+    assert len(parts) == 2
+    (name,) = set(parts)
+    (another,) = {path.stem for path in other.glob("wandb/offline-run-*/run-*.wandb")}
+    assert another != name
+
+
 # ---- full disks -------------------------------------------------------------------------------
 
 

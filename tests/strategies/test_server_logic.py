@@ -13,6 +13,7 @@ from maml.errors import UserError, WorkerLostError
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.over_rpc import ParameterServer
+from maml.strategies.param_server.remote_forward import HandOver, ServedModel
 from maml.worker import Share, Worker
 from maml.world import World
 from tests.runs import sinusoid
@@ -270,6 +271,25 @@ def test_refusals(pool: ThreadPoolExecutor) -> None:
         Play(pool, trainers=0)
     with pytest.raises(UserError, match="--ps-backup-workers 2"):
         Play(pool, trainers=2, ps_mode="backup", ps_backup_workers=2)
+
+
+@pytest.mark.parametrize(("of_its_order", "step"), [(True, 1), (False, 2)])
+def test_a_served_model_steps_on_meanwhile(
+    pool: ThreadPoolExecutor, of_its_order: bool, step: int
+) -> None:
+    """Tasks ordered in step 1, sent in step 2: late, unless a gradient of any tasks counts."""
+    play, inbox = Play(pool, trainers=1), Inbox()
+    served = ServedModel(play.worker, inbox, [1], of_its_order=of_its_order)
+    served.publish(1, play.params)
+    served.publish(2, {name: 2 * tensor for name, tensor in play.params.items()})
+    totals = served.forward(1, 1, list(play.worker.training_tasks(IDS)))
+    totals[0].backward()
+    HandOver([served.leaf], 1).step()
+    event = inbox.take(0)
+    assert event is not None and event.result is not None
+    assert event.result.number == step
+    play.params = {name: 2 * tensor for name, tensor in play.params.items()}
+    assert_same(play.server.packing.to_share(event.result.flat), play.expected(IDS))
 
 
 def test_inbox_after_the_end() -> None:

@@ -152,7 +152,12 @@ class ParameterServer(Strategy):
             heed(self.stop)
             _inbox, _farewell = self._inbox, Farewell()
             if self.config.ps_forward == "remote":
-                self._served = ServedModel(self.worker, self._inbox)
+                self._served = ServedModel(
+                    self.worker,
+                    self._inbox,
+                    self.trainers,
+                    of_its_order=self.config.ps_mode != "async",
+                )
 
     @property
     def drives(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.inner import Params
-from maml.learners import Learner
 from maml.strategies.outer_loss import OuterLoss
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
@@ -50,29 +49,40 @@ class _Model(NamedTuple):
 class ServedModel:
     """On the server: its model, and what trainers have computed with it and not stepped yet."""
 
-    def __init__(self, worker: Worker, inbox: Inbox) -> None:
-        """Serve from this process; ``inbox`` takes the gradients."""
+    def __init__(
+        self, worker: Worker, inbox: Inbox, trainers: Iterable[int], *, of_its_order: bool
+    ) -> None:
+        """Serve from this process.
+
+        Args:
+            worker: Computes the forward.
+            inbox: Takes the gradients.
+            trainers: The ranks that will call.
+            of_its_order: Whether a gradient belongs to the step that ordered it, as its tasks do:
+                one that comes when that step is over is late, although it is of a newer model.
+        """
         global _served
-        self.worker, self.inbox = worker, inbox
-        self._lock = threading.Lock()
+        self.worker, self.inbox, self._of_its_order = worker, inbox, of_its_order
         self._model: _Model | None = None
         self._packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         # The leaf of the graph, all parameters in one; its values are never read.
         self.leaf = torch.zeros(self._packing.n_params, dtype=worker.dtype, requires_grad=True)
         self.pending: dict[int, _Pending] = {}
-        self._learners: dict[int, Learner] = {}
+        # One for each: its forward may run beside another's, and beside an evaluation. Made now,
+        # while nobody calls the one that is copied.
+        self._learners = {rank: copy.deepcopy(worker.learner) for rank in trainers}
         _served = self
 
     def publish(self, step: int, meta_params: Params) -> None:
         """Let trainers call the forward of this step's model."""
         self._model = _Model(step, {name: t.detach().clone() for name, t in meta_params.items()})
 
-    def forward(self, rank: int, batches: list[Task]) -> Tensor:
-        """Return ``[1 + M + 1]``, Σ loss, Σ metrics and count of a trainer's tasks."""
+    def forward(self, rank: int, number: int, batches: list[Task]) -> Tensor:
+        """Return ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks of order ``number``."""
         model = self._model
         if model is None:
             raise RuntimeError("no model is served yet")
-        learner = self._learner(rank)
+        learner = self._learners[rank]
 
         def compute() -> Share:
             return self.worker.on_own_thread(
@@ -82,15 +92,9 @@ class ServedModel:
         with torch.enable_grad():
             totals: Tensor = OuterLoss.apply(compute, self._packing, self.leaf)
         wire_bytes = sum(x.nbytes for tasks in batches for x in tasks)
-        self.pending[rank] = _Pending(model.step, totals.detach(), wire_bytes)
+        step = number if self._of_its_order else model.step
+        self.pending[rank] = _Pending(step, totals.detach(), wire_bytes)
         return totals
-
-    def _learner(self, rank: int) -> Learner:
-        """Return a learner of ``rank``'s own: its forward may run beside another's."""
-        with self._lock:
-            if rank not in self._learners:
-                self._learners[rank] = copy.deepcopy(self.worker.learner)
-            return self._learners[rank]
 
 
 _served: ServedModel | None = None
@@ -107,9 +111,9 @@ def _parameters() -> rpc.RRef[Tensor]:
     return rpc.RRef(_this_served().leaf)
 
 
-def _forward(rank: int, batches: list[Task]) -> Tensor:
+def _forward(rank: int, number: int, batches: list[Task]) -> Tensor:
     """Run on the server: see `ServedModel.forward`."""
-    return _this_served().forward(rank, batches)
+    return _this_served().forward(rank, number, batches)
 
 
 class HandOver:
@@ -149,6 +153,6 @@ class Caller:
             self._optimizer = DistributedOptimizer(HandOver, [reference], self._rank)
         batches = list(self._worker.training_tasks(order.ids))
         with dist_autograd.context() as context:
-            totals = rpc.rpc_sync(0, _forward, (self._rank, batches))
+            totals = rpc.rpc_sync(0, _forward, (self._rank, order.number, batches))
             dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
             self._optimizer.step(context)

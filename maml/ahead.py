@@ -47,7 +47,7 @@ class Ahead:
         Call it where this process is about to wait. The thread takes the interpreter for about a
         millisecond: ``delay`` (seconds) lets what is to be said first be said.
         """
-        if self._misses > MISSES:
+        if self._misses >= MISSES:
             return
 
         def make() -> Task:

@@ -9,3 +9,9 @@ class UserError(Exception):
 
 class WorkerLostError(Exception):
     """A process of the run stopped answering or failed. Exit code 1, without a graceful wait."""
+
+
+def timed_out(error: BaseException) -> bool:
+    """Return whether torch's error says that time ran out: it has no type of its own for that."""
+    text = str(error).lower()
+    return "timed out" in text or "timeout" in text

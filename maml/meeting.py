@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
 
-from maml.errors import WorkerLostError
+from maml.errors import WorkerLostError, timed_out
 
 ANSWER = 1.0
 """Seconds after which a rank that has no answer looks whether rank 0 is another one by now."""
@@ -55,7 +55,7 @@ def meet(store: Store, rank: int, size: int, seconds: float) -> str:
             store.set(key, word)
             store.wait([f"{key} {word}"], timedelta(seconds=ANSWER))
         except RuntimeError as error:
-            if "timeout" not in str(error).lower():
+            if not timed_out(error):
                 raise
         else:
             return name

@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch.distributed.rpc as rpc
 
 from maml.distributed import StopRequest
-from maml.errors import WorkerLostError
+from maml.errors import WorkerLostError, timed_out
 
 STOP_PROBE = 5.0
 """Seconds between questions whether rank zero lives, once a stop signal has come."""
@@ -76,5 +76,5 @@ def wait_for(event: threading.Event, stop: StopRequest, timeout: float) -> None:
             silent += 1
             told = bool(stop)
             # Once is no proof while it may be busy; a broken connection is.
-            if "time" not in str(error).lower() or silent == (2 if stop else 1):
+            if not timed_out(error) or silent == (2 if stop else 1):
                 raise WorkerLostError("") from None

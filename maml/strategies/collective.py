@@ -14,7 +14,7 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.distributed import Groups, collective_world, init_process
-from maml.errors import WorkerLostError
+from maml.errors import WorkerLostError, timed_out
 from maml.strategies.base import Strategy
 from maml.strategies.packing import Packing
 from maml.worker import Worker
@@ -86,7 +86,7 @@ class Collective(Strategy):
             line = str(error).strip().splitlines()[0]
             if self.world.rank:
                 raise WorkerLostError("") from None
-            if "timed out" in line.lower() or "timeout" in line.lower():
+            if timed_out(error):
                 raise WorkerLostError(
                     f"a worker did not answer within --timeout {self.config.timeout:g} s ({line})"
                 ) from error

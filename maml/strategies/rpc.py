@@ -26,7 +26,7 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.distributed import init_process, left_rpc, rpc_world
-from maml.errors import WorkerLostError
+from maml.errors import WorkerLostError, timed_out
 from maml.inner import Params
 from maml.strategies.attendance import answering, heed, wait_for
 from maml.strategies.base import Strategy
@@ -252,7 +252,7 @@ class Rpc(Strategy):
         silent = self._silent()
         if silent:
             line = f"rank(s) {', '.join(map(str, silent))} ({line})"
-        if "timed out" in text.lower() or "timeout" in text.lower():
+        if timed_out(error):
             return f"a worker did not answer within --timeout {self.config.timeout:g} s: {line}"
         return f"a worker was lost: {line}"
 

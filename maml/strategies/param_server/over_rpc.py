@@ -8,18 +8,15 @@ step is the outer loop's business, as for every strategy.
 from __future__ import annotations
 
 import functools
-import os
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
@@ -27,12 +24,13 @@ from torch.futures import Future
 
 from datasets.errors import DataError
 from maml.config import Config
-from maml.distributed import GOODBYE, init_process, leave_rpc, rpc_world
+from maml.distributed import GOODBYE, init_process, rpc_world
 from maml.errors import UserError, WorkerLostError
 from maml.inner import Params
-from maml.strategies.attendance import answering, heed, wait_for
+from maml.strategies.attendance import heed, wait_for
 from maml.strategies.base import Strategy
 from maml.strategies.packing import Packing
+from maml.strategies.param_server.farewell import Address, Farewell, introduce, leave
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
@@ -40,8 +38,6 @@ from maml.worker import Share, Worker
 from maml.world import World
 
 _inbox: Inbox | None = None
-_farewell: Farewell | None = None
-_addresses: dict[int, tuple[str, int, float]] = {}
 
 
 def _open_inbox() -> Inbox:
@@ -54,48 +50,6 @@ def _open_inbox() -> Inbox:
 def _exchange(rank: int, result: Result | None) -> Future[Order]:
     """Run on the server: push a result, get the next order; holds no thread meanwhile."""
     return _open_inbox().exchange(rank, result)
-
-
-def _introduce(rank: int, host: str, pid: int, since: float) -> None:
-    """Run on the server: say where a trainer runs, and since when, as ids are used again."""
-    _addresses[rank] = (host, pid, since)
-
-
-class Farewell:
-    """The end: who has left, and whether all have, so that everyone can wait for everyone."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._leaving: dict[int, Future[bool]] = {}
-
-    def leave(self, rank: int) -> Future[bool]:
-        """Return the future of whether all trainers leave."""
-        future: Future[bool] = Future()
-        with self._changed:
-            self._leaving[rank] = future
-            self._changed.notify_all()
-        return future
-
-    def missing(self, trainers: Iterable[int], seconds: float) -> set[int]:
-        """Wait for ``trainers`` to leave, not longer than ``seconds``; return who has not."""
-        expected = set(trainers)
-        with self._changed:
-            self._changed.wait_for(lambda: expected <= self._leaving.keys(), seconds)
-            return expected - self._leaving.keys()
-
-    def answer(self, all_leave: bool) -> None:
-        """Tell those who leave whether all do."""
-        with self._changed:
-            leaving = list(self._leaving.values())
-        for future in leaving:
-            future.set_result(all_leave)
-
-
-@rpc.functions.async_execution
-def _leave(rank: int) -> Future[bool]:
-    """Run on the server: a trainer leaves."""
-    assert _farewell is not None
-    return _farewell.leave(rank)
 
 
 class ParameterServer(Strategy):
@@ -146,11 +100,11 @@ class ParameterServer(Strategy):
         )
 
     def _init_worker(self) -> None:
-        global _inbox, _farewell
+        global _inbox
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
-            _inbox, _farewell = self._inbox, Farewell()
+            _inbox, self._farewell = self._inbox, Farewell()
             if self.config.ps_forward == "remote":
                 self._served = ServedModel(
                     self.worker,
@@ -371,10 +325,8 @@ class ParameterServer(Strategy):
     def serve(self) -> None:
         """Do what the server orders, until it says that all is done."""
         self.stop.install()
-        self._call_server(
-            _introduce,
-            *(self.world.rank, socket.gethostname(), os.getpid(), psutil.Process().create_time()),
-        )
+        address = Address.own()
+        self._from_server(lambda: rpc.rpc_sync(0, introduce, (self.world.rank, address)))
         do: Callable[[Order], Result | None] = self._do
         if self.config.ps_forward == "remote":
             do = Caller(self.worker, self.world.rank)
@@ -394,14 +346,7 @@ class ParameterServer(Strategy):
                 raise WorkerLostError("") from None
         # Its references to the server's model, if any, must be gone before it leaves.
         del do
-        try:
-            # Rank 0 may still wait for one that is slow.
-            patience = self.config.timeout + 2 * GOODBYE
-            all_leave = rpc.rpc_sync(0, _leave, (self.world.rank,), timeout=patience)
-        except RuntimeError:
-            all_leave = False
-        if not all_leave:
-            leave_rpc()
+        leave(self.world.rank, self.config.timeout)
 
     def _do(self, order: Order) -> Result:
         params = self.packing.to_params(order.params)
@@ -424,10 +369,6 @@ class ParameterServer(Strategy):
         order: Order = self._from_server(answer.wait)
         return order
 
-    def _call_server(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call ``function`` on the server and return its result."""
-        return self._from_server(lambda: rpc.rpc_sync(0, function, args))
-
     def _from_server(self, get: Callable[[], Any]) -> Any:
         try:
             return get()
@@ -438,26 +379,13 @@ class ParameterServer(Strategy):
     # ---- the end ----------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Send everyone home; wait for those who live: they may be in the middle of a gradient."""
+        """Send everyone home; wait for those who live."""
         if not self.drives:
             return
-        assert _farewell is not None
-        deadline = time.monotonic() + (GOODBYE if self.stop else self.config.timeout)
         nothing = torch.empty(0)
         self._inbox.give_all(Order("finish", 0, nothing, nothing))
-        missing = _farewell.missing(set(self.trainers) - self._failures, GOODBYE)
-        while missing and time.monotonic() < deadline:
-            slow = answering(missing)
-            if not slow:
-                break
-            left = min(GOODBYE, deadline - time.monotonic())
-            missing = missing - slow | _farewell.missing(slow, max(left, 0))
-        for rank in sorted(missing):
-            self._leave_behind(rank)
-        _farewell.answer(not missing and not self._failures)
-        if missing or self._failures:
-            # Not gracefully: that would wait for trainers which are gone.
-            leave_rpc()
+        patience = GOODBYE if self.stop else self.config.timeout
+        self._farewell.take(self.trainers, self._failures, patience)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -466,17 +394,3 @@ class ParameterServer(Strategy):
             yield
         except RuntimeError as error:
             raise WorkerLostError(f"a worker was lost: {str(error).splitlines()[0]}") from error
-
-    def _leave_behind(self, rank: int) -> None:
-        """End a trainer that does not answer, if it is one of this host's: it may be frozen."""
-        host, pid, since = _addresses.get(rank, ("", 0, 0.0))
-        line = f"rank {rank} did not leave in time"
-        if host == socket.gethostname():
-            try:
-                process = psutil.Process(pid)
-                if process.create_time() == since:
-                    process.kill()
-                    line += "; killed"
-            except psutil.Error:
-                line += "; it is gone"
-        print(f"{line}; all work is done", file=sys.stderr, flush=True)

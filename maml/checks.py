@@ -57,6 +57,7 @@ def check_values(config: Config) -> None:
         "eval_queries": 1,
         "inner_steps": 0,
         "eval_inner_steps": 0,
+        "cg_steps": 0,
         "batch_size": 1,
         "iterations": 0,
         "epochs": 1,
@@ -81,7 +82,7 @@ def check_values(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and value < least:
             raise UserError(f"{flag(name)} must be at least {least}, not {value}")
-    for name in ("inner_lr", "meta_lr", "timeout", "grad_clip"):
+    for name in ("inner_lr", "meta_lr", "timeout", "grad_clip", "proximal"):
         value = getattr(config, name)
         # `not` a chain of `<` rather than `<=`: nan must fail too.
         if value is not None and not 0 < value < math.inf:
@@ -97,16 +98,19 @@ def _check_read(config: Config, preset: Config) -> None:
     """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
     of_server = ("ps_mode", "ps_transport", "ps_forward")
     of_few_shot = (
-        "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
-        "queries", "eval_queries",
+        "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "shots", "queries",
+        "eval_queries",
     )  # fmt: skip
+    of_implicit = ("proximal", "cg_steps", "cg_damping")
     readers: dict[str, tuple[str, tuple[str, ...]]] = {
         "partition": ("strategy", ("auto", "rpc")),
         "check_every": ("strategy", ("allreduce",)),
         **dict.fromkeys(of_server, ("strategy", ("param-server",))),
         "ps_max_staleness": ("ps_mode", ("async",)),
         "ps_backup_workers": ("ps_mode", ("backup",)),
-        **dict.fromkeys(of_few_shot, ("learner", ("anil", "metasgd", "maml"))),
+        **dict.fromkeys(of_few_shot, ("learner", ("anil", "metasgd", "imaml", "maml"))),
+        **dict.fromkeys(of_implicit, ("learner", ("imaml",))),
+        "order": ("learner", ("anil", "metasgd", "maml")),
         "batch_size": ("learner", ("supervised",)),
         "filters": ("network", ("conv4-pool", "conv4")),
         "omniglot_split": ("data", ("omniglot",)),
@@ -136,6 +140,10 @@ def _check_combinations(config: Config) -> None:
         )
     if config.learner == "metasgd" and not config.inner_steps:
         raise UserError("--inner-steps 0: --learner metasgd would have no use for its rates")
+    if config.learner == "imaml" and config.meta_gradient == "reverse":
+        raise UserError("--meta-gradient reverse: that of --learner imaml is implicit")
+    if not 0 <= config.cg_damping < math.inf:
+        raise UserError(f"--cg-damping must be at least 0 and finite, not {config.cg_damping}")
     if config.data in NOT_FEW_SHOT and not supervised:
         raise UserError(
             f"--data {config.data}: --learner {config.learner} learns from few-shot data sets; "

@@ -26,7 +26,8 @@ def default_data_root() -> str:
 MUST_MATCH = (
     "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
     "meta_lr", "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
-    "grad_clip", "meta_optimizer", "meta_momentum", "batch_size", "precision",
+    "grad_clip", "meta_optimizer", "meta_momentum", "batch_size", "precision", "proximal",
+    "cg_steps", "cg_damping",
 )  # fmt: skip
 """What a resumed run must share with its beginning to be the same run."""
 
@@ -53,9 +54,10 @@ class Config:
     published: Suppress[float | None] = None
 
     # ---- learner ----------------------------------------------------------------------------
-    learner: Literal["maml", "anil", "metasgd", "supervised"] = "maml"
+    learner: Literal["maml", "anil", "metasgd", "imaml", "supervised"] = "maml"
     """What a task's outer loss is: maml; anil: adapts the output layer alone; metasgd: learns a
-    rate for each weight; supervised: a task is a mini-batch, without an inner loop."""
+    rate for each weight; imaml: the implicit gradient of a regularised inner loop; supervised: a
+    task is a mini-batch, without an inner loop."""
     network: Literal[
         "conv4", "conv4-pool", "mlp", "lenet",
         "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
@@ -77,6 +79,12 @@ class Config:
     """Inner-loop optimizer, differentiated through (TorchOpt's functional ones)."""
     order: Literal["second", "first"] = "second"
     """Order of the meta-gradient: second differentiates through the inner gradients."""
+    proximal: float = 2.0
+    """imaml: strength λ of the pull that the initial weights exert on the adapted ones."""
+    cg_steps: int = 5
+    """imaml: steps of conjugate gradient for each task's meta-gradient."""
+    cg_damping: float = 1.0
+    """imaml: added to the identity in what conjugate gradient solves; 0: the paper's equation."""
     meta_gradient: Literal["auto", "reverse", "mixed"] = "auto"
     """reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels]."""
     kernels: Literal["auto", "native", "torch"] = "auto"

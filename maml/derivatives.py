@@ -57,10 +57,13 @@ class SetLoss(Protocol):
             again: Whether `hessian_vector` will be asked for at this point.
         """
 
-    def hessian_vector(self, point: Any, vector: Params, *, total: bool) -> Params:
-        """Return the Hessian at ``point``, which is then used up, times ``vector {name: [B, …]}``.
+    def hessian_vector(
+        self, point: Any, vector: Params, *, total: bool, again: bool = False
+    ) -> Params:
+        """Return the Hessian at ``point`` times ``vector {name: [B, …]}``.
 
-        ``{name: [B, …]}``; with ``total``, its sum over tasks, ``{name: […]}``.
+        ``{name: [B, …]}``; with ``total``, its sum over tasks, ``{name: […]}``. The point is then
+        used up, unless it will be asked for ``again``.
         """
 
 
@@ -85,7 +88,9 @@ class FunctionLoss:
         gradients, (losses, outputs) = batched(weights, x, y)
         return Gradient(losses, outputs, gradients, (weights, dims, x, y) if again else None)
 
-    def hessian_vector(self, point: Any, vector: Params, *, total: bool) -> Params:
+    def hessian_vector(
+        self, point: Any, vector: Params, *, total: bool, again: bool = False
+    ) -> Params:
         """See `SetLoss.hessian_vector`: the gradient's derivative along ``vector``."""
         weights, dims, x, y = point
 

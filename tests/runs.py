@@ -41,6 +41,12 @@ def glyphs(**values: Any) -> Config:
     return with_values(PRESETS["maml-glyphs-5way-1shot"], **(BRIEF | GLYPHS | values))
 
 
+def implicit(**values: Any) -> Config:
+    """The cheapest run of iMAML."""
+    values = {"inner_lr": 0.1, "inner_steps": 2, **values}
+    return sinusoid(learner="imaml", **values)
+
+
 def supervised(**values: Any) -> Config:
     """The cheapest run of an ordinary classifier: 56 drawings, 7 mini-batches an epoch."""
     return with_values(PRESETS["supervised-glyphs-lenet"], **(BRIEF | SUPERVISED | values))

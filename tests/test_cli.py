@@ -41,7 +41,7 @@ COUNTED = [
     "--filters", "--ways", "--shots", "--queries", "--eval-queries", "--inner-steps",
     "--batch-size", "--eval-inner-steps", "--iterations", "--meta-batch-size", "--task-batch",
     "--eval-every", "--eval-tasks", "--test-tasks", "--checkpoint-every", "--keep-checkpoints",
-    "--log-every", "--check-every", "--ps-max-staleness", "--ps-backup-workers",
+    "--log-every", "--check-every", "--ps-max-staleness", "--ps-backup-workers", "--cg-steps",
 ]  # fmt: skip
 ASYNC = ["--strategy", "param-server", "--ps-mode", "async"]
 BACKUP = ["--strategy", "param-server", "--ps-mode", "backup"]
@@ -56,6 +56,9 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "eval_inner_steps": (["--eval-inner-steps", "7"], 7),
     "inner_optimizer": (["--inner-optimizer", "adam"], "adam"),
     "order": (["--order", "first"], "first"),
+    "proximal": (["--proximal", "0.5", "--learner", "imaml"], 0.5),
+    "cg_steps": (["--cg-steps", "9", "--learner", "imaml"], 9),
+    "cg_damping": (["--cg-damping", "0.0", "--learner", "imaml"], 0.0),
     "meta_gradient": (["--meta-gradient", "mixed"], "mixed"),
     "kernels": (["--kernels", "torch"], "torch"),
     "compile": (["--compile", "on"], "on"),
@@ -286,6 +289,15 @@ def test_data_root_is_absolute(
         ([GLYPHS, "--strategy", "allreduce", "--partition", "chunk"], "--partition chunk.*rpc"),
         ([GLYPHS, "--meta-momentum", "0.5"], "--meta-momentum.*--meta-optimizer adam"),
         ([GLYPHS, "--learner", "metasgd", "--inner-steps", "0"], "--inner-steps 0.*metasgd"),
+        ([GLYPHS, "--learner", "imaml", "--proximal", "0"], "--proximal must be positive"),
+        ([GLYPHS, "--learner", "imaml", "--cg-damping", "-1"], "--cg-damping must be at least 0"),
+        ([GLYPHS, "--learner", "imaml", "--cg-damping", "nan"], "--cg-damping must be at least 0"),
+        ([GLYPHS, "--proximal", "1"], "--proximal 1.0 is for --learner imaml, not maml"),
+        ([GLYPHS, "--learner", "imaml", "--order", "first"], "--order first is for --learner maml"),
+        (
+            [GLYPHS, "--learner", "imaml", "--meta-gradient", "reverse"],
+            "--meta-gradient reverse: .*imaml is implicit",
+        ),
         *(
             ([GLYPHS, "--meta-optimizer", "sgd", "--meta-momentum", value], "--meta-momentum")
             for value in ("-0.1", "1", "nan")
@@ -336,7 +348,8 @@ def test_bad_flags(arguments: list[str], says: str) -> None:
 
 
 def test_the_most_that_a_flag_takes() -> None:
-    most = {name: 2**31 - 1 for name in COUNTED if not name.startswith(("--ps", "--check-", "--b"))}
+    unread = ("--ps", "--check-", "--b", "--cg")
+    most = {name: 2**31 - 1 for name in COUNTED if not name.startswith(unread)}
     most |= {"--seed": 2**63 - 1, "--threads": 8 * (os.cpu_count() or 1), "--timeout": 2_000_000}
     config = parse([GLYPHS, *(str(word) for pair in most.items() for word in pair)])
     assert (config.seed, config.meta_batch_size) == (2**63 - 1, 2**31 - 1)

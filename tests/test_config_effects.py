@@ -18,7 +18,18 @@ from maml.inner import OPTIMIZERS
 from maml.presets import with_values
 from maml.trainer import Trainer
 from tests.datasets import tiny_miniimagenet
-from tests.runs import as_flags, glyphs, last, metrics, result, same, sinusoid, supervised, train
+from tests.runs import (
+    as_flags,
+    glyphs,
+    implicit,
+    last,
+    metrics,
+    result,
+    same,
+    sinusoid,
+    supervised,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -44,6 +55,11 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (glyphs, "seed", 1),
     (sinusoid, "inner_optimizer", "adam"),
     (sinusoid, "meta_optimizer", "sgd"),
+    (implicit, "proximal", 1.0),
+    (implicit, "cg_steps", 1),
+    (implicit, "cg_damping", 0.0),
+    (implicit, "inner_steps", 3),
+    (implicit, "inner_optimizer", "adam"),
     (supervised, "batch_size", 7),
     (supervised, "epochs", 1),
     (supervised, "meta_batch_size", 3),
@@ -102,7 +118,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """The trained parameters of each family as it is, and the same again."""
     folder = tmp_path_factory.mktemp("bases")
     found = {}
-    for family in (sinusoid, glyphs, supervised):
+    for family in (sinusoid, glyphs, implicit, supervised):
         config = family(dtype="float64")
         first, second = (train(config, folder / f"{family.__name__}{i}") for i in (1, 2))
         assert same(first["model"], second["model"]), "a run differs from its own repetition"
@@ -293,7 +309,8 @@ def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_learner(tmp_path: Path) -> None:
     """The same network and data, learned by other rules; Meta-SGD learns its rates, too."""
     few_shot = glyphs(iterations=2, dtype="float64")
-    configs = [with_values(few_shot, learner=learner) for learner in ("maml", "anil", "metasgd")]
+    names = ("maml", "anil", "metasgd", "imaml")
+    configs = [with_values(few_shot, learner=learner) for learner in names]
     configs.append(with_values(few_shot, learner="supervised", batch_size=4))
     models = [train(config, tmp_path / config.learner)["model"] for config in configs]
     weights = models[0].keys()

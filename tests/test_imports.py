@@ -20,6 +20,7 @@ FLOORS = (
     ("cli", "program", "derivatives", "layout", "classifiers"),
     ("rules", "networks", "outer"),
     ("mixed", "kernels"),
+    ("implicit",),
     ("learners",),
     ("worker",),
     ("strategies",),

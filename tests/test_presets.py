@@ -80,6 +80,21 @@ def test_omniglot_follows_the_published_protocol(ways: int, shots: int) -> None:
     assert config.network == "conv4"
 
 
+@pytest.mark.parametrize(("ways", "shots"), OMNIGLOT)
+def test_imaml_follows_the_published_protocol(ways: int, shots: int) -> None:
+    """Table 2 of arXiv:1909.04630 with its caption; the rest from the released code's command."""
+    config = PRESETS[f"imaml-omniglot-{ways}way-{shots}shot"]
+    published = {(5, 1): 0.9916, (5, 5): 0.9967, (20, 1): 0.9446, (20, 5): 0.9869}
+    assert config.published == published[ways, shots]
+    assert config.inner_steps == config.eval_inner_steps == {5: 16, 20: 25}[ways]
+    assert (config.inner_lr, config.meta_lr, config.meta_batch_size) == (0.1, 1e-3, 32)
+    assert (config.proximal, config.cg_steps, config.cg_damping) == (2.0, 5, 1.0)
+    # A support and a query set of as many images a class.
+    assert config.queries == config.eval_queries == shots
+    assert config.iterations == 20_000
+    assert config.network == "conv4"
+
+
 def test_sinusoid_follows_the_published_protocol() -> None:
     config = PRESETS["maml-sinusoid-10shot"]
     assert (config.shots, config.inner_steps, config.inner_lr) == (10, 1, 0.01)

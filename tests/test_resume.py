@@ -58,6 +58,18 @@ def test_optimizer_of_another_version(tmp_path: Path) -> None:
     assert same(last(tmp_path), saved)
 
 
+def test_a_checkpoint_from_before_a_flag_was_there(tmp_path: Path) -> None:
+    """What a version did not have, it did as the default does: resumed so, and not otherwise."""
+    config = sinusoid(iterations=2, meta_optimizer="sgd")
+    saved = train(config, tmp_path)
+    for name in ("proximal", "meta_momentum"):
+        del saved["config"][name]
+    torch.save(saved, checkpoint.last_checkpoint(tmp_path))
+    with pytest.raises(UserError, match=r"--meta-momentum is 0.5, but .* made with 0\.0"):
+        train(config, tmp_path, iterations=4, meta_momentum=0.5)
+    assert train(config, tmp_path, iterations=4)["iteration"] == 4
+
+
 def test_seconds_go_on(tmp_path: Path) -> None:
     first = train(sinusoid(iterations=2), tmp_path)["seconds"]
     second = train(sinusoid(iterations=4), tmp_path)["seconds"]

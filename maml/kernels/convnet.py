@@ -121,7 +121,9 @@ class ConvNetLoss:
         point = None if residuals is None else _Point(at, residuals, n_examples)
         return Gradient(losses, logits, {ALL: gradients}, point)
 
-    def hessian_vector(self, point: _Point, vector: Params, *, total: bool) -> Params:
+    def hessian_vector(
+        self, point: _Point, vector: Params, *, total: bool, again: bool = False
+    ) -> Params:
         """See `SetLoss.hessian_vector`."""
         at, residuals, n_examples = point
 
@@ -137,7 +139,7 @@ class ConvNetLoss:
 
         product = at.new_empty(0 if total else len(at), at.shape[1])
         parts = _share_out(compute, len(at))
-        if residuals.nbytes > _LARGE:
+        if residuals.nbytes > _LARGE and not again:
             _spare.append(residuals)
         return {ALL: torch.stack(parts).sum(0) if total else product}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from maml.config import Config
 from maml.learners.anil import ANIL
 from maml.learners.base import Learner, OuterGradient
+from maml.learners.imaml import IMAML
 from maml.learners.maml import MAML
 from maml.learners.meta_sgd import MetaSGD
 from maml.learners.supervised import Supervised
@@ -13,6 +14,7 @@ LEARNERS: dict[str, type[Learner]] = {
     "maml": MAML,
     "anil": ANIL,
     "metasgd": MetaSGD,
+    "imaml": IMAML,
     "supervised": Supervised,
 }
 

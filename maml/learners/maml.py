@@ -40,15 +40,16 @@ class MAML(Learner):
         """
         return {}
 
+    def support_loss(self, weights: Params, start: Params, task: Task) -> Tensor:
+        """Return what the inner loop of one task descends, at ``weights``, begun at ``start``."""
+        return self.set_loss(weights, task.support_x, task.support_y)[0]
+
     def adapted(self, meta_params: Params, task: Task, steps: int, order: str = "first") -> Params:
         """Return the network's weights after ``steps`` inner steps on one task's support set."""
-
-        def support_loss(weights: Params) -> Tensor:
-            return self.set_loss(weights, task.support_x, task.support_y)[0]
-
+        start = self.network_weights(meta_params)
         return adapt(
-            support_loss,
-            self.network_weights(meta_params),
+            lambda weights: self.support_loss(weights, start, task),
+            start,
             optimizer=OPTIMIZERS[self.config.inner_optimizer](self.inner_lr),
             steps=steps,
             order=order,
@@ -79,6 +80,10 @@ class MAML(Learner):
             remember=steps <= REMEMBERED_STEPS,
             rates=self.inner_rates(meta_params, steps),
         )
+        return self.named(outer, tasks)
+
+    def named(self, outer: mixed.Outer, tasks: Task) -> OuterGradient:
+        """Return gradients by the names of the meta-parameters, and metrics."""
         metrics = self.objective.metrics(outer.outputs, tasks.query_y)
         gradients = {f"network.{name}": tensor for name, tensor in outer.gradients.items()}
         gradients |= self.rates_gradients(outer.rates)

@@ -1,0 +1,252 @@
+"""iMAML's meta-gradient against closed forms, the unrolled inner loop, and what it is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml import implicit
+from maml.derivatives import FunctionLoss
+from maml.inner import OPTIMIZERS, Params, adapt
+from maml.kernels import native_set_loss
+from maml.presets import PRESETS
+from maml.rules import make_rule
+from maml.worker import Share, Worker
+from tests.compiler import needs_compiler
+
+IDS = torch.tensor([3, 11, 12, 40, 7])
+PROXIMAL = 2.0
+
+
+def make_worker(preset: str = "maml-sinusoid-10shot", **changes: object) -> Worker:
+    values = {
+        "learner": "imaml", "dtype": "float64", "task_batch": 3, "inner_lr": 0.1, "inner_steps": 4,
+        "kernels": "torch", "filters": 16, "proximal": PROXIMAL, **changes,
+    }  # fmt: skip
+    config = dataclasses.replace(PRESETS[preset], **values)  # type: ignore[arg-type]
+    return Worker(config, torch.device("cpu"))
+
+
+def share_of(worker: Worker) -> Share:
+    return worker.meta_gradient(worker.learner.meta_parameters(), IDS, worker.learner)
+
+
+def distance(a: Params, b: Params) -> float:
+    """The largest difference, relative to the largest element of ``b``."""
+    assert a.keys() == b.keys()
+    scale = max(tensor.abs().max().item() for tensor in b.values())
+    return max((a[name] - b[name]).abs().max().item() for name in b) / scale
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def regression(weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean squared error of x w: its Hessian is 2 xᵀx / E."""
+    outputs = x @ weights["w"]
+    return (outputs - y).square().mean(), outputs
+
+
+@pytest.mark.parametrize("damping", [0.0, 1.0])
+def test_closed_form_of_linear_regression(damping: float) -> None:
+    """As many steps of conjugate gradient as unknowns, at the end of a loop that has arrived."""
+    task = Task(*(randn(3, *shape, seed=i) for i, shape in enumerate([(6, 4), (6,), (8, 4), (8,)])))
+    start = randn(4, seed=9)
+    outer = implicit.meta_gradient(
+        FunctionLoss(regression),
+        {"w": start},
+        task,
+        rule=make_rule("sgd", 0.1),
+        steps=1500,
+        proximal=PROXIMAL,
+        cg_steps=4,
+        cg_damping=damping,
+    )
+    expected = torch.zeros_like(start)
+    identity = torch.eye(4, dtype=torch.float64)
+    for i in range(3):
+        x, y, x_query, y_query = (tensor[i] for tensor in task)
+        hessian = 2 / 6 * x.T @ x
+        # The gradient of the inner problem is zero here.
+        phi = torch.linalg.solve(hessian + PROXIMAL * identity, 2 / 6 * x.T @ y + PROXIMAL * start)
+        query = 2 / 8 * x_query.T @ (x_query @ phi - y_query)
+        expected += torch.linalg.solve((1 + damping) * identity + hessian / PROXIMAL, query)
+        assert outer.losses[i].item() == pytest.approx(
+            (x_query @ phi - y_query).square().mean().item(), rel=1e-10
+        )
+    torch.testing.assert_close(outer.gradients["w"], expected, rtol=1e-10, atol=1e-12)
+
+
+def smooth_network(weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Without ReLUs: their minima may lie in a kink, where there is no Hessian."""
+    outputs = torch.tanh(x @ weights["a"] + weights["b"]) @ weights["c"]
+    return (outputs - y).square().mean(), outputs
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_the_limit_of_the_unrolled_loop(optimizer: str) -> None:
+    """Reverse mode through a loop that has arrived is the same gradient; before, it is not."""
+    task = Task(*(randn(3, *shape, seed=i) for i, shape in enumerate([(6, 4), (6,), (8, 4), (8,)])))
+    start = {"a": randn(4, 5, seed=7), "b": randn(5, seed=8), "c": randn(5, seed=9)}
+
+    def query_loss(weights: Params, steps: int, *tensors: Tensor) -> Tensor:
+        x, y, x_query, y_query = tensors
+
+        def inner(at: Params) -> Tensor:
+            away = sum((at[name] - weights[name]).square().sum() for name in at)
+            return smooth_network(at, x, y)[0] + PROXIMAL / 2 * away
+
+        phi = adapt(inner, weights, optimizer=OPTIMIZERS[optimizer](0.15), steps=steps)
+        return smooth_network(phi, x_query, y_query)[0]
+
+    apart = []
+    for steps in (1, 500):
+        found = implicit.meta_gradient(
+            FunctionLoss(smooth_network), start, task, rule=make_rule(optimizer, 0.15),
+            steps=steps, proximal=PROXIMAL, cg_steps=60, cg_damping=0.0,
+        )  # fmt: skip
+        unrolled = [
+            torch.func.grad_and_value(query_loss)(start, steps, *(tensor[i] for tensor in task))
+            for i in range(3)
+        ]
+        torch.testing.assert_close(
+            found.losses, torch.stack([loss for _, loss in unrolled]), rtol=1e-12, atol=1e-12
+        )
+        expected = {name: sum(gradients[name] for gradients, _ in unrolled) for name in start}
+        apart.append(distance(found.gradients, expected))
+    assert apart[0] > 1e-2
+    assert apart[1] < 1e-9
+
+
+def test_without_conjugate_gradient_it_is_the_query_gradient() -> None:
+    """MAML's first-order gradient, but for where the inner loop ends: nothing pulls there."""
+    implicit_one = share_of(make_worker(inner_steps=1, cg_steps=0))
+    first_order = share_of(make_worker(learner="maml", inner_steps=1, order="first"))
+    # The pull of the first step, from where it pulls to, is zero.
+    assert distance(implicit_one.gradients, first_order.gradients) < 1e-12
+    implicit_two = share_of(make_worker(inner_steps=2, cg_steps=0))
+    first_order = share_of(make_worker(learner="maml", inner_steps=2, order="first"))
+    assert distance(implicit_two.gradients, first_order.gradients) > 1e-4
+
+
+@needs_compiler
+@pytest.mark.parametrize("network", ["conv4", "conv4-pool"])
+def test_kernels_find_the_same(network: str) -> None:
+    changes: dict[str, Any] = {"network": network, "inner_steps": 3}
+    native = share_of(make_worker("maml-glyphs-5way-1shot", kernels="native", **changes))
+    torch_s = share_of(make_worker("maml-glyphs-5way-1shot", kernels="torch", **changes))
+    torch.testing.assert_close(native.totals, torch_s.totals, rtol=1e-10, atol=1e-10)
+    assert distance(native.gradients, torch_s.gradients) < 1e-9
+
+
+@needs_compiler
+def test_a_point_of_the_kernels_can_be_asked_again() -> None:
+    worker = make_worker("maml-glyphs-5way-1shot")
+    loss = native_set_loss(
+        dataclasses.replace(worker.config, kernels="native"), worker.learner.network, "cpu"
+    )
+    assert loss is not None
+    task = worker.training.tasks(IDS)
+    own = loss.enter(worker.learner.network_weights(worker.learner.meta_parameters()))
+    at = {name: tensor.detach().expand(len(IDS), *tensor.shape) for name, tensor in own.items()}
+    point = loss.gradient(at, task.support_x, task.support_y, again=True).point
+    vectors = [{n: randn(*t.shape, seed=seed) for n, t in at.items()} for seed in (1, 2, 1)]
+    first, other, again = (
+        loss.hessian_vector(point, vector, total=False, again=True) for vector in vectors
+    )
+    for name in at:
+        assert torch.equal(first[name], again[name])
+        assert not torch.equal(first[name], other[name])
+
+
+@pytest.mark.parametrize("task_batch", [1, 5])
+def test_tasks_do_not_know_of_each_other(task_batch: int) -> None:
+    """Each has steps of conjugate gradient of its own length."""
+    expected, found = share_of(make_worker()), share_of(make_worker(task_batch=task_batch))
+    assert distance(found.gradients, expected.gradients) < 1e-12
+
+
+def test_evaluation_pulls_as_training_does() -> None:
+    worker = make_worker(eval_inner_steps=3, inner_lr=0.05)
+    params = {k: t.detach() for k, t in worker.learner.meta_parameters().items()}
+    task = worker.training.tasks(IDS[:1])
+    task = Task(*(tensor[0] for tensor in task))
+    found = worker.learner.adapted(params, task, 3)
+
+    start = worker.learner.network_weights(params)
+    at = start
+    for _ in range(3):
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in at.items()}
+        loss, _ = worker.learner.set_loss(leaves, task.support_x, task.support_y)
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        at = {
+            name: tensor - 0.05 * (gradient + PROXIMAL * (tensor - start[name]))
+            for (name, tensor), gradient in zip(at.items(), gradients, strict=True)
+        }
+    assert distance(found, at) < 1e-13
+
+
+# ---- conjugate gradient -----------------------------------------------------------------------
+
+
+def product_of(matrices: Tensor) -> Any:
+    """A times vectors that are in two parts, of shapes of their own."""
+
+    def product(vector: Params) -> Params:
+        flat = torch.cat([vector["a"].flatten(1), vector["b"]], dim=1)
+        result = torch.einsum("bij,bj->bi", matrices, flat)
+        return {"a": result[:, :6].view(-1, 2, 3), "b": result[:, 6:]}
+
+    return product
+
+
+def parts(flat: Tensor) -> Params:
+    return {"a": flat[:, :6].reshape(-1, 2, 3), "b": flat[:, 6:]}
+
+
+def positive_definite(n_tasks: int, size: int) -> Tensor:
+    root = randn(n_tasks, size, size, seed=3)
+    return root @ root.mT + torch.eye(size, dtype=torch.float64)
+
+
+def test_conjugate_gradient_solves() -> None:
+    """Exactly, in as many steps as unknowns, and more of them change nothing; less in fewer."""
+    matrices, right = positive_definite(4, 8), randn(4, 8, seed=4)
+    expected = parts(torch.linalg.solve(matrices, right))
+    errors = [
+        distance(implicit.conjugate_gradient(product_of(matrices), parts(right), steps), expected)
+        for steps in (2, 5, 8, 100)
+    ]
+    assert errors[0] > errors[1] > 1e-6
+    assert errors[2] < 1e-9
+    assert errors[3] < 1e-12
+
+
+def test_conjugate_gradient_ends_for_each_task_by_itself() -> None:
+    """Zero, solved at once, not positive along b, not positive further on, and an ordinary one."""
+    matrices = positive_definite(5, 8)
+    right = randn(5, 8, seed=4)
+    right[0] = 0
+    matrices[1] = 4 * torch.eye(8, dtype=torch.float64)
+    matrices[2] = -torch.eye(8, dtype=torch.float64)
+    matrices[3] = torch.diag(torch.tensor([5.0, 4, 3, 2, 1, 1, 1, -2], dtype=torch.float64))
+    right[3] = torch.tensor([1.0] * 7 + [0.5], dtype=torch.float64)
+    found = implicit.conjugate_gradient(product_of(matrices), parts(right), 30)
+    flat = torch.cat([found["a"].flatten(1), found["b"]], dim=1)
+    assert flat.isfinite().all()
+    assert not flat[0].any()
+    torch.testing.assert_close(flat[1], right[1] / 4, rtol=1e-14, atol=0)
+    assert torch.equal(flat[2], right[2])
+    # Where it stopped, still downhill from zero: x · b > 0.
+    assert flat[3] @ right[3] > 0
+    assert not torch.equal(flat[3], right[3])
+    torch.testing.assert_close(
+        flat[4], torch.linalg.solve(matrices[4], right[4]), rtol=1e-10, atol=1e-12
+    )

@@ -83,7 +83,7 @@ class Config:
     """imaml: strength λ of the pull that the initial weights exert on the adapted ones."""
     cg_steps: int = 5
     """imaml: steps of conjugate gradient for each task's meta-gradient."""
-    cg_damping: float = 1.0
+    cg_damping: float = 0.0
     """imaml: added to the identity in what conjugate gradient solves; 0: the paper's equation."""
     meta_gradient: Literal["auto", "reverse", "mixed"] = "auto"
     """reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels]."""

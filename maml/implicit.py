@@ -24,6 +24,11 @@ from maml.inner import Params
 from maml.mixed import Outer
 from maml.rules import MakeRule
 
+LEAST_CURVATURE = 0.5
+"""Of what (1 + δ) I alone would have along a direction. At a minimum H adds to it; where H takes
+more than half away, the loop is far from one, and a division by next to nothing would make the
+gradient one of rounding, or of chance."""
+
 
 @torch.no_grad()
 def meta_gradient(
@@ -76,22 +81,26 @@ def meta_gradient(
             for name, tensor in vector.items()
         }
 
-    solution = conjugate_gradient(product, query.gradients, cg_steps)
+    least = LEAST_CURVATURE * (1 + cg_damping)
+    solution = conjugate_gradient(product, query.gradients, cg_steps, least)
     summed = {name: tensor.sum(0) for name, tensor in solution.items()}
     return Outer(loss.leave(summed), query.losses, query.outputs, [])
 
 
-def conjugate_gradient(product: Callable[[Params], Params], b: Params, steps: int) -> Params:
+def conjugate_gradient(
+    product: Callable[[Params], Params], b: Params, steps: int, least: float = 0.0
+) -> Params:
     """Solve A x = b for each of B tasks by at most ``steps`` steps from zero.
 
     Conjugate gradient (Hestenes and Stiefel 1952, doi:10.6028/jres.049.044), for symmetric positive
-    definite A. A task's steps end where its residual is nothing but rounding, or where A has no
-    positive curvature along the next direction; where it has none along b, x is b.
+    definite A. A task's steps end where its residual is nothing but rounding, or where the
+    curvature along the next direction p, pᵀAp / pᵀp, is ``least`` or less; if p is b, x is b.
 
     Args:
         product: A times vectors ``{name: [B, …]}``.
         b: ``{name: [B, …]}``; not changed.
         steps: At most so many; 0 returns ``b``.
+        least: The curvature that is too little; at least 0.
     """
     if not steps:
         return b
@@ -103,7 +112,7 @@ def conjugate_gradient(product: Callable[[Params], Params], b: Params, steps: in
     for _ in range(steps):
         ahead = product(direction)
         curvature = _dot(direction, ahead)
-        goes_on = goes_on & (left > enough) & (curvature > 0)
+        goes_on = goes_on & (left > enough) & (curvature > least * _dot(direction, direction))
         moved |= goes_on
         rate = torch.where(goes_on, left / curvature, 0)
         x = _moved(x, rate, direction)

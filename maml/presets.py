@@ -71,6 +71,7 @@ def _glyphs(
     inner_lr: float = 0.4,
     inner_steps: int = 1,
     eval_inner_steps: int = 3,
+    proximal: float = 2.0,
 ) -> Config:
     return Config(
         preset=f"{learner}-glyphs-{ways}way-{shots}shot",
@@ -84,6 +85,7 @@ def _glyphs(
         inner_lr=inner_lr,
         inner_steps=inner_steps,
         eval_inner_steps=eval_inner_steps,
+        proximal=proximal,
         meta_batch_size=16,
         iterations=1000,
         eval_every=250,
@@ -202,6 +204,7 @@ PRESETS: dict[str, Config] = {
             inner_lr=0.1,
             inner_steps=16,
             eval_inner_steps=16,
+            proximal=0.5,
         ),
         _imaml_omniglot(5, 1, 0.9916),
         _imaml_omniglot(5, 5, 0.9967),

@@ -58,7 +58,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "order": (["--order", "first"], "first"),
     "proximal": (["--proximal", "0.5", "--learner", "imaml"], 0.5),
     "cg_steps": (["--cg-steps", "9", "--learner", "imaml"], 9),
-    "cg_damping": (["--cg-damping", "0.0", "--learner", "imaml"], 0.0),
+    "cg_damping": (["--cg-damping", "1.5", "--learner", "imaml"], 1.5),
     "meta_gradient": (["--meta-gradient", "mixed"], "mixed"),
     "kernels": (["--kernels", "torch"], "torch"),
     "compile": (["--compile", "on"], "on"),

@@ -57,7 +57,7 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (sinusoid, "meta_optimizer", "sgd"),
     (implicit, "proximal", 1.0),
     (implicit, "cg_steps", 1),
-    (implicit, "cg_damping", 0.0),
+    (implicit, "cg_damping", 1.0),
     (implicit, "inner_steps", 3),
     (implicit, "inner_optimizer", "adam"),
     (supervised, "batch_size", 7),

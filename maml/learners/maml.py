@@ -41,7 +41,11 @@ class MAML(Learner):
         return {}
 
     def support_loss(self, weights: Params, start: Params, task: Task) -> Tensor:
-        """Return what the inner loop of one task descends, at ``weights``, begun at ``start``."""
+        """Return what the inner loop of one task descends, at ``weights``, begun at ``start``.
+
+        A learner that has another has an `outer_gradient` of its own: the one here, where it is not
+        by reverse mode, knows the loss of a set alone.
+        """
         return self.set_loss(weights, task.support_x, task.support_y)[0]
 
     def adapted(self, meta_params: Params, task: Task, steps: int, order: str = "first") -> Params:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from maml.presets import PRESETS
 from maml.rules import make_rule
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
+from tests.runs import implicit as implicit_run
+from tests.runs import train
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 PROXIMAL = 2.0
@@ -166,6 +169,21 @@ def test_a_point_of_the_kernels_can_be_asked_again() -> None:
         assert not torch.equal(first[name], other[name])
 
 
+def test_rounding_stays_rounding(tmp_path: Path) -> None:
+    """Sums in another order, thirty updates on: far from a minimum, where conjugate gradient would
+    divide by next to nothing, it ends.
+    """
+    models = [
+        train(
+            implicit_run(dtype="float64", iterations=30, meta_lr=1e-2),
+            tmp_path / str(size),
+            task_batch=size,
+        )["model"]
+        for size in (1, 3)
+    ]
+    assert distance(*models) < 1e-12
+
+
 @pytest.mark.parametrize("task_batch", [1, 5])
 def test_tasks_do_not_know_of_each_other(task_batch: int) -> None:
     """Each has steps of conjugate gradient of its own length."""
@@ -250,3 +268,16 @@ def test_conjugate_gradient_ends_for_each_task_by_itself() -> None:
     torch.testing.assert_close(
         flat[4], torch.linalg.solve(matrices[4], right[4]), rtol=1e-10, atol=1e-12
     )
+
+
+def test_conjugate_gradient_ends_before_too_little_curvature() -> None:
+    """Along the third direction there is 1e-9 of it: a step there would be of 1e9."""
+    diagonal = torch.tensor([3.0, 2, 1e-9] + [1] * 5, dtype=torch.float64)
+    right = torch.tensor([[1.0, 1, 1e-3] + [0] * 5], dtype=torch.float64)
+    product = product_of(torch.diag(diagonal)[None])
+    far, near = (
+        implicit.conjugate_gradient(product, parts(right), 3, least)["a"].abs().max()
+        for least in (0.0, 0.5)
+    )
+    assert far > 1e5
+    assert 0.3 < near < 1

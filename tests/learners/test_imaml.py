@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from maml.presets import PRESETS
 from maml.rules import make_rule
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
-from tests.runs import implicit as implicit_run
-from tests.runs import train
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 PROXIMAL = 2.0
@@ -169,19 +166,23 @@ def test_a_point_of_the_kernels_can_be_asked_again() -> None:
         assert not torch.equal(first[name], other[name])
 
 
-def test_rounding_stays_rounding(tmp_path: Path) -> None:
-    """Sums in another order, thirty updates on: far from a minimum, where conjugate gradient would
-    divide by next to nothing, it ends.
-    """
-    models = [
-        train(
-            implicit_run(dtype="float64", iterations=30, meta_lr=1e-2),
-            tmp_path / str(size),
-            task_batch=size,
-        )["model"]
-        for size in (1, 3)
-    ]
-    assert distance(*models) < 1e-12
+def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H has negative eigenvalues there: not every division by a curvature is one to make."""
+
+    def norms(cg_steps: int) -> Tensor:
+        worker = make_worker(task_batch=1, cg_steps=cg_steps)
+        params = worker.learner.meta_parameters()
+        shares = (worker.meta_gradient(params, task[None], worker.learner) for task in tasks)
+        flat = (torch.cat([g.flatten() for g in share.gradients.values()]) for share in shares)
+        return torch.stack([gradient.norm() for gradient in flat])
+
+    tasks = torch.arange(60)
+    of_query = norms(0)
+    assert (norms(5) / of_query).max() < 1 / implicit.LEAST_CURVATURE
+    monkeypatch.setattr(implicit, "LEAST_CURVATURE", 0.0)
+    assert (norms(5) / of_query).max() > 10
 
 
 @pytest.mark.parametrize("task_batch", [1, 5])

@@ -161,20 +161,33 @@ def test_training_moves_every_parameter(local: Trained, tmp_path: Path) -> None:
             assert (tensor - start[name]).abs().max() > 1e-4, name
 
 
-def test_a_learner_of_other_parameters(tmp_path: Path) -> None:
-    """Meta-SGD's rates are no weights of the network: whatever is learned travels and is summed."""
-    flags = [*SEVEN_TASKS, "--learner", "metasgd"]
+def check_another_learner(name: str, folder: Path) -> Trained:
+    """Train it in four topologies; return what it comes to in each."""
+    flags = [*SEVEN_TASKS, "--learner", name]
     names = ("rpc exclusive", "rpc chunk", "allreduce", "param-server rpc")
     configurations = {name: [*flags, *STRATEGIES[name]] for name in names}
-    run_train([*flags, "--run-dir", str(tmp_path / "local")], timeout=120)
-    run([*torchrun(3, TOPOLOGIES), str(tmp_path), json.dumps(configurations)], timeout=240)
-    expected = trained(tmp_path / "local")
-    rates = {k: t for k, t in expected.parameters.items() if k.startswith("rates.")}
-    assert len(rates) == len(expected.parameters) / 2
+    run_train([*flags, "--run-dir", str(folder / "local")], timeout=120)
+    run([*torchrun(3, TOPOLOGIES), str(folder), json.dumps(configurations)], timeout=240)
+    expected = trained(folder / "local")
+    for name in names:
+        assert_same(trained(folder / name), expected, name)
+    return expected
+
+
+def test_a_learner_of_other_parameters(tmp_path: Path) -> None:
+    """Meta-SGD's rates are no weights of the network: whatever is learned travels and is summed."""
+    found = check_another_learner("metasgd", tmp_path)
+    rates = {k: t for k, t in found.parameters.items() if k.startswith("rates.")}
+    assert len(rates) == len(found.parameters) / 2
     # They have moved, each another way; but for those of biases that normalisation takes away.
     assert all(len(t.unique()) > 1 for k, t in rates.items() if not k.endswith("conv.bias"))
-    for name in names:
-        assert_same(trained(tmp_path / name), expected, name)
+
+
+def test_a_learner_that_solves(local: Trained, tmp_path: Path) -> None:
+    """IMAML's steps of conjugate gradient are each task's own, whoever else is in its batch."""
+    found = check_another_learner("imaml", tmp_path)
+    head = "network.head.weight"
+    assert (found.parameters[head] - local.parameters[head]).abs().max() > 1e-4
 
 
 def test_a_classifier_is_the_same_classifier(tmp_path: Path) -> None:

@@ -101,6 +101,11 @@ class FunctionLoss:
         return {name: p.sum(0) for name, p in products.items()} if total else products
 
 
+def of_each_task(weights: Params, n_tasks: int) -> Params:
+    """Return weights that B tasks share as ``{name: [B, …]}``, without a copy (stride 0)."""
+    return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in weights.items()}
+
+
 def _shared(weights: Params) -> tuple[Params, int | None]:
     """Drop the task dimension of weights that all tasks share, and say whether it was dropped."""
     if all(tensor.stride(0) == 0 for tensor in weights.values()):

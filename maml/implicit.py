@@ -12,6 +12,7 @@ the inner steps, and how φ was found does not matter.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.derivatives import SetLoss
+from maml.derivatives import SetLoss, of_each_task
 from maml.inner import Params
 from maml.mixed import Outer
 from maml.rules import MakeRule
@@ -55,10 +56,7 @@ def meta_gradient(
         cg_damping: δ of ((1 + δ) I + H/λ) g = ∇L_query(φ): where a loop has not arrived, H may
             have negative eigenvalues.
     """
-    n_tasks = len(task.support_x)
-    start = {
-        name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in loss.enter(weights).items()
-    }
+    start = of_each_task(loss.enter(weights), len(task.support_x))
     at, state = start, None
     for _ in range(steps):
         gradients = loss.gradient(at, task.support_x, task.support_y, again=False).gradients
@@ -74,8 +72,12 @@ def meta_gradient(
     if cg_steps:
         point = loss.gradient(at, task.support_x, task.support_y, again=True).point
 
+    calls = itertools.count(1)
+
     def product(vector: Params) -> Params:
-        curved = loss.hessian_vector(point, vector, total=False, again=True)
+        # One for each step; the last uses the point up.
+        again = next(calls) < cg_steps
+        curved = loss.hessian_vector(point, vector, total=False, again=again)
         return {
             name: torch.add((1 + cg_damping) * tensor, curved[name], alpha=1 / proximal)
             for name, tensor in vector.items()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.derivatives import SetLoss
+from maml.derivatives import SetLoss, of_each_task
 from maml.inner import Params
 from maml.rules import MakeRule, Rule
 
@@ -60,7 +60,6 @@ def meta_gradient(
             compute it once more: memory that grows with the steps by the weights alone.
         rates: For each step ``{name: […]}``, as `maml.inner.adapt` takes them.
     """
-    n_tasks = len(task.support_x)
     second = order == "second"
 
     own_rates = [None if rates is None else _of_all(rates[i], weights, loss) for i in range(steps)]
@@ -69,9 +68,7 @@ def meta_gradient(
         support = loss.gradient(at, task.support_x, task.support_y, again=again)
         return support.point, rule(at, support.gradients, state, own_rates[step])
 
-    at = {
-        name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in loss.enter(weights).items()
-    }
+    at = of_each_task(loss.enter(weights), len(task.support_x))
     state: Any = None
     trajectory: list[Any] = []
     for step in range(steps):

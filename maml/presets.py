@@ -13,6 +13,11 @@ LI = "Meta-SGD, Li et al. 2017, arXiv:1707.09835"
 RAJESWARAN = "iMAML, Rajeswaran et al. 2019, arXiv:1909.04630"
 
 
+def with_values(config: Config, **values: object) -> Config:
+    """Return ``config`` with some fields replaced (`dataclasses.replace`, kept in one place)."""
+    return dataclasses.replace(config, **values)  # type: ignore[arg-type]
+
+
 def _omniglot(
     ways: int,
     shots: int,
@@ -20,11 +25,12 @@ def _omniglot(
     *,
     learner: str = "maml",
     source: str = f"{FINN}, table 1",
+    **values: Any,
 ) -> Config:
     # Section 5.2 and appendix A.1. The paper's raw rates (0.4; 0.1) multiply the gradient of a
     # sum that is N times the mean cross-entropy's: 2.0 in both cases on the mean.
     twenty = ways == 20
-    return Config(
+    config = Config(
         preset=f"{learner}-omniglot-{ways}way-{shots}shot",
         source=f"{source}, {ways}-way {shots}-shot",
         published=published,
@@ -42,6 +48,7 @@ def _omniglot(
         checkpoint_every=1000,
         eval_every=1000,
     )
+    return with_values(config, **values)
 
 
 def _imaml_omniglot(ways: int, shots: int, published: float) -> Config:
@@ -49,8 +56,12 @@ def _imaml_omniglot(ways: int, shots: int, published: float) -> Config:
     # of the command in the released code (examples/README.md), which trains 20,000 meta-steps.
     # Its network is MAML's here: strided convolutions, but flattened there.
     steps = 25 if ways == 20 else 16
-    return dataclasses.replace(
-        _omniglot(ways, shots, published, learner="imaml", source=f"{RAJESWARAN}, table 2 (GD)"),
+    return _omniglot(
+        ways,
+        shots,
+        published,
+        learner="imaml",
+        source=f"{RAJESWARAN}, table 2 (GD)",
         inner_lr=0.1,
         inner_steps=steps,
         eval_inner_steps=steps,
@@ -63,17 +74,9 @@ def _imaml_omniglot(ways: int, shots: int, published: float) -> Config:
 
 
 def _glyphs(
-    ways: int,
-    shots: int,
-    *,
-    learner: str = "maml",
-    source: str = FINN,
-    inner_lr: float = 0.4,
-    inner_steps: int = 1,
-    eval_inner_steps: int = 3,
-    proximal: float = 2.0,
+    ways: int, shots: int, *, learner: str = "maml", source: str = FINN, **values: Any
 ) -> Config:
-    return Config(
+    config = Config(
         preset=f"{learner}-glyphs-{ways}way-{shots}shot",
         source="this project's embedded data set; " + source,
         learner=learner,  # type: ignore[arg-type]
@@ -82,15 +85,15 @@ def _glyphs(
         shots=shots,
         queries=5,
         eval_queries=5,
-        inner_lr=inner_lr,
-        inner_steps=inner_steps,
-        eval_inner_steps=eval_inner_steps,
-        proximal=proximal,
+        inner_lr=0.4,
+        inner_steps=1,
+        eval_inner_steps=3,
         meta_batch_size=16,
         iterations=1000,
         eval_every=250,
         checkpoint_every=250,
     )
+    return with_values(config, **values)
 
 
 def _maml_sinusoid() -> Config:
@@ -252,8 +255,3 @@ def changed(config: Config) -> dict[str, Any]:
         for name in (*MUST_MATCH, *OF_THE_RESULT)
         if getattr(config, name) != getattr(preset, name)
     }
-
-
-def with_values(config: Config, **values: object) -> Config:
-    """Return ``config`` with some fields replaced (`dataclasses.replace`, kept in one place)."""
-    return dataclasses.replace(config, **values)  # type: ignore[arg-type]

@@ -362,11 +362,10 @@ def _beginning(directory: Path, config: Config, params: Params) -> dict[str, Any
 
 def _load(path: Path, config: Config, params: Params) -> dict[str, Any]:
     """Return a checkpoint of the same run; refuse one that was made otherwise."""
-    saved = checkpoint.load(path)
+    saved, default = checkpoint.load(path), Config()
     for name in MUST_MATCH:
         # What an earlier version did not have yet, it did as the default does.
-        then = saved["config"].get(name, getattr(Config(), name))
-        now = getattr(config, name)
+        then, now = saved["config"].get(name, getattr(default, name)), getattr(config, name)
         if then != now:
             raise UserError(
                 f"{flag(name)} is {now}, but {path} was made with {then}; give {flag(name)} {then},"

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import sys
 
-from maml import allocator, turns
-from maml.cli import parse
-from maml.program import end_with_launcher, run_program
-from maml.world import World
+from maml.config.cli import parse
+from maml.processes import allocator, scheduling
+from maml.processes.program import end_with_launcher, run_program
+from maml.processes.world import World
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     # Read again later; before TorchOpt is imported, which ends in a traceback where it cannot be.
     World.from_environment()
     allocator.tune()
-    turns.give_way()
+    scheduling.give_way()
     # Imported late: --help and a mistyped flag need no torch.
     from maml.trainer import Trainer
 

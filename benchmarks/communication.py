@@ -26,8 +26,8 @@ from torch import nn
 from torchvision.models import resnet50
 
 from benchmarks.command import command_line, count, positive
+from maml.config.presets import PRESETS
 from maml.learners import build_learner
-from maml.presets import PRESETS
 
 RECORDS = Path(__file__).resolve().parent / "records"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from maml.run_dir import git_commit, versions
+from maml.run.provenance import git_commit, versions
 
 
 def describe(threads: int) -> dict[str, Any]:

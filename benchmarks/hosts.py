@@ -24,7 +24,7 @@ from tqdm import tqdm
 from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
 from benchmarks.scaling import TOPOLOGIES
-from maml.run_log import read_metrics
+from maml.run.log import read_metrics
 from tests.launching import run_together
 from tests.network import Network, has_netem, why_not
 

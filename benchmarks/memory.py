@@ -37,9 +37,9 @@ def measure(peer: str, steps: int) -> tuple[float, float]:
 
     from benchmarks.peers import build
     from benchmarks.settings import SETTINGS, make_tasks
-    from maml import allocator
+    from maml.config.presets import with_values
     from maml.learners import build_learner
-    from maml.presets import with_values
+    from maml.processes import allocator
 
     allocator.tune()
     torch.set_num_threads(1)

@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 import maml.trainer
-from maml import allocator, turns
-from maml.cli import parse
-from maml.presets import with_values
-from maml.program import run_program
-from maml.run_log import Row, RunLog
+from maml.config.cli import parse
+from maml.config.presets import with_values
+from maml.processes import allocator, scheduling
+from maml.processes.program import run_program
+from maml.run.log import Row, RunLog
 
 
 def link_bytes() -> int:
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     """Train all configurations."""
     folder, configurations = Path(arguments[0]), json.loads(arguments[1])
     allocator.tune()
-    turns.give_way()
+    scheduling.give_way()
     maml.trainer.RunLog = MeteredLog  # type: ignore[attr-defined]
     for name, flags in configurations.items():
         config = with_values(parse(flags), run_dir=str(folder / name))

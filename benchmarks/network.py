@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maml.config import Config
-from maml.inner import Params
 from maml.learners import Learner
-from maml.models import Conv4, ConvBlock
+from maml.metagradient.inner import Params
+from maml.networks.conv4 import Conv4, ConvBlock
 
 
 class ConvNet(nn.Module):
-    """`maml.models.Conv4` of ``nn.BatchNorm2d``, ``nn.Sequential`` and the like."""
+    """`maml.networks.conv4.Conv4` of ``nn.BatchNorm2d``, ``nn.Sequential`` and the like."""
 
     def __init__(self, ours: Conv4) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class ConvNet(nn.Module):
 
 
 class Regressor(nn.Sequential):
-    """`maml.models.MLP`."""
+    """`maml.networks.conv4.MLP`."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -23,10 +23,11 @@ from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
 from benchmarks.settings import SETTINGS, make_tasks
 from datasets.tasks import Task
-from maml import allocator, precision
 from maml.config import Config
+from maml.config.presets import with_values
+from maml.execution import precision
 from maml.learners import build_learner
-from maml.presets import with_values
+from maml.processes import allocator
 
 ROWS: dict[str, dict[str, str]] = {
     "default flags": {},

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 
-from maml import allocator
+from maml.processes import allocator
 
 GEMM_SIZE, GEMM_REPEATS = 2048, 4
 GEMMS = ("gemm-blas", "gemm-onednn")

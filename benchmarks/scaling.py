@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
-from maml.run_log import read_metrics
+from maml.run.log import read_metrics
 
 _SERVER = ["--strategy", "param-server"]
 TOPOLOGIES: dict[str, list[str]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from datasets import image_shape, open_episodes
 from datasets.tasks import Task
 from maml.config import Config
-from maml.presets import PRESETS, with_values
+from maml.config.presets import PRESETS, with_values
 
 
 class Setting(NamedTuple):

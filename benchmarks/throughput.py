@@ -110,7 +110,7 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
 def gflop_per_task(setting: str) -> float:
     """Count the multiplications and additions of one task's meta-gradient in reverse mode."""
     config, _, _ = SETTINGS[setting]
-    from maml.presets import with_values
+    from maml.config.presets import with_values
 
     learner = build_learner(with_values(config, meta_gradient="reverse", kernels="torch"))
     with FlopCounterMode(display=False) as counter:

@@ -23,19 +23,20 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from maml import checkpoint, run_dir
-from maml.checks import MOST, most_threads
 from maml.config import Config
-from maml.distributed import choose_device, init_process
+from maml.config.checks import MOST, most_threads
+from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.inner import Params
-from maml.objectives import mean_and_ci95
-from maml.presets import with_values
+from maml.learners.objectives import mean_and_ci95
+from maml.metagradient.inner import Params
+from maml.processes.device import choose_device
+from maml.processes.setup import init_process
+from maml.processes.world import World
+from maml.run import checkpoint, directory, files
+from maml.run.watch import watch
 from maml.strategies import Strategy
 from maml.strategies.local import Local
-from maml.watch import watch
 from maml.worker import Worker
-from maml.world import World
 
 SPLITS = ("train", "validation", "test")
 POLL, PATIENCE = 5.0, 3600.0
@@ -190,9 +191,9 @@ class RunEvaluator:
         """Return the run's configuration, with what is otherwise here.
 
         Raises:
-            UserError: as `run_dir.read_config`.
+            UserError: as `directory.read_config`.
         """
-        config = with_values(run_dir.read_config(self.options.run_dir), strategy="local")
+        config = with_values(directory.read_config(self.options.run_dir), strategy="local")
         for name in ("data_root", "device"):
             if getattr(self.options, name) is not None:
                 config = with_values(config, **{name: getattr(self.options, name)})
@@ -241,13 +242,13 @@ class RunEvaluator:
         """Return the iterations that have a row for the same question.
 
         Raises:
-            UserError: as `run_dir.read_rows`.
+            UserError: as `files.read_rows`.
 
         The iteration alone names a checkpoint: a training that goes back over it makes the same
         parameters again.
         """
         question = self.question().items()
-        rows = run_dir.read_rows(self.rows, mended=True)
+        rows = files.read_rows(self.rows, mended=True)
         return {row["iteration"] for row in rows if question <= row.items()}
 
     def evaluate(self, saved: dict[str, Any]) -> None:
@@ -270,12 +271,12 @@ class RunEvaluator:
         # Where a full disk has cut the last row short, this one begins a line of its own.
         before = self.rows.read_bytes() if self.rows.is_file() else b""
         mend = "\n" if before and not before.endswith(b"\n") else ""
-        run_dir.append_line(self.rows, mend + json.dumps(row))
+        files.append_line(self.rows, mend + json.dumps(row))
         line = summary(result, self.config, question["transductive"])
         print(f"iteration {saved['iteration']}: {line}", flush=True)
 
 
 if __name__ == "__main__":
-    from maml.program import run_program
+    from maml.processes.program import run_program
 
     run_program(main, sys.argv[1:])

@@ -14,20 +14,21 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from maml import checkpoint, run_dir
-from maml.claim import Claim
-from maml.config import MUST_MATCH, Config, flag
-from maml.distributed import choose_device, init_process
+from maml.config import MUST_MATCH, Config
+from maml.config.presets import changed, with_values
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
-from maml.inner import Params
-from maml.outer import OuterOptimizer
-from maml.plots import draw_curves
-from maml.presets import changed, with_values
-from maml.run_log import RunLog
+from maml.metagradient.outer_optimizer import OuterOptimizer
+from maml.processes.device import choose_device
+from maml.processes.setup import init_process
+from maml.processes.world import World
+from maml.run import checkpoint, directory
+from maml.run.lock import Lock
+from maml.run.log import RunLog
+from maml.run.plots import draw_curves
+from maml.run.resume import beginning, choose_run_dir
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
-from maml.world import World
 
 
 class Trainer:
@@ -48,15 +49,15 @@ class Trainer:
         if config.eval_every:
             self.worker.evaluation("validation")
         self.start: dict[str, Any] | None = None
-        self.claim: Claim | None = None
+        self.claim: Lock | None = None
         if self.world.rank == 0:
             # Now, so that a bad --run-dir or --resume ends the run before any worker is waited for.
-            directory = _choose_run_dir(self.config)
+            directory = choose_run_dir(self.config)
             self.config = with_values(self.config, run_dir=str(directory))
-            self.claim = Claim(directory)
+            self.claim = Lock(directory)
             try:
                 params = self.worker.learner.meta_parameters()
-                self.start = _beginning(directory, self.config, params)
+                self.start = beginning(directory, self.config, params)
             except BaseException:
                 self.claim.release()
                 raise
@@ -93,9 +94,9 @@ class _Run:
         self.speaks = strategy.world.rank == 0
         assert config.run_dir is not None
         self.run_dir = Path(config.run_dir)
-        beginning = worker.learner.meta_parameters()
+        initial = worker.learner.meta_parameters()
         self.optimizer = OuterOptimizer(
-            config, {name: tensor.to(strategy.home) for name, tensor in beginning.items()}
+            config, {name: tensor.to(strategy.home) for name, tensor in initial.items()}
         )
         self.meta_params = self.optimizer.params
         self.iteration, self.seconds = 0, 0.0
@@ -103,7 +104,7 @@ class _Run:
             self._restore(start)
         self.began_at = self.iteration
         if self.speaks:
-            run_dir.write_config(
+            directory.write_config(
                 self.run_dir,
                 self.config,
                 iteration=self.iteration,
@@ -150,7 +151,7 @@ class _Run:
 
     def _status(self, state: str) -> None:
         if self.speaks:
-            run_dir.write_status(self.run_dir, state, self.iteration, self.began_at, self.config)
+            directory.write_status(self.run_dir, state, self.iteration, self.began_at, self.config)
 
     def _heed_stop(self) -> None:
         if self.strategy.stopping:
@@ -247,7 +248,7 @@ class _Run:
             result["ci95"] = result["accuracy_ci95" if "accuracy" in test else "loss_ci95"]
             self._say(summary(test, config, config.transductive))
         if self.speaks:
-            run_dir.write_result(self.run_dir, result)
+            directory.write_result(self.run_dir, result)
             plot = draw_curves(self.run_dir, config, result, self.worker, self.meta_params)
             self._say(f"run directory {self.run_dir}, plot {plot}")
 
@@ -335,45 +336,3 @@ def _settled() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def _choose_run_dir(config: Config) -> Path:
-    """Return the run directory, once it is known that a ``--resume`` path is there."""
-    if config.resume not in ("auto", "never") and not Path(config.resume).is_file():
-        raise UserError(f"--resume {config.resume}: no such file (auto, never or a checkpoint)")
-    return run_dir.choose(config)
-
-
-def _beginning(directory: Path, config: Config, params: Params) -> dict[str, Any] | None:
-    """Return the content of the checkpoint to continue from, if any."""
-    last = checkpoint.last_checkpoint(directory)
-    kept = checkpoint.numbered_checkpoints(directory)
-    if config.resume == "auto":
-        # Without the last, but with others: its absence is an error, which names them.
-        return _load(last, config, params) if last.exists() or kept else None
-    path = Path(config.resume)
-    of_this_run = config.resume != "never" and directory.resolve() in path.resolve().parents
-    if (last.exists() or kept) and not of_this_run:
-        raise UserError(
-            f"--resume {config.resume}: {directory} already holds a run; choose another --run-dir"
-        )
-    return None if config.resume == "never" else _load(path, config, params)
-
-
-def _load(path: Path, config: Config, params: Params) -> dict[str, Any]:
-    """Return a checkpoint of the same run; refuse one that was made otherwise."""
-    saved, default = checkpoint.load(path), Config()
-    for name in MUST_MATCH:
-        # What an earlier version did not have yet, it did as the default does.
-        then, now = saved["config"].get(name, getattr(default, name)), getattr(config, name)
-        if then != now:
-            raise UserError(
-                f"{flag(name)} is {now}, but {path} was made with {then}; give {flag(name)} {then},"
-                " or --resume never and another --run-dir"
-            )
-    checkpoint.check_model(saved, params, str(path))
-    if saved["iteration"] > config.iterations:
-        raise UserError(
-            f"--iterations {config.iterations}: {path} was made after {saved['iteration']}"
-        )
-    return saved

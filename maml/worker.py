@@ -16,11 +16,11 @@ from torch import Tensor
 
 from datasets.episodes import Episodes
 from datasets.tasks import Task
-from maml import compiled, precision
-from maml.ahead import Ahead
 from maml.config import Config
-from maml.inner import Params
+from maml.execution import compiled, precision
+from maml.execution.prefetch import Prefetch
 from maml.learners import Learner, OuterGradient, build_learner
+from maml.metagradient.inner import Params
 
 T = TypeVar("T")
 EVALUATION_PREFIXES = ("", "non_transductive_")
@@ -61,7 +61,7 @@ class Worker:
         )
         # Opened here so that bad data is known before any other worker is waited for.
         self.training = training or self.learner.open_tasks("train")
-        self._ahead = Ahead(self.training.tasks)
+        self._ahead = Prefetch(self.training.tasks)
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
@@ -105,7 +105,7 @@ class Worker:
         return self._ahead.tasks(self._batches(ids))
 
     def look_ahead(self, ids: Tensor, delay: float = 0.0) -> None:
-        """Begin with the tasks that follow ``ids [B]`` in the next step; see `Ahead.guess`."""
+        """Begin with the tasks that follow ``ids [B]`` in the next step; see `Prefetch.guess`."""
         if len(ids):
             self._ahead.guess(self._batches(ids)[0] + self.config.meta_batch_size, delay)
 
@@ -137,7 +137,7 @@ class Worker:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
         rows = []
-        for tasks in Ahead(self.evaluation(split).tasks).tasks(self._batches(ids)):
+        for tasks in Prefetch(self.evaluation(split).tasks).tasks(self._batches(ids)):
             tasks = self._on_device(tasks)
             metrics = torch.func.vmap(learner.evaluate, in_dims=(None, 0))(params, tasks)
             rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from maml import checkpoint
 from maml.config import Config
-from maml.presets import PRESETS, with_values
-from maml.run_log import read_metrics
+from maml.config.presets import PRESETS, with_values
+from maml.run import checkpoint
+from maml.run.log import read_metrics
 from maml.trainer import Trainer
 
 SINUSOID: dict[str, Any] = {

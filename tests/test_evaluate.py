@@ -17,17 +17,17 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml import evaluate as evaluation
-from maml.checks import most_threads
 from maml.config import Config
+from maml.config.checks import most_threads
+from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
 from maml.learners import build_learner
-from maml.objectives import mean_and_ci95
-from maml.presets import with_values
-from maml.program import run_program
+from maml.learners.objectives import mean_and_ci95
+from maml.processes.program import run_program
+from maml.processes.world import World
 from maml.strategies.local import Local
 from maml.worker import Worker
-from maml.world import World
 from tests.launching import run
 from tests.runs import glyphs, last, result, sinusoid, train
 

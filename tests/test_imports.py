@@ -14,20 +14,15 @@ from tests.launching import REPO, run
 
 # From the ground up. A room may import from lower floors and from files of its own.
 FLOORS = (
-    ("errors", "seeds", "allocator", "precision", "cuda_graph", "turns"),
-    ("config", "pulse", "ahead", "meeting", "claim", "world", "job"),
-    ("presets", "checks", "models", "objectives", "inner", "distributed", "compiled"),
-    ("cli", "program", "derivatives", "layout", "classifiers"),
-    ("rules", "networks", "outer"),
-    ("mixed", "kernels"),
-    ("implicit",),
+    ("errors", "seeds"),
+    ("config",),
+    ("processes", "execution", "networks"),
+    ("metagradient",),
+    ("kernels",),
     ("learners",),
     ("worker",),
-    ("strategies",),
-    ("run_dir", "checkpoint"),
-    ("run_log", "watch"),
+    ("strategies", "run"),
     ("evaluate",),
-    ("plots",),
     ("trainer",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

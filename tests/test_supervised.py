@@ -11,14 +11,14 @@ from typing import get_args, get_type_hints
 import pytest
 
 from datasets import EXAMPLE_OPENERS, OPENERS
-from maml.checks import NOT_FEW_SHOT
-from maml.classifiers import RESNETS, VGGS
 from maml.config import Config
+from maml.config.checks import NOT_FEW_SHOT
+from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
 from maml.learners import LEARNERS
-from maml.presets import PRESETS, with_values
-from maml.run_dir import read_config
+from maml.networks.classifiers import RESNETS, VGGS
+from maml.run.directory import read_config
 from maml.trainer import Trainer
 from tests.launching import run, run_train
 from tests.runs import last, metrics, result, same, supervised, train

@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Callable
 
 from datasets.tasks import Task
-from maml.inner import Params
 from maml.learners import Learner
+from maml.metagradient.inner import Params
 
 Repetition = Callable[[], Params]
 

@@ -7,8 +7,8 @@ import torch
 from benchmarks.peers import Repetition
 from benchmarks.peers.vmap_peer import total_loss
 from datasets.tasks import Task
-from maml.inner import Params
 from maml.learners import Learner
+from maml.metagradient.inner import Params
 
 
 def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:

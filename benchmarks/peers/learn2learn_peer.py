@@ -7,8 +7,8 @@ import warnings
 from benchmarks.network import gradients_of, loss_function, peer_network
 from benchmarks.peers import Repetition
 from datasets.tasks import Task
-from maml.inner import Params
 from maml.learners import Learner
+from maml.metagradient.inner import Params
 
 
 def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.peers import Repetition, ours_peer
 from datasets.tasks import Task
+from maml.config.presets import with_values
 from maml.learners import Learner, build_learner
-from maml.presets import with_values
 
 
 def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:

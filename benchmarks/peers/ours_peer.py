@@ -8,8 +8,8 @@ from torch import Tensor
 from benchmarks.peers import Repetition
 from datasets.episodes import Episodes
 from datasets.tasks import Task
-from maml.inner import Params
 from maml.learners import Learner
+from maml.metagradient.inner import Params
 from maml.worker import Worker
 
 

@@ -1,14 +1,14 @@
-"""Compiled kernels: a faster `maml.derivatives.SetLoss` for the networks that they know."""
+"""Compiled kernels: a faster `SetLoss` for the networks that they know."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from maml.config import Config
-from maml.derivatives import SetLoss
 from maml.errors import UserError
 from maml.kernels import library
-from maml.models import Conv4
+from maml.metagradient.derivatives import SetLoss
+from maml.networks.conv4 import Conv4
 
 
 def native_set_loss(config: Config, network: nn.Module, device: str) -> SetLoss | None:

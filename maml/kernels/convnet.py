@@ -1,8 +1,8 @@
-"""The compiled `SetLoss` of `maml.models.Conv4` with a mean cross-entropy.
+"""The compiled `SetLoss` of `maml.networks.conv4.Conv4` with a mean cross-entropy.
 
 What is compiled is a network's gradient and the product with its Hessian, nothing of a learner:
-the meta-gradient around it is `maml.mixed`'s for every network. Calls compute in the calling thread
-and outside the interpreter's lock, so several threads may share one object.
+the meta-gradient around it is `maml.metagradient`'s for every network. Calls compute in the calling
+thread and outside the interpreter's lock, so several threads may share one object.
 
 Shape legend: B tasks, E examples, C H W, N ways, F filters, P weights, R residuals.
 """
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from maml.derivatives import Gradient
-from maml.inner import Params
 from maml.kernels import library
-from maml.models import Conv4, ConvBlock
+from maml.metagradient.derivatives import Gradient
+from maml.metagradient.inner import Params
+from maml.networks.conv4 import Conv4, ConvBlock
 
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -60,7 +60,7 @@ def _take(like: Tensor, n_tasks: int, size: int) -> Tensor:
 
 
 class ConvNetLoss:
-    """See `maml.derivatives.SetLoss`; float32 or float64 on the CPU.
+    """See `maml.metagradient.derivatives.SetLoss`; float32 or float64 on the CPU.
 
     Its own coordinates are one tensor `ALL`, in which a convolution is ``[k, k, C, F]``. The biases
     of convolutions are absent: batch norm subtracts them again, and their gradient is zero.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from maml.inner import Params
 from maml.learners.maml import MAML
+from maml.metagradient.inner import Params
 
 
 class ANIL(MAML):

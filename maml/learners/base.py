@@ -12,12 +12,12 @@ from datasets import image_shape, open_episodes
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.tasks import Task
-from maml import precision
 from maml.config import Config
-from maml.inner import Params
-from maml.models import Statistics
+from maml.execution import precision
+from maml.learners.objectives import objective
+from maml.metagradient.inner import Params
 from maml.networks import build_network
-from maml.objectives import objective
+from maml.networks.conv4 import Statistics
 from maml.seeds import seed_of
 
 

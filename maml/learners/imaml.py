@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml import implicit
-from maml.derivatives import FunctionLoss
-from maml.inner import Params
 from maml.learners.base import OuterGradient
 from maml.learners.maml import MAML
-from maml.rules import make_rule
+from maml.metagradient import implicit
+from maml.metagradient.derivatives import FunctionLoss
+from maml.metagradient.inner import Params
+from maml.metagradient.rules import make_rule
 
 
 class IMAML(MAML):
@@ -27,7 +27,7 @@ class IMAML(MAML):
         return super().support_loss(weights, start, task) + 0.5 * self.config.proximal * away
 
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
-        """Differentiate implicitly (`maml.implicit`), whatever the way of the inner loop was."""
+        """Differentiate implicitly, whatever the way of the inner loop was."""
         config = self.config
         outer = implicit.meta_gradient(
             self._native_loss(tasks.support_x.device) or FunctionLoss(self.set_loss),

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml import mixed
 from maml.config import Config
-from maml.derivatives import FunctionLoss, SetLoss
-from maml.inner import OPTIMIZERS, Params, adapt
 from maml.kernels import native_set_loss
 from maml.learners.base import Learner, OuterGradient
-from maml.rules import make_rule
+from maml.metagradient import forward_over_reverse
+from maml.metagradient.derivatives import FunctionLoss, SetLoss
+from maml.metagradient.inner import OPTIMIZERS, Params, adapt
+from maml.metagradient.rules import make_rule
 
 REMEMBERED_STEPS = 8
 """Up to here forward over reverse keeps each step's activations; beyond, it saves the memory."""
@@ -30,7 +30,7 @@ class MAML(Learner):
         self.inner_lr = config.inner_lr
 
     def inner_rates(self, meta_params: Params, steps: int) -> list[Params] | None:
-        """Return what each step's updates are multiplied by, as `maml.inner.adapt` takes it."""
+        """Return what each step's updates are multiplied by, as `inner.adapt` takes it."""
         return None
 
     def rates_gradients(self, rates: list[Params]) -> Params:
@@ -72,7 +72,7 @@ class MAML(Learner):
         if native is None and self.config.meta_gradient != "mixed":
             return super().outer_gradient(meta_params, tasks)
         steps = self.config.inner_steps
-        outer = mixed.meta_gradient(
+        outer = forward_over_reverse.meta_gradient(
             native or FunctionLoss(self.set_loss),
             self.network_weights(meta_params),
             tasks,
@@ -86,7 +86,7 @@ class MAML(Learner):
         )
         return self.named(outer, tasks)
 
-    def named(self, outer: mixed.Outer, tasks: Task) -> OuterGradient:
+    def named(self, outer: forward_over_reverse.Outer, tasks: Task) -> OuterGradient:
         """Return gradients by the names of the meta-parameters, and metrics."""
         metrics = self.objective.metrics(outer.outputs, tasks.query_y)
         gradients = {f"network.{name}": tensor for name, tensor in outer.gradients.items()}

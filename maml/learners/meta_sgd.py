@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from maml.config import Config
-from maml.inner import Params
 from maml.learners.maml import MAML
+from maml.metagradient.inner import Params
 
 _PREFIX = "rates."
 

@@ -12,9 +12,9 @@ from datasets import open_batches
 from datasets.batches import Batches
 from datasets.tasks import Task
 from maml.config import Config
-from maml.inner import Params
 from maml.learners.base import Learner
-from maml.objectives import RANKED_CLASSIFICATION
+from maml.learners.objectives import RANKED_CLASSIFICATION
+from maml.metagradient.inner import Params
 
 
 class Supervised(Learner):

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from maml.config import Config
 from maml.errors import UserError
+from maml.processes.world import World
 from maml.strategies.allreduce import AllReduce
 from maml.strategies.base import Strategy
 from maml.strategies.local import Local
 from maml.strategies.param_server import build_param_server
 from maml.strategies.rpc import Rpc
 from maml.worker import Worker
-from maml.world import World
 
 STRATEGIES: dict[str, Callable[[Config, World, Worker], Strategy]] = {
     "local": Local,

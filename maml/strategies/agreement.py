@@ -16,9 +16,9 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from maml.config import OF_A_HOST, Config, flag
-from maml.distributed import launchers_store
 from maml.errors import UserError, WorkerLostError
-from maml.world import World
+from maml.processes.store import launchers_store
+from maml.processes.world import World
 
 _agreements = itertools.count()
 

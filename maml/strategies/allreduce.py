@@ -17,10 +17,10 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.errors import WorkerLostError
-from maml.inner import Params
+from maml.metagradient.inner import Params
+from maml.processes.world import World
 from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
-from maml.world import World
 
 T = TypeVar("T")
 

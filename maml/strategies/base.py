@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import StopRequest
-from maml.inner import Params
+from maml.metagradient.inner import Params
+from maml.processes.signals import StopRequest
+from maml.processes.world import World
 from maml.strategies.agreement import agree
 from maml.worker import Share, Worker
-from maml.world import World
 
 T = TypeVar("T")
 

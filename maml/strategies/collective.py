@@ -13,12 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import Groups, collective_world, init_process
 from maml.errors import WorkerLostError, timed_out
+from maml.processes.collectives import Groups, collective_world
+from maml.processes.setup import init_process
+from maml.processes.world import World
 from maml.strategies.base import Strategy
 from maml.strategies.packing import Packing
 from maml.worker import Worker
-from maml.world import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maml.inner import Params
-from maml.layout import ParamLayout
+from maml.metagradient.flat import ParamLayout
+from maml.metagradient.inner import Params
 from maml.worker import Share
 
 

@@ -8,8 +8,8 @@ import torch
 import torchopt
 from torch import Tensor
 
-from maml.inner import Params
 from maml.learners import Learner
+from maml.metagradient.inner import Params
 from maml.strategies.packing import Packing
 
 

@@ -25,16 +25,17 @@ import torchopt.distributed as todist
 from torch import Tensor
 
 from maml.config import Config
-from maml.distributed import init_process, left_rpc, rpc_world
 from maml.errors import WorkerLostError, timed_out
-from maml.inner import Params
-from maml.strategies.attendance import answering, heed, wait_for
+from maml.metagradient.inner import Params
+from maml.processes.rpc_world import left_rpc, rpc_world
+from maml.processes.setup import init_process
+from maml.processes.world import World
 from maml.strategies.base import Strategy
+from maml.strategies.liveness import answering, heed, wait_for
 from maml.strategies.outer_loss import OuterLoss
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
-from maml.world import World
 
 YIELD = 0.0005
 """Seconds that sending a call takes the transport's threads."""

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from maml.derivatives import FunctionLoss
 from maml.kernels import convnet, library
 from maml.kernels.convnet import ALL, ConvNetLoss
-from maml.models import Conv4
-from maml.objectives import CLASSIFICATION
+from maml.learners.objectives import CLASSIFICATION
+from maml.metagradient.derivatives import FunctionLoss
+from maml.networks.conv4 import Conv4
 from tests.compiler import needs_compiler
 from tests.launching import run
 from tests.learners.test_meta_gradient import IDS, make_worker

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml import implicit
-from maml.derivatives import FunctionLoss
-from maml.inner import OPTIMIZERS, Params, adapt
+from maml.config.presets import PRESETS
 from maml.kernels import native_set_loss
-from maml.presets import PRESETS
-from maml.rules import make_rule
+from maml.metagradient import implicit
+from maml.metagradient.derivatives import FunctionLoss
+from maml.metagradient.inner import OPTIMIZERS, Params, adapt
+from maml.metagradient.rules import make_rule
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
 

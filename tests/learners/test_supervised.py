@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.config import Config
-from maml.objectives import RANKED_CLASSIFICATION
-from maml.presets import PRESETS, with_values
+from maml.config.presets import PRESETS, with_values
+from maml.learners.objectives import RANKED_CLASSIFICATION
 from maml.worker import Worker
 
 IDS = torch.tensor([3, 0, 11])

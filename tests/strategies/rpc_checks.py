@@ -20,15 +20,15 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 import maml.strategies.rpc as rpc_module
 from maml.config import Config
+from maml.config.presets import PRESETS
 from maml.errors import WorkerLostError
-from maml.inner import Params
-from maml.presets import PRESETS
-from maml.program import run_program
+from maml.metagradient.inner import Params
+from maml.processes.program import run_program
+from maml.processes.world import World
 from maml.strategies.local import Local
 from maml.strategies.reference import Reference
 from maml.strategies.rpc import Rpc
 from maml.worker import Worker
-from maml.world import World
 
 IDS = torch.arange(24)
 

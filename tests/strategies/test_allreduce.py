@@ -48,15 +48,15 @@ def test_diverged_parameters_are_found(tmp_path: Path, every: int) -> None:
     script = tmp_path / "diverging.py"
     script.write_text(
         "import os, sys\n"
-        "import maml.outer\n"
-        "from maml.program import run_program\n"
+        "import maml.metagradient.outer_optimizer\n"
+        "from maml.processes.program import run_program\n"
         "import train_maml\n"
-        "step = maml.outer.OuterOptimizer.step\n"
+        "step = maml.metagradient.outer_optimizer.OuterOptimizer.step\n"
         "def broken(self, gradients, n_tasks):\n"
         "    step(self, gradients, n_tasks)\n"
         "    if os.environ['RANK'] == '1':\n"
         "        next(iter(self.params.values())).add_(1e-6)\n"
-        "maml.outer.OuterOptimizer.step = broken\n"
+        "maml.metagradient.outer_optimizer.OuterOptimizer.step = broken\n"
         "run_program(train_maml.main, sys.argv[1:])\n"
     )
     args = [*SINUSOID, "--iterations", "10", "--check-every", str(every)]

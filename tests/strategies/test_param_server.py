@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from maml.checks import check
 from maml.config import Config
+from maml.config.checks import check
 from maml.errors import UserError
 from tests.launching import run, run_torchrun, run_train, start, start_ranks, torchrun
 from tests.runs import metrics, result, sinusoid
@@ -86,8 +86,8 @@ def test_backup_outlives_workers(tmp_path: Path) -> None:
 
 PLANTED = """
 import os, sys, time
-from maml.program import run_program
-from maml.strategies.param_server import farewell
+from maml.processes.program import run_program
+from maml.strategies.param_server import shutdown
 from maml.worker import Worker
 import train_maml
 meta_gradient, calls = Worker.meta_gradient, 0
@@ -111,7 +111,7 @@ def plant(folder: Path, fault: str) -> str:
 
 def test_a_slow_trainer_is_waited_for_at_the_end(tmp_path: Path) -> None:
     """It is in the middle of a gradient when all is done, and answers."""
-    fault = "farewell.GOODBYE = 0.5\ndef fault(): time.sleep(6 * (os.environ['RANK'] == '2'))"
+    fault = "shutdown.GOODBYE = 0.5\ndef fault(): time.sleep(6 * (os.environ['RANK'] == '2'))"
     flags = ["--ps-mode", "async", "--iterations", "20", "--run-dir", str(tmp_path / "run")]
     ranks = start_ranks(3, [*SINUSOID, *flags], script=plant(tmp_path, fault))
     done = [launched.wait(90) for launched in ranks]
@@ -141,7 +141,7 @@ def test_a_busy_server_is_waited_for(tmp_path: Path, transport: str) -> None:
     script.write_text(
         "import sys, time\n"
         "from maml import checkpoint\n"
-        "from maml.program import run_program\n"
+        "from maml.processes.program import run_program\n"
         "import train_maml\n"
         "save_in = checkpoint.save_in\n"
         "def slowly(*args, **kwargs):\n"

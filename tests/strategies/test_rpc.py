@@ -45,7 +45,7 @@ def test_failing_task_names_its_rank(tmp_path: Path) -> None:
     """An exception on a worker reaches the user with its rank, and the run ends."""
     code = (
         "import sys, os, maml.worker as w\n"
-        "from maml.program import run_program\n"
+        "from maml.processes.program import run_program\n"
         "import train_maml\n"
         "if os.environ['RANK'] == '1':\n"
         "    def broken(*args): raise ValueError('planted')\n"
@@ -66,8 +66,8 @@ def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
     script.write_text(
         "import os, sys, time\n"
         "import maml.distributed as d\n"
-        "from maml.world import World\n"
-        "from maml.program import run_program\n"
+        "from maml.processes.world import World\n"
+        "from maml.processes.program import run_program\n"
         "import train_maml\n"
         "if os.environ['RANK'] == '1':\n"
         "    shutdown = d.rpc.shutdown\n"

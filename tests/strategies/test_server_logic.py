@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from maml.errors import UserError, WorkerLostError
+from maml.processes.world import World
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.strategies.param_server.remote_forward import HandOver, ServedModel
 from maml.worker import Share, Worker
-from maml.world import World
 from tests.runs import sinusoid
 
 IDS = torch.arange(7)

@@ -17,9 +17,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from maml.cli import parse
-from maml.presets import with_values
-from maml.program import run_program
+from maml.config.cli import parse
+from maml.config.presets import with_values
+from maml.processes.program import run_program
 from maml.strategies import Strategy, build_strategy
 from maml.trainer import Trainer
 

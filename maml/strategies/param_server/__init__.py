@@ -1,6 +1,6 @@
 """``--strategy param-server``: rank 0 serves the model, the others train.
 
-``over_rpc`` has the server of all modes and its trainers, ``farewell`` their end,
+``over_rpc`` has the server of all modes and its trainers, ``shutdown`` their end,
 ``remote_forward`` the trainers that call the model where it is, ``over_collectives`` the
 synchronous server without RPC.
 """
@@ -8,11 +8,11 @@ synchronous server without RPC.
 from __future__ import annotations
 
 from maml.config import Config
+from maml.processes.world import World
 from maml.strategies.base import Strategy
 from maml.strategies.param_server.over_collectives import CollectiveServer
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.worker import Worker
-from maml.world import World
 
 
 def build_param_server(config: Config, world: World, worker: Worker) -> Strategy:

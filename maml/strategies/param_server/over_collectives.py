@@ -13,10 +13,10 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.errors import UserError
-from maml.inner import Params
+from maml.metagradient.inner import Params
+from maml.processes.world import World
 from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
-from maml.world import World
 
 FINISH, TRAIN, EVALUATE = range(3)
 SPLITS = ("train", "validation", "test")
@@ -108,7 +108,7 @@ class CollectiveServer(Collective):
         with self.guard():
             work = dist.broadcast(tensor, src=0, group=self.groups.idle, async_op=True)
             assert work is not None
-            self.groups.pulse.wait(work)
+            self.groups.heartbeat.wait(work)
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return tensor
 

@@ -24,18 +24,20 @@ from torch.futures import Future
 
 from datasets.errors import DataError
 from maml.config import Config
-from maml.distributed import GOODBYE, init_process, rpc_world
 from maml.errors import UserError, WorkerLostError
-from maml.inner import Params
-from maml.strategies.attendance import heed, wait_for
+from maml.metagradient.inner import Params
+from maml.processes.goodbye import GOODBYE
+from maml.processes.rpc_world import rpc_world
+from maml.processes.setup import init_process
+from maml.processes.world import World
 from maml.strategies.base import Strategy
+from maml.strategies.liveness import heed, wait_for
 from maml.strategies.packing import Packing
-from maml.strategies.param_server.farewell import Address, Farewell, introduce, leave
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
+from maml.strategies.param_server.shutdown import Address, Shutdown, introduce, leave
 from maml.worker import Share, Worker
-from maml.world import World
 
 _inbox: Inbox | None = None
 
@@ -104,7 +106,7 @@ class ParameterServer(Strategy):
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
-            _inbox, self._farewell = self._inbox, Farewell()
+            _inbox, self._shutdown = self._inbox, Shutdown()
             if self.config.ps_forward == "remote":
                 self._served = ServedModel(
                     self.worker,
@@ -385,7 +387,7 @@ class ParameterServer(Strategy):
         nothing = torch.empty(0)
         self._inbox.give_all(Order("finish", 0, nothing, nothing))
         patience = GOODBYE if self.stop else self.config.timeout
-        self._farewell.take(self.trainers, self._failures, patience)
+        self._shutdown.take(self.trainers, self._failures, patience)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -1,0 +1,25 @@
+"""The configuration: its fields, what they may be, presets, and the command line."""
+
+from __future__ import annotations
+
+from maml.config.fields import (
+    MUST_MATCH,
+    OF_A_HOST,
+    OF_THE_RESULT,
+    Config,
+    default_data_root,
+    flag,
+    from_values,
+    user_path,
+)
+
+__all__ = [
+    "MUST_MATCH",
+    "OF_A_HOST",
+    "OF_THE_RESULT",
+    "Config",
+    "default_data_root",
+    "flag",
+    "from_values",
+    "user_path",
+]

@@ -1,0 +1,1 @@
+"""How a meta-gradient is executed: compiled, captured, rounded; its tasks prefetched."""

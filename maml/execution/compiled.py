@@ -1,0 +1,243 @@
+"""``--compile``: a whole meta-gradient compiled, or captured, for each shape of tasks it meets.
+
+The function is run once while every operation that it ends in is written down (`record`): what
+``torch.func`` transforms, autograd and the inner optimizer do in Python is then done, and what is
+left is one list of tensor operations. Stages make it faster: `inductor` generates code for it (C++
+on a CPU, Triton on a GPU), `maml.execution.cuda_graph.capture` launches all of it as one.
+
+Nothing is taken on trust: the result on the first inputs is compared with the function's own, and
+whatever goes wrong on the way there is one line on stderr, after which the function itself serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import filelock
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from datasets.cache import cache_root
+from maml.config import Config
+from maml.execution import cuda_graph
+
+Tensors: TypeAlias = Sequence[Tensor]
+Run: TypeAlias = Callable[[Tensors], Tensors]
+Stage: TypeAlias = Callable[[Any, Tensors], Any]
+"""``(run(*inputs) → outputs, example inputs) → a faster run``."""
+
+SHAPES = 4
+"""So many shapes of inputs are compiled; a further one is computed without."""
+LONG_RUN = 500_000
+"""Tasks in all from which ``--compile auto`` compiles on a CPU."""
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 0.1}
+"""Largest accepted norm of a tensor's difference, relative to the norm of what it differs from.
+
+In float32 another order of rounding may turn a ReLU, and so move the gradient itself.
+"""
+FLOOR = 0.1
+"""To a tensor's own norm comes so much of that of all beside it (all gradients, say): some consist
+of rounding alone, as those of biases that a batch norm subtracts again."""
+BF16_TOLERANCE = 0.5
+"""The same under ``--precision bf16``: generated code leaves intermediate roundings out."""
+
+
+class _Form(NamedTuple):
+    """A compiled function of flat inputs, and how its outputs are nested."""
+
+    run: Callable[..., Tensors]
+    structure: Any
+
+
+class Compiled:
+    """Calls pure functions of tensors, each through a form compiled for the inputs' shapes.
+
+    The functions given to one object must be the same function of their inputs. Threads may share
+    it.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], *, tolerance: float | None = None, speaks: bool = True
+    ) -> None:
+        """``tolerance`` replaces `TOLERANCE`; ``speaks``: say on stderr what was compiled."""
+        self._stages = stages
+        self._tolerance = tolerance
+        self._speaks = speaks
+        self._lock = threading.Lock()
+        self._forms: dict[Any, _Form | None] = {}
+        self._given_up = False
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return ``function(*args)``: a nest of tensors, of a nest of tensors."""
+        if self._given_up:
+            return function(*args)
+        leaves, structure = pytree.tree_flatten(args)
+        inputs = [leaf.detach().contiguous() for leaf in leaves]
+        key = (structure, *((x.shape, x.dtype, x.device) for x in inputs))
+        with self._lock:
+            if key not in self._forms:
+                self._forms[key] = self._make(function, inputs, structure)
+            form = self._forms[key]
+        if form is None:
+            return function(*args)
+        with torch.no_grad():
+            return pytree.tree_unflatten(form.run(*inputs), form.structure)
+
+    def _make(self, function: Callable[..., Any], inputs: Tensors, structure: Any) -> _Form | None:
+        if self._given_up:
+            return None
+        if len(self._forms) == SHAPES:
+            _say(f"warning: --compile: only {SHAPES} shapes of tasks are compiled, others are not")
+        if len(self._forms) >= SHAPES:
+            return None
+        began = time.perf_counter()
+        # An error of the function's own is raised here, as it would be without us.
+        expected = function(*pytree.tree_unflatten(inputs, structure))
+        try:
+            with _quietly(), _in_the_cache(), torch.no_grad():
+                run, form_structure = record(function, inputs, structure)
+                for stage in self._stages:
+                    run = stage(run, inputs)
+                self._compare(run(*inputs), expected)
+        except Exception as error:
+            self._given_up = True
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            _say(f"warning: --compile: {reason}; computing without")
+            return None
+        if self._speaks:
+            shape = list(inputs[-1].shape)
+            _say(f"--compile: {time.perf_counter() - began:.1f} s for tasks of {shape} targets")
+        return _Form(run, form_structure)
+
+    def _compare(self, found: Tensors, expected: Any) -> None:
+        """Raise unless each output agrees; beside a result that is not finite, any does.
+
+        Losses are large where gradients are small: what stands at different places of the result's
+        outermost nest is never weighed together.
+        """
+        pairs = list(zip(found, pytree.tree_leaves(expected), strict=True))
+        for a, b in pairs:
+            if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+                raise RuntimeError(f"{a.dtype} {list(a.shape)} came for {b.dtype} {list(b.shape)}")
+        for part in pytree.tree_leaves(expected, is_leaf=lambda node: node is not expected):
+            n_leaves = len(pytree.tree_leaves(part))
+            own, pairs = pairs[:n_leaves], pairs[n_leaves:]
+            floating = [(a, b) for a, b in own if b.is_floating_point()]
+            sizes = [b.norm().item() for _, b in floating]
+            floor = FLOOR * math.hypot(*sizes)
+            for (a, b), size in zip(floating, sizes, strict=True):
+                tolerance = self._tolerance or TOLERANCE[b.dtype]
+                difference = (a - b).norm().item()
+                # `not` a `<=`: a difference that is not a number is one.
+                if math.isfinite(floor) and not difference <= tolerance * (size + floor):
+                    raise RuntimeError(f"the result is off by {difference:.1e} of {size:.1e}")
+
+
+def record(
+    function: Callable[..., Any], inputs: Tensors, structure: Any
+) -> tuple[torch.fx.GraphModule, Any]:
+    """Return ``function`` as a list of operations on flat inputs, and its outputs' structure.
+
+    Args:
+        function: A pure function of nests of tensors whose course depends on no tensor's values.
+        inputs: The leaves of its arguments.
+        structure: How they are nested.
+
+    Raises:
+        RuntimeError: if its course does depend on values, among others.
+    """
+    structures = []
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        outputs, nested = pytree.tree_flatten(function(*pytree.tree_unflatten(leaves, structure)))
+        structures.append(nested)
+        return outputs
+
+    return make_fx(flat)(*inputs), structures[0]
+
+
+def inductor(recorded: torch.fx.GraphModule, inputs: Tensors) -> Callable[..., Tensors]:
+    """Stage: generate code with torch's compiler."""
+    import torch._inductor
+
+    return torch._inductor.compile(recorded, list(inputs))
+
+
+def stages(config: Config, device: torch.device, *, in_torch: bool) -> list[Stage]:
+    """Return what ``--compile`` means on ``device``; an empty list: nothing is compiled.
+
+    Args:
+        config: The configuration.
+        device: Where the meta-gradient is computed.
+        in_torch: Whether it is made of torch's operations alone.
+    """
+    if config.compile == "off" or not in_torch:
+        return []
+    if device.type == "cuda":
+        generate = [inductor] if config.compile == "on" else []
+        return [*generate, cuda_graph.Capture(device)]
+    long = config.iterations * config.meta_batch_size >= LONG_RUN
+    return [inductor] if config.compile == "on" or long else []
+
+
+def choose(config: Config, device: torch.device, *, in_torch: bool) -> Compiled | None:
+    """Return what computes meta-gradients under ``--compile``, or None where nothing is compiled.
+
+    The arguments are those of `stages`.
+    """
+    chosen = stages(config, device, in_torch=in_torch)
+    if not chosen:
+        return None
+    tolerance = BF16_TOLERANCE if config.precision == "bf16" else None
+    speaks = os.environ.get("RANK", "0") == "0"
+    return Compiled(chosen, tolerance=tolerance, speaks=speaks)
+
+
+@contextlib.contextmanager
+def _in_the_cache() -> Iterator[None]:
+    """Keep generated code in ``$MAML_CACHE/compiled``, made by one process of a host at a time.
+
+    The first process to come makes it, and those that waited find it there.
+    """
+    folder = cache_root() / "compiled"
+    folder.mkdir(parents=True, exist_ok=True)
+    # Torch sets it to a folder of its own as soon as its compiler is imported, whoever asks.
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    try:
+        with filelock.FileLock(folder / "lock"):
+            yield
+    finally:
+        if before is None:
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        else:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the compiler's notices off stderr; what matters of them is in its error."""
+    log = logging.getLogger("torch")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

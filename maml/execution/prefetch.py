@@ -1,0 +1,78 @@
+"""Tasks made ahead: sampling and decoding go on while others compute, or wait."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+
+MISSES = 4
+"""Guesses in a row that were wrong, after which there are no more: calls follow no pattern."""
+
+
+class Prefetch:
+    """Makes tasks in a thread, one batch ahead of the one that is asked for.
+
+    Tasks are pure functions of their ids, so what was made ahead is what would have been made, and
+    a wrong guess costs its time alone.
+    """
+
+    def __init__(self, make: Callable[[Tensor], Task]) -> None:
+        """Call ``make`` with ids ``[B]``, of one batch at a time."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._guess: tuple[Tensor, Future[Task]] | None = None
+        self._misses = 0
+
+    def tasks(self, batches: Sequence[Tensor]) -> Iterator[Task]:
+        """Yield the tasks of each of ``batches``, ids ``[B]``; the caller computes between two."""
+        if not batches:
+            return
+        next_one = self._take(batches[0])
+        for following in batches[1:]:
+            this, next_one = next_one.result(), _thread().submit(self._make, following)
+            yield this
+        yield next_one.result()
+
+    def guess(self, ids: Tensor, delay: float = 0.0) -> None:
+        """Make the tasks of ``ids``: the first batch, as it seems, that will be asked for next.
+
+        Call it where this process is about to wait. The thread takes the interpreter for about a
+        millisecond: ``delay`` (seconds) lets what is to be said first be said.
+        """
+        if self._misses >= MISSES:
+            return
+
+        def make() -> Task:
+            time.sleep(delay)
+            return self._make(ids)
+
+        with self._lock:
+            if self._guess is not None:
+                self._guess[1].cancel()
+            self._guess = ids, _thread().submit(make)
+
+    def _take(self, ids: Tensor) -> Future[Task]:
+        """Return the tasks of ``ids``, which may have been guessed."""
+        with self._lock:
+            guess, self._guess = self._guess, None
+            if guess is not None:
+                if torch.equal(guess[0], ids):
+                    self._misses = 0
+                    return guess[1]
+                self._misses += 1
+        made: Future[Task] = Future()
+        made.set_result(self._make(ids))
+        return made
+
+
+@functools.cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="tasks")

@@ -1,0 +1,61 @@
+"""The outer loop's optimizer: the one place where meta-parameters change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from maml.config import Config
+from maml.metagradient.flat import ParamLayout
+from maml.metagradient.inner import Params
+
+
+class OuterOptimizer:
+    """Steps meta-parameters along the mean over tasks of their gradient.
+
+    Adam as in the released code of MAML (arXiv:1703.03400), or SGD with momentum. Both work
+    element by element: all meta-parameters are one flat tensor to them, and a step is a few
+    operations, while every other process waits.
+
+    Attributes:
+        params: The meta-parameters by name, views of that tensor: a step changes them, and writing
+            to them in place sets them.
+    """
+
+    def __init__(self, config: Config, meta_params: Params) -> None:
+        """Begin at ``meta_params``, of one dtype, on one device; they are copied."""
+        self._clip = config.grad_clip
+        self._layout = ParamLayout(meta_params)
+        self._flat = self._layout.params(meta_params)
+        self.params = self._layout.to_params(self._flat)
+        self._optimizer: torch.optim.Optimizer
+        if config.meta_optimizer == "adam":
+            self._optimizer = torch.optim.Adam([self._flat], lr=config.meta_lr, fused=True)
+        else:
+            self._optimizer = torch.optim.SGD(
+                [self._flat], lr=config.meta_lr, momentum=config.meta_momentum, fused=True
+            )
+
+    def step(self, gradients: Params, n_tasks: int) -> None:
+        """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped by value.
+
+        Args:
+            gradients: Σ over tasks of the gradient, of each meta-parameter by name.
+            n_tasks: How many tasks were summed; at least 1.
+        """
+        gradient = self._layout.params(gradients).div_(n_tasks)
+        if self._clip is not None:
+            gradient.clamp_(-self._clip, self._clip)
+        self._flat.grad = gradient
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state, for a checkpoint."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``; how its arithmetic is done is this optimizer's own business."""
+        groups = [{**group, "fused": True} for group in state["param_groups"]]
+        self._optimizer.load_state_dict({**state, "param_groups": groups})

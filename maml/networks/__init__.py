@@ -1,0 +1,7 @@
+"""Networks, as modules whose batch statistics are explicit."""
+
+from __future__ import annotations
+
+from maml.networks.build import build_network
+
+__all__ = ["build_network"]

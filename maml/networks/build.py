@@ -1,0 +1,28 @@
+"""Which network a name means."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from maml.networks.classifiers import build_classifier
+from maml.networks.conv4 import MLP, Conv4
+
+
+def build_network(
+    name: str, *, image_shape: tuple[int, int, int] | None, ways: int, filters: int
+) -> nn.Module:
+    """Return the network that ``--network name`` means, with weights from the global generator.
+
+    Args:
+        name: One of the choices of ``Config.network``.
+        image_shape: (C, H, W) of the data; None where it is not images.
+        ways: Outputs of a classifier.
+        filters: Channels of every convolution of conv4 and conv4-pool.
+    """
+    if name == "mlp":
+        return MLP()
+    if image_shape is None:
+        raise ValueError(f"network {name!r} takes images")
+    if name in ("conv4", "conv4-pool"):
+        return Conv4(image_shape, ways, filters=filters, pool=name == "conv4-pool")
+    return build_classifier(name, image_shape, ways)

@@ -1,0 +1,1 @@
+"""A process among others: how they start, meet, know of each other, and part."""

@@ -1,0 +1,77 @@
+"""Collectives between all processes of a run: their beginning and their end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from maml.processes.goodbye import let_rank_zero_be_last, without_waiting, worlds
+from maml.processes.heartbeat import Heartbeat
+from maml.processes.interface import choose_interface
+from maml.processes.store import START_TIMEOUT, own_connection
+from maml.processes.world import World
+
+
+class Groups(NamedTuple):
+    """Process groups over the same processes, which differ in their patience.
+
+    ``work``: ``--timeout``. ``idle``: for ever; where a process waits for work, or for rank zero
+    to finish writing, and ``heartbeat`` says that rank zero lives.
+    """
+
+    work: dist.ProcessGroup
+    idle: dist.ProcessGroup
+    heartbeat: Heartbeat
+
+
+@contextlib.contextmanager
+def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
+    """Join all processes for collectives: gloo between CPUs, nccl between GPUs.
+
+    A body that ends well leaves when all are done; one that ends in an error waits for nobody.
+    """
+    choose_interface(world)
+    start_timeout = timedelta(seconds=max(START_TIMEOUT, timeout))
+    store: Store
+    if world.size == 1:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+    else:
+        store = own_connection(world, start_timeout.total_seconds())
+    number = next(worlds)
+    store = PrefixStore(f"collective world {number}", store)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=start_timeout,
+    )
+    try:
+        # Not yet with their own patience: a group's time limit is also that of its making.
+        work = dist.new_group(timeout=start_timeout)
+        idle = dist.new_group(timeout=start_timeout)
+        # It returns a number in place of a group of which this process is no member.
+        assert isinstance(work, dist.ProcessGroup)
+        assert isinstance(idle, dist.ProcessGroup)
+        groups = Groups(work, idle, Heartbeat(store, world.rank, timeout))
+        dist.barrier()
+        dist.set_timeout(timedelta(seconds=timeout), work)
+        dist.set_timeout(timedelta(days=30), idle)
+        with groups.heartbeat.beating():
+            yield groups
+            # Rank zero may still write for long; once it is done, so is everyone, or is lost.
+            end = dist.broadcast(torch.zeros(1), src=0, group=groups.idle, async_op=True)
+            assert end is not None
+            groups.heartbeat.wait(end)
+            dist.barrier(groups.work)
+    except BaseException:
+        without_waiting(dist.destroy_process_group)
+        raise
+    dist.destroy_process_group()
+    let_rank_zero_be_last(world, number, timeout)

@@ -1,0 +1,80 @@
+"""RPC between all processes of a run: its beginning and its end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed.rpc as rpc
+import torchopt.distributed as todist
+
+from maml.processes.goodbye import let_rank_zero_be_last, without_waiting, worlds
+from maml.processes.interface import choose_interface
+from maml.processes.store import START_TIMEOUT
+from maml.processes.world import World
+
+
+@contextlib.contextmanager
+def rpc_world(
+    world: World, *, threads: int, timeout: float, worker_init: Callable[[], None]
+) -> Iterator[None]:
+    """TorchOpt's ``auto_init_rpc`` with a say in how it ends.
+
+    Every process calls ``worker_init`` before any is served. A body that ends well leaves through
+    a graceful shutdown, which waits for all; one that ends in an error waits for nobody: a frozen
+    peer would hold a graceful shutdown for ever.
+    """
+    choose_interface(world)
+    number = next(worlds)
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=threads,
+        rpc_timeout=max(START_TIMEOUT, timeout),
+        # Not shared memory: its threads never sleep, and take what the tasks need of each core.
+        _transports=["ibv", "uv"],
+        _channels=["basic"],
+    )
+    # Alone, there is nobody to meet.
+    options.init_method = f"tcp://127.0.0.1:{_free_port()}" if world.size == 1 else "maml://"
+
+    @todist.auto_init_rpc(worker_init, rpc_backend_options=options)
+    def enter() -> None:
+        """Be initialised; the decorator does the work."""
+
+    # Emitted inside torch's own RPC initialisation, about torch's own call.
+    warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+    try:
+        enter()
+    finally:
+        # It registers a graceful shutdown without a timeout at exit.
+        atexit.unregister(rpc.shutdown)
+    # From here on a silent peer is a lost one; before, it may just be slow to import.
+    rpc._set_rpc_timeout(timeout)  # type: ignore[attr-defined]
+    try:
+        yield
+    except BaseException:
+        leave_rpc()
+        raise
+    if not left_rpc():
+        rpc.shutdown(graceful=True, timeout=timeout)
+        let_rank_zero_be_last(world, number, timeout)
+
+
+def leave_rpc() -> None:
+    """Leave the RPC world without waiting for anyone."""
+    without_waiting(lambda: rpc.shutdown(graceful=False))
+
+
+def left_rpc() -> bool:
+    """Return whether this process has left the RPC world already."""
+    return not torch._C._distributed_rpc._is_current_rpc_agent_set()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

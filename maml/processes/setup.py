@@ -1,0 +1,33 @@
+"""What a process sets once: its title, its computing threads, its generators."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import setproctitle
+import torch
+
+from maml.config import Config
+from maml.processes.world import World
+from maml.seeds import seed_of
+
+
+def init_process(config: Config, world: World) -> None:
+    """Set title, computing threads and the global generators of this process.
+
+    The generators are seeded by *global* rank, so that no two processes of a run share a stream.
+    No result depends on them: all that matters for one has an address of its own.
+    """
+    setproctitle.setproctitle(f"maml[{world.rank}/{world.size}] {config.preset}")
+    threads = config.threads
+    if (threads is None and "OMP_NUM_THREADS" not in os.environ) or world.launched:
+        # torchrun sets OMP_NUM_THREADS=1 whatever the machine: share its cores out instead.
+        threads = threads or max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    seed = seed_of(config.seed, "process", world.rank)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,59 @@
+"""The launcher's key-value store, as the processes of one start see it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
+
+from maml.processes.rendezvous import meet
+from maml.processes.world import World
+
+START_TIMEOUT = 300.0
+"""Seconds that processes wait for each other at the start, where one may be slow to load."""
+
+
+def _connect(world: World, timeout: float) -> Store:
+    """Connect to the store of ``MASTER_ADDR``."""
+    seconds = timedelta(seconds=timeout)
+    store: Store
+    store, *_ = next(rendezvous("env://", world.rank, world.size, timeout=seconds))
+    return store
+
+
+@functools.cache
+def _meet(world: World) -> tuple[Store, str]:
+    """Return a connection, kept as rank 0 may be the one that holds the store, and `meet`'s name.
+
+    Once a process: whoever has met all others knows them.
+    """
+    store = _connect(world, START_TIMEOUT)
+    return store, meet(store, world.rank, world.size, START_TIMEOUT)
+
+
+def launchers_store(world: World) -> Store:
+    """Return the launcher's store, as those see it who were started together.
+
+    Raises:
+        RuntimeError: as `meet`, or where nothing is reached at ``MASTER_ADDR``.
+        WorkerLostError: as `meet`.
+    """
+    store, name = _meet(world)
+    return PrefixStore(name, store)
+
+
+def own_connection(world: World, timeout: float = START_TIMEOUT) -> Store:
+    """Return `launchers_store` over a connection of its own: who waits in one holds it up."""
+    return PrefixStore(_meet(world)[1], _connect(world, timeout))
+
+
+def _rendezvous(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
+    """Serve ``maml://``, the rendezvous of RPC, which takes no store but a URL."""
+    world = World.from_environment()
+    yield own_connection(world), world.rank, world.size
+
+
+register_rendezvous_handler("maml", _rendezvous)

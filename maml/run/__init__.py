@@ -1,0 +1,1 @@
+"""A run directory: what is written there, when, and by whom."""

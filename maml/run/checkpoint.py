@@ -1,0 +1,220 @@
+"""Checkpoints: one file of tensors and plain containers, never half-written.
+
+A run's ``checkpoints/`` holds ``last.pt``, which a run continues from, and the newest few under
+names of their own, ``iteration-00001000.pt``, for whoever looks on: ``python -m maml.evaluate
+--watch``. The newest of them and ``last.pt`` are one file with two names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maml.errors import UserError
+from maml.metagradient.inner import Params
+
+FORMAT = 1
+PARTS: dict[str, Callable[[Any], bool]] = {
+    "model": lambda part: isinstance(part, dict) and all(map(torch.is_tensor, part.values())),
+    "optimizer": lambda part: isinstance(part, dict),
+    "iteration": lambda part: isinstance(part, int) and part >= 0,
+    "seconds": lambda part: isinstance(part, (int, float)) and 0 <= part < math.inf,
+    "config": lambda part: isinstance(part, dict),
+}
+"""What a checkpoint holds, and whether a value can be that."""
+
+
+def last_checkpoint(run_dir: Path) -> Path:
+    """Return where a run's newest checkpoint is, whether or not it exists."""
+    return run_dir / "checkpoints" / "last.pt"
+
+
+def numbered_checkpoint(run_dir: Path, iteration: int) -> Path:
+    """Return the name of a run's checkpoint after ``iteration``, whether or not it exists."""
+    return run_dir / "checkpoints" / f"iteration-{iteration:08d}.pt"
+
+
+def numbered_checkpoints(run_dir: Path) -> dict[int, Path]:
+    """Return the checkpoints that a run keeps, by iteration, the oldest first."""
+    try:
+        names = os.listdir(run_dir / "checkpoints")
+    except OSError:
+        return {}
+    found = (re.fullmatch(r"iteration-(\d{8,})\.pt", name) for name in names)
+    iterations = sorted(int(match[1]) for match in found if match)
+    return {iteration: numbered_checkpoint(run_dir, iteration) for iteration in iterations}
+
+
+def save_in(run_dir: Path, content: dict[str, Any], keep: int) -> None:
+    """Save a run's newest checkpoint, ``last.pt`` and numbered; of the latter keep ``keep``.
+
+    ``last.pt`` comes first: should there be no room for more, no work is lost.
+
+    Raises:
+        UserError: as `save`.
+    """
+    save(last_checkpoint(run_dir), content)
+    _number(run_dir, content)
+    for path in list(numbered_checkpoints(run_dir).values())[:-keep]:
+        _remove(path)
+
+
+def continue_from(run_dir: Path, content: dict[str, Any], *, is_last: bool) -> None:
+    """Make the checkpoints of ``run_dir`` end with the one that its run continues from.
+
+    What an abandoned continuation has saved after it goes: it would be evaluated and kept as if
+    it were this run's. ``is_last``: whether ``content`` was read from ``last.pt``.
+
+    Raises:
+        UserError: as `save`.
+    """
+    kept = numbered_checkpoints(run_dir)
+    if not kept and not last_checkpoint(run_dir).exists():
+        return  # it continues another directory's run, and has no checkpoint of its own yet
+    if not is_last:
+        save(last_checkpoint(run_dir), content)
+    _number(run_dir, content)
+    for iteration, path in kept.items():
+        if iteration > content["iteration"]:
+            _remove(path)
+
+
+def _number(run_dir: Path, content: dict[str, Any]) -> None:
+    """Give ``last.pt``, which holds ``content``, its second name, atomically."""
+    path = numbered_checkpoint(run_dir, content["iteration"])
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        os.link(last_checkpoint(run_dir), temporary)
+        os.replace(temporary, path)
+    except OSError:
+        # Not every shared folder has links.
+        save(path, content)
+    # A rename does nothing where both names are the same file's already.
+    for stale in path.parent.glob(".iteration-*.tmp"):
+        _remove(stale)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file that nobody needs; it may be gone, and may stay if it cannot go."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Write ``content`` under a temporary name, then rename: a reader sees all of it or none.
+
+    Raises:
+        UserError: if the file cannot be written (a full disk, say); the earlier one stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            torch.save({"format": FORMAT, **content}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        # What processes killed while saving have left; only one process saves in a run.
+        for stale in path.parent.glob(f".{path.name}.*.tmp"):
+            stale.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:
+        # torch reports a failed write as RuntimeError.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        kept = "; the earlier checkpoint is untouched" if path.exists() else ""
+        raise UserError(f"{path}: cannot write the checkpoint: {_reason(error)}{kept}") from error
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, tensors on the CPU, without running any code it may hold.
+
+    Raises:
+        UserError: if it is missing, damaged or of another format; it also names the newest
+            numbered one beside it that is another file.
+    """
+    try:
+        return _load(path)
+    except UserError as error:
+        raise UserError(f"{error}{_way_out(path)}") from error.__cause__
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        # torch reads past the checksums that it writes: a damaged weight would be another weight.
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise UserError(f"{path}: not a readable checkpoint: {damaged} in it is damaged")
+        with warnings.catch_warnings():
+            # About the bytes of a file that is refused below anyway.
+            warnings.simplefilter("ignore")
+            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such checkpoint") from None
+    except pickle.UnpicklingError as error:
+        # torch's own words advise to run the code.
+        reason = "it holds other things than tensors and plain containers"
+        raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
+    except Exception as error:
+        # Damaged bytes lead the unpickler anywhere: KeyError, struct.error, IndexError …
+        raise UserError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path}: not a checkpoint of this project (format {FORMAT})")
+    if missing := [part for part in PARTS if part not in content]:
+        raise UserError(f"{path}: an incomplete checkpoint, without {', '.join(missing)}")
+    for part, whole in PARTS.items():
+        if not whole(content[part]):
+            raise UserError(f"{path}: not a checkpoint of this project: its {part} is none")
+    return content
+
+
+def check_model(content: dict[str, Any], params: Params, what: str) -> None:
+    """Refuse a checkpoint whose model has other names or shapes than ``params``.
+
+    Copying and calling by name would spread a smaller tensor, and fill in what is missing.
+
+    Raises:
+        UserError: naming ``what``, the first parameter that differs, and how.
+    """
+    model = content["model"]
+    for name in dict.fromkeys([*params, *model]):
+        here, there = (
+            str(list(of[name].shape)) if name in of else "none" for of in (params, model)
+        )
+        if here != there:
+            raise UserError(
+                f"{what}: its model is another network's or version's: {name} is {there} there,"
+                f" {here} here"
+            )
+
+
+def _way_out(path: Path) -> str:
+    """Say from where a run can go on whose ``last.pt`` cannot be read."""
+    run_dir = path.parent.parent
+    if path != last_checkpoint(run_dir):
+        return ""
+    for other in reversed(numbered_checkpoints(run_dir).values()):
+        with contextlib.suppress(OSError):
+            if not path.exists() or not other.samefile(path):
+                return f"; --resume {other} continues from there"
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    cause = error.__context__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,201 @@
+"""The run directory: where it is, what it was made with, and how its files are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import itertools
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from maml.config import Config, from_values, user_path
+from maml.config.checks import check_values
+from maml.errors import UserError
+from maml.processes.job import continues, this_job
+from maml.run.files import read_rows, write_text
+from maml.run.lock import Lock
+from maml.run.provenance import git_commit, versions
+
+STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
+
+
+def choose(config: Config) -> Path:
+    """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
+
+    Without the flag, a job that is started again goes on in the directory that it began.
+
+    Raises:
+        UserError: if the directory cannot be made or written, or its metrics.jsonl is damaged.
+    """
+    begun = _begun_by_this_job(config) if config.run_dir is None else None
+    default = f"runs/{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path(default) if config.run_dir is None else user_path("run_dir", config.run_dir)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if begun is not None:
+            path = begun
+        elif config.run_dir is None:
+            path = _make_new(path)
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--run-dir {path}: {_in_the_way(path) or error.strerror}") from error
+    if not os.access(path, os.W_OK):
+        raise UserError(f"--run-dir {path}: not writable")
+    # Before anything there is changed: a run drops the rows after its beginning.
+    read_rows(path / "metrics.jsonl")
+    return path
+
+
+def _begun_by_this_job(config: Config) -> Path | None:
+    """Return the newest run that this command has begun at an earlier start of this job."""
+    if not this_job() or config.resume != "auto":
+        return None
+    begun = []
+    for path in Path("runs").glob(f"{glob.escape(config.preset)}-*/config.yaml"):
+        last = (_starts(path) or [{}])[-1]
+        job = last.get("job")
+        same = isinstance(job, dict) and continues(job) and last.get("command") == sys.argv
+        if same and not Lock.is_held(path.parent):
+            begun.append(path)
+    return max(begun, key=lambda path: path.stat().st_mtime).parent if begun else None
+
+
+def _in_the_way(path: Path) -> str:
+    """Say what exists where a directory is to be made, if anything."""
+    for part in (*reversed(path.parents), path, path / "checkpoints"):
+        if part.is_symlink() and not part.exists():
+            return f"{part} is a link to nothing"
+        if part.exists() and not part.is_dir():
+            return f"{part} is a file"
+    return ""
+
+
+def _make_new(path: Path) -> Path:
+    """Make ``path``, or ``path-2`` and so on where a run of the same second has it already."""
+    for n in itertools.count(1):
+        candidate = path if n == 1 else path.with_name(f"{path.name}-{n}")
+        try:
+            candidate.mkdir()
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError
+
+
+def write_config(
+    run_dir: Path, config: Config, *, iteration: int = 0, processes: int = 1, device: str = "cpu"
+) -> None:
+    """Write ``config.yaml``: every field resolved, with versions and the git commit.
+
+    Those are of this start; ``starts`` tells of all starts, the last one at the end.
+
+    Args:
+        run_dir: The run directory.
+        config: The configuration.
+        iteration: Where this start began.
+        processes: How many of them there are, on all hosts.
+        device: What rank 0 computes on.
+    """
+    path = run_dir / "config.yaml"
+    commit = git_commit()
+    start = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "iteration": iteration,
+        "processes": processes,
+        "device": device,
+        "strategy": config.strategy,
+        "git_commit": commit,
+        "job": this_job(),
+        "command": sys.argv,
+    }
+    content = {
+        "config": dataclasses.asdict(config),
+        "versions": {"python": platform.python_version(), **versions()},
+        "git_commit": commit,
+        "command": sys.argv,
+        "starts": [*_starts(path), start],
+    }
+    write_text(path, yaml.dump(content, Dumper=_Plain, sort_keys=False))
+
+
+class _Plain(yaml.SafeDumper):
+    """Says twice what is there twice, without anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _starts(path: Path) -> list[dict[str, Any]]:
+    """Return the starts that a config.yaml tells of; none where it cannot be read."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return []
+    starts = content.get("starts") if isinstance(content, dict) else None
+    if not isinstance(starts, list):
+        return []
+    return [start for start in starts if isinstance(start, dict)]
+
+
+def read_config(run_dir: Path) -> Config:
+    """Return the configuration that ``run_dir`` was made with.
+
+    Raises:
+        UserError: naming the file, if there is none, it is of another version of this project, or
+            its values cannot work.
+    """
+    path = run_dir / "config.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+            raise UserError("damaged or empty: no mapping of values called config")
+        config = from_values(content["config"])
+        check_values(config)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: not a run directory") from error
+    except (yaml.YAMLError, ValueError, RecursionError, UserError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: not a configuration of this version: {reason}") from error
+    return config
+
+
+def write_result(run_dir: Path, result: dict[str, Any]) -> None:
+    """Write ``result.json``."""
+    write_text(run_dir / "result.json", json.dumps(result, indent=2) + "\n")
+
+
+def write_status(run_dir: Path, state: str, iteration: int, start: int, config: Config) -> None:
+    """Write ``status.json``: what the run is doing, for whoever looks on from outside.
+
+    Args:
+        run_dir: The run directory.
+        state: "training", "finished" (result.json is there), "stopped" (by a signal) or "failed".
+        iteration: Iterations done by now; of a finished or stopped run, its last checkpoint's.
+        start: The iteration at which this training began: 0, or what it continued from.
+        config: Of which it holds how often checkpoints are made, and how many are kept.
+    """
+    content = {
+        "state": state,
+        "iteration": iteration,
+        "start": start,
+        "checkpoint_every": config.checkpoint_every,
+        "keep_checkpoints": config.keep_checkpoints,
+    }
+    write_text(run_dir / "status.json", json.dumps(content) + "\n")
+
+
+def read_status(run_dir: Path) -> dict[str, Any] | None:
+    """Return what `write_status` wrote; None where it is not there (yet)."""
+    try:
+        content = json.loads((run_dir / "status.json").read_text())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(content, dict) and content.keys() >= STATUS
+    return content if whole else None

@@ -1,0 +1,79 @@
+"""How a run's files are written, and read again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from maml.errors import UserError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a small file atomically; a failure is one line that names it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes`, for text."""
+    write_bytes(path, text.encode())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line in one write: it survives whatever comes next. Fails as `write_bytes` does."""
+    try:
+        with open(path, "a") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+
+
+def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl or evaluations.jsonl; none where there is no file.
+
+    A last line that was cut short, by a crash or because it is being written, is left out.
+
+    Args:
+        path: The file.
+        mended: Whether a line that was cut short may be followed by others, as in
+            evaluations.jsonl: evaluators only ever append to it.
+
+    Raises:
+        UserError: naming the file, if it cannot be read or another line is no row.
+    """
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder")
+    if not path.is_file():
+        return []  # no file, or a device, which keeps no rows
+    try:
+        *lines, last = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror}") from error
+    rows = []
+    for number, line in enumerate([*lines, last], start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number > len(lines) or (mended and line.startswith(b"{")):
+                continue
+            raise _damaged(path, number) from error
+        if not isinstance(row, dict) or type(row.get("iteration")) is not int:
+            raise _damaged(path, number)
+        rows.append(row)
+    return rows
+
+
+def _damaged(path: Path, number: int) -> UserError:
+    return UserError(
+        f"{path}: line {number} is not a row of numbers with its iteration: the file is damaged; "
+        "restore it, or move it away"
+    )

@@ -1,0 +1,133 @@
+"""The end of the server's run over RPC: all wait for all, but for nobody who is gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import psutil
+import torch.distributed.rpc as rpc
+from torch.futures import Future
+
+from maml.processes.goodbye import GOODBYE
+from maml.processes.rpc_world import leave_rpc
+from maml.strategies.liveness import answering
+
+
+class Address(NamedTuple):
+    """Where a process runs, and since when (a Unix time): ids of processes are used again."""
+
+    host: str
+    pid: int
+    since: float
+
+    @classmethod
+    def own(cls) -> Address:
+        """Return this process's."""
+        return cls(socket.gethostname(), os.getpid(), psutil.Process().create_time())
+
+
+class Shutdown:
+    """On the server: where the trainers run, who has left, and whether all have."""
+
+    def __init__(self) -> None:
+        global _shutdown
+        self._changed = threading.Condition()
+        self._leaving: dict[int, Future[bool]] = {}
+        self._addresses: dict[int, Address] = {}
+        _shutdown = self
+
+    def introduce(self, rank: int, address: Address) -> None:
+        """Note where a trainer runs."""
+        self._addresses[rank] = address
+
+    def leave(self, rank: int) -> Future[bool]:
+        """Return the future of whether all trainers leave."""
+        future: Future[bool] = Future()
+        with self._changed:
+            self._leaving[rank] = future
+            self._changed.notify_all()
+        return future
+
+    def take(self, trainers: Iterable[int], failed: set[int], patience: float) -> None:
+        """Wait for those who live: they may be in the middle of a gradient. Then let all go.
+
+        Args:
+            trainers: The ranks that were told that all is done.
+            failed: Those of them that are known to be gone.
+            patience: Seconds for one that is slow but answers.
+        """
+        deadline = time.monotonic() + patience
+        missing = self._missing(set(trainers) - failed, GOODBYE)
+        while missing and time.monotonic() < deadline:
+            slow = answering(missing)
+            if not slow:
+                break
+            left = min(GOODBYE, deadline - time.monotonic())
+            missing = missing - slow | self._missing(slow, max(left, 0))
+        for rank in sorted(missing):
+            self._leave_behind(rank)
+        all_leave = not missing and not failed
+        with self._changed:
+            leaving = list(self._leaving.values())
+        for future in leaving:
+            future.set_result(all_leave)
+        if not all_leave:
+            # Not gracefully: that would wait for trainers which are gone.
+            leave_rpc()
+
+    def _missing(self, expected: set[int], seconds: float) -> set[int]:
+        """Wait for ``expected`` to leave, not longer than ``seconds``; return who has not."""
+        with self._changed:
+            self._changed.wait_for(lambda: expected <= self._leaving.keys(), seconds)
+            return expected - self._leaving.keys()
+
+    def _leave_behind(self, rank: int) -> None:
+        """End a trainer that does not answer, if it is one of this host's: it may be frozen."""
+        address = self._addresses.get(rank)
+        line = f"rank {rank} did not leave in time"
+        if address is not None and address.host == socket.gethostname():
+            try:
+                process = psutil.Process(address.pid)
+                if process.create_time() == address.since:
+                    process.kill()
+                    line += "; killed"
+            except psutil.Error:
+                line += "; it is gone"
+        print(f"{line}; all work is done", file=sys.stderr, flush=True)
+
+
+_shutdown: Shutdown | None = None
+
+
+def introduce(rank: int, address: Address) -> None:
+    """Run on the server: see `Shutdown.introduce`."""
+    assert _shutdown is not None
+    _shutdown.introduce(rank, address)
+
+
+@rpc.functions.async_execution
+def _leave(rank: int) -> Future[bool]:
+    """Run on the server: a trainer leaves."""
+    assert _shutdown is not None
+    return _shutdown.leave(rank)
+
+
+def leave(rank: int, patience: float) -> None:
+    """On a trainer: leave, when all do; without them if the server is gone or some were lost.
+
+    Args:
+        rank: This trainer's.
+        patience: The server's, in seconds: it may still wait for one that is slow.
+    """
+    try:
+        all_leave = rpc.rpc_sync(0, _leave, (rank,), timeout=patience + 2 * GOODBYE)
+    except RuntimeError:
+        all_leave = False
+    if not all_leave:
+        leave_rpc()

@@ -1,0 +1,571 @@
+"""The command line: every flag parses, and every mistake is one line that names it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import shutil
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from datasets.cache import default_data_root
+from datasets.errors import DataError
+from maml.config import Config, flag
+from maml.config.checks import NOT_FEW_SHOT
+from maml.config.cli import parse
+from maml.config.presets import PRESETS
+from maml.errors import UserError
+from maml.processes.program import run_program
+from tests.launching import TRAIN, run, run_torchrun
+from tests.runs import as_flags, glyphs, sinusoid
+
+GLYPHS = "maml-glyphs-5way-1shot"
+SINUSOID = "maml-sinusoid-10shot"
+SUPERVISED = "supervised-glyphs-lenet"
+FIRST_USE = r"(drawing|decoding|reading|downloading) "
+# What the help may be framed with, depending on the terminal.
+FRAME = r"[│╭╮╰╯─]+"
+NOT_FLAGS = ("preset", "source", "published")
+FIELDS = [field.name for field in dataclasses.fields(Config) if field.name not in NOT_FLAGS]
+
+COUNTED = [
+    "--filters", "--ways", "--shots", "--queries", "--eval-queries", "--inner-steps",
+    "--batch-size", "--eval-inner-steps", "--iterations", "--meta-batch-size", "--task-batch",
+    "--eval-every", "--eval-tasks", "--test-tasks", "--checkpoint-every", "--keep-checkpoints",
+    "--log-every", "--check-every", "--ps-max-staleness", "--ps-backup-workers", "--cg-steps",
+]  # fmt: skip
+ASYNC = ["--strategy", "param-server", "--ps-mode", "async"]
+BACKUP = ["--strategy", "param-server", "--ps-mode", "backup"]
+
+# For each flag, words after the preset and the value that the field must then have.
+VALUES: dict[str, tuple[list[str], Any]] = {
+    "learner": (["--learner", "supervised"], "supervised"),
+    "network": (["--network", "mlp", "--data", "sinusoid"], "mlp"),
+    "filters": (["--filters", "32"], 32),
+    "inner_lr": (["--inner-lr", "0.125"], 0.125),
+    "inner_steps": (["--inner-steps", "4"], 4),
+    "eval_inner_steps": (["--eval-inner-steps", "7"], 7),
+    "inner_optimizer": (["--inner-optimizer", "adam"], "adam"),
+    "order": (["--order", "first"], "first"),
+    "proximal": (["--proximal", "0.5", "--learner", "imaml"], 0.5),
+    "cg_steps": (["--cg-steps", "9", "--learner", "imaml"], 9),
+    "cg_damping": (["--cg-damping", "1.5", "--learner", "imaml"], 1.5),
+    "meta_gradient": (["--meta-gradient", "mixed"], "mixed"),
+    "kernels": (["--kernels", "torch"], "torch"),
+    "compile": (["--compile", "on"], "on"),
+    "data": (["--data", "omniglot"], "omniglot"),
+    "data_root": (["--data-root", "/some/where"], "/some/where"),
+    "omniglot_split": (["--omniglot-split", "vinyals", "--data", "omniglot"], "vinyals"),
+    "ways": (["--ways", "3"], 3),
+    "shots": (["--shots", "2"], 2),
+    "queries": (["--queries", "6"], 6),
+    "eval_queries": (["--eval-queries", "15"], 15),
+    "batch_size": (["--batch-size", "32", "--learner", "supervised"], 32),
+    "seed": (["--seed", "7"], 7),
+    "iterations": (["--iterations", "12"], 12),
+    "epochs": (["--epochs", "3", "--learner", "supervised"], 3),
+    "meta_batch_size": (["--meta-batch-size", "9"], 9),
+    "meta_lr": (["--meta-lr", "2e-4"], 2e-4),
+    "meta_optimizer": (["--meta-optimizer", "sgd"], "sgd"),
+    "meta_momentum": (["--meta-momentum", "0.9", "--meta-optimizer", "sgd"], 0.9),
+    "grad_clip": (["--grad-clip", "10"], 10.0),
+    "strategy": (["--strategy", "local"], "local"),
+    "partition": (["--partition", "chunk"], "chunk"),
+    "rpc_threads": (["--rpc-threads", "4"], 4),
+    "timeout": (["--timeout", "30.5"], 30.5),
+    "check_every": (["--check-every", "7", "--strategy", "allreduce"], 7),
+    "ps_mode": (["--ps-mode", "backup", "--strategy", "param-server"], "backup"),
+    "ps_transport": (["--ps-transport", "collective", "--strategy", "param-server"], "collective"),
+    "ps_forward": (["--ps-forward", "remote", "--strategy", "param-server"], "remote"),
+    "ps_max_staleness": (["--ps-max-staleness", "3", *ASYNC], 3),
+    "ps_backup_workers": (["--ps-backup-workers", "2", *BACKUP], 2),
+    "threads": (["--threads", "2"], 2),
+    "task_batch": (["--task-batch", "5"], 5),
+    "dtype": (["--dtype", "float64"], "float64"),
+    "precision": (["--precision", "bf16"], "bf16"),
+    "device": (["--device", "cuda:1"], "cuda:1"),
+    "eval_every": (["--eval-every", "0"], 0),
+    "eval_tasks": (["--eval-tasks", "20"], 20),
+    "test_tasks": (["--test-tasks", "0"], 0),
+    "transductive": (["--no-transductive"], False),
+    "run_dir": (["--run-dir", "some/run"], "some/run"),
+    "checkpoint_every": (["--checkpoint-every", "3"], 3),
+    "keep_checkpoints": (["--keep-checkpoints", "2"], 2),
+    "resume": (["--resume", "never"], "never"),
+    "log_every": (["--log-every", "1"], 1),
+    "logger": (["--logger", "tensorboard"], "tensorboard"),
+}
+
+# The contract: these flags must exist under these names.
+CONTRACT = [
+    "--seed", "--data-root", "--run-dir", "--iterations", "--meta-batch-size", "--ways", "--shots",
+    "--queries", "--inner-lr", "--inner-steps", "--eval-inner-steps", "--inner-optimizer",
+    "--meta-lr", "--order", "--strategy", "--partition", "--eval-every", "--eval-tasks",
+    "--checkpoint-every", "--resume", "--logger", "--dtype", "--device",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def help_text() -> str:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), pytest.raises(SystemExit) as stop:
+        parse(["--help"])
+    assert stop.value.code == 0
+    return re.sub(FRAME, "", output.getvalue())
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_flag_parses(name: str) -> None:
+    words, value = VALUES[name]
+    before, after = PRESETS[GLYPHS], parse([GLYPHS, *words])
+    assert getattr(after, name) == value
+    assert type(getattr(after, name)) is type(value)
+    assert getattr(before, name) != value
+    touched = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    for other in FIELDS + list(NOT_FLAGS):
+        if other != name and other not in touched:
+            assert getattr(after, other) == getattr(before, other)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_preset_sets_is_not_given(name: str) -> None:
+    """Spelled out, or on top of it another network, data set or learner: no mistake."""
+    preset = PRESETS[name]
+    assert parse([name]) == preset
+    assert parse(as_flags(preset)) == preset
+    few_shot = "glyphs" if preset.data in ("sinusoid", *NOT_FEW_SHOT) else preset.data
+    parse([name, "--data", "miniimagenet", "--network", "conv4-pool", "--learner", "maml"])
+    parse([name, "--data", few_shot, "--network", "conv4", "--learner", "maml"])
+    parse([name, "--data", few_shot, "--network", "lenet", "--learner", "supervised"])
+
+
+def test_what_a_preset_is_called_is_no_flag() -> None:
+    for name in NOT_FLAGS:
+        with pytest.raises(UserError, match=f"{flag(name)}"):
+            parse([GLYPHS, flag(name), "0.5"])
+
+
+def test_flags_spell_a_configuration_out() -> None:
+    config = sinusoid(seed=3, grad_clip=0.5, transductive=False)
+    assert parse(as_flags(config)) == config
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_help_explains_every_flag(name: str, help_text: str) -> None:
+    options = re.split(r"\n\s*(?=-)", help_text)
+    block = [option for option in options if re.match(rf"{re.escape(flag(name))}[\s,]", option)]
+    assert len(block) == 1, f"{flag(name)} is not in --help"
+    said = re.sub(r"--\S+|\{[^}]*\}\S*|\(default.*", "", block[0], flags=re.DOTALL)
+    words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\b(INT|FLOAT|STR)\b", "", said))
+    assert len(words) >= 2, block[0]
+
+
+@pytest.mark.parametrize("spelled", CONTRACT)
+def test_contract_has_flag(spelled: str) -> None:
+    assert spelled in map(flag, FIELDS)
+
+
+def test_contract_has_choices(help_text: str) -> None:
+    joined = re.sub(r"\s+", "", help_text)
+    assert "--order{second,first}" in joined
+    assert "--partition{exclusive,chunk}" in joined
+    assert "--logger{wandb,tensorboard,none}" in joined
+    assert re.search(r"--strategy\{[^}]*local,rpc[^}]*\}", joined)
+
+
+def test_help_lists_every_preset(help_text: str) -> None:
+    assert [name for name in PRESETS if name not in help_text.split()] == []
+
+
+def test_help_of_a_preset_shows_its_own_values() -> None:
+    done = run([*TRAIN, "maml-omniglot-20way-5shot", "--help"], timeout=60)
+    text = re.sub(r"[│\s]+", " ", done.stdout)
+    assert re.search(r"--ways INT [^(]*\(default: 20\)", text)
+    assert re.search(r"--inner-lr FLOAT [^(]*\(default: 2\.0\)", text)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"MAML_DATA": "/some/data"}, "/some/data"),
+        ({"MAML_DATA": "here/data"}, f"{os.getcwd()}/here/data"),
+        ({"MAML_DATA": "~/data", "HOME": "/some/home"}, "/some/home/data"),
+        ({"HOME": "/some/home"}, "/some/home/.cache/maml"),
+        ({"HOME": "/some/home", "MAML_DATA": ""}, "/some/home/.cache/maml"),
+    ],
+)
+def test_data_root_default(
+    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Config().data_root == str(default_data_root()) == expected
+
+
+@pytest.mark.parametrize("spelled", ["data", "~/data", "/other/data"])
+def test_data_root_is_absolute(
+    spelled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """config.yaml keeps it, and is read from other folders."""
+    monkeypatch.setenv("HOME", "/some/home")
+    monkeypatch.chdir(tmp_path)
+    found = parse([GLYPHS, "--data-root", spelled]).data_root
+    assert found == {"data": f"{tmp_path}/data", "~/data": "/some/home/data"}.get(spelled, spelled)
+
+
+# ---- bad input, told before anything is opened ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "PRESET"),
+        (["maml-glyph-5way-1shot"], "did you mean maml-glyphs-5way-1shot?"),
+        (["maml-omniglot-5way-2shot"], "did you mean maml-omniglot-5way-"),
+        (["nonsense"], "'nonsense'.*--help"),
+        (["--ways", "5"], "'--ways'"),
+        ([GLYPHS, "--nonsense", "1"], "--nonsense"),
+        ([GLYPHS, "--iteration", "1"], "--iteration.*--iterations"),
+        ([GLYPHS, "stray"], "stray"),
+        ([GLYPHS, "--ways"], "--ways"),
+        ([GLYPHS, "--ways", "five"], "--ways.*'five'"),
+        ([GLYPHS, "--ways", "2.5"], "--ways.*'2.5'"),
+        ([GLYPHS, "--inner-lr", "fast"], "--inner-lr.*'fast'"),
+        ([GLYPHS, "--grad-clip", "much"], "--grad-clip.*'much'"),
+        ([GLYPHS, "--order", "third"], "--order.*'second', 'first'"),
+        ([GLYPHS, "--inner-optimizer", "sdg"], "--inner-optimizer.*'sgd'"),
+        ([GLYPHS, "--strategy", "magic"], "--strategy"),
+        ([GLYPHS, "--partition", "halves"], "--partition"),
+        ([GLYPHS, "--logger", "stdout"], "--logger"),
+        ([GLYPHS, "--dtype", "float16"], "--dtype"),
+        ([GLYPHS, "--precision", "fp8"], "--precision"),
+        ([GLYPHS, "--precision", "bf16", "--dtype", "float64"], "--precision bf16.*--dtype"),
+        ([GLYPHS, "--precision", "tf32", "--dtype", "float64"], "--precision tf32.*--dtype"),
+        ([GLYPHS, "--precision", "bf16", "--kernels", "native"], "--kernels native.*--precision"),
+        ([GLYPHS, "--compile", "yes"], "--compile"),
+        ([GLYPHS, "--compile", "on", "--kernels", "native"], "--compile on.*--kernels native"),
+        ([GLYPHS, "--data", "imagenet"], "--data"),
+        ([GLYPHS, "--omniglot-split", "mine"], "--omniglot-split"),
+        ([GLYPHS, "--transductive", "perhaps"], "perhaps"),
+        ([GLYPHS, "--network", "mlp"], "--network mlp.*--data glyphs"),
+        (["maml-sinusoid-10shot", "--network", "conv4"], "--network conv4.*--data sinusoid"),
+        ([GLYPHS, "--epochs", "3"], "--epochs 3: .*--iterations"),
+        ([SUPERVISED, "--epochs", "0"], "--epochs must be at least 1, not 0"),
+        ([GLYPHS, "--data", "mnist"], "--data mnist: --learner maml .*--learner supervised"),
+        ([SUPERVISED, "--data", "sinusoid"], "--data sinusoid: --learner supervised"),
+        ([SUPERVISED, "--data", "miniimagenet"], "--data miniimagenet: .*--learner supervised"),
+        ([SUPERVISED, "--network", "mlp"], "--network mlp.*--data glyphs"),
+        ([SUPERVISED, "--kernels", "native"], "--kernels native: .*inner loop"),
+        ([SUPERVISED, "--meta-gradient", "mixed"], "--meta-gradient mixed: .*inner loop"),
+        ([GLYPHS, "--ps-mode", "async"], "--ps-mode async.*--strategy param-server, not auto"),
+        ([GLYPHS, *BACKUP, "--ps-max-staleness", "3"], "--ps-max-staleness 3.*--ps-mode async"),
+        ([GLYPHS, *ASYNC, "--ps-backup-workers", "2"], "--ps-backup-workers 2.*--ps-mode backup"),
+        *(
+            ([SUPERVISED, name, value], f"{name} {value} is for --learner maml, not supervised")
+            for name, value in {
+                "--inner-lr": "3.0", "--inner-steps": "2", "--eval-inner-steps": "9",
+                "--inner-optimizer": "adam", "--order": "first", "--shots": "7", "--queries": "7",
+                "--eval-queries": "7",
+            }.items()
+        ),
+        ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
+        ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
+        ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4, not mlp"),
+        ([SUPERVISED, "--filters", "3"], "--filters 3 is for --network conv4, not lenet"),
+        ([SINUSOID, "--ways", "7"], "--ways 7: --data sinusoid has no classes"),
+        ([SINUSOID, "--omniglot-split", "vinyals"], "vinyals is for --data omniglot, not sinusoid"),
+        ([GLYPHS, "--omniglot-split", "mamlpp"], "mamlpp is for --data omniglot, not glyphs"),
+        ([SUPERVISED, "--epochs", "1", "--iterations", "6"], "--epochs 1 and --iterations 6: "),
+        ([GLYPHS, "--check-every", "3"], "--check-every 3 is for --strategy allreduce"),
+        ([GLYPHS, "--strategy", "allreduce", "--partition", "chunk"], "--partition chunk.*rpc"),
+        ([GLYPHS, "--meta-momentum", "0.5"], "--meta-momentum.*--meta-optimizer adam"),
+        ([GLYPHS, "--learner", "metasgd", "--inner-steps", "0"], "--inner-steps 0.*metasgd"),
+        ([GLYPHS, "--learner", "imaml", "--proximal", "0"], "--proximal must be positive"),
+        ([GLYPHS, "--learner", "imaml", "--cg-damping", "-1"], "--cg-damping must be at least 0"),
+        ([GLYPHS, "--learner", "imaml", "--cg-damping", "nan"], "--cg-damping must be at least 0"),
+        ([GLYPHS, "--proximal", "1"], "--proximal 1.0 is for --learner imaml, not maml"),
+        ([GLYPHS, "--learner", "imaml", "--order", "first"], "--order first is for --learner maml"),
+        (
+            [GLYPHS, "--learner", "imaml", "--meta-gradient", "reverse"],
+            "--meta-gradient reverse: .*imaml is implicit",
+        ),
+        *(
+            ([GLYPHS, "--meta-optimizer", "sgd", "--meta-momentum", value], "--meta-momentum")
+            for value in ("-0.1", "1", "nan")
+        ),
+        *(
+            ([GLYPHS, name, value], rf"{name}\b.*{re.escape(shown)}")
+            for name in ("--inner-lr", "--meta-lr", "--grad-clip", "--timeout")
+            for value, shown in (("0", "0"), ("-1", "-1"), ("nan", "nan"), ("inf", "inf"))
+        ),
+        *(
+            ([GLYPHS, name, str(least - 1)], rf"{name}\b.*{least}.*{least - 1}")
+            for name, least in {
+                "--filters": 1, "--ways": 1, "--shots": 1, "--queries": 1, "--eval-queries": 1,
+                "--inner-steps": 0, "--batch-size": 1,
+                "--eval-inner-steps": 0, "--iterations": 0, "--meta-batch-size": 1, "--seed": 0,
+                "--rpc-threads": 2, "--task-batch": 1, "--eval-every": 0, "--eval-tasks": 1,
+                "--test-tasks": 0, "--checkpoint-every": 1, "--keep-checkpoints": 1,
+                "--log-every": 1, "--threads": 1,
+                "--check-every": 0, "--ps-max-staleness": 0, "--ps-backup-workers": 0,
+            }.items()
+        ),
+        *(
+            ([GLYPHS, name, str(most + 1)], rf"{name} must be at most {most}\b.*, not {most + 1}$")
+            for name, most in dict.fromkeys(COUNTED, 2**31 - 1).items()
+        ),
+        ([SUPERVISED, "--epochs", str(2**31)], "--epochs must be at most 2147483647, not"),
+        *(
+            ([GLYPHS, name, ""], rf'^{name} "": empty; was a shell variable not set\?$')
+            for name in ("--run-dir", "--data-root", "--resume", "--device")
+        ),
+        ([GLYPHS, "--seed", str(2**63)], "--seed must be at most 9223372036854775807, not"),
+        ([GLYPHS, "--rpc-threads", "4097"], "--rpc-threads must be at most 4096, not 4097"),
+        ([GLYPHS, "--timeout", "2000001"], "--timeout must be at most 2000000, not 2000001"),
+        *(
+            ([GLYPHS, "--threads", str(value)], f"--threads must be at most .*not {value}")
+            for value in (8 * (os.cpu_count() or 1) + 1, 2**40)
+        ),
+    ],
+    ids=lambda value: " ".join(value[-2:]) or "nothing" if isinstance(value, list) else "",
+)  # fmt: skip
+def test_bad_flags(arguments: list[str], says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(arguments)
+    message = str(caught.value)
+    assert re.search(says, message), message
+    assert len(message.splitlines()) == 1
+    assert "│" not in message
+
+
+def test_the_most_that_a_flag_takes() -> None:
+    unread = ("--ps", "--check-", "--b", "--cg")
+    most = {name: 2**31 - 1 for name in COUNTED if not name.startswith(unread)}
+    most |= {"--seed": 2**63 - 1, "--threads": 8 * (os.cpu_count() or 1), "--timeout": 2_000_000}
+    config = parse([GLYPHS, *(str(word) for pair in most.items() for word in pair)])
+    assert (config.seed, config.meta_batch_size) == (2**63 - 1, 2**31 - 1)
+
+
+# ---- bad input, told by the whole program -----------------------------------------------------
+
+
+@pytest.fixture
+def mistake(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Run the program here and return its only line on stderr, without ``error: ``."""
+    import train_maml
+
+    def call(*arguments: str) -> str:
+        # Should the mistake go unnoticed, let it not be for a whole run in the repository.
+        words = [*arguments, "--iterations", "0", "--logger", "none"]
+        if "--test-tasks" not in words:
+            words += ["--test-tasks", "1"]
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as stop:
+            run_program(train_maml.main, words)
+        said = capfd.readouterr().err.splitlines(keepends=True)
+        # Data that no test has used before is drawn or decoded now, and says so.
+        err = "".join(line for line in said if not re.match(FIRST_USE, line))
+        assert stop.value.code == 2, err
+        assert re.fullmatch(r"error: [^\n]+\n", err), err
+        return err[len("error: ") : -1]
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--ways 801", r"--ways 801: the train split has only 800 classes"),
+        ("--ways 101", r"--ways 101: the validation split has only 100 classes"),
+        ("--ways 101 --eval-every 0 --test-tasks 0", None),
+        ("--ways 201 --eval-every 0", r"--ways 201: the test split has only 200 classes"),
+        ("--shots 10 --queries 11", r"--shots 10 and --queries 11.* 21 .* 20"),
+        ("--shots 1 --eval-queries 20", r"--shots 1 and --eval-queries 20.* 21 .* 20"),
+        ("--device cuda", r"--device cuda: .*GPU"),
+        ("--device cuda:3", r"--device cuda:3: .*GPU"),
+        ("--device nonsense", r"--device nonsense"),
+        ("--device mps", r"--device mps"),
+    ],
+)
+def test_bad_requests(
+    flags: str,
+    says: str | None,
+    tmp_path: Path,
+    mistake: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    directory = tmp_path / "run"
+    arguments = [GLYPHS, "--run-dir", str(directory), *flags.split()]
+    if says is None:  # whatever splits a run does not open have no say
+        from maml.trainer import Trainer
+
+        Trainer(parse(arguments))
+        return
+    message = mistake(*arguments)
+    assert re.search(says, message), message
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--ways 801", r"--ways 801: the train split has only 800 classes"),
+        ("--batch-size 1401", r"--batch-size 1401: the train split has only 1400 examples"),
+        ("--batch-size 201", r"--batch-size 201: the validation split has only 200 examples"),
+        ("--batch-size 401 --eval-every 0", r"--batch-size 401: the test split has only 400 ex"),
+        ("--data mnist", r"--ways 100: mnist has 10 classes; give --ways 10"),
+    ],
+)
+def test_bad_requests_of_a_classifier(
+    flags: str, says: str, tmp_path: Path, mistake: Callable[..., str]
+) -> None:
+    directory = tmp_path / "run"
+    message = mistake(SUPERVISED, "--run-dir", str(directory), *flags.split())
+    assert re.search(says, message), message
+    assert not directory.exists()
+
+
+def test_missing_data_of_a_classifier(
+    tmp_path: Path, mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(urllib.request, "urlopen", no_network)
+    message = mistake("supervised-cifar10-resnet18", "--data-root", str(tmp_path / "nothing"))
+    assert message.startswith(f"{tmp_path}/nothing/cifar10/cifar-10-python.tar.gz: not found")
+    assert "--data-root" in message
+
+
+def test_missing_data_names_three_ways_out(
+    tmp_path: Path, mistake: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(urllib.request, "urlopen", no_network)
+    message = mistake("maml-omniglot-5way-1shot", "--data-root", str(tmp_path / "nothing"))
+    assert str(tmp_path / "nothing" / "omniglot") in message
+    for way_out in ("images_background.zip", "--data-root", "download", "maml-glyphs"):
+        assert way_out in message
+
+
+def test_unreadable_image_is_named(
+    data_root: Path,
+    tmp_path: Path,
+    mistake: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What was decoded once is not decoded again.
+    monkeypatch.setenv("MAML_CACHE", str(tmp_path / "cache"))
+    original = data_root / "omniglot"
+    if not (original / "images_background.zip").is_file():
+        pytest.skip(f"{original} holds no archives")
+    folder = tmp_path / "omniglot"
+    folder.mkdir()
+    (folder / "images_evaluation.zip").symlink_to(original / "images_evaluation.zip")
+    damaged = folder / "images_background.zip"
+    shutil.copyfile(original / "images_background.zip", damaged)
+    with zipfile.ZipFile(damaged) as archive:
+        victim = sorted(name for name in archive.namelist() if name.endswith(".png"))[5]
+        info = archive.getinfo(victim)
+    content = bytearray(damaged.read_bytes())
+    name_length = int.from_bytes(
+        content[info.header_offset + 26 : info.header_offset + 28], "little"
+    )
+    extra_length = int.from_bytes(
+        content[info.header_offset + 28 : info.header_offset + 30], "little"
+    )
+    data = info.header_offset + 30 + name_length + extra_length
+    assert info.compress_size > 20
+    content[data : data + 20] = bytes(20)
+    damaged.write_bytes(content)
+    message = mistake("maml-omniglot-5way-1shot", "--data-root", str(tmp_path))
+    assert str(damaged) in message
+    assert victim in message
+
+
+@pytest.mark.parametrize("kind", ["file", "under a file", "dangling link"])
+def test_run_dir_that_cannot_be(kind: str, tmp_path: Path, mistake: Callable[..., str]) -> None:
+    path = tmp_path / "here"
+    if kind == "dangling link":
+        path.symlink_to(tmp_path / "nowhere" / "else")
+    else:
+        path.write_text("a file\n")
+    directory = path / "run" if kind == "under a file" else path
+    message = mistake(SINUSOID, "--run-dir", str(directory))
+    what = "a link to nothing" if kind == "dangling link" else "a file"
+    assert message == f"--run-dir {directory}: {path} is {what}"
+    assert kind == "dangling link" or path.read_text() == "a file\n"
+
+
+@pytest.mark.parametrize("name", ["--run-dir", "--data-root"])
+def test_folder_of_nobody(name: str, mistake: Callable[..., str]) -> None:
+    assert mistake(SINUSOID, name, "~no-such-user/x").startswith(f"{name} ~no-such-user/x: ")
+
+
+def test_run_dir_that_may_not_be_written(tmp_path: Path, mistake: Callable[..., str]) -> None:
+    # Root may write anywhere; /proc refuses even root.
+    directory = Path("/proc/self/run") if os.geteuid() == 0 else tmp_path / "locked"
+    if os.geteuid() != 0:
+        directory.mkdir(mode=0o500)
+    message = mistake(SINUSOID, "--run-dir", str(directory))
+    assert message.startswith(f"--run-dir {directory}: ")
+
+
+def test_data_error_is_a_line_too(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(arguments: list[str]) -> None:
+        raise DataError("some/file.zip: damaged")
+
+    with pytest.raises(SystemExit) as stop:
+        run_program(fail, [])
+    assert stop.value.code == 2
+    assert capfd.readouterr().err == "error: some/file.zip: damaged\n"
+
+
+def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+    def fail(arguments: list[str]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_program(fail, [])
+
+
+# ---- the same under torchrun: said once, nothing hangs ----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["maml-glyphs-5way-1shot", "--run-dir", "train_maml.py"], "--run-dir train_maml.py: "),
+        (["maml-sinusoid-10shot", "--strategy", "local"], "--strategy local runs in one process"),
+    ],
+    ids=["known to one", "known to all"],
+)
+def test_bad_input_under_torchrun(flags: list[str], says: str, cache_dir: Path) -> None:
+    done = run_torchrun(
+        2, [*flags, "--logger", "none"], 90, expect=None, env={"MAML_CACHE": str(cache_dir)}
+    )
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"error: {says}")
+    # torchrun reports in its own words; none of ours is a traceback.
+    assert 'train_maml.py", line' not in done.stderr
+
+
+def test_glyphs_helper_is_what_it_says() -> None:
+    assert parse(as_flags(glyphs())) == glyphs()

@@ -1,0 +1,388 @@
+"""Every flag does something, and only what it should."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maml.config import MUST_MATCH, OF_A_HOST, OF_THE_RESULT, Config
+from maml.config.cli import parse
+from maml.config.presets import with_values
+from maml.metagradient.inner import OPTIMIZERS
+from maml.run import checkpoint
+from maml.trainer import Trainer
+from tests.datasets import tiny_miniimagenet
+from tests.runs import (
+    as_flags,
+    glyphs,
+    implicit,
+    last,
+    metrics,
+    result,
+    same,
+    sinusoid,
+    supervised,
+    train,
+)
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+# Whatever these are changed to, the trained parameters change: (family of runs, field, value).
+TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
+    (sinusoid, "inner_lr", 0.02),
+    (sinusoid, "inner_steps", 2),
+    (sinusoid, "inner_steps", 0),
+    (sinusoid, "order", "first"),
+    (sinusoid, "shots", 5),
+    (sinusoid, "queries", 5),
+    (sinusoid, "seed", 1),
+    (sinusoid, "iterations", 3),
+    (sinusoid, "meta_batch_size", 4),
+    (sinusoid, "meta_lr", 0.002),
+    (sinusoid, "grad_clip", 1e-9),
+    (sinusoid, "dtype", "float32"),
+    (glyphs, "filters", 9),
+    (glyphs, "network", "conv4-pool"),
+    (glyphs, "ways", 3),
+    (glyphs, "shots", 2),
+    (glyphs, "queries", 3),
+    (glyphs, "seed", 1),
+    (sinusoid, "inner_optimizer", "adam"),
+    (sinusoid, "meta_optimizer", "sgd"),
+    (implicit, "proximal", 1.0),
+    (implicit, "cg_steps", 1),
+    (implicit, "cg_damping", 1.0),
+    (implicit, "inner_steps", 3),
+    (implicit, "inner_optimizer", "adam"),
+    (supervised, "batch_size", 7),
+    (supervised, "epochs", 1),
+    (supervised, "meta_batch_size", 3),
+    (supervised, "seed", 1),
+]
+# And with these they stay as they are, to the rounding of a sum in another order: 1e-10, as Adam
+# magnifies what is left of a gradient that is zero but for rounding (a bias before a batch norm).
+TRAINS_THE_SAME: list[tuple[str, Any]] = [
+    ("meta_gradient", "reverse"),
+    ("meta_gradient", "mixed"),
+    ("kernels", "torch"),
+    ("task_batch", 1),
+    ("task_batch", 2),
+    ("threads", 2),
+    ("partition", "chunk"),
+    ("rpc_threads", 2),
+    ("timeout", 5.0),
+    ("device", "cpu"),
+    ("strategy", "local"),
+    ("eval_inner_steps", 3),
+    ("eval_queries", 5),
+    ("eval_every", 1),
+    ("eval_tasks", 3),
+    ("test_tasks", 3),
+    ("transductive", False),
+    ("checkpoint_every", 1),
+    ("keep_checkpoints", 1),
+    ("log_every", 2),
+    ("data_root", "elsewhere"),
+    ("resume", "never"),
+]
+# What a field does is shown by a test of its own, here or in the file named.
+BY_THEMSELVES = {
+    "preset": "test_presets.py",
+    "source": "test_presets.py",
+    "published": "test_presets.py",
+    "learner": "test_learner",
+    "data": "test_data_and_network",
+    "omniglot_split": "test_omniglot_split",
+    "run_dir": "test_run_directory.py",
+    "logger": "run/test_log.py",
+    "meta_momentum": "test_meta_momentum",
+    "check_every": "strategies/test_allreduce.py",
+    "ps_mode": "strategies/test_param_server.py, test_server_logic.py",
+    "ps_transport": "strategies/test_param_server.py",
+    "ps_forward": "strategies/test_param_server.py",
+    "ps_max_staleness": "strategies/test_server_logic.py",
+    "ps_backup_workers": "strategies/test_server_logic.py",
+    "compile": "test_compiled.py",
+    "precision": "test_precision.py",
+}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """The trained parameters of each family as it is, and the same again."""
+    folder = tmp_path_factory.mktemp("bases")
+    found = {}
+    for family in (sinusoid, glyphs, implicit, supervised):
+        config = family(dtype="float64")
+        first, second = (train(config, folder / f"{family.__name__}{i}") for i in (1, 2))
+        assert same(first["model"], second["model"]), "a run differs from its own repetition"
+        found[family] = first["model"]
+    return found
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference between parameters, relative to the largest of them."""
+    assert a.keys() == b.keys()
+    scale = max(float(tensor.abs().max()) for tensor in a.values())
+    return max(float((a[name] - b[name]).abs().max()) for name in a) / scale
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value"),
+    TRAINS_OTHERWISE,
+    ids=lambda v: v.__name__ if callable(v) else str(v),
+)
+def test_trains_otherwise(
+    family: Any, name: str, value: Any, bases: dict[Any, Any], tmp_path: Path
+) -> None:
+    config = family(dtype="float64")
+    assert getattr(config, name) != value
+    model = train(with_values(config, **{name: value}), tmp_path)["model"]
+    assert all(tensor.isfinite().all() for tensor in model.values())
+    if name == "dtype":
+        assert {tensor.dtype for tensor in model.values()} == {torch.float32}
+        assert not all(tensor.dtype == torch.float32 for tensor in bases[family].values())
+    elif name in ("ways", "filters", "network"):
+        shape = model["network.head.weight"].shape
+        assert shape == {"ways": (3, 8), "filters": (2, 9), "network": (2, 8)}[name]
+        assert name != "network" or distance(model, bases[family]) > 1e-7
+    else:
+        # Far above rounding, which is 1e-16 here.
+        assert distance(model, bases[family]) > 1e-7
+
+
+def test_inner_optimizers_are_all_different(tmp_path: Path) -> None:
+    # The first step of momentum, and of radam, is a plain step.
+    config = sinusoid(dtype="float64", inner_steps=2)
+    models = {
+        name: train(config, tmp_path / name, inner_optimizer=name)["model"] for name in OPTIMIZERS
+    }
+    names = sorted(models)
+    alike = [
+        (a, b) for a in names for b in names if a < b and distance(models[a], models[b]) <= 1e-9
+    ]
+    assert alike == []
+
+
+@pytest.mark.parametrize(("name", "value"), TRAINS_THE_SAME, ids=str)
+@pytest.mark.parametrize("family", [sinusoid, glyphs, supervised], ids=lambda f: f.__name__)
+def test_trains_the_same(
+    family: Any, name: str, value: Any, bases: dict[Any, Any], tmp_path: Path
+) -> None:
+    config = family(dtype="float64")
+    assert getattr(config, name) != value
+    model = train(with_values(config, **{name: value}), tmp_path)["model"]
+    assert distance(model, bases[family]) < 1e-10
+
+
+def test_every_field_is_looked_at() -> None:
+    looked_at = {name for _, name, _ in TRAINS_OTHERWISE} | {name for name, _ in TRAINS_THE_SAME}
+    assert looked_at | BY_THEMSELVES.keys() == {field.name for field in dataclasses.fields(Config)}
+
+
+def test_a_resumed_run_must_share_what_it_trains_with() -> None:
+    """Each field that changes the parameters is compared, but for how long it trains."""
+    assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations", "epochs"} <= set(MUST_MATCH)
+    by_themselves = {"data", "network", "learner", "omniglot_split", "meta_momentum", "precision"}
+    assert by_themselves <= set(MUST_MATCH)
+    assert set(MUST_MATCH).isdisjoint(name for name, _ in TRAINS_THE_SAME)
+
+
+def test_every_field_is_of_one_kind() -> None:
+    """What is compared, what result.json tells when it is changed, what may differ by process."""
+    of_the_way = [
+        "preset", "source", "published", "meta_gradient", "kernels", "compile", "strategy",
+        "partition", "timeout", "check_every", "ps_transport", "ps_forward", "eval_every",
+        "eval_tasks", "checkpoint_every", "keep_checkpoints", "log_every",
+    ]  # fmt: skip
+    kinds = [*MUST_MATCH, *OF_THE_RESULT, *OF_A_HOST, *of_the_way]
+    assert sorted(kinds) == sorted(field.name for field in dataclasses.fields(Config))
+
+
+# ---- what the others do -----------------------------------------------------------------------
+
+
+def test_seed_has_a_say_in_weights_and_tasks(tmp_path: Path) -> None:
+    workers = [Trainer(sinusoid(seed=seed, run_dir=str(tmp_path))).worker for seed in (0, 1, 0)]
+    weights = [
+        {name: tensor.detach() for name, tensor in worker.learner.meta_parameters().items()}
+        for worker in workers
+    ]
+    tasks = [worker.training.tasks(torch.arange(3)) for worker in workers]
+    assert distance(weights[0], weights[1]) > 0.1
+    assert not torch.allclose(tasks[0].support_x, tasks[1].support_x)
+    assert same(weights[0], weights[2])
+    assert same(tuple(tasks[0]), tuple(tasks[2]))
+
+
+def test_grad_clip_bounds_each_element(tmp_path: Path) -> None:
+    """One Adam step moves every element by the rate, whatever its size, unless it is clipped to
+    where Adam's ε rules: there the step is rate · g / (g + ε).
+    """
+    config = sinusoid(dtype="float64", iterations=1, meta_lr=1.0)
+    initial = Trainer(with_values(config, run_dir=str(tmp_path / "0"))).worker.learner
+    start = {name: tensor.detach().clone() for name, tensor in initial.meta_parameters().items()}
+    clip = 1e-8  # Adam's ε
+    clipped = train(config, tmp_path / "1", grad_clip=clip)["model"]
+    moves = torch.cat([(clipped[name] - start[name]).abs().flatten() for name in start])
+    assert moves.max().item() == pytest.approx(0.5, rel=1e-9)
+
+
+def test_meta_momentum(tmp_path: Path) -> None:
+    """θ ← θ − α (g₁ + (1 + μ) g₂ …): the second step repeats μ of the first."""
+    config = sinusoid(dtype="float64", meta_optimizer="sgd", meta_lr=1e-5, iterations=2)
+    start = Trainer(with_values(config, run_dir=str(tmp_path / "0"))).worker.learner
+    initial = {name: tensor.detach().clone() for name, tensor in start.meta_parameters().items()}
+    one = train(config, tmp_path / "1", iterations=1, meta_momentum=0.5)["model"]
+    with_it = train(config, tmp_path / "2", meta_momentum=0.5)["model"]
+    without = train(config, tmp_path / "3")["model"]
+    for name, tensor in initial.items():
+        # The gradients of the second step are the same: momentum changes none before it.
+        moved = with_it[name] - without[name]
+        torch.testing.assert_close(moved, 0.5 * (one[name] - tensor), rtol=0, atol=1e-15)
+
+
+def test_evaluation_flags(tmp_path: Path) -> None:
+    base = glyphs(dtype="float64", iterations=1, test_tasks=4, threads=1)
+    results = {}
+    for name, value in {
+        "meta_lr": base.meta_lr, "eval_inner_steps": 3, "eval_queries": 3, "test_tasks": 6,
+    }.items():  # fmt: skip
+        train(base, tmp_path / name, **{name: value})
+        results[name] = result(tmp_path / name)
+    asked = results.pop("meta_lr")
+    assert asked["tasks"] == 4
+    assert results["test_tasks"]["tasks"] == 6
+    for name, other in results.items():
+        assert other["loss"] != asked["loss"], name
+
+
+def test_transductive_chooses_the_headline(tmp_path: Path) -> None:
+    base = glyphs(iterations=1, test_tasks=8, ways=5)
+    train(base, tmp_path / "yes")
+    train(base, tmp_path / "no", transductive=False)
+    yes, no = result(tmp_path / "yes"), result(tmp_path / "no")
+    assert yes["accuracy"] == yes["transductive_accuracy"] == no["transductive_accuracy"]
+    assert no["accuracy"] == no["non_transductive_accuracy"] == yes["non_transductive_accuracy"]
+    assert yes["accuracy"] != no["accuracy"]
+    assert (yes["transductive"], no["transductive"]) == (True, False)
+    assert yes["ci95"] != no["ci95"]
+
+
+def test_rhythms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    monkeypatch.setattr(
+        checkpoint, "save_in", lambda run_dir, content, keep: saved.append(content["iteration"])
+    )
+    config = sinusoid(
+        iterations=7, log_every=3, eval_every=2, checkpoint_every=4, eval_tasks=3,
+        run_dir=str(tmp_path),
+    )  # fmt: skip
+    assert Trainer(config).run() == 0
+    rows = metrics(tmp_path)
+    assert [row["iteration"] for row in rows if "split" not in row] == [3, 6, 7]
+    validations = [row for row in rows if "split" in row]
+    assert [row["iteration"] for row in validations] == [2, 4, 6]
+    assert {row["tasks"] for row in validations} == {3}
+    assert saved == [4, 7]
+
+
+def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads_after(**values: Any) -> int:
+        torch.set_num_threads(1)
+        Trainer(sinusoid(run_dir=str(tmp_path), **values))
+        return torch.get_num_threads()
+
+    assert threads_after(threads=3) == 3
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_after(threads=None) == len(os.sched_getaffinity(0))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert threads_after(threads=None) == 1
+
+
+def test_learner(tmp_path: Path) -> None:
+    """The same network and data, learned by other rules; Meta-SGD learns its rates, too."""
+    few_shot = glyphs(iterations=2, dtype="float64")
+    names = ("maml", "anil", "metasgd", "imaml")
+    configs = [with_values(few_shot, learner=learner) for learner in names]
+    configs.append(with_values(few_shot, learner="supervised", batch_size=4))
+    models = [train(config, tmp_path / config.learner)["model"] for config in configs]
+    weights = models[0].keys()
+    assert models[2].keys() - weights == {k.replace("network", "rates", 1) for k in weights}
+    models[2] = {name: models[2][name] for name in weights}
+    for a, b in itertools.combinations(models, 2):
+        assert distance(a, b) > 1e-7
+
+
+def test_where_learned_rates_begin(tmp_path: Path) -> None:
+    config = glyphs(iterations=0, learner="metasgd", inner_lr=0.125)
+    model = train(config, tmp_path)["model"]
+    rates = [tensor for name, tensor in model.items() if name.startswith("rates.")]
+    assert rates and all((tensor == 0.125).all() for tensor in rates)
+
+
+def test_data_and_network(tmp_path: Path) -> None:
+    models = {
+        family.__name__: train(family(iterations=0), tmp_path / family.__name__)["model"]
+        for family in (sinusoid, glyphs)
+    }
+    assert models["sinusoid"]["network.layers.0.weight"].shape == (40, 1)
+    assert models["glyphs"]["network.blocks.0.conv.weight"].shape == (8, 1, 3, 3)
+
+
+def test_miniimagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In miniature, from archives to a test: its network sees 84×84 pixels in colour."""
+    from datasets import miniimagenet
+
+    for name in ("train", "val", "test"):
+        tiny_miniimagenet.write_csv(tmp_path / "data" / "miniimagenet", name=name)
+        tiny_miniimagenet.write_archive(tmp_path / "data" / "miniimagenet", name=name)
+
+    def open_images(data_root: Path, split: str) -> Any:
+        return miniimagenet.open_split(data_root / "miniimagenet", split, 3, 4)
+
+    monkeypatch.setattr(miniimagenet, "open_images", open_images)
+    config = glyphs(
+        data="miniimagenet", data_root=str(tmp_path / "data"), network="conv4-pool", eval_every=1,
+        test_tasks=4, run_dir=str(tmp_path / "run"), device="cpu",
+    )  # fmt: skip
+    assert parse(as_flags(config)) == config
+    saved = train(config, tmp_path / "run")
+    assert saved["model"]["network.blocks.0.conv.weight"].shape == (8, 3, 3, 3)
+    # One colour an image, and the classes' are far apart.
+    assert result(tmp_path / "run")["accuracy"] > 0.5
+
+
+def test_data_root(data_root: Path, tmp_path: Path) -> None:
+    """The same flags but for the data set: other images, and from where --data-root says."""
+    config = glyphs(iterations=0, run_dir=str(tmp_path))
+    drawn = Trainer(config).worker.training.tasks(torch.arange(2))
+    read = Trainer(with_values(config, data="omniglot", data_root=str(data_root)))
+    assert not torch.equal(read.worker.training.tasks(torch.arange(2)).support_x, drawn.support_x)
+
+
+def test_omniglot_split(data_root: Path, tmp_path: Path) -> None:
+    tasks = []
+    for split, classes in {"maml": 1100, "mamlpp": 1150, "vinyals": 1028}.items():
+        config = glyphs(
+            data="omniglot", data_root=str(data_root), omniglot_split=split, run_dir=str(tmp_path)
+        )
+        training = Trainer(config).worker.training
+        assert len(training.classes) == classes  # type: ignore[attr-defined]
+        tasks.append(training.tasks(torch.arange(4)).support_x)
+    assert not torch.equal(tasks[0], tasks[1])
+    assert not torch.equal(tasks[0], tasks[2])
+    assert not torch.equal(tasks[1], tasks[2])
+
+
+def test_last_is_what_train_returns(tmp_path: Path) -> None:
+    """The helper of this file compares what is on disk."""
+    returned = train(sinusoid(iterations=1), tmp_path)
+    assert same(returned, last(tmp_path))
+    assert returned["iteration"] == 1

@@ -1,0 +1,131 @@
+"""Presets say what was published: names, sources, numbers and protocols."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from maml.config import Config
+from maml.config.checks import check
+from maml.config.presets import PRESETS, describe
+
+# MAML on Omniglot as its released code and tables have it (arXiv:1703.03400): meta-batch, inner
+# rate on a *sum* of cross-entropies each divided by K, inner steps in training and at test,
+# queries per class in training and at test, published accuracy.
+OMNIGLOT = {
+    (5, 1): (32, 0.4, 1, 3, 1, 1, 0.987),
+    (5, 5): (32, 0.4, 1, 3, 5, 5, 0.999),
+    (20, 1): (16, 0.1, 5, 5, 1, 1, 0.958),
+    (20, 5): (16, 0.1, 5, 5, 5, 5, 0.989),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_name_says_what_the_preset_is(name: str) -> None:
+    config = PRESETS[name]
+    assert config.preset == name
+    few_shot = re.fullmatch(r"([a-z]+)-([a-z]+)-(\d+)way-(\d+)shot", name)
+    experiment = re.fullmatch(r"([a-z]+)-([a-z]+)-(\d+)shot", name)
+    classifier = re.fullmatch(r"(supervised)-([a-z0-9-]+)-([a-z0-9]+)", name)
+    assert few_shot or experiment or classifier
+    said: tuple[Any, ...]
+    if classifier:
+        said = (config.learner, config.data, config.network)
+        assert said == classifier.groups()
+        return
+    if few_shot:
+        said = (few_shot[1], few_shot[2], int(few_shot[3]), int(few_shot[4]))
+    else:
+        assert experiment
+        said = (experiment[1], experiment[2], config.ways, int(experiment[3]))
+    assert said == (config.learner, config.data, config.ways, config.shots)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_works_as_it_is_and_names_its_source(name: str) -> None:
+    config = PRESETS[name]
+    check(config)
+    assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d{4}/\S+", config.source)
+    assert config.published is None or 0.5 < config.published < 1
+    listed = [line for line in describe().splitlines() if name in line.split()]
+    assert len(listed) == 1
+    assert config.source in listed[0]
+    if config.published is not None:
+        assert f" {100 * config.published:.1f} % " in listed[0]
+
+
+@pytest.mark.parametrize(("ways", "shots"), OMNIGLOT)
+def test_omniglot_follows_the_published_protocol(ways: int, shots: int) -> None:
+    config = PRESETS[f"maml-omniglot-{ways}way-{shots}shot"]
+    batch, raw_rate, steps, eval_steps, queries, eval_queries, published = OMNIGLOT[ways, shots]
+    assert config.meta_batch_size == batch
+    assert config.inner_steps == steps
+    assert config.eval_inner_steps == eval_steps
+    assert config.queries == queries
+    assert config.eval_queries == eval_queries
+    assert config.published == published
+    # Each of the N·K cross-entropies is divided by K there: N times the gradient of the mean.
+    assert config.inner_lr == pytest.approx(ways * raw_rate, rel=1e-12)
+    assert config.meta_lr == 1e-3
+    assert config.iterations == 60_000
+    assert config.inner_optimizer == "sgd"
+    assert config.order == "second"
+    assert config.grad_clip is None  # clipped on MiniImageNet only
+    assert config.omniglot_split == "maml"
+    assert config.test_tasks == 600
+    assert config.transductive
+    assert config.network == "conv4"
+
+
+@pytest.mark.parametrize(("ways", "shots"), OMNIGLOT)
+def test_imaml_follows_the_published_protocol(ways: int, shots: int) -> None:
+    """Table 2 of arXiv:1909.04630 with its caption; the rest from the released code's command."""
+    config = PRESETS[f"imaml-omniglot-{ways}way-{shots}shot"]
+    published = {(5, 1): 0.9916, (5, 5): 0.9967, (20, 1): 0.9446, (20, 5): 0.9869}
+    assert config.published == published[ways, shots]
+    assert config.inner_steps == config.eval_inner_steps == {5: 16, 20: 25}[ways]
+    assert (config.inner_lr, config.meta_lr, config.meta_batch_size) == (0.1, 1e-3, 32)
+    assert (config.proximal, config.cg_steps, config.cg_damping) == (2.0, 5, 1.0)
+    # A support and a query set of as many images a class.
+    assert config.queries == config.eval_queries == shots
+    assert config.iterations == 20_000
+    assert config.network == "conv4"
+
+
+def test_sinusoid_follows_the_published_protocol() -> None:
+    config = PRESETS["maml-sinusoid-10shot"]
+    assert (config.shots, config.inner_steps, config.inner_lr) == (10, 1, 0.01)
+    # The released code draws 2 K points a task, half of them to adapt to.
+    assert config.queries == 10
+    assert (config.meta_batch_size, config.iterations, config.meta_lr) == (25, 70_000, 1e-3)
+    assert config.network == "mlp"
+    assert config.inner_optimizer == "sgd"
+    assert config.order == "second"
+    assert config.grad_clip is None
+    assert config.meta_optimizer == "adam"
+    # Its evaluation while it trains; where it only tests, it goes on to ten.
+    assert config.eval_inner_steps == 5
+    # No one's protocol, but what the documented errors are over.
+    assert config.eval_queries == 100
+
+
+def test_presets_share_the_defaults_that_are_no_one_s_protocol() -> None:
+    default = Config()
+    fields = [field.name for field in dataclasses.fields(Config)]
+    unpublished = (
+        "seed",
+        "strategy",
+        "partition",
+        "dtype",
+        "device",
+        "resume",
+        "logger",
+        "run_dir",
+    )
+    assert set(unpublished) <= set(fields)
+    for config in PRESETS.values():
+        for name in unpublished:
+            assert getattr(config, name) == getattr(default, name)

@@ -1,0 +1,102 @@
+"""Tasks made ahead are those that would have been made, and calls without a pattern cost little."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.execution.prefetch import MISSES, Prefetch, _thread
+from maml.worker import Worker
+from tests.runs import glyphs, same, train
+
+
+class Made:
+    """Makes tasks, and keeps account of which, and on which thread."""
+
+    def __init__(self) -> None:
+        self.ids: list[list[int]] = []
+        self.threads: list[int] = []
+
+    def __call__(self, ids: Tensor) -> Task:
+        self.ids.append(ids.tolist())
+        self.threads.append(threading.get_ident())
+        if (ids < 0).any():
+            raise ValueError("no such task")
+        return Task(*(ids.float() + i for i in range(4)))
+
+
+def test_within_a_call_one_batch_ahead() -> None:
+    made = Made()
+    batches = torch.arange(10).split(4)
+    for number, tasks in enumerate(Prefetch(made).tasks(batches)):
+        assert torch.equal(tasks.support_x, batches[number].float())
+    assert sorted(made.ids) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert made.threads[0] == threading.get_ident()
+    assert threading.get_ident() not in made.threads[1:]
+    assert list(Prefetch(made).tasks([])) == []
+
+
+def test_a_right_guess_is_made_once() -> None:
+    made = Made()
+    ahead = Prefetch(made)
+    for step in range(20):
+        ids = torch.arange(3) + 3 * step
+        (tasks,) = ahead.tasks([ids])
+        assert torch.equal(tasks.support_x, ids.float())
+        ahead.guess(ids + 3)
+    assert made.ids[:20] == [list(range(3 * i, 3 * i + 3)) for i in range(20)]
+
+
+def test_wrong_guesses_end() -> None:
+    """Calls in no order get their own tasks, and after a few nothing is made in vain."""
+    made = Made()
+    ahead = Prefetch(made)
+    for step in range(20):
+        ids = torch.tensor([100 * step])
+        (tasks,) = ahead.tasks([ids])
+        assert torch.equal(tasks.support_x, ids.float())
+        ahead.guess(ids + 1)
+    _thread().submit(int).result()
+    in_vain = [ids for ids in made.ids if ids[0] % 100]
+    assert len(in_vain) == MISSES
+
+
+def test_a_failure_reaches_the_caller() -> None:
+    ahead = Prefetch(Made())
+    ahead.guess(torch.tensor([-1]))
+    with pytest.raises(ValueError, match="no such task"):
+        list(ahead.tasks([torch.tensor([-1])]))
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_training_is_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run hits what it has guessed, and ends with the parameters of one that never guesses."""
+    config = glyphs(iterations=4, task_batch=2)
+    hits = []
+    take = Prefetch._take
+
+    def counted(ahead: Prefetch, ids: Tensor) -> Any:
+        hits.append(ahead._guess is not None and torch.equal(ahead._guess[0], ids))
+        return take(ahead, ids)
+
+    monkeypatch.setattr(Prefetch, "_take", counted)
+    ahead = train(config, tmp_path / "ahead")
+    assert hits[:4] == [False, True, True, True]
+    monkeypatch.setattr(Prefetch, "guess", lambda *_: None)
+    assert same(train(config, tmp_path / "never")["model"], ahead["model"])
+
+
+def test_a_worker_guesses_the_next_meta_batch() -> None:
+    worker = Worker(glyphs(meta_batch_size=7, task_batch=2), torch.device("cpu"))
+    made = []
+    make = worker._ahead._make
+    worker._ahead._make = lambda ids: made.append(ids.tolist()) or make(ids)  # type: ignore[func-returns-value]
+    worker.look_ahead(torch.tensor([3, 4, 5]))
+    (tasks,) = worker.training_tasks(torch.tensor([10, 11]))
+    assert len(tasks.support_y) == 2
+    assert made == [[10, 11]]

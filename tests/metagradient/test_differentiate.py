@@ -1,0 +1,225 @@
+"""The meta-gradient against oracles: a closed form, central differences, another library."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torchopt
+from torch import Tensor
+
+from maml.config import Config
+from maml.config.presets import PRESETS
+from maml.metagradient.inner import OPTIMIZERS, adapt
+from maml.worker import Worker
+from tests.learners.peer import MAML, LogitsOnly, accumulate_gradients
+
+IDS = torch.tensor([3, 11, 12, 40, 7])
+
+
+def make_worker(preset: str, **changes: object) -> Worker:
+    config: Config = dataclasses.replace(
+        PRESETS[preset],
+        **{"dtype": "float64", "task_batch": 3, "inner_steps": 3, **changes},  # type: ignore[arg-type]
+    )
+    return Worker(config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("order", ["second", "first"])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_closed_form_of_linear_regression(steps: int, order: str) -> None:
+    """Mean squared error of X w: every derivative is a product of known matrices."""
+    generator = torch.Generator().manual_seed(1)
+    x, y, x_query, y_query, w = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator)
+        for shape in [(6, 4), (6,), (8, 4), (8,), (4,)]
+    )
+    rate = 0.05
+
+    def outer(params: dict[str, Tensor]) -> Tensor:
+        adapted = adapt(
+            lambda p: ((x @ p["w"] - y) ** 2).mean(),
+            params,
+            optimizer=torchopt.sgd(rate),
+            steps=steps,
+            order=order,
+        )
+        return ((x_query @ adapted["w"] - y_query) ** 2).mean()
+
+    gradient = torch.func.grad(outer)({"w": w})["w"]
+
+    hessian = 2 / 6 * x.T @ x
+    adapted = w.clone()
+    jacobian = torch.eye(4, dtype=torch.float64)
+    for _ in range(steps):
+        adapted = adapted - rate * (2 / 6 * x.T @ (x @ adapted - y))
+        if order == "second":
+            jacobian = (torch.eye(4, dtype=torch.float64) - rate * hessian) @ jacobian
+    expected = jacobian.T @ (2 / 8 * x_query.T @ (x_query @ adapted - y_query))
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("preset", ["maml-sinusoid-10shot", "maml-glyphs-5way-1shot"])
+def test_central_differences(preset: str) -> None:
+    """The second-order gradient along random directions, against (f(θ+εv) − f(θ−εv)) / 2ε."""
+    worker = make_worker(preset, inner_lr=0.05)
+    params = {k: v.detach() for k, v in worker.learner.meta_parameters().items()}
+    share = worker.meta_gradient(params, IDS, worker.learner)
+
+    def total_loss(shift: dict[str, Tensor], scale: float) -> Tensor:
+        moved = {k: v + scale * shift[k] for k, v in params.items()}
+        return worker.meta_gradient(moved, IDS, worker.learner).totals[0]
+
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(3):
+        direction = {
+            k: torch.randn(v.shape, dtype=v.dtype, generator=generator) for k, v in params.items()
+        }
+        norm = torch.stack([v.square().sum() for v in direction.values()]).sum().sqrt()
+        direction = {k: v / norm for k, v in direction.items()}
+        # The inner gradient jumps where a ReLU changes side, so the outer loss does: small
+        # enough that none does, large enough for float64.
+        epsilon = 1e-6
+        numeric = (total_loss(direction, epsilon) - total_loss(direction, -epsilon)) / (2 * epsilon)
+        exact = torch.stack([(share.gradients[k] * direction[k]).sum() for k in params]).sum()
+        torch.testing.assert_close(exact, numeric, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("preset", ["maml-glyphs-5way-1shot", "maml-sinusoid-10shot"])
+def test_equals_learn2learn(preset: str, first_order: bool) -> None:
+    """The same gradient as learn2learn's MAML, which walks task by task."""
+    order = "first" if first_order else "second"
+    worker = make_worker(preset, order=order, inner_steps=3, inner_lr=0.1)
+    params = worker.learner.meta_parameters()
+    share = worker.meta_gradient(params, IDS, worker.learner)
+
+    network = LogitsOnly(worker.learner.network)
+    peer = MAML(network, lr=0.1, first_order=first_order)
+    loss = worker.learner.objective.loss
+    accumulate_gradients(peer, worker.training.tasks(IDS), loss, steps=3)
+    for name, parameter in worker.learner.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(share.gradients[name], parameter.grad, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("order", ["second", "first"])
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_inner_optimizer_batches_over_tasks(name: str, order: str) -> None:
+    """A batch of tasks gives the finite sum of what each gives alone.
+
+    The network has units that are off for a whole support set, whose gradient is exactly zero.
+    """
+    worker = make_worker(
+        "maml-sinusoid-10shot",
+        inner_optimizer=name,
+        inner_lr=0.01,
+        inner_steps=8,
+        order=order,
+        task_batch=5,
+    )
+    params = worker.learner.meta_parameters()
+    together = worker.meta_gradient(params, IDS, worker.learner)
+    alone = [worker.meta_gradient(params, i[None], worker.learner) for i in IDS]
+    for key, gradient in together.gradients.items():
+        total = sum(share.gradients[key] for share in alone)
+        assert gradient.isfinite().all()
+        torch.testing.assert_close(gradient, total, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_inner_optimizer_lowers_the_support_loss(name: str) -> None:
+    worker = make_worker("maml-sinusoid-10shot")
+    learner, task = worker.learner, worker.training.tasks(IDS[:1])
+
+    def support_loss(weights: dict[str, Tensor]) -> Tensor:
+        outputs, _ = learner.call_network(weights, task.support_x[0])
+        return learner.objective.loss(outputs, task.support_y[0])
+
+    weights = learner.network_weights(learner.meta_parameters())
+    adapted = adapt(support_loss, weights, optimizer=OPTIMIZERS[name](0.01), steps=10)
+    assert support_loss(adapted) < support_loss(weights)
+
+
+def test_every_inner_optimizer_equals_torch() -> None:
+    """The rules are the published ones: torch.optim's, on plain tensors, over three steps."""
+    peers = {
+        "sgd": (torch.optim.SGD, {}),
+        "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+        "adam": (torch.optim.Adam, {}),
+        "adamax": (torch.optim.Adamax, {}),
+        "adagrad": (torch.optim.Adagrad, {}),
+    }
+    start = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    target = torch.tensor([0.3, 0.1, -0.7], dtype=torch.float64)
+    for name, (peer, options) in peers.items():
+        adapted = adapt(
+            lambda p: ((p["w"] - target) ** 3).abs().sum(),
+            {"w": start},
+            optimizer=OPTIMIZERS[name](0.05),
+            steps=3,
+        )["w"]
+        w = start.clone().requires_grad_()
+        optimizer = peer([w], lr=0.05, **options)  # type: ignore[arg-type]
+        for _ in range(3):
+            optimizer.zero_grad()
+            ((w - target) ** 3).abs().sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(adapted, w.detach(), rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_unused_meta_parameter_is_refused() -> None:
+    """A meta-parameter that no loss depends on raises instead of standing still silently."""
+    worker = make_worker("maml-sinusoid-10shot")
+    params = worker.learner.meta_parameters() | {"network.stray": torch.zeros(2)}
+    call = worker.learner.call_network
+    worker.learner.call_network = lambda weights, x, statistics=None: call(  # type: ignore[method-assign]
+        {k: v for k, v in weights.items() if k != "stray"}, x, statistics
+    )
+    with pytest.raises(RuntimeError, match="not have been used"):
+        worker.meta_gradient(params, IDS, worker.learner)
+
+
+def test_non_contiguous_and_repeated_ids_are_summed_as_they_stand() -> None:
+    worker = make_worker("maml-sinusoid-10shot")
+    params = worker.learner.meta_parameters()
+    once = worker.meta_gradient(params, torch.tensor([4]), worker.learner)
+    twice = worker.meta_gradient(params, torch.tensor([4, 9, 4])[::2], worker.learner)
+    assert twice.n_tasks == 2
+    for key, gradient in twice.gradients.items():
+        torch.testing.assert_close(gradient, 2 * once.gradients[key], rtol=1e-12, atol=1e-13)
+
+
+def test_no_tasks_sum_to_zero() -> None:
+    worker = make_worker("maml-sinusoid-10shot")
+    share = worker.meta_gradient(worker.learner.meta_parameters(), IDS[:0], worker.learner)
+    assert share.n_tasks == 0
+    assert not share.totals.any()
+    assert not any(gradient.any() for gradient in share.gradients.values())
+
+
+@pytest.mark.parametrize("order", ["second", "first"])
+@pytest.mark.parametrize("steps", [0, 4, 9])
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [("maml-sinusoid-10shot", name) for name in sorted(OPTIMIZERS)]
+    + [("maml-glyphs-5way-1shot", name) for name in ("sgd", "adam")],
+)
+def test_mixed_equals_reverse(preset: str, name: str, steps: int, order: str) -> None:
+    """Forward over reverse multiplies the same factors in another order.
+
+    Nine steps are more than are remembered: their activations are computed again.
+    """
+    changes = {"inner_optimizer": name, "inner_lr": 0.01, "order": order, "inner_steps": steps}
+    changes |= {"kernels": "torch", "filters": 8}
+    reverse = make_worker(preset, meta_gradient="reverse", **changes)
+    mixed = make_worker(preset, meta_gradient="mixed", **changes)
+    params = reverse.learner.meta_parameters()
+    expected = reverse.meta_gradient(params, IDS, reverse.learner)
+    share = mixed.meta_gradient(params, IDS, mixed.learner)
+    torch.testing.assert_close(share.totals, expected.totals, rtol=1e-12, atol=1e-12)
+    for key, gradient in expected.gradients.items():
+        # The scale of the largest element: rules that divide by a root blow others' noise up.
+        scale = max(1.0, gradient.abs().max().item())
+        torch.testing.assert_close(share.gradients[key], gradient, rtol=0, atol=1e-10 * scale)

@@ -1,0 +1,135 @@
+"""The outer loop's step and its rows: means over the tasks that were summed, however many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maml.metagradient.outer_optimizer import OuterOptimizer
+from maml.strategies.local import Local
+from maml.worker import Share, Worker
+from tests.runs import glyphs, metrics, sinusoid, train
+
+CPU = torch.device("cpu")
+
+
+# ---- the optimizer, against PyTorch's own -----------------------------------------------------
+
+
+def meta_params() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"weight": (3, 4), "bias": (5,)}
+    return {
+        name: torch.randn(shape, dtype=torch.float64, generator=generator)
+        for name, shape in shapes.items()
+    }
+
+
+def sums(step: int) -> tuple[dict[str, Tensor], int]:
+    """Other gradients in every step, of another number of tasks; those of the biases are so small
+    that Adam's ε decides.
+    """
+    generator = torch.Generator().manual_seed(step + 1)
+    scales = {"weight": 10.0, "bias": 1e-8}
+    gradients = {
+        name: scales[name] * torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
+        for name, tensor in meta_params().items()
+    }
+    return gradients, step + 2
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_steps_as_pytorch_s_optimizer_does(optimizer: str, clip: float | None) -> None:
+    """Adam as published (arXiv:1412.6980, section 2), or SGD with momentum; the mean is clipped."""
+    momentum = 0.9 if optimizer == "sgd" else 0.0
+    config = sinusoid(
+        dtype="float64", meta_optimizer=optimizer, meta_lr=0.03, meta_momentum=momentum,
+        grad_clip=clip,
+    )  # fmt: skip
+    outer = OuterOptimizer(config, meta_params())
+    plain = meta_params()
+    peer: torch.optim.Optimizer
+    if optimizer == "adam":
+        peer = torch.optim.Adam(plain.values(), lr=0.03, betas=(0.9, 0.999), eps=1e-8)
+    else:
+        peer = torch.optim.SGD(plain.values(), lr=0.03, momentum=0.9)
+    for step in range(4):
+        gradients, n_tasks = sums(step)
+        for name, tensor in plain.items():
+            mean = gradients[name] / n_tasks
+            tensor.grad = mean if clip is None else mean.clamp(-clip, clip)
+        peer.step()
+        outer.step(gradients, n_tasks)
+        for name, tensor in plain.items():
+            torch.testing.assert_close(outer.params[name], tensor, rtol=0, atol=1e-14, msg=name)
+
+
+# ---- what the trainer hands it, and writes ----------------------------------------------------
+
+KEPT = (2, 4, 1)
+"""Tasks that are summed in each step, of a meta-batch of four: late ones may be left out."""
+FOUR_TASKS: dict[str, Any] = {
+    "dtype": "float64", "meta_batch_size": 4, "meta_optimizer": "sgd", "meta_lr": 0.1,
+    "iterations": len(KEPT), "log_every": 2, "inner_lr": 0.1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> list[Share]:
+    """The shares of the steps that a local run will take, which lack tasks as `KEPT` says."""
+    found: list[Share] = []
+    whole = Local.meta_step
+
+    def meta_step(self: Local, meta_params: Any, ids: Tensor) -> Share:
+        found.append(whole(self, meta_params, ids[: KEPT[len(found)]]))
+        return found[-1]
+
+    monkeypatch.setattr(Local, "meta_step", meta_step)
+    return found
+
+
+def test_a_step_is_the_mean_over_the_tasks_summed(shares: list[Share], tmp_path: Path) -> None:
+    """As with backup workers, not over the meta-batch. Plain SGD: Adam would hide the divisor."""
+    config = glyphs(**FOUR_TASKS)
+    start = Worker(config, CPU).learner.meta_parameters()
+    found = train(config, tmp_path)["model"]
+    assert [share.n_tasks for share in shares] == list(KEPT)
+    for name, tensor in start.items():
+        steps = [0.1 * share.gradients[name] / share.n_tasks for share in shares]
+        expected = tensor.detach() - sum(steps)
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-12, msg=name)
+
+
+def test_a_row_is_the_mean_over_the_tasks_since_the_last(
+    shares: list[Share], tmp_path: Path
+) -> None:
+    """Over tasks, not over iterations, which had two and four."""
+    train(glyphs(**FOUR_TASKS), tmp_path)
+    rows = metrics(tmp_path)
+    assert [row["iteration"] for row in rows] == [2, 3]
+    both = (shares[0].totals + shares[1].totals) / 6
+    for row, means in zip(rows, (both, shares[2].totals), strict=True):
+        assert [row["loss"], row["accuracy"]] == pytest.approx(means.tolist(), rel=1e-12)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_row_is_the_loss_and_the_accuracy(tmp_path: Path) -> None:
+    """Without an inner loop both are the network's own, on the query sets of the meta-batch."""
+    config = glyphs(inner_steps=0, dtype="float64", meta_batch_size=5, iterations=1)
+    worker = Worker(config, CPU)
+    tasks = worker.training.tasks(worker.training.ids(0, 5))
+    losses, right = [], []
+    for x, y in zip(tasks.query_x, tasks.query_y, strict=True):
+        logits, _ = worker.learner.network(x)
+        losses.append(F.cross_entropy(logits, y).item())
+        right.append((logits.argmax(1) == y).double().mean().item())
+    train(config, tmp_path)
+    (row,) = metrics(tmp_path)
+    assert row["loss"] == pytest.approx(sum(losses) / 5, rel=1e-12)
+    assert row["accuracy"] == pytest.approx(sum(right) / 5, rel=1e-12)

@@ -1,0 +1,193 @@
+"""Learners that differ from MAML in the rates of their inner loop: ANIL and Meta-SGD."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from datasets.tasks import Task
+from maml.config.presets import PRESETS
+from maml.metagradient.inner import OPTIMIZERS, Params
+from maml.worker import Share, Worker
+from tests.compiler import needs_compiler
+from tests.learners.peer import LogitsOnly, MetaSGD, accumulate_gradients
+
+IDS = torch.tensor([3, 11, 12, 40, 7])
+LEARNERS = ("anil", "metasgd")
+
+
+def make_worker(learner: str, preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Worker:
+    values = {
+        "dtype": "float64", "task_batch": 3, "inner_steps": 3, "inner_lr": 0.1, "filters": 16,
+        "learner": learner, "kernels": "torch", **changes,
+    }  # fmt: skip
+    config = dataclasses.replace(PRESETS[preset], **values)  # type: ignore[arg-type]
+    return Worker(config, torch.device("cpu"))
+
+
+def start(worker: Worker) -> Params:
+    """Meta-parameters with rates that all differ, some of them negative."""
+    generator = torch.Generator().manual_seed(5)
+    params = {}
+    for name, tensor in worker.learner.meta_parameters().items():
+        noise = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+        is_rate = name.startswith("rates.")
+        params[name] = tensor * (1 + 0.6 * noise) if is_rate else tensor + 0.05 * noise
+    return params
+
+
+def share_of(worker: Worker, params: Params) -> Share:
+    return worker.meta_gradient(params, IDS, worker.learner)
+
+
+def assert_same(found: Share, expected: Share, within: float = 1e-10) -> None:
+    torch.testing.assert_close(found.totals, expected.totals, rtol=1e-11, atol=1e-11)
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        scale = max(1.0, gradient.abs().max().item())
+        torch.testing.assert_close(
+            found.gradients[name], gradient, rtol=0, atol=within * scale, msg=name
+        )
+
+
+@pytest.mark.parametrize("order", ["second", "first"])
+@pytest.mark.parametrize("steps", [1, 3, 9])
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize(
+    ("preset", "optimizer"),
+    [("maml-sinusoid-10shot", name) for name in sorted(OPTIMIZERS)]
+    + [("maml-glyphs-5way-1shot", name) for name in ("sgd", "adam")],
+)
+def test_mixed_equals_reverse(
+    preset: str, optimizer: str, learner: str, steps: int, order: str
+) -> None:
+    changes = {"inner_optimizer": optimizer, "inner_lr": 0.01, "order": order, "filters": 8}
+    changes["inner_steps"] = steps
+    reverse = make_worker(learner, preset, meta_gradient="reverse", **changes)
+    mixed = make_worker(learner, preset, meta_gradient="mixed", **changes)
+    params = start(reverse)
+    assert_same(share_of(mixed, params), share_of(reverse, params))
+
+
+@needs_compiler
+@pytest.mark.parametrize(("optimizer", "within"), [("sgd", 1e-10), ("adam", 1e-8)])
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_kernels_equal_reverse(learner: str, optimizer: str, within: float) -> None:
+    """In the kernels' coordinates a weight has another place, and its rate has the same.
+
+    The biases of convolutions, which batch norm takes away again, are not among them: reverse mode
+    has noise for their gradients, which Adam divides by its ε.
+    """
+    changes = {"inner_optimizer": optimizer, "inner_lr": 0.01}
+    native = make_worker(learner, **(changes | {"kernels": "native"}))
+    reverse = make_worker(learner, meta_gradient="reverse", **changes)
+    params = start(reverse)
+    assert_same(share_of(native, params), share_of(reverse, params), within)
+
+
+def test_equal_rates_are_maml() -> None:
+    """Untrained, Meta-SGD has MAML's gradient in the weights, and the rates' is α's in parts."""
+    meta_sgd, maml = make_worker("metasgd"), make_worker("maml")
+    found = share_of(meta_sgd, meta_sgd.learner.meta_parameters())
+    expected = share_of(maml, maml.learner.meta_parameters())
+    for name, gradient in expected.gradients.items():
+        torch.testing.assert_close(found.gradients[name], gradient, rtol=1e-10, atol=1e-11)
+    step = 1e-5
+    losses = [
+        share_of(other, other.learner.meta_parameters()).totals[0]
+        for other in (make_worker("maml", inner_lr=0.1 + sign * step) for sign in (1, -1))
+    ]
+    of_rates = sum(
+        gradient.sum() for name, gradient in found.gradients.items() if name.startswith("rates.")
+    )
+    torch.testing.assert_close(of_rates, (losses[0] - losses[1]) / (2 * step), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_central_differences(learner: str) -> None:
+    """Of the outer loss along a direction in all meta-parameters, the rates among them."""
+    worker = make_worker(learner, "maml-sinusoid-10shot")
+    params = start(worker)
+    generator = torch.Generator().manual_seed(6)
+    direction = {
+        name: torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+        for name, tensor in params.items()
+    }
+    step = 1e-6
+    above, below = (
+        share_of(worker, {k: t + sign * step * direction[k] for k, t in params.items()}).totals[0]
+        for sign in (1, -1)
+    )
+    gradients = share_of(worker, params).gradients
+    slope = sum((gradients[name] * direction[name]).sum() for name in params)
+    torch.testing.assert_close(slope, (above - below) / (2 * step), rtol=1e-5, atol=0)
+
+
+def test_meta_sgd_equals_learn2learn() -> None:
+    """The same gradient as learn2learn's Meta-SGD, in weights and in rates."""
+    worker = make_worker("metasgd")
+    share = share_of(worker, worker.learner.meta_parameters())
+    network = LogitsOnly(worker.learner.network)
+    peer = MetaSGD(network, lr=0.1, first_order=False)
+    loss = worker.learner.objective.loss
+    accumulate_gradients(peer, worker.training.tasks(IDS), loss, steps=3)
+    names = [name for name, _ in worker.learner.network.named_parameters()]
+    for name, parameter, rate in zip(names, network.parameters(), peer.lrs, strict=True):
+        for kind, expected in (("network", parameter.grad), ("rates", rate.grad)):
+            found = share.gradients[f"{kind}.{name}"]
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("preset", "network"),
+    [
+        *(("maml-glyphs-5way-1shot", name) for name in ("conv4", "conv4-pool", "lenet")),
+        *(("maml-glyphs-5way-1shot", name) for name in ("resnet18", "vgg11")),
+        ("maml-sinusoid-10shot", "mlp"),
+    ],
+)
+def test_anil_adapts_the_output_layer_alone(preset: str, network: str) -> None:
+    """All of it: its outputs are as many as the network's, and there is a bias."""
+    changes = {"dtype": "float32"} if network in ("resnet18", "vgg11") else {}
+    worker = make_worker("anil", preset, network=network, **changes)
+    params = worker.learner.meta_parameters()
+    tasks = worker.training.tasks(IDS[:1])
+    task = Task(*(tensor[0] for tensor in tasks))
+    with torch.no_grad():
+        adapted = worker.learner.adapted(params, task, 2)
+        outputs, _ = worker.learner.network(task.query_x)
+    weights = worker.learner.network_weights(params)
+    moved = {name for name, tensor in weights.items() if not torch.equal(adapted[name], tensor)}
+    assert len(moved) == 2
+    assert {len(weights[name]) for name in moved} == {outputs.shape[-1]}
+    assert {weights[name].dim() for name in moved} == {1, 2}
+
+
+def test_anil_equals_a_walk_by_hand() -> None:
+    """Features once, then steps of the output layer on them, as the paper has it."""
+    worker = make_worker("anil", "maml-sinusoid-10shot")
+    params = worker.learner.meta_parameters()
+    tasks = worker.training.tasks(IDS)
+    layers = worker.learner.network.layers
+    assert isinstance(layers, nn.ModuleList)
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(len(IDS)):
+
+        def features(x: Tensor) -> Tensor:
+            return torch.relu(layers[1](torch.relu(layers[0](x))))
+
+        of_support = features(tasks.support_x[i])
+        weight, bias = layers[2].weight, layers[2].bias
+        for _ in range(3):
+            error = nn.functional.linear(of_support, weight, bias) - tasks.support_y[i]
+            by = torch.autograd.grad(error.square().mean(), (weight, bias), create_graph=True)
+            weight, bias = weight - 0.1 * by[0], bias - 0.1 * by[1]
+        answers = nn.functional.linear(features(tasks.query_x[i]), weight, bias)
+        total = total + (answers - tasks.query_y[i]).square().mean()
+    total.backward()  # type: ignore[no-untyped-call]
+    share = share_of(worker, params)
+    for name, parameter in worker.learner.named_parameters():
+        torch.testing.assert_close(share.gradients[name], parameter.grad, rtol=1e-10, atol=1e-12)

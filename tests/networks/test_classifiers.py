@@ -1,0 +1,154 @@
+"""The classifiers are the published networks, and equal torchvision's where it has them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torchvision.models import vgg
+
+from maml.networks import build_network
+from maml.networks.classifiers import RESNETS, VGGS
+from tests.launching import run
+
+SHAPES = [(1, 28, 28), (3, 32, 32), (3, 84, 84)]
+
+
+def build(name: str, shape: tuple[int, int, int] = (3, 32, 32), ways: int = 10) -> Any:
+    torch.manual_seed(0)
+    return build_network(name, image_shape=shape, ways=ways, filters=64)
+
+
+@pytest.mark.parametrize("name", [*RESNETS, *VGGS])
+def test_the_name_counts_the_layers_with_weights(name: str) -> None:
+    """Convolutions and linear layers, without those that only change a shortcut's shape."""
+    layers = [
+        layer
+        for path, layer in build(name).named_modules()
+        if isinstance(layer, nn.Conv2d | nn.Linear) and "downsample" not in path
+    ]
+    assert len(layers) == int(name.removeprefix("resnet").removeprefix("vgg"))
+
+
+def test_lenet_has_the_published_sizes() -> None:
+    lenet = build("lenet", (1, 28, 28))
+    weights = [tuple(p.shape) for name, p in lenet.named_parameters() if name.endswith("weight")]
+    assert weights == [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)]
+    # The original's input is 32×32, with 28×28 characters in its middle.
+    x = torch.rand(2, 1, 28, 28)
+    framed = torch.zeros(2, 1, 32, 32)
+    framed[:, :, 2:30, 2:30] = x
+    assert torch.equal(lenet(x)[0], lenet(framed)[0])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["lenet", "resnet18", "resnet50", "vgg11"])
+def test_maps_images_of_any_size(name: str, shape: tuple[int, int, int]) -> None:
+    network = build(name, shape, ways=7)
+    outputs, used = network(torch.rand(2, *shape))
+    assert outputs.shape == (2, 7) and outputs.isfinite().all()
+    norms = [layer for layer in network.modules() if type(layer).__name__ == "BatchNorm"]
+    assert len(used) == len(norms)
+    assert bool(norms) == (name in RESNETS)
+
+
+def test_larger_images_meet_torchvision_s_own_stem() -> None:
+    """Above 64 pixels a ResNet is torchvision's, weights and all."""
+    ours = build("resnet18", (3, 96, 96), ways=1000)
+    peer = torchvision.models.resnet18()
+    for name, parameter in peer.named_parameters():
+        assert dict(ours.layers.named_parameters())[name].shape == parameter.shape
+    peer.load_state_dict(ours.layers.state_dict(), strict=False)
+    x = torch.rand(2, 3, 96, 96)
+    torch.testing.assert_close(ours(x)[0], peer.train()(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_given_statistics_are_used_as_torchvision_uses_running_ones(name: str) -> None:
+    ours = build(name).double()
+    generator = torch.Generator().manual_seed(1)
+    support, query = torch.rand(2, 3, 3, 32, 32, generator=generator, dtype=torch.float64)
+    _, used = ours(support)
+    peer: Any = getattr(torchvision.models, name)(num_classes=10).double()
+    peer.conv1, peer.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False).double(), nn.Identity()
+    peer.load_state_dict(ours.layers.state_dict(), strict=False)
+    # A momentum of 1 keeps the batch's own; torch keeps the unbiased variance, ours is biased.
+    sizes: dict[Any, int] = {}
+    norms = [layer for layer in peer.modules() if isinstance(layer, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+        norm.register_forward_hook(
+            lambda layer, given, _: sizes.update({layer: given[0][:, 0].numel()})
+        )
+    peer.train()(support)
+    for norm in norms:
+        norm.running_var *= (sizes[norm] - 1) / sizes[norm]
+    expected = peer.eval()(query)
+    torch.testing.assert_close(ours(query, used)[0], expected, rtol=1e-10, atol=1e-10)
+    assert (ours(query)[0] - expected).abs().max() > 1e-3
+
+
+def test_vgg_equals_torchvision_s_layers() -> None:
+    ours = build("vgg13", (3, 64, 64)).double()
+    assert ours.cells == (2, 2)
+    linear = list(ours.classifier)
+    peer = nn.Sequential(
+        vgg.make_layers(vgg.cfgs["B"]),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        *(linear[0], nn.ReLU(), linear[1], nn.ReLU(), linear[2]),
+    ).double()
+    peer[0].load_state_dict(ours.features.state_dict())
+    x = torch.rand(2, 3, 64, 64, dtype=torch.float64)
+    torch.testing.assert_close(ours(x)[0], peer(x), rtol=1e-10, atol=1e-12)
+
+
+def test_vgg_on_one_cell_loses_nothing() -> None:
+    """Torchvision's 49 copies of the one cell meet the sum of the matrix over their places."""
+    ours = build("vgg11").double()
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    cell = ours.features(x)
+    assert cell.shape == (2, 512, 1, 1)
+    weight = ours.classifier[0].weight[:50]
+    copies = nn.AdaptiveAvgPool2d(7)(cell).flatten(1)
+    wide = weight[:, :, None].expand(-1, -1, 49).flatten(1) / 49
+    torch.testing.assert_close(copies @ wide.T, cell.flatten(1) @ weight.T)
+
+
+def test_vgg_at_full_size_has_torchvision_s_cells() -> None:
+    with torch.device("meta"):
+        assert build("vgg16", (3, 224, 224)).cells == (7, 7)
+
+
+def test_weights_follow_the_seed_alone() -> None:
+    for name in ("lenet", "resnet18", "vgg11"):
+        one, two = build(name).state_dict(), build(name).state_dict()
+        assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_a_call_leaves_no_trace() -> None:
+    """No running statistic: the state is the same, and so is a second answer."""
+    network = build("resnet18")
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    assert before.keys() == dict(network.named_parameters()).keys()
+    x = torch.rand(3, 3, 32, 32)
+    assert torch.equal(network(x)[0], network(x)[0])
+    assert all(torch.equal(before[name], t) for name, t in network.state_dict().items())
+
+
+def test_what_needs_no_torchvision_does_not_wait_for_it() -> None:
+    code = """
+import sys
+from datasets import open_batches
+from maml.networks import build_network
+from maml.trainer import Trainer
+for name in ("lenet", "conv4"):
+    build_network(name, image_shape=(1, 28, 28), ways=5, filters=8)
+open_batches("glyphs", "train", evaluation=False, batch_size=5, ways=5, seed=0)
+print("torchvision" in sys.modules)
+"""
+    assert run([sys.executable, "-c", code], timeout=60).stdout == "False\n"

@@ -1,0 +1,145 @@
+"""MAML's networks against plain PyTorch, and their initial weights against what was published."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maml.networks import build_network
+from maml.networks.conv4 import MLP, BatchNorm, ConvBlock
+
+EPS = 1e-3
+"""Of the batch normalisation of MAML's released code."""
+POOL = pytest.mark.parametrize("pool", [False, True])
+
+
+def build(name: str = "conv4", side: int = 28, ways: int = 5, filters: int = 64) -> Any:
+    torch.manual_seed(0)
+    return build_network(name, image_shape=(1, side, side), ways=ways, filters=filters)
+
+
+def noise(*shape: int, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return scale * torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+# ---- forward ----------------------------------------------------------------------------------
+
+
+def make_norm(channels: int) -> Any:
+    norm = BatchNorm(channels).double()
+    # Neither scale nor shift is what it begins as.
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    nn.init.uniform_(norm.bias, -1, 1)
+    return norm
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.03])
+def test_normalises_by_the_batch_at_hand(scale: float) -> None:
+    """With 0.03 the variance is about the ε, which then decides the result."""
+    norm, x = make_norm(4), noise(6, 4, 5, 5, scale=scale) + 3
+    found, (mean, variance) = norm(x, None)
+    expected = F.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=EPS)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    by_channel = x.transpose(0, 1).flatten(1)
+    torch.testing.assert_close(mean, by_channel.mean(1))
+    torch.testing.assert_close(variance, by_channel.var(1, correction=0))
+
+
+def test_normalises_by_the_statistics_given() -> None:
+    norm, x = make_norm(4), noise(6, 4, 5, 5)
+    mean, variance = noise(4), noise(4, scale=0.03).square()
+    found, used = norm(x, (mean, variance))
+    expected = F.batch_norm(x, mean, variance, norm.weight, norm.bias, training=False, eps=EPS)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert used[0] is mean and used[1] is variance
+
+
+def plain_block(block: ConvBlock, x: Tensor, *, pool: bool) -> Tensor:
+    """A block as the papers write it, with everything that PyTorch has ready."""
+    weight, bias = block.conv.weight, block.conv.bias
+    x = F.conv2d(x, weight, bias, stride=1 if pool else 2, padding=1)
+    norm = block.norm
+    x = F.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=EPS)
+    return F.max_pool2d(F.relu(x), 2) if pool else F.relu(x)
+
+
+@POOL
+def test_four_blocks_and_a_head(pool: bool) -> None:
+    """Strided and averaged, or pooled and flattened; of 84×84 pixels the latter keeps 5×5."""
+    name, side, filters, features = ("conv4-pool", 84, 32, 800) if pool else ("conv4", 28, 64, 64)
+    network = build(name, side, filters=filters).double()
+    x = noise(3, 1, side, side)
+    found, _ = network(x)
+    hidden = x
+    assert len(network.blocks) == 4
+    for block in network.blocks:
+        hidden = plain_block(block, hidden, pool=pool)
+        assert hidden.shape[1] == filters
+    hidden = hidden.flatten(1) if pool else hidden.mean(dim=(2, 3))
+    assert hidden.shape == (3, features)
+    expected = F.linear(hidden, network.head.weight, network.head.bias)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_regression_has_two_hidden_layers_of_forty() -> None:
+    network = build("mlp").double()
+    assert [tuple(layer.weight.shape) for layer in network.layers] == [(40, 1), (40, 40), (1, 40)]
+    first, second, last = network.layers
+    plain = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+    x = noise(7, 1)
+    torch.testing.assert_close(network(x)[0], plain(x), rtol=1e-12, atol=1e-12)
+
+
+# ---- initial weights: 10⁵ draws, of which a moment is right to 1 % -----------------------------
+
+
+@POOL
+def test_a_head_begins_as_a_truncated_normal(pool: bool) -> None:
+    """σ = 0.01, drawn again beyond 2σ, as in MAML's released code; biases are zero."""
+    network = build("conv4-pool" if pool else "conv4", 32, ways=2000)
+    weights = network.head.weight.detach()
+    assert weights.numel() > 1e5
+    assert 0.0199 < weights.abs().max() <= 0.02
+    # What is left within 2σ is narrower: σ² (1 - 4 φ(2) / (2 Φ(2) - 1)), of mean zero; and is no
+    # uniform distribution, of which half were within 1σ.
+    assert weights.std().item() == pytest.approx(0.0087962, rel=0.01)
+    assert abs(weights.mean().item()) < 1e-4
+    assert (weights.abs() < 0.01).double().mean().item() == pytest.approx(0.7152, rel=0.01)
+    assert not network.head.bias.any()
+
+
+@POOL
+def test_convolutions_begin_as_xavier_s(pool: bool) -> None:
+    """Uniform within √(6 / (fan in + fan out)), Glorot and Bengio 2010; biases are zero."""
+    network = build("conv4-pool" if pool else "conv4", filters=128)
+    for i, block in enumerate(network.blocks):
+        weights = block.conv.weight.detach()
+        bound = math.sqrt(6 / (9 * (1 if i == 0 else 128) + 9 * 128))
+        # The first block has a thousand weights, the others a hundred times as many.
+        error = 0.1 if i == 0 else 0.01
+        assert (1 - error) * bound < weights.abs().max() <= bound
+        assert weights.std().item() == pytest.approx(bound / math.sqrt(3), rel=error)
+        assert weights.abs().mean().item() == pytest.approx(bound / 2, rel=error)
+        assert not block.conv.bias.any()
+
+
+def test_norms_begin_as_the_identity() -> None:
+    for block in build().blocks:
+        assert (block.norm.weight == 1).all()
+        assert not block.norm.bias.any()
+
+
+def test_regression_begins_as_pytorch_does() -> None:
+    """Uniform within 1 / √(fan in), biases included, and not the released code's normal."""
+    torch.manual_seed(0)
+    layer = MLP(hidden=400).layers[1]
+    bound = 1 / math.sqrt(400)
+    assert 0.99 * bound < layer.weight.abs().max() <= bound
+    assert layer.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.01)
+    assert 0.9 * bound < layer.bias.abs().max() <= bound

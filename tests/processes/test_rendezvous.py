@@ -1,0 +1,67 @@
+"""A start's name: the same in all its ranks, and nobody else's."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from maml.errors import WorkerLostError
+from maml.processes.rendezvous import meet
+
+
+@pytest.fixture
+def port() -> int:
+    """A store that outlives every start, as torchrun's does; kept by the process until its end."""
+    _STORES.append(TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30)))
+    return _STORES[-1].port
+
+
+_STORES: list[TCPStore] = []
+
+
+def join(port: int, rank: int, size: int, seconds: float = 20) -> str:
+    """Meet over a connection of its own, as a process has."""
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    return meet(store, rank, size, seconds)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_each_start_has_a_name_of_its_own(port: int, size: int) -> None:
+    names = []
+    for _ in range(3):
+        with ThreadPoolExecutor(size) as pool:
+            found = set(pool.map(lambda rank: join(port, rank, size), range(size)))
+        assert len(found) == 1
+        names += found
+    assert len(set(names)) == 3
+
+
+def test_who_comes_before_rank_zero_waits_for_the_new_one(port: int) -> None:
+    """It finds the name of the start before, whose rank 0 had answered it."""
+    with ThreadPoolExecutor(2) as pool:
+        before = set(pool.map(lambda rank: join(port, rank, 2), range(2)))
+        early = pool.submit(join, port, 1, 2)
+        time.sleep(1.5)
+        assert not early.done()
+        late = pool.submit(join, port, 0, 2)
+        assert {early.result()} == {late.result()} != before
+
+
+def test_who_does_not_come_is_named(port: int) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        rank_zero, one = pool.submit(join, port, 0, 3, 2), pool.submit(join, port, 1, 3, 2)
+        with pytest.raises(WorkerLostError, match="rank 2 did not come to the start within 2 s"):
+            rank_zero.result()
+        one.result()
+
+
+def test_nobody_answers_a_stranger(port: int) -> None:
+    """Rank 1 of another run, at the port of one that is under way."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda rank: join(port, rank, 2), range(2)))
+    with pytest.raises(RuntimeError, match="did not answer within 2 s"):
+        join(port, 1, 2, 2)

@@ -1,0 +1,133 @@
+"""Stop signals: a run ends with a checkpoint and a sentence, and continues from there."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from maml.config.presets import with_values
+from maml.run.checkpoint import last_checkpoint
+from maml.trainer import Trainer
+from tests.launching import TRAIN, Launched, start, torchrun
+from tests.runs import as_flags, last, metrics, sinusoid
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+ENDLESS = sinusoid(iterations=10**9, compile="off")
+
+
+def wait_for_rows(launched: Launched, run_dir: Path, count: int, timeout: float = 90) -> None:
+    """Wait until a run has trained a little."""
+    deadline = time.monotonic() + timeout
+    path = run_dir / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("\n") < count:
+        if launched.process.poll() is not None or time.monotonic() > deadline:
+            launched.wait(0.1, expect=0)  # it kills, and says what was printed
+        time.sleep(0.05)
+
+
+def check_stopped(run_dir: Path, name: str, stdout: str, stderr: str) -> int:
+    """Check what a stopped run leaves and says; return the iteration it reached."""
+    reached = last(run_dir)["iteration"]
+    assert isinstance(reached, int)
+    rows = metrics(run_dir)
+    assert [row["iteration"] for row in rows] == list(range(1, reached + 1))
+    (said,) = re.findall(r"stopped by .*", stdout)
+    assert said.startswith(f"stopped by {name} after iteration {reached}; ")
+    assert str(last_checkpoint(run_dir)) in said
+    assert f"--run-dir {run_dir} continues" in said
+    assert "Traceback" not in stderr
+    assert "error: " not in stderr
+    assert not (run_dir / "result.json").exists()
+    return reached
+
+
+def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SIGINT ends with 130, SIGTERM with 143; the same command continues."""
+    signals = {"SIGINT": 130, "SIGTERM": 143}
+    configs = {name: with_values(ENDLESS, run_dir=str(tmp_path / name)) for name in signals}
+    runs = {name: start([*TRAIN, *as_flags(config)]) for name, config in configs.items()}
+    for name, launched in runs.items():
+        wait_for_rows(launched, tmp_path / name, 5)
+        launched.process.send_signal(signal.Signals[name])
+    reached = {}
+    for name, launched in runs.items():
+        done = launched.wait(60, expect=signals[name])
+        reached[name] = check_stopped(tmp_path / name, name, done.stdout, done.stderr)
+        assert reached[name] >= 5
+    for name, iteration in reached.items():
+        assert Trainer(with_values(configs[name], iterations=iteration + 2)).run() == 0
+        assert f"iterations {iteration} to {iteration + 2}" in capsys.readouterr().out
+        rows = metrics(tmp_path / name)
+        assert [row["iteration"] for row in rows] == list(range(1, iteration + 3))
+
+
+def test_stopped_before_training_begins(cache_dir: Path) -> None:
+    """While libraries load there is nothing to save: it ends, and says so without a traceback."""
+    code = """
+import os, signal, sys
+import maml.trainer
+from maml.processes.program import run_program
+
+def main(arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+
+run_program(main, [])
+"""
+    done = start([sys.executable, "-c", code], env={"MAML_CACHE": str(cache_dir)}).wait(
+        60, expect=130
+    )
+    assert done.stderr == "interrupted\n"
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """A terminal's SIGINT, or a scheduler's SIGTERM to all, ends two workers with one checkpoint.
+
+    torchrun adds words of its own; the launch checks that no process survives.
+    """
+    configs = {
+        name: with_values(ENDLESS, run_dir=str(tmp_path / name), partition="chunk")
+        for name in ("SIGINT", "SIGTERM")
+    }
+    runs = {name: start([*torchrun(2), *as_flags(config)]) for name, config in configs.items()}
+    for name, launched in runs.items():
+        wait_for_rows(launched, tmp_path / name, 3, timeout=120)
+        launched.signal_group(signal.Signals[name])
+    for name, launched in runs.items():
+        done = launched.wait(90, expect=None)
+        assert done.returncode != 0
+        ours = [line for line in done.stderr.splitlines() if "train_maml.py" in line]
+        assert not any("File " in line for line in ours), done.stderr
+        torchruns_own = done.stderr.split("Traceback")[0]
+        assert check_stopped(tmp_path / name, name, done.stdout, torchruns_own) >= 3
+
+
+def test_while_testing(tmp_path: Path) -> None:
+    """A stop during the test ends soon, keeps what was trained, and says so."""
+    config = sinusoid(iterations=1, test_tasks=10**6, run_dir=str(tmp_path))
+    launched = start([*TRAIN, *as_flags(config)])
+    wait_for_rows(launched, tmp_path, 1)
+    while not last_checkpoint(tmp_path).exists():
+        assert launched.process.poll() is None
+        time.sleep(0.05)
+    launched.process.send_signal(signal.SIGTERM)
+    done = launched.wait(60, expect=143)
+    assert check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr) == 1
+
+
+def test_a_killed_launcher_leaves_nobody_behind(tmp_path: Path) -> None:
+    """Its processes stop in good order: they would train on beside those that take their place."""
+    config = with_values(ENDLESS, run_dir=str(tmp_path), strategy="allreduce")
+    launched = start([*torchrun(2), *as_flags(config)])
+    wait_for_rows(launched, tmp_path, 3, timeout=120)
+    launched.process.kill()
+    deadline = time.monotonic() + 60
+    while len(launched.processes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    done = launched.wait(10, expect=-signal.SIGKILL)
+    check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr)

@@ -1,0 +1,313 @@
+"""The checkpoints that a run keeps by iteration, and what it says of itself in status.json."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import math
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maml import evaluate as evaluation
+from maml import trainer
+from maml.config.presets import with_values
+from maml.errors import UserError
+from maml.run import checkpoint
+from maml.run.checkpoint import last_checkpoint, numbered_checkpoint, numbered_checkpoints
+from maml.run.directory import read_status
+from maml.trainer import Trainer
+from tests.launching import TRAIN, start
+from tests.runs import as_flags, last, metrics, same, sinusoid, train
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+CONFIG = sinusoid(iterations=7, checkpoint_every=2)
+
+
+def kept(run_dir: Path) -> list[int]:
+    """The iterations of the numbered checkpoints; no other file may lie beside them."""
+    found = numbered_checkpoints(run_dir)
+    names = {path.name for path in found.values()} | {"last.pt"}
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == names
+    assert all(checkpoint.load(path)["iteration"] == n for n, path in found.items())
+    return list(found)
+
+
+def no_links(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_the_newest_are_kept(links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not links:
+        monkeypatch.setattr("os.link", no_links)
+    train(CONFIG, tmp_path, keep_checkpoints=2)
+    assert kept(tmp_path) == [6, 7]
+    newest = numbered_checkpoint(tmp_path, 7)
+    assert newest.name == "iteration-00000007.pt"
+    assert newest.read_bytes() == last_checkpoint(tmp_path).read_bytes()
+    assert newest.samefile(last_checkpoint(tmp_path)) is links
+    train(CONFIG, tmp_path, iterations=9, keep_checkpoints=1)
+    assert kept(tmp_path) == [9]
+
+
+def test_each_is_the_run_as_it_was_then(tmp_path: Path) -> None:
+    train(CONFIG, tmp_path / "whole")
+    assert kept(tmp_path / "whole") == [2, 4, 6, 7]
+    for iteration in (2, 4):
+        then = train(CONFIG, tmp_path / str(iteration), iterations=iteration)
+        saved = checkpoint.load(numbered_checkpoint(tmp_path / "whole", iteration))
+        assert same(saved["model"], then["model"])
+        assert same(saved["optimizer"], then["optimizer"])
+
+
+def test_going_back_takes_back_what_came_after(tmp_path: Path) -> None:
+    straight = train(CONFIG, tmp_path)
+    older = str(numbered_checkpoint(tmp_path, 4))
+    back = train(CONFIG, tmp_path, iterations=4, resume=older)
+    assert back["iteration"] == 4
+    assert kept(tmp_path) == [2, 4]
+    assert metrics(tmp_path)[-1]["iteration"] == 4
+    assert same(train(CONFIG, tmp_path)["model"], straight["model"])
+    assert kept(tmp_path) == [2, 4, 6, 7]
+
+
+def test_going_back_counts_from_the_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that went back and was killed before its first save continues from there."""
+    train(CONFIG, tmp_path)
+    older = str(numbered_checkpoint(tmp_path, 4))
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.OuterOptimizer, "step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(with_values(CONFIG, run_dir=str(tmp_path), resume=older)).run()
+    assert last(tmp_path)["iteration"] == 4
+    assert kept(tmp_path) == [2, 4]
+
+
+def killed(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_killed_between_the_two_names(tmp_path: Path) -> None:
+    """What last.pt holds has its number after the next start at the latest."""
+    train(CONFIG, tmp_path)
+    numbered_checkpoint(tmp_path, 7).unlink()
+    train(CONFIG, tmp_path, iterations=8)
+    assert kept(tmp_path) == [2, 4, 6, 7, 8]
+
+
+def test_from_another_run_nothing_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its own first checkpoint the same command starts the same run again."""
+    train(CONFIG, tmp_path / "first")
+    there = str(numbered_checkpoint(tmp_path / "first", 4))
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.OuterOptimizer, "step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(CONFIG, tmp_path / "second", resume=there)
+    train(CONFIG, tmp_path / "second", resume=there)
+    assert kept(tmp_path / "second") == [6, 7]
+    assert kept(tmp_path / "first") == [2, 4, 6, 7]
+
+
+def test_without_last_the_numbered_are_not_overwritten(tmp_path: Path) -> None:
+    straight = train(CONFIG, tmp_path)
+    last_checkpoint(tmp_path).unlink()
+    newest = numbered_checkpoint(tmp_path, 7)
+    with pytest.raises(UserError, match=f"last.pt: no such checkpoint; --resume {newest} ") as no:
+        train(CONFIG, tmp_path)
+    assert len(str(no.value).splitlines()) == 1
+    with pytest.raises(UserError, match="already holds a run"):
+        train(CONFIG, tmp_path, resume="never")
+    assert list(numbered_checkpoints(tmp_path)) == [2, 4, 6, 7]
+    again = train(CONFIG, tmp_path, resume=str(numbered_checkpoint(tmp_path, 4)))
+    assert same(again["model"], straight["model"])
+    assert kept(tmp_path) == [2, 4, 6, 7]
+
+
+def test_a_damaged_last_can_be_gone_back_from(tmp_path: Path) -> None:
+    train(CONFIG, tmp_path)
+    last_checkpoint(tmp_path).unlink()  # the newest numbered one is the same file
+    last_checkpoint(tmp_path).write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"last\.pt: not a readable checkpoint"):
+        train(CONFIG, tmp_path)
+    train(CONFIG, tmp_path, resume=str(numbered_checkpoint(tmp_path, 7)))
+    assert last(tmp_path)["iteration"] == 7
+
+
+def test_a_damaged_last_names_a_whole_one(tmp_path: Path) -> None:
+    train(CONFIG, tmp_path)
+    with open(last_checkpoint(tmp_path), "r+b") as file:
+        file.truncate(1000)  # 7 is the same file
+    way_out = re.escape(f"; --resume {numbered_checkpoint(tmp_path, 6)} continues from there")
+    with pytest.raises(UserError, match=way_out):
+        train(CONFIG, tmp_path)
+    again = train(CONFIG, tmp_path, resume=str(numbered_checkpoint(tmp_path, 6)))
+    assert same(again["model"], last(tmp_path)["model"])
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        (None, r"none there, \[40\] here"),
+        (torch.zeros(1), r"\[1\] there, \[40\] here"),
+    ],
+    ids=["it is missing", "it would be spread"],
+)
+def test_another_networks_model(there: torch.Tensor | None, says: str, tmp_path: Path) -> None:
+    """It would fit by copying and calling by name."""
+    train(CONFIG, tmp_path)
+    content = checkpoint.load(last_checkpoint(tmp_path))
+    name = next(name for name, tensor in content["model"].items() if tensor.shape == (40,))
+    content["model"] |= {name: there}
+    if there is None:
+        del content["model"][name]
+    checkpoint.save(last_checkpoint(tmp_path), content)
+    with pytest.raises(UserError, match=f"last.pt: its model .*{name} is {says}"):
+        train(CONFIG, tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path}, after 7: its model .*{name} is {says}"):
+        evaluation.main([str(tmp_path), "--tasks", "1"])
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("config", None), ("optimizer", None), ("optimizer", {}), ("model", [1]),
+        ("iteration", "x"), ("iteration", -5), ("seconds", math.nan),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_none(part: str, value: Any, tmp_path: Path) -> None:
+    train(CONFIG, tmp_path)
+    path = last_checkpoint(tmp_path)
+    checkpoint.save(path, {**checkpoint.load(path), part: value})
+    with pytest.raises(UserError, match=f"{part}|another version") as caught:
+        train(CONFIG, tmp_path, iterations=9)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_fewer_iterations_than_were_made(tmp_path: Path) -> None:
+    """Its result, of more tasks perhaps, stays."""
+    train(CONFIG, tmp_path)
+    before = (tmp_path / "result.json").read_bytes()
+    with pytest.raises(UserError, match=r"--iterations 3: .*last\.pt was made after 7"):
+        train(CONFIG, tmp_path, iterations=3, test_tasks=1)
+    assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    """A job that is submitted again while the first still runs; a killed one is no hindrance."""
+    forever = {"iterations": 10**6, "checkpoint_every": 10**6, "run_dir": str(tmp_path)}
+    first = start([*TRAIN, *as_flags(with_values(CONFIG, **forever))])
+    first.wait_for("iterations 0 to", timeout=60)
+    with pytest.raises(UserError, match=f"--run-dir {tmp_path}: another process is training"):
+        train(CONFIG, tmp_path)
+    first.process.kill()
+    first.wait(10, expect=-signal.SIGKILL)
+    assert train(CONFIG, tmp_path)["iteration"] == 7
+
+
+def test_no_room_for_the_second_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is in last.pt by then; the earlier numbered ones are as they were."""
+    train(CONFIG, tmp_path)
+    before = numbered_checkpoint(tmp_path, 7).read_bytes()
+    real = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        if "iteration-" in str(target) and "00000007" not in str(target):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", replace)
+        with pytest.raises(UserError, match=r"iteration-00000008\.pt: .*No space left"):
+            train(CONFIG, tmp_path, iterations=9)
+    assert last(tmp_path)["iteration"] == 8
+    assert numbered_checkpoint(tmp_path, 7).read_bytes() == before
+    assert read_status(tmp_path) == status("failed", 8, start=7)
+    train(CONFIG, tmp_path, iterations=9)
+    assert kept(tmp_path) == [2, 4, 6, 7, 8, 9][-5:]
+
+
+# ---- status.json ------------------------------------------------------------------------------
+
+
+def status(state: str, iteration: int, start: int = 0) -> dict[str, Any]:
+    return {
+        "state": state, "iteration": iteration, "start": start, "checkpoint_every": 2,
+        "keep_checkpoints": 5,
+    }  # fmt: skip
+
+
+def test_status_of_a_run_from_beginning_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = trainer._Run._test, []
+
+    def look(run: Any) -> None:
+        seen.append(read_status(tmp_path))
+        real(run)
+        seen.append(read_status(tmp_path))
+
+    monkeypatch.setattr(trainer._Run, "_test", look)
+    train(CONFIG, tmp_path)
+    # Not finished before result.json is there.
+    assert seen == [status("training", 6)] * 2
+    assert json.loads((tmp_path / "status.json").read_text()) == status("finished", 7)
+    train(CONFIG, tmp_path, iterations=9)
+    assert seen[2:] == [status("training", 8, start=7)] * 2
+    assert read_status(tmp_path) == status("finished", 9, start=7)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_status_of_a_stopped_run(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = trainer.OuterOptimizer.step
+
+    steps = itertools.count()
+
+    def stop(*args: Any) -> None:
+        real(*args)
+        if next(steps) == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(trainer.OuterOptimizer, "step", stop)
+    assert Trainer(with_values(CONFIG, run_dir=str(tmp_path))).run() == 128 + number
+    assert read_status(tmp_path) == status("stopped", 3)
+    assert kept(tmp_path) == [2, 3]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, UserError])
+def test_status_of_a_failed_run(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = trainer.OuterOptimizer.step
+
+    steps = itertools.count()
+
+    def fail(*args: Any) -> None:
+        real(*args)
+        if next(steps) == 4:
+            raise error
+
+    monkeypatch.setattr(trainer.OuterOptimizer, "step", fail)
+    with pytest.raises(error):
+        train(CONFIG, tmp_path)
+    assert read_status(tmp_path) == status("failed", 4)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "3", "{}", '{"state": "training"}'], ids=str)
+def test_no_status(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "status.json").write_text(text)
+    assert read_status(tmp_path) is None

@@ -1,0 +1,239 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from maml.config import Config
+from maml.config.presets import with_values
+from maml.errors import UserError
+from maml.run.directory import choose, read_config
+from maml.trainer import Trainer
+from tests.launching import REPO
+from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
+
+# 5 iterations, rows every 2 and at the end, validations every 2, a test.
+VALUES: dict[str, Any] = {
+    "iterations": 5, "log_every": 2, "eval_every": 2, "eval_tasks": 4, "test_tasks": 6,
+}  # fmt: skip
+
+
+class Finished(NamedTuple):
+    directory: Path
+    config: Config
+    checkpoint: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=[sinusoid, glyphs], ids=["sinusoid", "glyphs"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    directory = tmp_path_factory.mktemp("run") / "not" / "there" / "yet"
+    config = request.param(**VALUES)
+    return Finished(directory, config, train(config, directory))
+
+
+def test_files(finished: Finished) -> None:
+    """Exactly these: nothing missing and no temporary file."""
+    files = [path for path in finished.directory.rglob("*") if not path.is_dir()]
+    assert sorted(str(path.relative_to(finished.directory)) for path in files) == [
+        ".lock", "checkpoints/iteration-00000005.pt", "checkpoints/last.pt", "config.yaml",
+        "curves.png", "metrics.jsonl", "result.json", "status.json",
+    ]  # fmt: skip
+
+
+def test_config_is_resolved(finished: Finished) -> None:
+    resolved = with_values(
+        finished.config, run_dir=str(finished.directory), strategy="local", resume="auto"
+    )
+    assert read_config(finished.directory) == resolved
+
+
+def test_config_names_versions_and_commit(finished: Finished) -> None:
+    content = yaml.safe_load((finished.directory / "config.yaml").read_text())
+    assert content["config"]["meta_batch_size"] == finished.config.meta_batch_size
+    assert content["versions"]["python"] == platform.python_version()
+    for package in ("torch", "torchopt", "numpy"):
+        assert content["versions"][package] == metadata.version(package)
+    git = subprocess.run(
+        ["git", "-C", str(REPO), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
+    if git.returncode:
+        assert content["git_commit"] is None
+    else:
+        assert content["git_commit"].removesuffix("-dirty") == git.stdout.strip()
+
+
+def test_training_rows(finished: Finished) -> None:
+    rows = [row for row in metrics(finished.directory) if "split" not in row]
+    assert [row["iteration"] for row in rows] == [2, 4, 5]
+    names = {"iteration", "loss", "tasks_per_second", "seconds"}
+    if finished.config.data != "sinusoid":
+        names |= {"accuracy"}
+        assert all(0 <= row["accuracy"] <= 1 for row in rows)
+    for row in rows:
+        assert row.keys() == names
+        assert row["loss"] > 0
+        assert row["tasks_per_second"] > 0
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+
+
+def test_a_row_is_the_mean_since_the_last_one(tmp_path: Path) -> None:
+    config = sinusoid(dtype="float64", iterations=5, log_every=1)
+    train(config, tmp_path / "each")
+    train(config, tmp_path / "few", log_every=3)
+    losses = [row["loss"] for row in metrics(tmp_path / "each")]
+    first, second = (row["loss"] for row in metrics(tmp_path / "few"))
+    assert first == pytest.approx(sum(losses[:3]) / 3, rel=1e-12)
+    assert second == pytest.approx(sum(losses[3:]) / 2, rel=1e-12)
+
+
+def test_validation_rows(finished: Finished) -> None:
+    rows = [row for row in metrics(finished.directory) if "split" in row]
+    assert [(row["iteration"], row["split"], row["tasks"]) for row in rows] == [
+        (2, "validation", 4),
+        (4, "validation", 4),
+    ]
+    for row in rows:
+        for name in ["loss"] + ["accuracy"] * (finished.config.data != "sinusoid"):
+            assert math.isfinite(row[name])
+            assert row[f"{name}_ci95"] >= 0
+            assert f"non_transductive_{name}" in row
+
+
+def test_metrics_is_a_line_an_object(finished: Finished) -> None:
+    text = (finished.directory / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    assert [json.loads(line) for line in text.splitlines()] == metrics(finished.directory)
+
+
+def test_result(finished: Finished) -> None:
+    found, config = result(finished.directory), finished.config
+    contract = {
+        "accuracy", "ci95", "tasks", "transductive", "non_transductive_accuracy", "preset",
+        "published", "seconds", "tasks_per_second",
+    }  # fmt: skip
+    assert contract <= found.keys()
+    assert (found["tasks"], found["transductive"], found["preset"]) == (6, True, config.preset)
+    assert found["published"] is config.published is None
+    # As given on top of the preset: with these, its published number is another experiment's.
+    changed = found["changed"]
+    assert (changed["iterations"], changed["test_tasks"]) == (5, 6)
+    assert ("ways" in changed) == (config.data == "glyphs")
+    assert {"dtype", "seed", "strategy", "run_dir", "log_every"}.isdisjoint(changed)
+    assert found["iterations"] == 5
+    assert found["tasks_per_second"] == pytest.approx(
+        5 * config.meta_batch_size / found["seconds"], rel=1e-9
+    )
+    assert found["ci95"] >= 0
+    if config.data == "sinusoid":
+        assert found["accuracy"] is found["non_transductive_accuracy"] is None
+        assert found["loss"] > 0
+    else:
+        # A mean over 6 tasks of 4 queries each.
+        for name in ("accuracy", "non_transductive_accuracy"):
+            assert 24 * found[name] == pytest.approx(round(24 * found[name]), abs=1e-4)
+
+
+def test_result_without_a_test(tmp_path: Path) -> None:
+    train(glyphs(iterations=1, test_tasks=0), tmp_path)
+    found = result(tmp_path)
+    assert found["tasks"] == 0
+    assert found["accuracy"] is found["ci95"] is None
+
+
+def test_no_iterations_at_all(tmp_path: Path) -> None:
+    """Tests the initial weights: whoever asks for it gets everything but rows."""
+    saved = train(sinusoid(iterations=0, test_tasks=4), tmp_path)
+    assert saved["iteration"] == 0
+    assert result(tmp_path)["tasks_per_second"] is None
+    assert (tmp_path / "curves.png").exists()
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_curves_are_a_picture(finished: Finished) -> None:
+    with Image.open(finished.directory / "curves.png") as image:
+        image.load()
+        assert image.format == "PNG"
+        assert 800 <= image.width <= 4000
+        assert 300 <= image.height <= 3000
+        colours = image.convert("RGB").getcolors(1 << 24)
+    assert colours is not None
+    # Background, axes, text and at least two curves of distinct colours.
+    blues = sum(count for count, (r, g, b) in colours if b > r + 60)
+    oranges = sum(count for count, (r, g, b) in colours if r > b + 100)
+    assert blues > 50
+    assert oranges > 50
+
+
+def test_checkpoint(finished: Finished) -> None:
+    path = finished.directory / "checkpoints" / "last.pt"
+    content = torch.load(path, weights_only=True)
+    assert same(content, finished.checkpoint)
+    assert content["iteration"] == 5
+    assert content["model"]
+    assert all(type(tensor) is torch.Tensor for tensor in content["model"].values())
+    assert not any(tensor.requires_grad for tensor in content["model"].values())
+
+
+def test_default_directory_is_named_after_the_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from maml.trainer import Trainer
+
+    monkeypatch.chdir(tmp_path)
+    assert Trainer(sinusoid(iterations=1)).run() == 0
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert directory.name.startswith("maml-sinusoid-10shot-2")
+    assert (directory / "result.json").exists()
+    assert f"runs/{directory.name}" in capsys.readouterr().out
+
+
+def test_home_in_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell does not expand ``--run-dir="~/run"``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert choose(sinusoid(run_dir="~/run")) == tmp_path / "run"
+    assert (tmp_path / "run").is_dir()
+
+
+def test_default_directories_of_one_second_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    names = [choose(sinusoid()).name for _ in range(3)]
+    assert names == [f"maml-sinusoid-10shot-now{end}" for end in ("", "-2", "-3")]
+
+
+def test_non_transductive_headline_is_consistent(tmp_path: Path) -> None:
+    config = glyphs(transductive=False, test_tasks=6, run_dir=str(tmp_path))
+    assert Trainer(config).run() == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["transductive"] is False
+    for name in ("accuracy", "accuracy_ci95", "loss", "loss_ci95"):
+        assert result[name] == result[f"non_transductive_{name}"]
+    assert result["ci95"] == result["accuracy_ci95"]
+    assert result["loss"] != result["transductive_loss"]
+
+
+def test_divergence_is_an_error_and_keeps_what_was_good(tmp_path: Path) -> None:
+    """A loss that is no number ends the run; neither metrics nor checkpoints hold one."""
+    train(sinusoid(iterations=2), tmp_path)
+    good = last(tmp_path)
+    lost = sinusoid(iterations=9, inner_lr=1e30, run_dir=str(tmp_path / "other"))
+    with pytest.raises(UserError, match=r"at iteration 1: training has diverged"):
+        Trainer(lost).run()
+    assert not (tmp_path / "other" / "checkpoints" / "last.pt").exists()
+    assert not (tmp_path / "other" / "metrics.jsonl").exists()
+    assert same(last(tmp_path), good)

@@ -1,0 +1,320 @@
+"""Where numbers go: the file always, a sink beside it if it works, and a full disk is one line."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maml.config.presets import with_values
+from maml.errors import UserError
+from maml.run import log
+from maml.run.log import RunLog
+from tests.launching import TRAIN, run
+from tests.runs import as_flags, glyphs, last, metrics, sinusoid, train
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+# ---- the file ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a full disk under metrics.jsonl once a run has begun.
+
+    Not before: it reads rows that are there, and /dev/full is an endless file.
+    """
+
+    def begin(log: RunLog, iteration: int) -> None:
+        log._path.symlink_to("/dev/full")
+
+    monkeypatch.setattr(RunLog, "forget_after", begin)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_under_metrics_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^{tmp_path}/metrics\.jsonl: .*No space left") as caught:
+        train(sinusoid(), tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_forgets_what_comes_after(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, sinusoid())
+    for iteration in (1, 2, 3):
+        log.write({"iteration": iteration, "loss": 0.5})
+    log.forget_after(2)
+    assert [row["iteration"] for row in metrics(tmp_path)] == [1, 2]
+    log.write({"iteration": 3, "loss": 0.25})
+    assert metrics(tmp_path)[-1] == {"iteration": 3, "loss": 0.25}
+    log.close()
+
+
+def test_a_line_cut_short_costs_no_other(tmp_path: Path) -> None:
+    """A crash in the middle of a row, then a resume that has nothing to forget."""
+    log = RunLog(tmp_path, sinusoid())
+    log.write({"iteration": 1, "loss": 0.5})
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"iteration": 2, "lo')
+    resumed = RunLog(tmp_path, sinusoid())
+    resumed.forget_after(1)
+    resumed.write({"iteration": 2, "loss": 0.25})
+    assert [row["iteration"] for row in metrics(tmp_path)] == [1, 2]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [1, 2]
+
+
+DAMAGE = {
+    "no row": (b'{"a": 1}\n', 1),
+    "no iteration": (b'{"iteration": 1}\n{"iteration": "2"}\n', 2),
+    "no object": (b"3\n", 1),
+    "no text": (b'{"iteration": 1}\n\xff\xfe\n{"iteration": 2}\n', 2),
+    "garbage": (b'{"iteration": 1}\n{"iteration": 2, "lo\n{"iteration": 3}\n', 2),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("begins", [True, False], ids=["begins", "resumes"])
+def test_a_damaged_file_is_one_line_and_stays(damage: str, begins: bool, tmp_path: Path) -> None:
+    if not begins:
+        train(sinusoid(), tmp_path)
+    content, line = DAMAGE[damage]
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(content)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(UserError) as caught:
+        train(sinusoid(iterations=4), tmp_path)
+    assert str(caught.value).startswith(f"{path}: line {line} is not a row")
+    assert len(str(caught.value).splitlines()) == 1
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+
+def test_a_folder_in_place_of_the_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=rf"^{tmp_path}/metrics\.jsonl: is a folder$"):
+        train(sinusoid(), tmp_path)
+    assert not (tmp_path / "config.yaml").exists()
+
+
+def test_a_last_line_of_no_text_is_cut_short_too(tmp_path: Path) -> None:
+    """As a power cut may leave it."""
+    train(sinusoid(), tmp_path)
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b"\x00\x00\xff")
+    train(sinusoid(iterations=4), tmp_path)
+    assert [row["iteration"] for row in metrics(tmp_path)] == [1, 2, 3, 4]
+    assert (tmp_path / "metrics.jsonl").read_bytes().isascii()
+
+
+# ---- sinks ------------------------------------------------------------------------------------
+
+
+class Sink:
+    """Remembers rows; fails where it is told to."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.rows, self.closed = fails, [], 0  # type: ignore[var-annotated]
+        self._maybe("init")
+
+    def write(self, row: dict[str, Any]) -> None:
+        self._maybe("write")
+        self.rows.append(row)
+
+    def close(self) -> None:
+        self.closed += 1
+        self._maybe("close")
+
+    def _maybe(self, where: str) -> None:
+        if where == self.fails:
+            raise ConnectionError(f"no answer at {where}\nand a second line")
+
+
+def test_a_sink_gets_the_rows_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = Sink()
+    monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: sink)
+    train(glyphs(iterations=4, eval_every=2), tmp_path, logger="wandb")
+    assert sink.rows == metrics(tmp_path)
+    assert len(sink.rows) == 6
+    assert sink.closed == 1
+    assert "--logger" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["init", "write", "close"])
+def test_a_failing_sink_never_stops_training(
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: Sink(where))
+    train(sinusoid(iterations=4, logger="wandb", test_tasks=4), tmp_path)
+    assert len(metrics(tmp_path)) == 4
+    assert (tmp_path / "result.json").exists()
+    said = [line for line in capsys.readouterr().err.splitlines() if "--logger" in line]
+    assert len(said) == 1
+    assert f"--logger wandb: no answer at {where}" in said[0]
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_sink_is_closed_when_training_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Sink()
+    monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: sink)
+    with pytest.raises(UserError):
+        train(sinusoid(logger="wandb"), tmp_path)
+    assert sink.closed == 1
+
+
+def test_names_of_numbers() -> None:
+    row = {"iteration": 7, "loss": 0.5, "split": "validation", "tasks": 4, "note": "text"}
+    expected = {"validation/loss": 0.5, "validation/tasks": 4.0}
+    assert log.step_and_values(row) == (7, expected)
+    assert log.step_and_values({"iteration": 1, "loss": 2.0}) == (1, {"train/loss": 2.0})
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(glyphs(iterations=4, log_every=2, eval_every=4, logger="tensorboard"), tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    for row in metrics(tmp_path):
+        step, values = log.step_and_values(row)
+        for name, value in values.items():
+            found = [event.value for event in events.Scalars(name) if event.step == step]
+            assert found == [pytest.approx(value, rel=1e-6)]
+    assert {"train/loss", "train/accuracy", "validation/accuracy"} <= set(events.Tags()["scalars"])
+
+
+def test_none_writes_nothing_beside_the_file(tmp_path: Path) -> None:
+    train(sinusoid(logger="none"), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        ".lock", "checkpoints", "config.yaml", "metrics.jsonl", "result.json", "status.json",
+    }  # fmt: skip
+
+
+def test_wandb_without_a_key_runs_offline(tmp_path: Path) -> None:
+    """The real library, in a home without settings, standard input closed: no prompt, no account.
+
+    The command fails if a process of the library is left behind.
+    """
+    home, directory = tmp_path / "home", tmp_path / "run"
+    home.mkdir()
+    config = sinusoid(run_dir=str(directory), logger="wandb", iterations=3)
+    done = run([*TRAIN, *as_flags(config)], 120, env={"HOME": str(home)})
+    assert "--logger" not in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    (binary,) = directory.glob("wandb/offline-run-*/run-*.wandb")
+    assert binary.stat().st_size > 0
+    content = binary.read_bytes()
+    assert b"train/loss" in content
+    assert len(metrics(directory)) == 3
+
+
+def test_wandb_knows_a_run_again_that_goes_on(tmp_path: Path) -> None:
+    """Two starts in one run directory are two parts of one run; another directory is another."""
+    environment = {"WANDB_MODE": "offline"}
+    one, other = tmp_path / "one", tmp_path / "other"
+    for directory, iterations in ((one, 2), (one, 4), (other, 2)):
+        config = sinusoid(run_dir=str(directory), logger="wandb", iterations=iterations)
+        done = run([*TRAIN, *as_flags(config)], 120, env=environment)
+        assert "--logger" not in done.stderr, done.stderr
+    parts = [path.stem for path in one.glob("wandb/offline-run-*/run-*.wandb")]
+    assert len(parts) == 2
+    (name,) = set(parts)
+    (another,) = {path.stem for path in other.glob("wandb/offline-run-*/run-*.wandb")}
+    assert another != name
+
+
+# ---- full disks -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Any:
+    """A file system of 256 KiB; skips where mounting one is not permitted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    mounted = libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"size=256k")
+    if mounted != 0:
+        pytest.skip(f"cannot mount a small disk: {os.strerror(ctypes.get_errno())}")
+    yield folder
+    libc.umount2(os.fsencode(folder), 2)
+
+
+def fill(folder: Path) -> None:
+    """Use up the rest of a disk."""
+    try:
+        with open(folder / "filler", "ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    except OSError:
+        pass
+
+
+def test_checkpoint_on_a_full_disk(small_disk: Path) -> None:
+    directory = small_disk / "run"
+    config = sinusoid(run_dir=str(directory))
+    train(config, directory)
+    fill(small_disk)
+    with pytest.raises(UserError, match="No space left") as caught:
+        train(config, directory, iterations=4, log_every=100)
+    message = str(caught.value)
+    assert message.startswith(str(directory))
+    assert len(message.splitlines()) == 1
+    assert last(directory)["iteration"] == 2
+    (small_disk / "filler").unlink()
+    assert train(config, directory, iterations=4)["iteration"] == 4
+
+
+def test_every_file_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """Where files may not grow beyond some size, whichever file meets it is named in one line."""
+    code = """
+import os, resource, signal, sys
+sys.path.insert(0, os.getcwd())
+import train_maml
+from maml.processes.program import run_program
+import maml.trainer, matplotlib.pyplot
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for i, limit in enumerate(map(int, sys.argv[2].split(","))):
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        sys.stderr.flush()
+        os.dup2(os.open(f"{sys.argv[1]}/err{i}", os.O_WRONLY), 2)
+        run_program(train_maml.main, [*sys.argv[3:], "--run-dir", f"{sys.argv[1]}/run{i}"])
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+    # Nothing fits; then config.yaml and the rows, but no checkpoint; then all but the picture.
+    limits = (100, 8_000, 40_000)
+    for i in range(len(limits)):
+        os.mkfifo(tmp_path / f"err{i}")
+    # A pipe each: the limit is for files, and standard error must not meet it.
+    readers = [
+        os.open(tmp_path / f"err{i}", os.O_RDONLY | os.O_NONBLOCK) for i in range(len(limits))
+    ]
+    flags = as_flags(with_values(sinusoid(iterations=4, test_tasks=4), resume="auto"))
+    shown = ",".join(map(str, limits))
+    done = run([sys.executable, "-c", code, str(tmp_path), shown, *flags], 120)
+    said = [os.read(reader, 1 << 20).decode() for reader in readers]
+    for reader in readers:
+        os.close(reader)
+    codes = [int(line) for line in done.stdout.splitlines() if re.fullmatch(r"-?\d+", line)]
+    assert codes == [2] * len(limits), said
+    named = []
+    for i, text in enumerate(said):
+        assert "Traceback" not in text, text
+        (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
+        assert "File too large" in line
+        named.append(line.removeprefix(f"error: {tmp_path}/run{i}/").split(":")[0])
+    assert named == ["config.yaml", "checkpoints/last.pt", "curves.png"]

@@ -1,0 +1,417 @@
+"""A run that stops and continues is the run that never stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import random
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maml.config.presets import with_values
+from maml.errors import UserError
+from maml.run import checkpoint
+from maml.strategies.local import Local
+from maml.trainer import Trainer
+from tests.launching import run
+from tests.runs import glyphs, last, metrics, same, sinusoid, train
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.mark.parametrize("family", [sinusoid, glyphs], ids=["sinusoid", "glyphs"])
+def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:
+    config = family(iterations=6)
+    assert config.dtype == "float32"
+    straight = train(config, tmp_path / "straight")
+    halfway = train(config, tmp_path / "resumed", iterations=3)
+    resumed = train(config, tmp_path / "resumed")
+    assert (halfway["iteration"], resumed["iteration"]) == (3, 6)
+    assert not same(halfway["model"], straight["model"])
+    assert same(resumed["model"], straight["model"])
+    assert same(resumed["optimizer"], straight["optimizer"])
+    assert resumed["optimizer"]["state"][0]["step"] == 6
+    losses = [
+        [(row["iteration"], row["loss"]) for row in metrics(tmp_path / name)]
+        for name in ("straight", "resumed")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_optimizer_of_another_version(tmp_path: Path) -> None:
+    """One line, and the checkpoint is left as it was: here, one tensor a parameter."""
+    saved = train(sinusoid(iterations=2), tmp_path)
+    state = saved["optimizer"]
+    state["param_groups"][0]["params"] = [0, 1]
+    path = checkpoint.last_checkpoint(tmp_path)
+    torch.save(saved, path)
+    with pytest.raises(UserError, match="--resume auto: its optimizer is from another"):
+        train(sinusoid(iterations=4), tmp_path)
+    assert same(last(tmp_path), saved)
+
+
+def test_a_checkpoint_from_before_a_flag_was_there(tmp_path: Path) -> None:
+    """What a version did not have, it did as the default does: resumed so, and not otherwise."""
+    config = sinusoid(iterations=2, meta_optimizer="sgd")
+    saved = train(config, tmp_path)
+    for name in ("proximal", "meta_momentum"):
+        del saved["config"][name]
+    torch.save(saved, checkpoint.last_checkpoint(tmp_path))
+    with pytest.raises(UserError, match=r"--meta-momentum is 0.5, but .* made with 0\.0"):
+        train(config, tmp_path, iterations=4, meta_momentum=0.5)
+    assert train(config, tmp_path, iterations=4)["iteration"] == 4
+
+
+def test_seconds_go_on(tmp_path: Path) -> None:
+    first = train(sinusoid(iterations=2), tmp_path)["seconds"]
+    second = train(sinusoid(iterations=4), tmp_path)["seconds"]
+    assert second > first
+    assert metrics(tmp_path)[-1]["seconds"] == second
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = train(sinusoid(iterations=3), tmp_path)
+    rows = metrics(tmp_path)
+    again = train(sinusoid(iterations=3), tmp_path)
+    assert same(first["model"], again["model"])
+    assert metrics(tmp_path) == rows
+
+
+def test_rows_are_not_doubled(tmp_path: Path) -> None:
+    """The checkpoint of a crashed run is older than its last rows."""
+    config = sinusoid(iterations=6, eval_every=2, eval_tasks=3)
+    train(config, tmp_path, iterations=3)
+    shutil.copy(checkpoint.last_checkpoint(tmp_path), tmp_path / "older.pt")
+    train(config, tmp_path)
+    once = [{**row, "seconds": 0, "tasks_per_second": 0} for row in metrics(tmp_path)]
+    os.replace(tmp_path / "older.pt", checkpoint.last_checkpoint(tmp_path))
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"iteration": 7, "lo')  # cut short by the crash
+    train(config, tmp_path)
+    twice = [{**row, "seconds": 0, "tasks_per_second": 0} for row in metrics(tmp_path)]
+    assert twice == once
+    assert [row["iteration"] for row in twice if "split" not in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["iteration"] for row in twice if "split" in row] == [2, 4, 6]
+    assert all(line.endswith("}") for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+
+
+def test_an_interrupted_validation_is_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is of the iteration whose validation was stopped."""
+    config = sinusoid(iterations=4, eval_every=2, eval_tasks=9, task_batch=4)
+    evaluate = Local.evaluate
+
+    def stop_after(strategy: Local, *args: Any) -> Any:
+        rows = evaluate(strategy, *args)
+        strategy.stop.signal = "SIGTERM"
+        return rows
+
+    monkeypatch.setattr(Local, "evaluate", stop_after)
+    assert Trainer(with_values(config, run_dir=str(tmp_path / "stopped"))).run() == 143
+    monkeypatch.undo()
+    assert last(tmp_path / "stopped")["iteration"] == 2
+    assert not any("split" in row for row in metrics(tmp_path / "stopped"))
+    train(config, tmp_path / "stopped")
+    train(config, tmp_path / "straight")
+    losses = [
+        [(row["iteration"], row.get("split"), row["loss"]) for row in metrics(tmp_path / name)]
+        for name in ("straight", "stopped")
+    ]
+    assert losses[0] == losses[1]
+    assert len([split for _, split, _ in losses[0] if split]) == 2
+
+
+def test_never_refuses_a_directory_with_a_run(tmp_path: Path) -> None:
+    config = sinusoid(resume="never")
+    first = train(config, tmp_path)
+    with pytest.raises(UserError, match=f"--resume never: {tmp_path} .*--run-dir"):
+        train(config, tmp_path)
+    assert same(first, last(tmp_path))
+
+
+def test_a_path_does_not_overwrite_another_run(tmp_path: Path) -> None:
+    first, second = (sinusoid(run_dir=str(tmp_path / name)) for name in ("first", "second"))
+    for config in (first, second):
+        assert Trainer(config).run() == 0
+    before = checkpoint.last_checkpoint(tmp_path / "second").read_bytes()
+    elsewhere = str(checkpoint.last_checkpoint(tmp_path / "first"))
+    with pytest.raises(UserError, match="already holds a run"):
+        Trainer(with_values(second, resume=elsewhere))
+    assert checkpoint.last_checkpoint(tmp_path / "second").read_bytes() == before
+
+
+def test_from_a_path(tmp_path: Path) -> None:
+    straight = train(sinusoid(iterations=5), tmp_path / "straight")
+    train(sinusoid(iterations=2), tmp_path / "begun")
+    source = checkpoint.last_checkpoint(tmp_path / "begun")
+    continued = train(sinusoid(iterations=5, resume=str(source)), tmp_path / "continued")
+    assert same(continued["model"], straight["model"])
+    assert [row["iteration"] for row in metrics(tmp_path / "continued")] == [3, 4, 5]
+    assert checkpoint.load(source)["iteration"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("inner_lr", 0.5), ("inner_steps", 3), ("inner_optimizer", "adam"), ("order", "first"),
+        ("shots", 5), ("queries", 5), ("seed", 9), ("dtype", "float64"), ("meta_lr", 0.1),
+        ("meta_batch_size", 2), ("grad_clip", 1.0),
+    ],
+)  # fmt: skip
+def test_a_changed_flag_is_refused(
+    name: str, value: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    config = sinusoid(iterations=1)
+    before = train(config, tmp_path)
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(UserError) as caught:
+        train(config, tmp_path, iterations=2, **{name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{flag} is {value}, ")
+    assert str(getattr(config, name)) in message
+    assert len(message.splitlines()) == 1
+    assert same(before, last(tmp_path))
+
+
+def test_another_task_is_refused(tmp_path: Path) -> None:
+    train(glyphs(iterations=1), tmp_path)
+    with pytest.raises(UserError, match="--ways is 3"):
+        train(glyphs(iterations=2, ways=3), tmp_path)
+    with pytest.raises(UserError, match=r"--network is mlp|--data is sinusoid"):
+        train(sinusoid(iterations=2), tmp_path)
+
+
+# ---- damaged checkpoints ----------------------------------------------------------------------
+
+
+class Malicious:
+    """Unpickling it makes a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def refusal(path: Path) -> str:
+    """The one line with which ``path`` is refused."""
+    with pytest.raises(UserError) as caught:
+        checkpoint.load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("healthy")
+    train(sinusoid(iterations=1), folder)
+    return checkpoint.last_checkpoint(folder).read_bytes()
+
+
+@pytest.mark.parametrize("path", ["missing/last.pt", "."])
+def test_no_checkpoint_there(path: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--resume {re.escape(path)}: no such file"):
+        train(sinusoid(iterations=1), tmp_path / "run", resume=path)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.999])
+def test_truncated_checkpoint(share: float, healthy: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    path.write_bytes(healthy[: int(share * len(healthy))])
+    refusal(path)
+
+
+def test_random_bytes_are_no_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    for seed in range(200):
+        generator = random.Random(seed)
+        path.write_bytes(generator.randbytes(generator.choice((1, 10, 100, 1000))))
+        refusal(path)
+
+
+def test_flipped_bytes_never_end_in_a_traceback(healthy: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    refused = 0
+    for seed in range(300):
+        generator = random.Random(seed)
+        damaged = bytearray(healthy)
+        # The pickle and the archive's directory lie at the two ends.
+        for _ in range(3):
+            ends = (generator.randrange(4000), -generator.randrange(1, 4000))
+            damaged[generator.choice(ends)] = generator.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            checkpoint.load(path)
+        except UserError as error:
+            refused += 1
+            assert len(str(error).splitlines()) == 1
+    assert refused > 50
+
+
+def test_a_flipped_bit_is_never_another_model(healthy: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    path.write_bytes(healthy)
+    whole = checkpoint.load(path)
+    refused = 0
+    for seed in range(300):
+        generator = random.Random(seed)
+        damaged = bytearray(healthy)
+        damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            # What lies between an archive's members is nobody's.
+            assert same(checkpoint.load(path), whole)
+        except UserError as error:
+            refused += 1
+            assert len(str(error).splitlines()) == 1
+    assert refused > 50
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch"])
+def test_code_in_a_checkpoint_is_not_run(how: str, tmp_path: Path) -> None:
+    path, victim = tmp_path / "last.pt", tmp_path / "made by the checkpoint"
+    content = {**whole(1), "format": 1, "model": Malicious(victim)}
+    if how == "pickle":
+        path.write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, path)
+    refusal(path)
+    assert not victim.exists()
+    with contextlib.suppress(RuntimeError):  # torch goes on to miss its magic number
+        torch.load(path, weights_only=False)
+    assert victim.exists(), "the file held no code: this test shows nothing"
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"model": {}}, {"format": 99, "model": {}}], ids=str)
+def test_checkpoint_of_something_else(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    torch.save(content, path)
+    assert "not a checkpoint of this project" in refusal(path)
+
+
+def test_checkpoint_with_parts_missing(healthy: bytes, tmp_path: Path) -> None:
+    """A run that meets one says so, and leaves it alone."""
+    path = checkpoint.last_checkpoint(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(healthy)
+    everything = checkpoint.load(path)
+    for part in ("model", "optimizer", "iteration", "config"):
+        torch.save({name: value for name, value in everything.items() if name != part}, path)
+        before = path.read_bytes()
+        with pytest.raises(UserError, match=f"{path}: .*{part}"):
+            train(sinusoid(iterations=2), tmp_path)
+        assert path.read_bytes() == before
+
+
+def test_damaged_checkpoint_ends_a_run_in_one_line(healthy: bytes, tmp_path: Path) -> None:
+    path = checkpoint.last_checkpoint(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(healthy[:-100])
+    with pytest.raises(UserError, match=f"^{path}: not a readable checkpoint"):
+        train(sinusoid(iterations=2), tmp_path)
+    assert path.read_bytes() == healthy[:-100]
+
+
+# ---- crashes while saving ---------------------------------------------------------------------
+
+
+def whole(iteration: int) -> dict[str, Any]:
+    """The smallest content of a checkpoint."""
+    return {
+        "model": {}, "optimizer": {}, "iteration": iteration, "seconds": 0.0, "config": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["rename", "flush", "write"])
+def test_failed_save_keeps_the_earlier_one(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoints" / "last.pt"
+    checkpoint.save(path, whole(1))
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = {"rename": "os.replace", "flush": "os.fsync", "write": "torch.save"}[where]
+    monkeypatch.setattr(f"maml.run.checkpoint.{target}", full)
+    with pytest.raises(UserError, match=f"^{path}: .*No space left.*earlier checkpoint") as caught:
+        checkpoint.save(path, whole(2))
+    assert len(str(caught.value).splitlines()) == 1
+    assert checkpoint.load(path)["iteration"] == 1
+    assert [file.name for file in path.parent.iterdir()] == ["last.pt"]
+
+
+def test_killed_while_saving(tmp_path: Path) -> None:
+    """SIGKILL in the middle of saves, over and over: there is always a whole checkpoint."""
+    code = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from maml.run import checkpoint
+
+torch.set_num_threads(1)
+path, halfway = Path(sys.argv[1]), 0
+rest = {"optimizer": {}, "seconds": 0.0, "config": {}}
+checkpoint.save(path, {"iteration": 0, "model": {"w": torch.zeros(1_000_000)}, **rest})
+for round in range(1, 31):
+    child = os.fork()
+    if not child:
+        for step in range(1_000_000):
+            model = {"w": torch.full((1_000_000,), float(step))}
+            checkpoint.save(path, {"iteration": step, "model": model, **rest})
+        os._exit(0)
+    temporary = path.with_name(f".{path.name}.{child}.tmp")
+    deadline = time.monotonic() + 20
+    while not temporary.exists() and time.monotonic() < deadline:
+        pass
+    time.sleep(0.0005 * (round % 8))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    halfway += temporary.exists()
+    saved = checkpoint.load(path)
+    assert bool((saved["model"]["w"] == saved["iteration"]).all())
+print("killed halfway:", halfway)
+"""
+    done = run([sys.executable, "-c", code, str(tmp_path / "last.pt")], timeout=120)
+    assert int(done.stdout.split()[-1]) >= 5, "too few kills hit a save: this test shows nothing"
+
+
+def test_sweeps_up_after_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    (tmp_path / ".last.pt.12345.tmp").write_bytes(b"half a checkpoint")
+    checkpoint.save(path, whole(1))
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_trainer_saves_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk at a checkpoint ends the run; the earlier checkpoint continues it."""
+    config = sinusoid(iterations=6, checkpoint_every=2)
+    real, saves = os.replace, []
+
+    def replace(source: Any, target: Any) -> None:
+        if str(target).endswith("last.pt"):
+            saves.append(target)
+            if len(saves) == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    monkeypatch.setattr("os.replace", replace)
+    with pytest.raises(UserError, match="No space left"):
+        Trainer(with_values(config, run_dir=str(tmp_path / "broken"))).run()
+    assert last(tmp_path / "broken")["iteration"] == 2
+    monkeypatch.undo()
+    continued = train(config, tmp_path / "broken")
+    assert same(continued["model"], train(config, tmp_path / "straight")["model"])

@@ -1,4 +1,4 @@
-"""The compiled `SetLoss` of `maml.networks.conv4.Conv4` with a mean cross-entropy.
+"""The compiled derivatives of a `Conv4` with a mean cross-entropy.
 
 What is compiled is a network's gradient and the product with its Hessian, nothing of a learner:
 the meta-gradient around it is `maml.metagradient`'s for every network. Calls compute in the calling
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from maml.kernels import library
-from maml.metagradient.derivatives import Gradient
-from maml.metagradient.inner import Params
+from maml.kernels.derivatives import Gradient
 from maml.networks.conv4 import Conv4, ConvBlock
+from maml.params import Params
 
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -60,7 +60,7 @@ def _take(like: Tensor, n_tasks: int, size: int) -> Tensor:
 
 
 class ConvNetLoss:
-    """See `maml.metagradient.derivatives.SetLoss`; float32 or float64 on the CPU.
+    """See `maml.kernels.derivatives.Derivatives`; float32 or float64 on the CPU.
 
     Its own coordinates are one tensor `ALL`, in which a convolution is ``[k, k, C, F]``. The biases
     of convolutions are absent: batch norm subtracts them again, and their gradient is zero.
@@ -84,11 +84,11 @@ class ConvNetLoss:
         self._zeros = {n: w.shape for n, w in weights.items() if n not in self._shapes}
 
     def enter(self, weights: Params) -> Params:
-        """See `SetLoss.enter`."""
+        """See `Derivatives.enter`."""
         return {ALL: torch.cat([_turn(weights[name]).flatten() for name in self._shapes])}
 
     def leave(self, gradients: Params) -> Params:
-        """See `SetLoss.leave`."""
+        """See `Derivatives.leave`."""
         parts = gradients[ALL].split([shape.numel() for shape in self._shapes.values()])
         named = {
             name: _turn_back(part, shape)
@@ -96,8 +96,17 @@ class ConvNetLoss:
         }
         return named | {name: parts[0].new_zeros(shape) for name, shape in self._zeros.items()}
 
+    def places(self, weights: Params) -> list[tuple[slice, Tensor]]:
+        """Return where in `ALL` some of the weights lie, and their values there, flat."""
+        found, end = [], 0
+        for name, shape in self._shapes.items():
+            begin, end = end, end + shape.numel()
+            if name in weights:
+                found.append((slice(begin, end), _turn(weights[name]).flatten()))
+        return found
+
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
-        """See `SetLoss.gradient`; y holds int64 class labels."""
+        """See `Derivatives.gradient`; y holds int64 class labels."""
         n_tasks, n_examples = x.shape[:2]
         x, y = x.contiguous(), y.contiguous()
         at = weights[ALL]
@@ -124,7 +133,7 @@ class ConvNetLoss:
     def hessian_vector(
         self, point: _Point, vector: Params, *, total: bool, again: bool = False
     ) -> Params:
-        """See `SetLoss.hessian_vector`."""
+        """See `Derivatives.hessian_vector`."""
         at, residuals, n_examples = point
 
         def compute(first: int, last: int) -> Tensor:

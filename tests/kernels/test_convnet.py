@@ -13,11 +13,12 @@ from torch import Tensor
 from maml.kernels import convnet, library
 from maml.kernels.convnet import ALL, ConvNetLoss
 from maml.learners.objectives import CLASSIFICATION
-from maml.metagradient.derivatives import FunctionLoss
+from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
 from tests.compiler import needs_compiler
 from tests.launching import run
-from tests.learners.test_meta_gradient import IDS, make_worker
+from tests.metagradient.test_differentiate import IDS, make_worker
 
 
 def random_case(
@@ -39,12 +40,13 @@ def random_case(
     return network, weights, vector, x, torch.randint(ways, (n, examples))
 
 
-def plain(network: Conv4) -> FunctionLoss:
-    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, _ = torch.func.functional_call(network, weights, (x,))
+def plain(network: Conv4) -> FunctionDerivatives:
+    def loss(params: dict[str, Tensor], task: Any, step: int) -> tuple[Tensor, Tensor]:
+        x, y = task
+        outputs, _ = torch.func.functional_call(network, params, (x,))
         return CLASSIFICATION.loss(outputs, y), outputs
 
-    return FunctionLoss(loss)
+    return FunctionDerivatives(Problem(dict(network.named_parameters()), loss, loss))
 
 
 CASES = {
@@ -66,7 +68,7 @@ def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
     if shared:
         weights = {name: w[0].expand(3, *w.shape[1:]) for name, w in weights.items()}
         at = {name: w[0].expand(3, *w.shape[1:]) for name, w in at.items()}
-    expected = reference.gradient(weights, x, y, again=True)
+    expected = reference.gradient("support", weights, (x, y), 0, again=True)
     for total in (False, True):
         found = compiled.gradient(at, x, y, again=True)
         torch.testing.assert_close(found.losses, expected.losses, rtol=1e-12, atol=1e-12)

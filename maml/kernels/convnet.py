@@ -72,6 +72,7 @@ class ConvNetLoss:
         conv = first.conv
         channels, height, width = network.image_shape
         self._ways = network.head.out_features
+        self._statistics_shape = (len(network.blocks), 2, conv.out_channels)
         self._plan = _plan(
             channels, height, width, conv.out_channels, len(network.blocks),
             conv.kernel_size[0], conv.stride[0], int(conv.padding[0]), network.pool, self._ways,
@@ -129,6 +130,37 @@ class ConvNetLoss:
         _share_out(compute, n_tasks)
         point = None if residuals is None else _Point(at, residuals, n_examples)
         return Gradient(losses, logits, {ALL: gradients}, point)
+
+    def outputs(
+        self, weights: Params, x: Tensor, statistics: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits ``[B, E, N]``, and the batch norms' statistics ``[B, L, 2, F]``.
+
+        The forward pass alone: no labels, and nothing is kept for a backward pass.
+
+        Args:
+            weights: ``{ALL: [B, P]}``, see `enter`; shared weights are expanded over B (stride 0).
+            x: ``[B, E, C, H, W]``.
+            statistics: Mean and biased variance of each of the L blocks, to be used as they are, as
+                `maml.networks.conv4.Statistics`. None: each set's own, which are returned.
+        """
+        n_tasks, n_examples = x.shape[:2]
+        x, at = x.contiguous(), weights[ALL]
+        logits = x.new_empty(n_tasks, n_examples, self._ways)
+        if statistics is None:
+            used = x.new_empty(n_tasks, *self._statistics_shape)
+        else:
+            used = statistics.contiguous()
+
+        def compute(first: int, last: int) -> None:
+            _function("outputs", x.dtype)(
+                self._plan, last - first, n_examples, _address(x[first:]), *self._table(at[first:]),
+                None if statistics is None else _address(used[first:]), _address(logits[first:]),
+                _address(used[first:]),
+            )  # fmt: skip
+
+        _share_out(compute, n_tasks)
+        return logits, used
 
     def hessian_vector(
         self, point: _Point, vector: Params, *, total: bool, again: bool = False

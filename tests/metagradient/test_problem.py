@@ -80,7 +80,7 @@ def random_problem(number: int) -> tuple[Problem, Task]:
         ]
         if of_step
         else (),
-        query_weights=[dice.choice([0.0, 0.3, 1.0]) for _ in range(steps)]
+        query_weights=[*(dice.choice([0.0, 0.3, 1.0]) for _ in range(steps - 1)), 0.6]
         if steps and dice.random() < 0.5
         else None,
         proximal=dice.choice([0.0, 0.7]),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from maml.run import checkpoint, directory
 from maml.run.lock import Lock
 from maml.run.log import RunLog
 from maml.run.plots import draw_curves
+from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
@@ -100,6 +103,9 @@ class _Run:
         )
         self.meta_params = self.optimizer.params
         self.iteration, self.seconds = 0, 0.0
+        # Held while parameters, their optimizer, the iteration and the log do not belong together.
+        self._between = threading.RLock()
+        self._patience = Patience(lambda: worker.progress, speaks=self.speaks)
         if start is not None:
             self._restore(start)
         self.began_at = self.iteration
@@ -126,22 +132,21 @@ class _Run:
         )
         try:
             self._status("training")
+            hurried = self.strategy.stop.hurried(self._abandon)
             try:
-                self._train()
-                self._heed_stop()
-                self._save()
-                self._test()
+                with (
+                    hurried if self.speaks else contextlib.nullcontext(),
+                    self._patience.watching(),
+                ):
+                    self._train()
+                    self._heed_stop()
+                    self._save()
+                    self._test()
                 self._status("finished")
                 return 0
             except _Stopped:
                 self._save()
-            self._status("stopped")
-            self._say(
-                f"stopped by {self.strategy.stopping} after iteration {self.iteration}; checkpoint "
-                f"{checkpoint.last_checkpoint(self.run_dir)}; the same command with "
-                f"--run-dir {self.run_dir} continues"
-            )
-            return 130 if self.strategy.stopping == "SIGINT" else 143
+            return self._stopped(self.strategy.stopping)
         except BaseException:
             with contextlib.suppress(UserError):
                 self._status("failed")
@@ -153,8 +158,30 @@ class _Run:
         if self.speaks:
             directory.write_status(self.run_dir, state, self.iteration, self.began_at, self.config)
 
+    def _stopped(self, by: str | None) -> int:
+        """Say that the run was stopped, and has its checkpoint; return the exit code."""
+        self._status("stopped")
+        self._say(
+            f"stopped by {by} after iteration {self.iteration}; checkpoint "
+            f"{checkpoint.last_checkpoint(self.run_dir)}; the same command with "
+            f"--run-dir {self.run_dir} continues"
+        )
+        return 130 if by == "SIGINT" else 143
+
+    def _abandon(self, by: str) -> None:
+        """Save the last whole iteration and end, while the main thread is in the middle of one."""
+        with self._between:
+            code = 1
+            try:
+                self._save()
+                code = self._stopped(by)
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            os._exit(code)
+
     def _heed_stop(self) -> None:
         if self.strategy.stopping:
+            self.strategy.stop.heed()
             raise _Stopped
 
     def _train(self) -> None:
@@ -170,30 +197,39 @@ class _Run:
                 self._validate(bar)
             while self.iteration < config.iterations and not self.strategy.stopping:
                 began = time.perf_counter()
+                self._patience.begin(self.iteration + 1)
                 ids = episodes.ids(self.iteration, config.meta_batch_size)
                 share = self.strategy.meta_step(self.meta_params, ids)
-                self.optimizer.step(share.gradients, share.n_tasks)
-                self.iteration += 1
-                took = time.perf_counter() - began
-                self.seconds += took
-                window.add(share, took)
-                bar.update()
-                if self.iteration % config.log_every == 0 or self.iteration == config.iterations:
-                    row = window.row() | self.strategy.report()
-                    if not math.isfinite(row["loss"]):
-                        raise self._diverged(f"the loss is {row['loss']}")
-                    self.log.write({"iteration": self.iteration, **row, "seconds": self.seconds})
-                    bar.set_postfix(
-                        {name: f"{row[name]:.3f}" for name in self.worker.metric_names}
-                        | {"tasks/s": f"{row['tasks_per_second']:.0f}"},
-                        refresh=False,
-                    )
-                    window.clear()
+                with self._between:
+                    self._step(share, began, window, bar)
                 if self._due(config.checkpoint_every):
                     self._save()
                     self._status("training")
                 if self._due(config.eval_every):
                     self._validate(bar)
+
+    def _step(self, share: Share, began: float, window: _Window, bar: Any) -> None:
+        """Step along the gradient that has come home; write the row that is due."""
+        config = self.config
+        self._patience.end()
+        self.optimizer.step(share.gradients, share.n_tasks)
+        self.iteration += 1
+        took = time.perf_counter() - began
+        self.seconds += took
+        window.add(share, took)
+        bar.update()
+        if self.iteration % config.log_every and self.iteration != config.iterations:
+            return
+        row = window.row() | self.strategy.report()
+        if not math.isfinite(row["loss"]):
+            raise self._diverged(f"the loss is {row['loss']}")
+        self.log.write({"iteration": self.iteration, **row, "seconds": self.seconds})
+        bar.set_postfix(
+            {name: f"{row[name]:.3f}" for name in self.worker.metric_names}
+            | {"tasks/s": f"{row['tasks_per_second']:.0f}"},
+            refresh=False,
+        )
+        window.clear()
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.iteration % every == 0
@@ -261,7 +297,9 @@ class _Run:
     def _save(self) -> None:
         if not all(tensor.isfinite().all() for tensor in self.meta_params.values()):
             raise self._diverged("parameters are not finite")
-        if self.speaks:
+        if not self.speaks:
+            return
+        with self._between:
             checkpoint.save_in(
                 self.run_dir,
                 {

@@ -42,7 +42,11 @@ class Share(NamedTuple):
 
 
 class Worker:
-    """What every process of a run holds: a learner, its device, and episodes opened on demand."""
+    """What every process of a run holds: a learner, its device, and episodes opened on demand.
+
+    Attributes:
+        progress: Of the latest call for training tasks, how many are done, and of how many.
+    """
 
     def __init__(
         self, config: Config, device: torch.device, training: Episodes | None = None
@@ -55,6 +59,7 @@ class Worker:
         precision.use(config.precision)
         self.learner.prepare(device)
         self.compiled: compiled.Compiled | None = None
+        self.progress = (0, 0)
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
@@ -98,6 +103,7 @@ class Worker:
             ids: ``[B]`` int64 task ids; B ≥ 0.
             learner: The learner to call, used by no other thread meanwhile.
         """
+        self.progress = (0, len(ids))
         return self.meta_gradient_of(meta_params, self.training_tasks(ids), learner)
 
     def training_tasks(self, ids: Tensor) -> Iterator[Task]:
@@ -117,6 +123,7 @@ class Worker:
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
         n_tasks = 0
+        self.progress = (0, self.progress[1])
         for tasks in batches:
             outer = self._differentiate(params, self._on_device(tasks), learner)
             for name, total in sums.items():
@@ -125,6 +132,7 @@ class Worker:
             for i, name in enumerate(learner.metric_names, start=1):
                 totals[i] += outer.metrics[name].sum()
             n_tasks += len(outer.losses)
+            self.progress = (n_tasks, self.progress[1])
         return Share(sums, totals, n_tasks)
 
     def _differentiate(self, params: Params, tasks: Task, learner: Learner) -> OuterGradient:

@@ -131,3 +131,40 @@ def test_a_killed_launcher_leaves_nobody_behind(tmp_path: Path) -> None:
         time.sleep(0.1)
     done = launched.wait(10, expect=-signal.SIGKILL)
     check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr)
+
+
+def test_in_the_middle_of_a_long_iteration(tmp_path: Path) -> None:
+    """The step is abandoned: what was whole is saved, within seconds, whatever computes.
+
+    The step sleeps in C, where Python handles no signal: a deep network's backward is like that.
+    """
+    code = """
+import ctypes, sys
+from maml.config.cli import parse
+from maml.processes import signals
+from maml.processes.program import run_program
+from maml.run import progress
+from maml.trainer import Trainer
+from maml.worker import Worker
+
+meta_gradient, calls = Worker.meta_gradient, []
+signals.PATIENCE, progress.FIRST = 1.0, 0.5
+
+def slow(self, *args):
+    calls.append(1)
+    if len(calls) == 4:
+        while True:
+            ctypes.CDLL(None).sleep(600)
+    return meta_gradient(self, *args)
+
+Worker.meta_gradient = slow
+run_program(lambda arguments: Trainer(parse(arguments)).run(), sys.argv[1:])
+"""
+    config = with_values(ENDLESS, run_dir=str(tmp_path))
+    launched = start([sys.executable, "-c", code, *as_flags(config)])
+    wait_for_rows(launched, tmp_path, 3)
+    time.sleep(1.5)
+    launched.process.send_signal(signal.SIGTERM)
+    done = launched.wait(60, expect=143)
+    assert check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr) == 3
+    assert "iteration 4 has taken" in done.stderr

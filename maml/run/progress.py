@@ -1,0 +1,57 @@
+"""A line now and then while one iteration takes long: a run that is silent looks dead."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+FIRST = 20.0
+"""Seconds after which an iteration is long; the next line comes after twice as many, and so on."""
+
+
+class Patience:
+    """Says of an iteration that takes long how far it is."""
+
+    def __init__(self, done: Callable[[], tuple[int, int]], *, speaks: bool) -> None:
+        """``done()``: how many tasks of this process's share are done, and how many it has."""
+        self._done, self._speaks = done, speaks
+        self._iteration, self._began = 0, time.monotonic()
+        self._ended = threading.Event()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look on until the end of this context."""
+        thread = threading.Thread(target=self._look_on, name="patience", daemon=True)
+        if self._speaks:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+
+    def begin(self, iteration: int) -> None:
+        """Say that ``iteration``, counted from 1, begins now."""
+        self._iteration, self._began = iteration, time.monotonic()
+
+    def end(self) -> None:
+        """Say that it is over."""
+        self._iteration = 0
+
+    def _look_on(self) -> None:
+        iteration, patience = 0, FIRST
+        while not self._ended.wait(FIRST / 10):
+            if iteration != self._iteration:
+                iteration, patience = self._iteration, FIRST
+            took = time.monotonic() - self._began
+            if iteration and took > patience:
+                patience *= 2
+                done, of = self._done()
+                line = f"iteration {iteration} has taken {took:.0f} s so far"
+                if of:
+                    line += f"; {done} of this process's {of} tasks are done"
+                if 0 < done < of:
+                    line += f", the others take about {took / done * (of - done):.0f} s"
+                print(line, file=sys.stderr, flush=True)

@@ -7,6 +7,18 @@ import torch
 from maml.learners.maml import MAML
 from maml.metagradient.inner import Params
 
+COMPONENTS = {
+    "anil": {
+        "attribute": "ANIL",
+        "help": "adapts the output layer alone",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
+            "queries", "eval_queries",
+        ),
+        "adapts_head": True,
+    }
+}  # fmt: skip
+
 
 class ANIL(MAML):
     """MAML whose inner loop, in training and at test, adapts the network's output layer alone."""

@@ -14,6 +14,17 @@ from maml.metagradient.derivatives import FunctionLoss, SetLoss
 from maml.metagradient.inner import OPTIMIZERS, Params, adapt
 from maml.metagradient.rules import make_rule
 
+COMPONENTS = {
+    "maml": {
+        "attribute": "MAML",
+        "help": "initial weights from which a few inner steps suit a task",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
+            "queries", "eval_queries",
+        ),
+    }
+}  # fmt: skip
+
 REMEMBERED_STEPS = 8
 """Up to here forward over reverse keeps each step's activations; beyond, it saves the memory."""
 

@@ -11,6 +11,18 @@ from maml.config import Config
 from maml.learners.maml import MAML
 from maml.metagradient.inner import Params
 
+COMPONENTS = {
+    "metasgd": {
+        "attribute": "MetaSGD",
+        "help": "learns an inner rate for each weight, too",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
+            "queries", "eval_queries",
+        ),
+        "refuses": {"inner_steps": {0: "would have no use for its rates"}},
+    }
+}  # fmt: skip
+
 _PREFIX = "rates."
 
 

@@ -13,8 +13,22 @@ from datasets.batches import Batches
 from datasets.tasks import Task
 from maml.config import Config
 from maml.learners.base import Learner
+from maml.learners.data import data_options
 from maml.learners.objectives import RANKED_CLASSIFICATION
 from maml.metagradient.inner import Params
+
+COMPONENTS = {
+    "supervised": {
+        "attribute": "Supervised",
+        "help": "ordinary classification: a task is a mini-batch, without an inner loop",
+        "tasks": "batches",
+        "reads": ("batch_size", "epochs"),
+        "refuses": {
+            "kernels": {"native": "has no inner loop"},
+            "meta_gradient": {"mixed": "has no inner loop"},
+        },
+    }
+}
 
 
 class Supervised(Learner):
@@ -37,7 +51,7 @@ class Supervised(Learner):
             seed=config.seed,
             data_root=config.data_root,
             dtype=getattr(torch, config.dtype),
-            omniglot_split=config.omniglot_split,
+            **data_options(config),
         )
 
     def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:

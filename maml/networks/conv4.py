@@ -17,6 +17,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+COMPONENTS = {
+    "conv4": {
+        "attribute": "Conv4",
+        "help": "four strided blocks, spatial mean",
+        "reads": ("filters",),
+        "options": {"pool": False},
+    },
+    "conv4-pool": {
+        "attribute": "Conv4",
+        "help": "four blocks with max-pools, flattened",
+        "reads": ("filters",),
+        "options": {"pool": True},
+    },
+    "mlp": {
+        "attribute": "MLP",
+        "help": "two hidden layers of 40, for regression",
+        "takes": "points",
+    },
+}
+
 Statistics: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(mean [C], biased variance [C]) of every normalisation, in order of use."""
 
@@ -115,7 +135,8 @@ class MLP(nn.Module):
 
     head_prefix = "layers.2."
 
-    def __init__(self, hidden: int = 40) -> None:
+    def __init__(self, image_shape: None = None, ways: int = 1, *, hidden: int = 40) -> None:
+        """There are no images, and one output whatever the ways."""
         super().__init__()
         self.layers = nn.ModuleList(
             (nn.Linear(1, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 1))

@@ -132,14 +132,17 @@ def load_theirs(flag: str, spelled: str) -> Any:
 
 
 @contextlib.contextmanager
-def calling(flag: str, component: Component) -> Iterator[None]:
+def calling(
+    flag: str, component: Component, passing: type[Exception] = DataError
+) -> Iterator[None]:
     """Turn what a user's own component raises inside into a :class:`DataError` of one line.
 
-    Errors of one of ours pass through: they are faults of this program.
+    Errors of one of ours pass through: they are faults of this program. So do :class:`DataError`
+    and ``passing``, which are one line already.
     """
     try:
         yield
-    except DataError:
+    except (DataError, passing):
         raise
     except Exception as error:
         if not component.is_theirs:

@@ -43,7 +43,7 @@ _DOWNLOAD_TIMEOUT_S = 30.0
 
 
 def open_classes(
-    split: str, *, data_root: Path, omniglot_split: str, **_unused: object
+    split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> ImageClasses:
     """The characters of a split, rotated per class and task in all of them, as MAML's code does.
 

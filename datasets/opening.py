@@ -227,4 +227,4 @@ def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) ->
 def _called(found: object) -> str:
     if isinstance(found, np.ndarray):
         return f"{found.dtype} {list(found.shape)}"
-    return f"a {type(found).__name__}"
+    return type(found).__name__

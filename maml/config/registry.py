@@ -11,19 +11,21 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets.registry
-from datasets.components import Component, calling, described, is_theirs, load_theirs, scan
+from datasets import components
+from datasets.components import Component, is_theirs, load_theirs, scan
 from datasets.errors import DataError
 from datasets.registry import DataSet
 from maml.errors import UserError
 
 __all__ = [
     "KINDS", "Component", "DataSet", "LearnerFacts", "NetworkFacts", "StrategyFacts", "calling",
-    "data_set", "described", "find", "known", "learner", "network", "strategy",
+    "data_set", "find", "has_theirs", "known", "learner", "network", "strategy",
 ]  # fmt: skip
 
 MAML = Path(__file__).parents[1]
@@ -140,3 +142,13 @@ def strategy(name: str) -> StrategyFacts:
     """Return a strategy's facts; see `find`."""
     found: StrategyFacts = find("strategy", name)
     return found
+
+
+def calling(kind: str, component: Component) -> AbstractContextManager[None]:
+    """Turn what a user's own component raises inside into an error of one line."""
+    return components.calling(f"--{kind}", component, passing=UserError)
+
+
+def has_theirs(config: Any) -> bool:
+    """Say whether a configuration names a component of a user's own."""
+    return any(is_theirs(getattr(config, kind)) for kind in KINDS)

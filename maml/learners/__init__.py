@@ -18,7 +18,7 @@ def build_learner(config: Config) -> Learner:
     kind = known.load()
     if not (isinstance(kind, type) and issubclass(kind, Learner)):
         raise UserError(f"--learner {config.learner}: is no subclass of maml.learners.Learner")
-    with registry.calling("--learner", known):
+    with registry.calling("learner", known):
         learner = kind(config)
     if known.adapts_head and not isinstance(getattr(learner.network, "head_prefix", None), str):
         raise UserError(

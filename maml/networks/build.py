@@ -40,14 +40,14 @@ def build_network(
             f"{'none' if image_shape is None else 'images'}"
         )
     read = {field: value for field, value in options.items() if field in (known.reads or ())}
-    with registry.calling("--network", known):
+    with registry.calling("network", known):
         network = known.load()(image_shape, ways, **known.options, **read)
         if not known.is_theirs:
             assert isinstance(network, nn.Module)
             return network
         if not isinstance(network, nn.Module):
-            raise UserError(f"--network {name}: returned a {type(network).__name__}, no nn.Module")
-        network = explicit(network)
+            raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
+        network = explicit(network, name)
         _try(network, name, image_shape, ways)
     return network
 

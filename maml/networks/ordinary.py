@@ -18,8 +18,10 @@ from maml.errors import UserError
 from maml.networks.conv4 import Statistics
 
 
-def explicit(module: nn.Module) -> nn.Module:
+def explicit(module: nn.Module, name: str) -> nn.Module:
     """Return ``module`` as a network; itself, if its ``forward`` takes ``statistics`` already.
+
+    ``name`` is what ``--network`` was given.
 
     Raises:
         UserError: if it draws random numbers, or keeps running statistics of another kind.
@@ -27,16 +29,16 @@ def explicit(module: nn.Module) -> nn.Module:
     if "statistics" in inspect.signature(module.forward).parameters:
         return module
     for path, layer in module.named_modules():
-        what = f"its {type(layer).__name__} ({path})"
+        what = f"--network {name}: its {type(layer).__name__} ({path or 'all of it'})"
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise UserError(
-                f"--network: {what} draws random numbers, and everything random has an address "
+                f"{what} draws random numbers, and everything random has an address "
                 "here; leave it out, or give it p=0"
             )
         running = getattr(layer, "track_running_stats", False)
         if running and not isinstance(layer, _BatchNorm):
             raise UserError(
-                f"--network: {what} keeps running statistics, which tasks would share; give it "
+                f"{what} keeps running statistics, which tasks would share; give it "
                 "track_running_stats=False"
             )
     return Ordinary(module)

@@ -24,11 +24,12 @@ from maml.processes.world import World
 def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
     end_with_launcher()
-    config = parse(arguments)
-    # Read again later; before TorchOpt is imported, which ends in a traceback where it cannot be.
+    # Before anything imports torch, which a user's own component may do as soon as it is named:
+    # TorchOpt reads the environment, too, and ends in a traceback where it cannot be.
     World.from_environment()
     allocator.tune()
     scheduling.give_way()
+    config = parse(arguments)
     # Imported late: --help and a mistyped flag need no torch.
     from maml.trainer import Trainer
 

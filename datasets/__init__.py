@@ -1,7 +1,10 @@
 """Data sets as endless, addressable streams of tasks. It imports nothing from ``maml``.
 
-To add a few-shot data set, add a file with an opener and one line to ``OPENERS``; for ordinary
-classification, one to ``EXAMPLE_OPENERS``; if it has images, one to ``IMAGE_SHAPES`` too.
+To add a data set, add a file with an opener (:mod:`datasets.opening` says what it takes and
+returns) and its facts (:class:`datasets.registry.DataSet`); no list elsewhere names it.
+
+Names are imported when they are asked for: :mod:`datasets.registry` and :mod:`datasets.paths` serve
+the command line, which does not wait for torch.
 
 A top-level package called ``datasets`` shadows Hugging Face's of the same name wherever the
 repository is on the path. That is accepted: this package is only ever run from the checkout. Keep
@@ -10,22 +13,17 @@ this file, and never build a wheel of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from datasets.batches import Batches, Examples
-from datasets.cache import default_data_root
-from datasets.episodes import Episodes, FewShotImages, ImageClasses, Layout
-from datasets.errors import DataError
-from datasets.tasks import Task
+if TYPE_CHECKING:
+    from datasets.batches import Batches, Examples
+    from datasets.episodes import Episodes, FewShotImages, ImageClasses, Layout
+    from datasets.errors import DataError
+    from datasets.opening import contents, image_shape, open_batches, open_episodes
+    from datasets.tasks import Task
 
 __all__ = [
-    "EXAMPLE_OPENERS",
-    "IMAGE_SHAPES",
-    "OPENERS",
     "Batches",
     "DataError",
     "Episodes",
@@ -34,174 +32,24 @@ __all__ = [
     "ImageClasses",
     "Layout",
     "Task",
+    "contents",
     "image_shape",
     "open_batches",
     "open_episodes",
 ]
 
-
-def _omniglot(split: str, **where: Any) -> ImageClasses:
-    from datasets.omniglot import open_classes
-
-    return open_classes(split, **where)
-
-
-def _glyphs(split: str, **where: Any) -> ImageClasses:
-    from datasets.glyphs import open_classes
-
-    return open_classes(split, **where)
-
-
-def _miniimagenet(split: str, **where: Any) -> ImageClasses:
-    from datasets.miniimagenet import open_classes
-
-    return open_classes(split, **where)
-
-
-def _images(open_classes: Callable[..., ImageClasses]) -> Callable[..., Episodes]:
-    """The opener of few-shot tasks of the classes that ``open_classes(split, ...)`` returns."""
-
-    def open_them(split: str, *, data_root: Path, omniglot_split: str, **request: Any) -> Episodes:
-        found = open_classes(split, data_root=data_root, omniglot_split=omniglot_split)
-        return FewShotImages(**found._asdict(), split=split, **request)
-
-    return open_them
-
-
-def _sinusoid(split: str, **options: Any) -> Episodes:
-    from datasets.sinusoid import open_sinusoid
-
-    return open_sinusoid(split, **options)
-
-
-# Openers import what they need when called: Pillow and torchvision are not for those who regress a
-# sine.
-OPENERS: dict[str, Callable[..., Episodes]] = {
-    "omniglot": _images(_omniglot),
-    "glyphs": _images(_glyphs),
-    "miniimagenet": _images(_miniimagenet),
-    "sinusoid": _sinusoid,
+_WHERE = {
+    **dict.fromkeys(("Batches", "Examples"), "batches"),
+    **dict.fromkeys(("Episodes", "FewShotImages", "ImageClasses", "Layout"), "episodes"),
+    **dict.fromkeys(("contents", "image_shape", "open_batches", "open_episodes"), "opening"),
+    "DataError": "errors",
+    "Task": "tasks",
 }
 
 
-def _flat_glyphs(split: str, **options: Any) -> Examples:
-    from datasets.drawings import open_glyphs
-
-    return open_glyphs(split, **options)
-
-
-def _flat_omniglot(split: str, **options: Any) -> Examples:
-    from datasets.drawings import open_omniglot
-
-    return open_omniglot(split, **options)
-
-
-def _torchvision(name: str) -> Callable[..., Examples]:
-    def open_them(split: str, **options: Any) -> Examples:
-        from datasets.torchvision_sets import open_examples
-
-        return open_examples(name, split, **options)
-
-    return open_them
-
-
-EXAMPLE_OPENERS: dict[str, Callable[..., Examples]] = {
-    "glyphs": _flat_glyphs,
-    "omniglot": _flat_omniglot,
-    **{name: _torchvision(name) for name in ("mnist", "fashion-mnist")},
-    **{name: _torchvision(name) for name in ("cifar10", "cifar100", "svhn")},
-}
-
-# (C, H, W), for those who build a network before, or without, opening the data.
-IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
-    "omniglot": (1, 28, 28),
-    "glyphs": (1, 28, 28),
-    "miniimagenet": (3, 84, 84),
-    "mnist": (1, 28, 28),
-    "fashion-mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-    "cifar100": (3, 32, 32),
-    "svhn": (3, 32, 32),
-}
-
-
-def image_shape(data: str) -> tuple[int, int, int] | None:
-    """The (C, H, W) of a data set's images, known without opening it; None if it has none."""
-    return IMAGE_SHAPES.get(data)
-
-
-def open_episodes(
-    data: str,
-    split: str,
-    *,
-    ways: int,
-    shots: int,
-    queries: int,
-    seed: int,
-    data_root: Path | str | None = None,
-    dtype: torch.dtype = torch.float32,
-    omniglot_split: str = "maml",
-) -> Episodes:
-    """The few-shot tasks of a split of a data set.
-
-    ``data`` is a key of ``OPENERS``; ``split`` is ``train``, ``validation`` or ``test``;
-    ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``. Options that a data set has no
-    use for are ignored (``ways`` by ``sinusoid``).
-
-    Raises :class:`DataError`, whose message is for the user, if the request or the data is not in
-    order.
-    """
-    if data in EXAMPLE_OPENERS and data not in OPENERS:
-        raise DataError(f"--data {data}: no few-shot data set; --learner supervised learns it")
-    if data not in OPENERS:
-        raise DataError(f"--data {data}: unknown; one of {', '.join(OPENERS)}")
-    return OPENERS[data](
-        split,
-        ways=ways,
-        shots=shots,
-        queries=queries,
-        seed=seed,
-        data_root=default_data_root() if data_root is None else Path(data_root),
-        dtype=dtype,
-        omniglot_split=omniglot_split,
-    )
-
-
-def open_batches(
-    data: str,
-    split: str,
-    *,
-    evaluation: bool,
-    batch_size: int,
-    ways: int,
-    seed: int,
-    data_root: Path | str | None = None,
-    dtype: torch.dtype = torch.float32,
-    omniglot_split: str = "maml",
-) -> Batches:
-    """The mini-batches of a split of a data set, as tasks: to learn from, or for ``evaluation``.
-
-    ``data`` is a key of ``EXAMPLE_OPENERS``; the rest is as in :func:`open_episodes`. Raises
-    :class:`DataError`, whose message is for the user, if the request or the data is not in order.
-    """
-    if data not in EXAMPLE_OPENERS:
-        raise DataError(
-            f"--data {data}: not for ordinary classification; one of {', '.join(EXAMPLE_OPENERS)}"
-        )
-
-    def examples(split: str) -> Examples:
-        return EXAMPLE_OPENERS[data](
-            split,
-            ways=ways,
-            data_root=default_data_root() if data_root is None else Path(data_root),
-            omniglot_split=omniglot_split,
-        )
-
-    return Batches(
-        examples(split),
-        split=split,
-        batch_size=batch_size,
-        seed=seed,
-        reference=examples("train") if evaluation else None,
-        dtype=dtype,
-    )
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value

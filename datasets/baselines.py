@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from datasets import OPENERS, DataError, open_episodes
+from datasets import DataError, open_episodes
 from datasets.episodes import Episodes
+from datasets.registry import data_sets
 
 _BATCH = 32
 
@@ -83,11 +84,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _main(arguments: list[str] | None) -> None:
+    images = [name for name, known in data_sets().items() if known.episodes and known.image_shape]
     parser = _Parser(
         prog="python -m datasets.baselines",
+        allow_abbrev=False,
         description="Accuracy of the nearest support image, which nothing has to learn.",
     )
-    parser.add_argument("data", choices=[name for name in OPENERS if name != "sinusoid"])
+    parser.add_argument("data", choices=images)
     parser.add_argument("--split", default="test")
     parser.add_argument("--ways", type=_whole(1), default=5)
     parser.add_argument("--shots", type=_whole(1), default=1)

@@ -20,23 +20,13 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from datasets.errors import DataError
+from datasets.paths import cache_root as cache_root
 
 # Far longer than any build here takes: a wait this long means that the builder hangs.
 LOCK_TIMEOUT_S = 900.0
 
 Chunks = Iterable[NDArray[np.uint8]]
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
-
-
-def cache_root() -> Path:
-    """The folder of decoded arrays: ``$MAML_CACHE``, else ``~/.cache/maml``."""
-    return Path(os.environ.get("MAML_CACHE") or Path.home() / ".cache" / "maml").expanduser()
-
-
-def default_data_root() -> Path:
-    """The folder of data sets by default: ``$MAML_DATA``, else ``~/.cache/maml``; absolute."""
-    root = Path(os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml")
-    return root.expanduser().absolute()
 
 
 def map_array(path: Path, shape: tuple[int, ...]) -> Mapped:

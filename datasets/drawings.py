@@ -32,7 +32,7 @@ def open_glyphs(split: str, *, ways: int, **_unused: object) -> Examples:
 
 
 def open_omniglot(
-    split: str, *, ways: int, data_root: Path, omniglot_split: str, **_unused: object
+    split: str, *, ways: int, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> Examples:
     """``ways`` classes of Omniglot.
 

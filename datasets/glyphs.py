@@ -19,6 +19,15 @@ from datasets.cache import Mapped, cached
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 
+COMPONENTS = {
+    "glyphs": {
+        "help": "characters that the program draws, 800/100/200 classes: no files needed",
+        "episodes": "open_classes",
+        "examples": "datasets.drawings:open_glyphs",
+        "image_shape": (1, 28, 28),
+    }
+}
+
 Floats = NDArray[np.float64]
 
 SIZE = 28

@@ -17,6 +17,14 @@ from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.miniimagenet_source import SHAPE, Images, read_table
 
+COMPONENTS = {
+    "miniimagenet": {
+        "help": "100 classes of ImageNet in colour, 600 images each, 64/16/20 classes",
+        "episodes": "open_classes",
+        "image_shape": (3, 84, 84),
+    }
+}
+
 CLASSES: dict[str, int] = {"train": 64, "validation": 16, "test": 20}
 PER_CLASS = 600
 # The names of the splits on disk, as they are published.

@@ -22,6 +22,16 @@ from datasets.omniglot_alphabets import DRAWINGS, PARTS, class_names
 from datasets.omniglot_source import SIZE, Part
 from datasets.omniglot_splits import SPLITS, split_classes
 
+COMPONENTS = {
+    "omniglot": {
+        "help": "1,623 handwritten characters, 20 drawings each",
+        "episodes": "open_classes",
+        "examples": "datasets.drawings:open_omniglot",
+        "image_shape": (1, 28, 28),
+        "reads": ("omniglot_split",),
+    }
+}
+
 __all__ = ["SPLITS", "class_names", "open_classes", "open_images", "split_classes"]
 
 CARRIED = "omniglot-28x28.npy"
@@ -33,7 +43,7 @@ _DOWNLOAD_TIMEOUT_S = 30.0
 
 
 def open_classes(
-    split: str, *, data_root: Path, omniglot_split: str, **_unused: object
+    split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> ImageClasses:
     """The characters of a split, rotated per class and task in all of them, as MAML's code does.
 

@@ -15,6 +15,15 @@ from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.tasks import Task
 
+COMPONENTS = {
+    "sinusoid": {
+        "help": "regression of sine waves",
+        "episodes": "open_sinusoid",
+        "classifies": False,
+        "ignores": {"ways": "has no classes"},
+    }
+}
+
 AMPLITUDES = (0.1, 5.0)
 PHASES = (0.0, math.pi)
 INPUTS = (-5.0, 5.0)

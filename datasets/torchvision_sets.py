@@ -30,6 +30,34 @@ from datasets.batches import Examples
 from datasets.cache import Mapped, cached
 from datasets.errors import DataError
 
+COMPONENTS = {
+    "mnist": {
+        "help": "handwritten digits, ordinary classification",
+        "examples": "open_examples",
+        "image_shape": (1, 28, 28),
+    },
+    "fashion-mnist": {
+        "help": "articles of clothing, ordinary classification",
+        "examples": "open_examples",
+        "image_shape": (1, 28, 28),
+    },
+    "cifar10": {
+        "help": "10 kinds of objects in colour, ordinary classification",
+        "examples": "open_examples",
+        "image_shape": (3, 32, 32),
+    },
+    "cifar100": {
+        "help": "100 kinds of objects in colour, ordinary classification",
+        "examples": "open_examples",
+        "image_shape": (3, 32, 32),
+    },
+    "svhn": {
+        "help": "house numbers in colour, ordinary classification",
+        "examples": "open_examples",
+        "image_shape": (3, 32, 32),
+    },
+}
+
 # Constants of the project, not the run's --seed: every run validates on the same examples.
 _SEED = 1998
 _VALIDATION_SHARE = 10
@@ -69,7 +97,7 @@ SOURCES: dict[str, Source] = {
 
 
 def open_examples(
-    name: str, split: str, *, ways: int, data_root: Path, **_unused: object
+    split: str, *, name: str, ways: int, data_root: Path, **_unused: object
 ) -> Examples:
     """The examples of a split of the data set ``name``, a key of ``SOURCES``.
 

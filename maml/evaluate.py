@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from maml.config import Config
+from maml.config import Config, registry
 from maml.config.checks import MOST, most_threads
+from maml.config.parser import Parser, number, whole_number
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.learners.objectives import mean_and_ci95
@@ -89,25 +90,25 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     metric = "accuracy" if "accuracy" in result else "loss"
     unit, scale = (" %", 100.0) if metric == "accuracy" else ("", 1.0)
 
-    def number(prefix: str) -> str:
+    def shown(prefix: str) -> str:
         mean, ci95 = result[f"{prefix}{metric}"], result[f"{prefix}{metric}_ci95"]
         interval = "?" if ci95 is None else f"{scale * ci95:.2f}"
         return f"{scale * mean:.2f} ± {interval}{unit}"
 
     first, second = ("", "non_transductive_") if transductive else ("non_transductive_", "")
     names = {"": "transductive", "non_transductive_": "non-transductive"}
-    both = f"{number(first)} ({names[first]}), {number(second)} ({names[second]})"
-    if config.data == "sinusoid":
-        both = number("")
+    both = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
+    if metric == "loss":
+        both = shown("")
     over = f"mean ± 95 % interval over {result['tasks']}"
-    if config.learner == "supervised":
+    if registry.learner(config.learner).tasks == "batches":
         five = f"precision@5 {100 * result[first + 'precision@5']:.2f} %"
         return (
             f"{result['split']} {metric} {both}, {five}: {over} batches of {config.batch_size} "
             "examples"
         )
     examples = f"{config.ways}-way {config.shots}-shot, {config.eval_queries} queries per class"
-    if config.data == "sinusoid":
+    if metric == "loss":
         examples = f"{config.shots}-shot, {config.eval_queries} queries"
     return (
         f"{result['split']} {metric} {both}: {over} tasks, "
@@ -130,12 +131,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m maml.evaluate", description="Evaluate a run directory's last checkpoint."
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     parser.add_argument("--split", choices=SPLITS, default="test")
-    parser.add_argument("--tasks", type=int, default=600, help="tasks to evaluate (default: 600)")
+    parser.add_argument(
+        "--tasks", type=whole_number, default=600, help="tasks to evaluate (default: 600)"
+    )
     parser.add_argument(
         "--non-transductive",
         action="store_true",
@@ -150,11 +153,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "may be started before it, and again: what is evaluated already is not repeated",
     )
     parser.add_argument(
-        "--poll", type=float, help=f"--watch: seconds between looks (default: {POLL:g})"
+        "--poll", type=number, help=f"--watch: seconds between looks (default: {POLL:g})"
     )
     parser.add_argument(
         "--patience",
-        type=float,
+        type=number,
         help="--watch: give up when nothing in RUN_DIR changes for so many seconds "
         f"(default: {PATIENCE:g})",
     )

@@ -308,7 +308,7 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         (b"ways: 3", b"ways: null", r"ways: None is not int"),
         (b"inner_lr: 0.4", b"inner_lr: .nan", r"--inner-lr must be positive and finite"),
         (b"grad_clip: null", b"grad_clip: [1]", r"grad_clip: \[1\] is not float \| None"),
-        (b"data: glyphs", b"data: imagenet", r"data: 'imagenet' is not one of glyphs, omniglot"),
+        (b"data: glyphs", b"data: imagenet", r"--data imagenet: unknown; .*glyphs, .*omniglot"),
         (b"data: glyphs", b"data: sinusoid", r"--network conv4 cannot learn --data sinusoid"),
         (b"data: glyphs", b"data: gl\xffphs", r"can't decode byte 0xff"),
         (b"data: glyphs", b"data: 2026-99-99", r"month must be in"),

@@ -6,18 +6,12 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
-from datasets import EXAMPLE_OPENERS, OPENERS
-from maml.config import Config
-from maml.config.checks import NOT_FEW_SHOT
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
-from maml.learners import LEARNERS
-from maml.networks.classifiers import RESNETS, VGGS
 from maml.run.directory import read_config
 from maml.trainer import Trainer
 from tests.launching import run, run_train
@@ -137,13 +131,3 @@ def test_presets_evaluate_one_pass(name: str) -> None:
     assert config.iterations % config.eval_every == 0
     assert config.eval_every % an_epoch < 1
     assert not config.transductive
-
-
-def test_the_choices_are_what_there_is() -> None:
-    """Flags know the data sets and networks without importing them."""
-    choices = {name: set(get_args(kind)) for name, kind in get_type_hints(Config).items()}
-    assert set(NOT_FEW_SHOT) == EXAMPLE_OPENERS.keys() - OPENERS.keys()
-    assert choices["data"] == OPENERS.keys() | EXAMPLE_OPENERS.keys()
-    assert choices["learner"] == LEARNERS.keys()
-    others = {"conv4", "conv4-pool", "mlp", "lenet"}
-    assert choices["network"] == RESNETS.keys() | VGGS.keys() | others

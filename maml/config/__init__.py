@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from maml.config.fields import (
+    FLAGS,
     MUST_MATCH,
     OF_A_HOST,
     OF_THE_RESULT,
@@ -14,6 +15,7 @@ from maml.config.fields import (
 )
 
 __all__ = [
+    "FLAGS",
     "MUST_MATCH",
     "OF_A_HOST",
     "OF_THE_RESULT",

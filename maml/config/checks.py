@@ -1,29 +1,24 @@
-"""What a configuration's values may be, each and together; bad ones end in one line."""
+"""What a configuration's values may be, each and together; bad ones end in one line.
+
+What one field, or one component, says of itself is in its facts; here is what several say together.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 
-from maml.config import Config, flag
+from maml.config import registry
+from maml.config.facts import MOST
+from maml.config.fields import FACTS, Config, flag
 from maml.errors import UserError
 
-MOST = 2**31 - 1
-"""What is counted is at most this: beyond, some library's int32 overflows, far from the flag."""
-MOST_SEED = 2**63 - 1
-MOST_SECONDS = 2_000_000
-"""RPC keeps a time limit as int32 milliseconds."""
-MOST_RPC_THREADS = 4096
-"""They are all started at once."""
+__all__ = ["MOST", "check", "check_values", "most_threads"]
 
 
 def most_threads() -> int:
     """Return the most computing threads: with more, OpenMP crashes or crawls on this machine."""
     return 8 * (os.cpu_count() or 1)
-
-
-NOT_FEW_SHOT = ("mnist", "fashion-mnist", "cifar10", "cifar100", "svhn")
-"""Data sets of ``--learner supervised`` alone."""
 
 
 def check(config: Config, preset: Config | None = None) -> None:
@@ -46,122 +41,113 @@ def check(config: Config, preset: Config | None = None) -> None:
 
 def check_values(config: Config) -> None:
     """Raise `UserError` naming the first flag whose value cannot work on any machine."""
-    for name in ("data_root", "run_dir", "resume", "device"):
-        if getattr(config, name) == "":
+    for name, facts in FACTS.items():
+        value = getattr(config, name)
+        if facts.group and value == "":
             raise UserError(f'{flag(name)} "": empty; was a shell variable not set?')
-    at_least = {
-        "filters": 1,
-        "ways": 1,
-        "shots": 1,
-        "queries": 1,
-        "eval_queries": 1,
-        "inner_steps": 0,
-        "eval_inner_steps": 0,
-        "cg_steps": 0,
-        "batch_size": 1,
-        "iterations": 0,
-        "epochs": 1,
-        "meta_batch_size": 1,
-        "rpc_threads": 2,
-        "threads": 1,
-        "task_batch": 1,
-        "check_every": 0,
-        "ps_max_staleness": 0,
-        "ps_backup_workers": 0,
-        "eval_every": 0,
-        "eval_tasks": 1,
-        "test_tasks": 0,
-        "checkpoint_every": 1,
-        "keep_checkpoints": 1,
-        "log_every": 1,
-        "seed": 0,
-    }
-    at_most = dict.fromkeys(at_least, MOST)
-    at_most |= {"seed": MOST_SEED, "rpc_threads": MOST_RPC_THREADS, "timeout": MOST_SECONDS}
-    for name, least in at_least.items():
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise UserError(f"{flag(name)} must be at least {least}, not {value}")
-    for name in ("inner_lr", "meta_lr", "timeout", "grad_clip", "proximal"):
-        value = getattr(config, name)
-        # `not` a chain of `<` rather than `<=`: nan must fail too.
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{flag(name)} must be positive and finite, not {value}")
-    for name, most in at_most.items():
-        value = getattr(config, name)
-        if value is not None and value > most:
-            raise UserError(f"{flag(name)} must be at most {most}, not {value}")
+        if facts.names:
+            registry.find(name, value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            _check_bounds(name, value)
+    _check_components(config)
     _check_combinations(config)
+
+
+def _check_bounds(name: str, value: float) -> None:
+    facts = FACTS[name]
+    most = MOST if facts.most is None and isinstance(value, int) else facts.most
+    # `not` a comparison rather than its opposite: nan must fail too.
+    if facts.above is not None and not facts.above < value < math.inf:
+        raise UserError(f"{flag(name)} must be positive and finite, not {value}")
+    if facts.least is not None and not facts.least <= value < math.inf:
+        finite = " and finite" if isinstance(value, float) else ""
+        raise UserError(f"{flag(name)} must be at least {facts.least}{finite}, not {value}")
+    if facts.below is not None and not value < facts.below:
+        raise UserError(f"{flag(name)} must be below {facts.below}, not {value}")
+    if most is not None and value > most:
+        raise UserError(f"{flag(name)} must be at most {most}, not {value}")
 
 
 def _check_read(config: Config, preset: Config) -> None:
     """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
-    of_server = ("ps_mode", "ps_transport", "ps_forward")
-    of_few_shot = (
-        "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "shots", "queries",
-        "eval_queries",
-    )  # fmt: skip
-    of_implicit = ("proximal", "cg_steps", "cg_damping")
-    readers: dict[str, tuple[str, tuple[str, ...]]] = {
-        "partition": ("strategy", ("auto", "rpc")),
-        "check_every": ("strategy", ("allreduce",)),
-        **dict.fromkeys(of_server, ("strategy", ("param-server",))),
-        "ps_max_staleness": ("ps_mode", ("async",)),
-        "ps_backup_workers": ("ps_mode", ("backup",)),
-        **dict.fromkeys(of_few_shot, ("learner", ("anil", "metasgd", "imaml", "maml"))),
-        **dict.fromkeys(of_implicit, ("learner", ("imaml",))),
-        "order": ("learner", ("anil", "metasgd", "maml")),
-        "batch_size": ("learner", ("supervised",)),
-        "filters": ("network", ("conv4-pool", "conv4")),
-        "omniglot_split": ("data", ("omniglot",)),
+    given = {
+        name: getattr(config, name)
+        for name in FACTS
+        if getattr(config, name) != getattr(preset, name)
     }
-    for name, (chooser, values) in readers.items():
-        value, chosen = getattr(config, name), getattr(config, chooser)
-        if value != getattr(preset, name) and chosen not in values:
+    for kind in registry.KINDS:
+        chosen = registry.find(kind, getattr(config, kind))
+        for name, value in given.items():
+            readers = [
+                other.name
+                for other in registry.known(kind).values()
+                if other.reads is not None and name in other.reads
+            ]
+            if readers and chosen.reads is not None and name not in chosen.reads:
+                few = readers if len(readers) <= 2 else [_usual(kind, readers)]
+                raise UserError(
+                    f"{flag(name)} {value} is for {flag(kind)} {' or '.join(few)}, not "
+                    f"{chosen.name}"
+                )
+            if name in chosen.ignores:
+                raise UserError(
+                    f"{flag(name)} {value}: {flag(kind)} {chosen.name} {chosen.ignores[name]}"
+                )
+    for name, value in given.items():
+        with_field, needed = FACTS[name].read_with or ("", None)
+        if with_field and getattr(config, with_field) != needed:
             raise UserError(
-                f"{flag(name)} {value} is for {flag(chooser)} {values[-1]}, not {chosen}"
+                f"{flag(name)} {value} is for {flag(with_field)} {needed}, not "
+                f"{getattr(config, with_field)}"
             )
-    if config.ways != preset.ways and config.data == "sinusoid":
-        raise UserError(f"--ways {config.ways}: --data sinusoid has no classes")
-    if config.epochs is not None and config.iterations != preset.iterations:
+    if "iterations" in given and config.epochs is not None:
         raise UserError(
             f"--epochs {config.epochs} and --iterations {config.iterations}: each says how long to "
             "train; give one of them"
         )
 
 
+def _usual(kind: str, names: list[str]) -> str:
+    """Return the component to name as an example: the default one, if it is among ``names``."""
+    usual: str = getattr(Config(), kind)
+    return usual if usual in names else names[0]
+
+
+def _check_components(config: Config) -> None:
+    """Raise `UserError` for what a chosen component refuses, or two cannot do together."""
+    for kind in registry.KINDS:
+        chosen = registry.find(kind, getattr(config, kind))
+        for name, refused in chosen.refuses.items():
+            value = getattr(config, name)
+            if value in refused:
+                raise UserError(
+                    f"{flag(name)} {value}: {flag(kind)} {chosen.name} {refused[value]}"
+                )
+    learner, data = registry.learner(config.learner), registry.data_set(config.data)
+    network = registry.network(config.network)
+    opener = {"episodes": data.episodes, "batches": data.examples}[learner.tasks]
+    if opener is None:
+        what = {"episodes": "few-shot tasks", "batches": "examples of classes known in training"}
+        known = registry.known("learner").values()
+        others = [other.name for other in known if other.tasks != learner.tasks]
+        raise UserError(
+            f"--data {data.name}: --learner {learner.name} learns from {what[learner.tasks]}, and "
+            f"it has none; --learner {_usual('learner', others)} learns this one"
+        )
+    points = not data.is_theirs and data.image_shape is None
+    if not data.is_theirs and network.takes not in (None, "points" if points else "images"):
+        raise UserError(f"--network {network.name} cannot learn --data {data.name}")
+
+
 def _check_combinations(config: Config) -> None:
     """Raise `UserError` for values that cannot work together."""
-    supervised = config.learner == "supervised"
-    if config.epochs is not None and not supervised:
+    if config.epochs is not None and registry.learner(config.learner).tasks == "episodes":
         raise UserError(
             f"--epochs {config.epochs}: few-shot tasks never end; give --learner {config.learner} "
             "--iterations"
         )
-    if config.learner == "metasgd" and not config.inner_steps:
-        raise UserError("--inner-steps 0: --learner metasgd would have no use for its rates")
-    if config.learner == "imaml" and config.meta_gradient == "reverse":
-        raise UserError("--meta-gradient reverse: that of --learner imaml is implicit")
-    if not 0 <= config.cg_damping < math.inf:
-        raise UserError(f"--cg-damping must be at least 0 and finite, not {config.cg_damping}")
-    if config.data in NOT_FEW_SHOT and not supervised:
-        raise UserError(
-            f"--data {config.data}: --learner {config.learner} learns from few-shot data sets; "
-            "--learner supervised learns this one"
-        )
-    if supervised and config.data == "sinusoid":
-        raise UserError("--data sinusoid: --learner supervised learns to classify")
-    if supervised and config.data == "miniimagenet":
-        raise UserError(
-            "--data miniimagenet: its splits share no class, for few-shot tasks alone; "
-            "--learner supervised tests on the classes it learned"
-        )
-    if (config.data == "sinusoid") != (config.network == "mlp"):
-        raise UserError(f"--network {config.network} cannot learn --data {config.data}")
     if config.kernels == "native" and config.meta_gradient == "reverse":
         raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
-    if not 0 <= config.meta_momentum < 1:
-        raise UserError(f"--meta-momentum must be in [0, 1), not {config.meta_momentum}")
     if config.meta_momentum and config.meta_optimizer != "sgd":
         raise UserError(f"--meta-momentum: --meta-optimizer {config.meta_optimizer} has none")
     if config.ps_transport == "collective":
@@ -171,10 +157,6 @@ def _check_combinations(config: Config) -> None:
                     f"{flag(name)} {getattr(config, name)} needs --ps-transport rpc: "
                     f"collectives serve {flag(name)} {only} alone"
                 )
-    if supervised:
-        for name, served in (("kernels", "native"), ("meta_gradient", "mixed")):
-            if getattr(config, name) == served:
-                raise UserError(f"{flag(name)} {served}: for learners with an inner loop")
     if config.precision != "float32" and config.dtype != "float32":
         raise UserError(f"--precision {config.precision} needs --dtype float32, not {config.dtype}")
     if config.kernels == "native" and config.precision == "bf16":

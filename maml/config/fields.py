@@ -2,189 +2,233 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from tyro.conf import Suppress
-
+from datasets import paths
+from maml.config.facts import HOST, RESULT, SAME_RUN, WAY, Role, facts_of, group
 from maml.errors import UserError
+
+_learner = group("learner")
+_data = group("data")
+_outer_loop = group("outer loop")
+_distribution = group("distribution")
+_evaluation = group("evaluation")
+_output = group("output")
 
 
 def default_data_root() -> str:
-    """``$MAML_DATA``, then ``~/.cache/maml``; absolute.
-
-    It is `datasets.cache.default_data_root`, which is not called: importing ``datasets`` imports
-    torch, for which --help and a mistyped flag do not wait.
-    """
-    root = os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml"
-    return str(Path(root).expanduser().absolute())
-
-
-MUST_MATCH = (
-    "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
-    "meta_lr", "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
-    "grad_clip", "meta_optimizer", "meta_momentum", "batch_size", "precision", "proximal",
-    "cg_steps", "cg_damping",
-)  # fmt: skip
-"""What a resumed run must share with its beginning to be the same run."""
-
-OF_THE_RESULT = (
-    "iterations", "epochs", "eval_inner_steps", "eval_queries", "test_tasks", "transductive",
-    "ps_mode", "ps_max_staleness", "ps_backup_workers",
-)  # fmt: skip
-"""What else a result depends on; a resumed run may have it otherwise."""
-
-OF_A_HOST = (
-    "data_root", "device", "threads", "task_batch", "rpc_threads", "run_dir", "resume", "logger",
-)  # fmt: skip
-"""What a host has, and what rank 0 alone reads: may differ between processes; no result depends
-on it."""
+    """Return the data sets' own default as a field holds it."""
+    return str(paths.default_data_root())
 
 
 @dataclass(frozen=True)
 class Config:
     """Train a few-shot learner or a classifier. PRESET fills every flag below; a flag overrides."""
 
-    # ---- what a preset is (not flags) -------------------------------------------------------
-    preset: Suppress[str] = ""
-    source: Suppress[str] = ""
-    published: Suppress[float | None] = None
+    # What a preset is: no flags.
+    preset: str = ""
+    source: str = ""
+    published: float | None = None
 
-    # ---- learner ----------------------------------------------------------------------------
-    learner: Literal["maml", "anil", "metasgd", "imaml", "supervised"] = "maml"
-    """What a task's outer loss is: maml; anil: adapts the output layer alone; metasgd: learns a
-    rate for each weight; imaml: the implicit gradient of a regularised inner loop; supervised: a
-    task is a mini-batch, without an inner loop."""
-    network: Literal[
-        "conv4", "conv4-pool", "mlp", "lenet",
-        "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
-        "vgg11", "vgg13", "vgg16", "vgg19",
-    ] = "conv4"  # fmt: skip
-    """conv4: strided blocks, spatial mean; conv4-pool: max-pools, flattened; mlp: regression;
-    the others: ordinary classifiers, torchvision's but for lenet, adapted to the images."""
-    filters: int = 64
-    """conv4 and conv4-pool: channels of each of the network's convolutions."""
-    inner_lr: float = 0.4
-    """Inner-loop learning rate, on the mean loss over the support set; metasgd: to begin with."""
-    inner_steps: int = 1
-    """Inner-loop steps while training."""
-    eval_inner_steps: int = 3
-    """Inner-loop steps at validation and test."""
+    learner: str = _learner("maml", SAME_RUN, "What a task's outer loss is.", names=True)
+    network: str = _learner("conv4", SAME_RUN, "What maps examples to outputs.", names=True)
+    filters: int = _learner(
+        64, SAME_RUN, "Channels of each of the network's convolutions.",
+        least=1,
+    )  # fmt: skip
+    inner_lr: float = _learner(
+        0.4, SAME_RUN,
+        "Inner-loop learning rate, on the mean loss over the support set; metasgd: to begin with.",
+        above=0,
+    )  # fmt: skip
+    inner_steps: int = _learner(1, SAME_RUN, "Inner-loop steps while training.", least=0)
+    eval_inner_steps: int = _learner(3, RESULT, "Inner-loop steps at validation and test.", least=0)
     inner_optimizer: Literal[
         "sgd", "momentum", "adam", "adamw", "adamax", "radam", "rmsprop", "adagrad", "adadelta"
-    ] = "sgd"
-    """Inner-loop optimizer, differentiated through (TorchOpt's functional ones)."""
-    order: Literal["second", "first"] = "second"
-    """Order of the meta-gradient: second differentiates through the inner gradients."""
-    proximal: float = 2.0
-    """imaml: strength λ of the pull that the initial weights exert on the adapted ones."""
-    cg_steps: int = 5
-    """imaml: steps of conjugate gradient for each task's meta-gradient."""
-    cg_damping: float = 0.0
-    """imaml: added to the identity in what conjugate gradient solves; 0: the paper's equation."""
-    meta_gradient: Literal["auto", "reverse", "mixed"] = "auto"
-    """reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels]."""
-    kernels: Literal["auto", "native", "torch"] = "auto"
-    """The network's derivatives: native (compiled on first use) or torch [native where it can]."""
-    compile: Literal["auto", "off", "on"] = "auto"
-    """on: compile what kernels do not serve; auto: so in long runs on a CPU, else a CUDA graph."""
+    ] = _learner(
+        "sgd", SAME_RUN,
+        "Inner-loop optimizer, differentiated through (TorchOpt's functional ones).",
+    )  # fmt: skip
+    order: Literal["second", "first"] = _learner(
+        "second", SAME_RUN,
+        "Order of the meta-gradient: second differentiates through the inner gradients.",
+    )  # fmt: skip
+    proximal: float = _learner(
+        2.0, SAME_RUN,
+        "Strength λ of the pull that the initial weights exert on the adapted ones.",
+        above=0,
+    )  # fmt: skip
+    cg_steps: int = _learner(
+        5, SAME_RUN, "Steps of conjugate gradient for each task's meta-gradient.", least=0
+    )
+    cg_damping: float = _learner(
+        0.0, SAME_RUN,
+        "Added to the identity in what conjugate gradient solves; 0: the paper's equation.",
+        least=0,
+    )  # fmt: skip
+    meta_gradient: Literal["auto", "reverse", "mixed"] = _learner(
+        "auto", WAY,
+        "reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels].",
+    )  # fmt: skip
+    kernels: Literal["auto", "native", "torch"] = _learner(
+        "auto", WAY,
+        "The network's derivatives: native (compiled on first use) or torch [native where it can].",
+    )  # fmt: skip
+    compile: Literal["auto", "off", "on"] = _learner(
+        "auto", WAY,
+        "on: compile what kernels do not serve; auto: so in long runs on a CPU, else a CUDA graph.",
+    )  # fmt: skip
 
-    # ---- data -------------------------------------------------------------------------------
-    data: Literal[
-        "glyphs", "omniglot", "miniimagenet", "sinusoid",
-        "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
-    ] = "glyphs"  # fmt: skip
-    """Data set: glyphs is drawn by the program and needs no files."""
-    data_root: str = dataclasses.field(default_factory=default_data_root)
-    """Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]."""
-    omniglot_split: Literal["maml", "mamlpp", "vinyals"] = "maml"
-    """Which named split of Omniglot's classes: 1100/100/423, 1150/50/423 or 1028/172/423."""
-    ways: int = 5
-    """Classes a task; supervised: classes in all."""
-    shots: int = 1
-    """Support examples per class."""
-    queries: int = 1
-    """Query examples per class while training."""
-    eval_queries: int = 1
-    """Query examples per class at validation and test."""
-    batch_size: int = 64
-    """supervised: examples of a mini-batch, which is a task."""
+    dtype: Literal["float32", "float64"] = _learner(
+        "float32", SAME_RUN, "Floating-point type of weights, images and gradients."
+    )
+    precision: Literal["float32", "tf32", "bf16"] = _learner(
+        "float32", SAME_RUN,
+        "Products inside a float32 network: exact, TF32 where the device has it, or bfloat16.",
+    )  # fmt: skip
 
-    # ---- outer loop -------------------------------------------------------------------------
-    seed: int = 0
-    """Seed of everything random: initial weights, tasks, images, rotations."""
-    iterations: int = 1000
-    """Outer-loop iterations in all, a resumed run's earlier ones included."""
-    epochs: int | None = None
-    """supervised: passes over the training examples, in place of --iterations."""
-    meta_batch_size: int = 32
-    """Tasks per iteration, over all workers."""
-    meta_lr: float = 1e-3
-    """Learning rate of the outer loop."""
-    meta_optimizer: Literal["adam", "sgd"] = "adam"
-    """Optimizer of the outer loop."""
-    meta_momentum: float = 0.0
-    """sgd: momentum of the outer loop."""
-    grad_clip: float | None = None
-    """Clip every element of the meta-gradient to this magnitude."""
+    data: str = _data("glyphs", SAME_RUN, "Data set.", names=True)
+    data_root: str = _data(
+        default_data_root, HOST,
+        "Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml].",
+    )  # fmt: skip
+    omniglot_split: Literal["maml", "mamlpp", "vinyals"] = _data(
+        "maml", SAME_RUN,
+        "Which named split of Omniglot's classes: 1100/100/423, 1150/50/423 or 1028/172/423.",
+    )  # fmt: skip
+    ways: int = _data(5, SAME_RUN, "Classes a task; supervised: classes in all.", least=1)
+    shots: int = _data(1, SAME_RUN, "Support examples per class.", least=1)
+    queries: int = _data(1, SAME_RUN, "Query examples per class while training.", least=1)
+    eval_queries: int = _data(
+        1, RESULT, "Query examples per class at validation and test.", least=1
+    )
+    batch_size: int = _data(64, SAME_RUN, "Examples of a mini-batch, which is a task.", least=1)
 
-    # ---- where tasks run --------------------------------------------------------------------
-    strategy: Literal["auto", "local", "rpc", "allreduce", "param-server"] = "auto"
-    """Where tasks run: auto is local in one process and rpc under torchrun."""
-    partition: Literal["exclusive", "chunk"] = "exclusive"
-    """rpc: one call a task (exclusive) or one call a worker (chunk)."""
-    rpc_threads: int = 16
-    """rpc, param-server: threads that serve calls; rpc keeps the calls in flight below it."""
-    timeout: float = 120.0
-    """Seconds without a peer's answer after which the run ends."""
-    check_every: int = 100
-    """allreduce: iterations between checks that all ranks hold the same parameters; 0: never."""
-    ps_mode: Literal["sync", "async", "backup"] = "sync"
-    """param-server: all gradients of a step; each as it arrives; or the first n - b of a step."""
-    ps_transport: Literal["rpc", "collective"] = "rpc"
-    """param-server: RPC, or (sync alone) broadcast and gather."""
-    ps_forward: Literal["local", "remote"] = "local"
-    """param-server: trainers pull the model, or call its forward where it is (distributed
-    autograd, DistributedOptimizer)."""
-    ps_max_staleness: int = 8
-    """async: updates that a gradient may be behind; older ones are dropped and counted."""
-    ps_backup_workers: int = 1
-    """backup: trainers b that a step does not wait for."""
-    threads: int | None = None
-    """Computing threads per process [cores / processes on this host]."""
-    task_batch: int = 16
-    """Tasks that a worker batches together; bounds memory, changes no result."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Floating-point type of weights, images and gradients."""
-    precision: Literal["float32", "tf32", "bf16"] = "float32"
-    """Products inside a float32 network: exact, TF32 where the device has it, or bfloat16."""
-    device: str = "auto"
-    """cpu, cuda, cuda:N, or auto: a GPU where there is one, shared out by local rank."""
+    seed: int = _outer_loop(
+        0, SAME_RUN, "Seed of everything random: initial weights, tasks, images, rotations.",
+        least=0, most=2**63 - 1,
+    )  # fmt: skip
+    iterations: int = _outer_loop(
+        1000, RESULT, "Outer-loop iterations in all, a resumed run's earlier ones included.",
+        least=0,
+    )  # fmt: skip
+    epochs: int | None = _outer_loop(
+        None, RESULT, "Passes over the training examples, in place of --iterations.",
+        least=1,
+    )  # fmt: skip
+    meta_batch_size: int = _outer_loop(
+        32, SAME_RUN, "Tasks per iteration, over all workers.", least=1
+    )
+    meta_lr: float = _outer_loop(1e-3, SAME_RUN, "Learning rate of the outer loop.", above=0)
+    meta_optimizer: Literal["adam", "sgd"] = _outer_loop(
+        "adam", SAME_RUN, "Optimizer of the outer loop."
+    )
+    meta_momentum: float = _outer_loop(
+        0.0, SAME_RUN, "sgd: momentum of the outer loop.", least=0, below=1
+    )
+    grad_clip: float | None = _outer_loop(
+        None, SAME_RUN, "Clip every element of the meta-gradient to this magnitude.", above=0
+    )
+    strategy: str = _distribution("auto", WAY, "Where tasks run.", names=True)
+    partition: Literal["exclusive", "chunk"] = _distribution(
+        "exclusive", WAY, "One call a task (exclusive) or one call a worker (chunk)."
+    )
+    rpc_threads: int = _distribution(
+        16, HOST,
+        "rpc, param-server: threads that serve calls; rpc keeps the calls in flight below it.",
+        least=2, most=4096,  # they are all started at once
+    )  # fmt: skip
+    timeout: float = _distribution(
+        120.0, WAY, "Seconds without a peer's answer after which the run ends.",
+        above=0, most=2_000_000,  # RPC keeps a time limit as int32 milliseconds
+    )  # fmt: skip
+    check_every: int = _distribution(
+        100, WAY,
+        "Iterations between checks that all ranks hold the same parameters; 0: never.",
+        least=0,
+    )  # fmt: skip
+    ps_mode: Literal["sync", "async", "backup"] = _distribution(
+        "sync", RESULT,
+        "All gradients of a step; each as it arrives; or the first n - b of a step.",
+    )  # fmt: skip
+    ps_transport: Literal["rpc", "collective"] = _distribution(
+        "rpc", WAY, "RPC, or (sync alone) broadcast and gather."
+    )
+    ps_forward: Literal["local", "remote"] = _distribution(
+        "local", WAY,
+        "Trainers pull the model, or call its forward where it is (distributed "
+        "autograd, DistributedOptimizer).",
+    )  # fmt: skip
+    ps_max_staleness: int = _distribution(
+        8, RESULT,
+        "Updates that a gradient may be behind; older ones are dropped and counted.",
+        least=0, read_with=("ps_mode", "async"),
+    )  # fmt: skip
+    ps_backup_workers: int = _distribution(
+        1, RESULT, "Trainers b that a step does not wait for.",
+        least=0, read_with=("ps_mode", "backup"),
+    )  # fmt: skip
+    threads: int | None = _distribution(
+        None, HOST, "Computing threads per process [cores / processes on this host].", least=1
+    )
+    task_batch: int = _distribution(
+        16, HOST, "Tasks that a worker batches together; bounds memory, changes no result.",
+        least=1,
+    )  # fmt: skip
+    device: str = _distribution(
+        "auto", HOST,
+        "cpu, cuda, cuda:N, or auto: a GPU where there is one, shared out by local rank.",
+    )  # fmt: skip
 
-    # ---- evaluation, logs, checkpoints ------------------------------------------------------
-    eval_every: int = 500
-    """Iterations between validations; 0: never."""
-    eval_tasks: int = 100
-    """Validation tasks each time."""
-    test_tasks: int = 600
-    """Test tasks at the end of the run; 0: no test."""
-    transductive: bool = True
-    """Headline accuracy with batch statistics of the query set (both are always reported)."""
-    run_dir: str | None = None
-    """The run directory, exactly [runs/<preset>-<time>]."""
-    checkpoint_every: int = 500
-    """Iterations between checkpoints; there is always one at the end."""
-    keep_checkpoints: int = 5
-    """How many checkpoints, the newest, are kept for evaluators; last.pt is the last of them."""
-    resume: str = "auto"
-    """auto: continue from the run directory's checkpoint if it has one; never; or a path."""
-    log_every: int = 10
-    """Iterations between rows of metrics.jsonl."""
-    logger: Literal["wandb", "tensorboard", "none"] = "wandb"
-    """Where the numbers go beside metrics.jsonl; wandb runs offline when there is no key."""
+    eval_every: int = _evaluation(500, WAY, "Iterations between validations; 0: never.", least=0)
+    eval_tasks: int = _evaluation(100, WAY, "Validation tasks each time.", least=1)
+    test_tasks: int = _evaluation(
+        600, RESULT, "Test tasks at the end of the run; 0: no test.", least=0
+    )
+    transductive: bool = _evaluation(
+        True, RESULT,
+        "Headline accuracy with batch statistics of the query set (both are always reported).",
+    )  # fmt: skip
+
+    run_dir: str | None = _output(None, HOST, "The run directory, exactly [runs/<preset>-<time>].")
+    checkpoint_every: int = _output(
+        500, WAY, "Iterations between checkpoints; there is always one at the end.", least=1
+    )
+    keep_checkpoints: int = _output(
+        5, WAY,
+        "How many checkpoints, the newest, are kept for evaluators; last.pt is the last of them.",
+        least=1,
+    )  # fmt: skip
+    resume: str = _output(
+        "auto", HOST,
+        "auto: continue from the run directory's checkpoint if it has one; never; or a path.",
+    )  # fmt: skip
+    log_every: int = _output(10, WAY, "Iterations between rows of metrics.jsonl.", least=1)
+    logger: Literal["wandb", "tensorboard", "none"] = _output(
+        "wandb", HOST,
+        "Where the numbers go beside metrics.jsonl; wandb runs offline when there is no key.",
+    )  # fmt: skip
+
+
+FACTS = facts_of(Config)
+"""What each field says of itself, by name."""
+FLAGS = tuple(name for name, facts in FACTS.items() if facts.group)
+"""The fields that are flags."""
+
+
+def _with_role(role: Role) -> tuple[str, ...]:
+    return tuple(name for name, facts in FACTS.items() if facts.role is role)
+
+
+MUST_MATCH = _with_role(SAME_RUN)
+"""What a resumed run must share with its beginning to be the same run."""
+OF_THE_RESULT = _with_role(RESULT)
+"""What else a result depends on; a resumed run may have it otherwise."""
+OF_A_HOST = _with_role(HOST)
+"""What a host has, and what rank 0 alone reads: may differ between processes; no result depends
+on it."""
 
 
 def from_values(values: dict[str, Any]) -> Config:

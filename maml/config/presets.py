@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 from typing import Any
 
-from maml.config import MUST_MATCH, OF_THE_RESULT, Config
+from maml.config import MUST_MATCH, OF_THE_RESULT, Config, flag, registry
 
 FINN = "MAML, Finn et al. 2017, arXiv:1703.03400"
 RAGHU = "ANIL, Raghu et al. 2020, arXiv:1909.09157"
@@ -34,7 +36,7 @@ def _omniglot(
         preset=f"{learner}-omniglot-{ways}way-{shots}shot",
         source=f"{source}, {ways}-way {shots}-shot",
         published=published,
-        learner=learner,  # type: ignore[arg-type]
+        learner=learner,
         data="omniglot",
         ways=ways,
         shots=shots,
@@ -79,7 +81,7 @@ def _glyphs(
     config = Config(
         preset=f"{learner}-glyphs-{ways}way-{shots}shot",
         source="this project's embedded data set; " + source,
-        learner=learner,  # type: ignore[arg-type]
+        learner=learner,
         data="glyphs",
         ways=ways,
         shots=shots,
@@ -127,8 +129,8 @@ def _supervised(
         preset=f"supervised-{data}-{network}",
         source=source,
         learner="supervised",
-        data=data,  # type: ignore[arg-type]
-        network=network,  # type: ignore[arg-type]
+        data=data,
+        network=network,
         ways=ways,
         meta_optimizer="sgd",
         meta_momentum=0.9,
@@ -255,3 +257,42 @@ def changed(config: Config) -> dict[str, Any]:
         for name in (*MUST_MATCH, *OF_THE_RESULT)
         if getattr(config, name) != getattr(preset, name)
     }
+
+
+def hint(name: str) -> str:
+    """Return what to do about a preset's name that there is not."""
+    asked = re.fullmatch(r"(\w+)-(.+?)-(\d+)way-(\d+)shot", name)
+    if asked and asked[1] in registry.known("learner") and asked[2] in registry.known("data"):
+        return _by_flags(asked[1], asked[2], int(asked[3]), int(asked[4]))
+    near = difflib.get_close_matches(name, PRESETS, n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    parts = set(name.split("-"))
+    for kind in ("data", "learner"):
+        for there in parts & registry.known(kind).keys():
+            of_it = [each for each, config in PRESETS.items() if getattr(config, kind) == there]
+            if of_it:
+                return f"those of --{kind} {there} are {_some(of_it)}"
+    return "--help lists them all"
+
+
+def _by_flags(learner: str, data: str, ways: int, shots: int) -> str:
+    """Say how a few-shot experiment that is no preset is had from the one that is most like it."""
+    values = {"learner": learner, "data": data, "ways": ways, "shots": shots}
+
+    def other(config: Config) -> dict[str, Any]:
+        return {n: value for n, value in values.items() if getattr(config, n) != value}
+
+    few_shot = [config for config in PRESETS.values() if config.preset.endswith("shot")]
+    # Of those with as little to change: of the same data, and with a published number.
+    base = min(few_shot, key=lambda c: (len(other(c)), "data" in other(c), c.published is None))
+    flags = " ".join(f"{flag(n)} {value}" for n, value in other(base).items())
+    of_data = [config.preset for config in few_shot if config.data == data]
+    there = f"; those of --data {data} are {_some(of_data)}" if of_data else ""
+    return f"no published row; {base.preset} {flags} is most like it{there}"
+
+
+def _some(names: list[str]) -> str:
+    """List names, but not a screen of them."""
+    more = len(names) - 6
+    return ", ".join(names[:6]) + (f" and {more} more (--help)" if more > 0 else "")

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from maml.learners.maml import MAML
 
+COMPONENTS = {
+    "anil": {
+        "attribute": "ANIL",
+        "help": "adapts the output layer alone",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
+            "queries", "eval_queries",
+        ),
+        "adapts_head": True,
+    }
+}  # fmt: skip
+
 
 class ANIL(MAML):
     """MAML whose inner loop, in training and at test, adapts the network's output layer alone."""

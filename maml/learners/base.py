@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from datasets import image_shape, open_episodes
+from datasets import open_episodes
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.kernels.native import NativeDerivatives
+from maml.learners.data import data_contents, data_options
 from maml.learners.objectives import objective
 from maml.metagradient import differentiate, forward_over_reverse, unrolled
 from maml.metagradient.problem import Problem
-from maml.networks import build_network
+from maml.networks import build_network, network_options
 from maml.networks.loss import NetworkLoss, apply
 from maml.networks.statistics import Statistics
 from maml.params import Params
@@ -84,16 +85,17 @@ class Learner(nn.Module, ABC):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        self.objective = objective(config.data)
+        contents = data_contents(config)
+        self.objective = objective(contents.classifies)
         self.metric_names = self.objective.names
         # The global generator is what modules draw from; it is put back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(config.seed, "initial weights"))
             self.network = build_network(
                 config.network,
-                image_shape=image_shape(config.data),
+                image_shape=contents.image_shape,
                 ways=config.ways,
-                filters=config.filters,
+                **network_options(config),
             )
         self.to(getattr(torch, config.dtype))
 
@@ -167,7 +169,7 @@ class Learner(nn.Module, ABC):
                 seed=config.seed,
                 data_root=config.data_root,
                 dtype=getattr(torch, config.dtype),
-                omniglot_split=config.omniglot_split,
+                **data_options(config),
             )
         except DataError as error:
             if not evaluation:

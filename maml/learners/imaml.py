@@ -8,6 +8,18 @@ from maml.learners.maml import MAML
 from maml.metagradient.problem import Implicit, Problem
 from maml.params import Params
 
+COMPONENTS = {
+    "imaml": {
+        "attribute": "IMAML",
+        "help": "the implicit gradient of a regularised inner loop",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "proximal",
+            "cg_steps", "cg_damping", "shots", "queries", "eval_queries",
+        ),
+        "refuses": {"meta_gradient": {"reverse": "is implicit: no way is gone back"}},
+    }
+}  # fmt: skip
+
 
 class IMAML(MAML):
     """Initial weights that pull the adapted ones, whose meta-gradient is that of the solution.

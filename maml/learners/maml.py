@@ -6,6 +6,17 @@ from maml.learners.base import Learner
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
+COMPONENTS = {
+    "maml": {
+        "attribute": "MAML",
+        "help": "initial weights from which a few inner steps suit a task",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
+            "queries", "eval_queries",
+        ),
+    }
+}  # fmt: skip
+
 
 class MAML(Learner):
     """Initial weights from which a few inner steps on the support set suit the query set."""

@@ -13,6 +13,18 @@ from maml.learners.maml import MAML
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
+COMPONENTS = {
+    "metasgd": {
+        "attribute": "MetaSGD",
+        "help": "learns an inner rate for each weight, too",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
+            "queries", "eval_queries",
+        ),
+        "refuses": {"inner_steps": {0: "would have no use for its rates"}},
+    }
+}  # fmt: skip
+
 
 class MetaSGD(MAML):
     """MAML that learns, beside the initial weights θ, an inner rate α for each of them.

@@ -56,9 +56,9 @@ RANKED_CLASSIFICATION = Objective(
 REGRESSION = Objective(_mean_squared_error, _nothing, ())
 
 
-def objective(data: str) -> Objective:
-    """Return the objective that a data set is learned with."""
-    return REGRESSION if data == "sinusoid" else CLASSIFICATION
+def objective(classifies: bool) -> Objective:
+    """Return the objective of data whose targets are classes, or else numbers."""
+    return CLASSIFICATION if classifies else REGRESSION
 
 
 def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:

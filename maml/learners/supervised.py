@@ -11,9 +11,23 @@ from datasets import open_batches
 from datasets.batches import Batches
 from maml.config import Config
 from maml.learners.base import Learner
+from maml.learners.data import data_options
 from maml.learners.objectives import RANKED_CLASSIFICATION
 from maml.metagradient.problem import Problem
 from maml.params import Params
+
+COMPONENTS = {
+    "supervised": {
+        "attribute": "Supervised",
+        "help": "ordinary classification: a task is a mini-batch, without an inner loop",
+        "tasks": "batches",
+        "reads": ("batch_size", "epochs"),
+        "refuses": {
+            "kernels": {"native": "has no inner loop"},
+            "meta_gradient": {"mixed": "has no inner loop"},
+        },
+    }
+}
 
 
 class Supervised(Learner):
@@ -36,7 +50,7 @@ class Supervised(Learner):
             seed=config.seed,
             data_root=config.data_root,
             dtype=getattr(torch, config.dtype),
-            omniglot_split=config.omniglot_split,
+            **data_options(config),
         )
 
     def problem(self, meta_params: Params, steps: int) -> Problem:

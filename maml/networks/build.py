@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import nn
 
-from maml.networks.classifiers import build_classifier
-from maml.networks.conv4 import Conv4
-from maml.networks.mlp import MLP
+from maml.config import Config, registry
+from maml.errors import UserError
+from maml.networks.ordinary import explicit
+
+
+def network_options(config: Config) -> dict[str, Any]:
+    """Return the values of the fields that are of the network alone."""
+    return {name: getattr(config, name) for name in registry.network(config.network).reads or ()}
 
 
 def build_network(
-    name: str, *, image_shape: tuple[int, int, int] | None, ways: int, filters: int
+    name: str, *, image_shape: tuple[int, int, int] | None, ways: int, **options: Any
 ) -> nn.Module:
     """Return the network that ``--network name`` means, with weights from the global generator.
 
     Args:
-        name: One of the choices of ``Config.network``.
+        name: A network's name, or ``module:attribute``: a user's own ``(image_shape, ways) →
+            nn.Module``, be it an ordinary module or one with explicit statistics.
         image_shape: (C, H, W) of the data; None where it is not images.
         ways: Outputs of a classifier.
-        filters: Channels of every convolution of conv4 and conv4-pool.
+        options: Fields of the configuration; those that the network does not read are left out.
+
+    Raises:
+        UserError: if the network does not take such data, or a user's own is no network.
+        DataError: if a user's own ends in an exception.
     """
-    if name == "mlp":
-        return MLP()
-    if image_shape is None:
-        raise ValueError(f"network {name!r} takes images")
-    if name in ("conv4", "conv4-pool"):
-        return Conv4(image_shape, ways, filters=filters, pool=name == "conv4-pool")
-    return build_classifier(name, image_shape, ways)
+    known = registry.network(name)
+    if known.takes is not None and (known.takes == "images") != (image_shape is not None):
+        raise UserError(
+            f"--network {name} takes {known.takes}, and the data set has "
+            f"{'none' if image_shape is None else 'images'}"
+        )
+    read = {field: value for field, value in options.items() if field in (known.reads or ())}
+    with registry.calling("network", known):
+        network = known.load()(image_shape, ways, **known.options, **read)
+        if not known.is_theirs:
+            assert isinstance(network, nn.Module)
+            return network
+        if not isinstance(network, nn.Module):
+            raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
+        network = explicit(network, name)
+        _try(network, name, image_shape, ways)
+    return network
+
+
+def _try(
+    network: nn.Module, name: str, image_shape: tuple[int, int, int] | None, ways: int
+) -> None:
+    """Call a user's network once: it makes lazy layers' weights, and shows mistakes at once."""
+    x = torch.zeros(2, *(image_shape or (1,)))
+    with torch.no_grad():
+        outputs, _ = network(x)
+    if image_shape is not None and outputs.shape != (2, ways):
+        raise UserError(
+            f"--network {name}: two images became {list(outputs.shape)}; outputs must be "
+            f"[2, {ways}], one number for each of --ways {ways}"
+        )

@@ -18,14 +18,47 @@ from torch import Tensor, nn
 
 from maml.networks.statistics import BatchNorm, Statistics
 
-RESNETS: dict[str, tuple[str, list[int]]] = {
-    "resnet18": ("BasicBlock", [2, 2, 2, 2]),
-    "resnet34": ("BasicBlock", [3, 4, 6, 3]),
-    "resnet50": ("Bottleneck", [3, 4, 6, 3]),
-    "resnet101": ("Bottleneck", [3, 4, 23, 3]),
-    "resnet152": ("Bottleneck", [3, 8, 36, 3]),
-}
-VGGS: dict[str, str] = {"vgg11": "A", "vgg13": "B", "vgg16": "D", "vgg19": "E"}
+COMPONENTS = {
+    "lenet": {
+        "attribute": "LeNet", "help": "LeNet-5, as it is built today",
+    },
+    "resnet18": {
+        "attribute": "ResNet", "help": "torchvision's, 18 layers",
+        "options": {"block": "BasicBlock", "layers": [2, 2, 2, 2]},
+    },
+    "resnet34": {
+        "attribute": "ResNet", "help": "torchvision's, 34 layers",
+        "options": {"block": "BasicBlock", "layers": [3, 4, 6, 3]},
+    },
+    "resnet50": {
+        "attribute": "ResNet", "help": "torchvision's, 50 layers",
+        "options": {"block": "Bottleneck", "layers": [3, 4, 6, 3]},
+    },
+    "resnet101": {
+        "attribute": "ResNet", "help": "torchvision's, 101 layers",
+        "options": {"block": "Bottleneck", "layers": [3, 4, 23, 3]},
+    },
+    "resnet152": {
+        "attribute": "ResNet", "help": "torchvision's, 152 layers",
+        "options": {"block": "Bottleneck", "layers": [3, 8, 36, 3]},
+    },
+    "vgg11": {
+        "attribute": "VGG", "help": "torchvision's, 11 layers, without dropout",
+        "options": {"table": "A"},
+    },
+    "vgg13": {
+        "attribute": "VGG", "help": "torchvision's, 13 layers, without dropout",
+        "options": {"table": "B"},
+    },
+    "vgg16": {
+        "attribute": "VGG", "help": "torchvision's, 16 layers, without dropout",
+        "options": {"table": "D"},
+    },
+    "vgg19": {
+        "attribute": "VGG", "help": "torchvision's, 19 layers, without dropout",
+        "options": {"table": "E"},
+    },
+}  # fmt: skip
 
 SMALL = 64
 """Images up to this many pixels a side count as small: they cannot afford to lose resolution."""
@@ -91,12 +124,14 @@ class ResNet(nn.Module):
 
     head_prefix = "layers.fc."
 
-    def __init__(self, name: str, image_shape: tuple[int, int, int], ways: int) -> None:
+    def __init__(
+        self, image_shape: tuple[int, int, int], ways: int, *, block: str, layers: list[int]
+    ) -> None:
+        """``block`` and ``layers``: torchvision's name of a block, and how many in each stage."""
         # Imported late: it is heavy, and most networks here do without.
         from torchvision.models import resnet
 
         super().__init__()
-        block, layers = RESNETS[name]
         self.layers = resnet.ResNet(
             getattr(resnet, block),
             layers,
@@ -146,7 +181,8 @@ class VGG(nn.Module):
 
     head_prefix = "classifier.2."
 
-    def __init__(self, name: str, image_shape: tuple[int, int, int], ways: int) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], ways: int, *, table: str) -> None:
+        """``table``: torchvision's name of a table of layers, and the paper's of its column."""
         # Imported late: it is heavy, and most networks here do without.
         from torchvision.models import vgg
 
@@ -154,7 +190,7 @@ class VGG(nn.Module):
         channels, *sides = image_shape
         rows, columns = (min(7, max(side, LEAST) // 32) for side in sides)
         self.cells = (rows, columns)
-        self.features = vgg.make_layers(vgg.cfgs[VGGS[name]])
+        self.features = vgg.make_layers(vgg.cfgs[table])
         self.features[0] = nn.Conv2d(channels, 64, 3, padding=1)
         # Not torchvision's own: for 7×7 cells it would draw a hundred million weights.
         self.classifier = nn.ModuleList(
@@ -180,10 +216,3 @@ class VGG(nn.Module):
         for layer in hidden:
             x = F.relu(layer(x))
         return output(x), ()
-
-
-def build_classifier(name: str, image_shape: tuple[int, int, int], ways: int) -> nn.Module:
-    """Return the classifier ``name``, "lenet" or a key of `RESNETS` or `VGGS`."""
-    if name == "lenet":
-        return LeNet(image_shape, ways)
-    return (ResNet if name in RESNETS else VGG)(name, image_shape, ways)

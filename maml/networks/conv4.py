@@ -16,6 +16,21 @@ from torch import Tensor, nn
 
 from maml.networks.statistics import BatchNorm, Statistics
 
+COMPONENTS = {
+    "conv4": {
+        "attribute": "Conv4",
+        "help": "four strided blocks, spatial mean",
+        "reads": ("filters",),
+        "options": {"pool": False},
+    },
+    "conv4-pool": {
+        "attribute": "Conv4",
+        "help": "four blocks with max-pools, flattened",
+        "reads": ("filters",),
+        "options": {"pool": True},
+    },
+}
+
 
 class ConvBlock(nn.Module):
     """3×3 convolution, padding 1, bias → batch norm → ReLU → 2×2 max-pool or none.

@@ -7,13 +7,22 @@ from torch import Tensor, nn
 
 from maml.networks.statistics import Statistics
 
+COMPONENTS = {
+    "mlp": {
+        "attribute": "MLP",
+        "help": "two hidden layers of 40, for regression",
+        "takes": "points",
+    },
+}
+
 
 class MLP(nn.Module):
     """MAML's regression network (arXiv:1703.03400, section 5.1): two hidden layers of 40, ReLU."""
 
     head_prefix = "layers.2."
 
-    def __init__(self, hidden: int = 40) -> None:
+    def __init__(self, image_shape: None = None, ways: int = 1, *, hidden: int = 40) -> None:
+        """There are no images, and one output whatever the ways."""
         super().__init__()
         self.layers = nn.ModuleList(
             (nn.Linear(1, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 1))

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from maml.config import Config, from_values, user_path
+from maml.config import Config, from_values, registry, user_path
 from maml.config.checks import check_values
 from maml.errors import UserError
 from maml.processes.job import continues, this_job
@@ -157,12 +157,19 @@ def read_config(run_dir: Path) -> Config:
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise UserError("damaged or empty: no mapping of values called config")
         config = from_values(content["config"])
-        check_values(config)
+        if not registry.has_theirs(config):
+            check_values(config)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a run directory") from error
     except (yaml.YAMLError, ValueError, RecursionError, UserError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path}: not a configuration of this version: {reason}") from error
+    if registry.has_theirs(config):
+        # What is wrong has nothing to do with a version: its file is not found, or is another now.
+        try:
+            check_values(config)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
     return config
 
 

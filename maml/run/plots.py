@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets.tasks import Task
-from maml.config import Config
+from maml.config import Config, registry
 from maml.params import Params
 from maml.run.files import write_bytes
 from maml.run.log import Row, read_metrics
@@ -19,7 +19,7 @@ BLUE, ORANGE, GREY = "#3465a4", "#e07b00", "#888888"
 def draw_curves(
     run_dir: Path, config: Config, result: dict[str, Any], worker: Worker, meta_params: Params
 ) -> Path:
-    """Draw loss and accuracy against iterations (sinusoid: loss and an adapted curve)."""
+    """Draw loss and accuracy against iterations; of regression, loss and an adapted curve."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -27,16 +27,15 @@ def draw_curves(
 
     rows = read_metrics(run_dir / "metrics.jsonl")
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    sinusoid = config.data == "sinusoid"
-    supervised = config.learner == "supervised"
-    of = "mini-batches" if supervised else "tasks"
+    batches = registry.learner(config.learner).tasks == "batches"
+    of = "mini-batches" if batches else "tasks"
     _curve(axes[0], rows, result, "loss", of)
-    if sinusoid:
-        axes[0].set_yscale("log")
-        _adapted_curve(axes[1], worker, result, meta_params)
-    else:
+    if "accuracy" in worker.metric_names:
         _curve(axes[1], rows, result, "accuracy", of)
-    if supervised:
+    else:
+        axes[0].set_yscale("log")
+        _adapted_curve(axes[1], worker, meta_params)
+    if batches:
         for axis in axes:
             # No query is told from a support example here.
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
@@ -91,15 +90,22 @@ def _smooth(values: tuple[float, ...]) -> list[float]:
     return smooth
 
 
-def _adapted_curve(axis: Any, worker: Worker, result: dict[str, Any], meta_params: Params) -> None:
-    """Draw one test sinusoid before and after 1 and 5 inner steps (Finn et al., figure 2)."""
+def _adapted_curve(axis: Any, worker: Worker, meta_params: Params) -> None:
+    """Draw one test task before and after 1 and 5 inner steps (Finn et al., figure 2).
+
+    Of a function of more than one number there is no such curve.
+    """
     import torch
 
     learner = worker.learner
     task = worker.evaluation("test").tasks(torch.arange(1))
+    if task.query_x.shape[2:] != (1,) or task.query_y.shape[2:] != (1,):
+        axis.set_axis_off()
+        return
     support_x, support_y = task.support_x[0], task.support_y[0]
     params = {name: tensor.cpu() for name, tensor in meta_params.items()}
-    x = torch.linspace(-5, 5, 201, dtype=worker.dtype)[:, None]
+    points = torch.cat([task.support_x, task.query_x], dim=1)
+    x = torch.linspace(float(points.min()), float(points.max()), 201, dtype=worker.dtype)[:, None]
     styles = {
         0: ("before adapting", GREY, ":"),
         1: ("1 step", ORANGE, "--"),
@@ -116,7 +122,7 @@ def _adapted_curve(axis: Any, worker: Worker, result: dict[str, Any], meta_param
         color="black",
         alpha=0.35,
         linewidth=3,
-        label="the sinusoid",
+        label="the task",
         zorder=0,
     )
     axis.plot(

@@ -1,24 +1,19 @@
-"""Strategies: where tasks run. One file a strategy; `build_strategy` knows them all."""
+"""Strategies: where tasks run. One file a strategy, with its facts; none is named elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from maml.config import Config
+from maml.config import Config, registry
 from maml.errors import UserError
 from maml.processes.world import World
-from maml.strategies.allreduce import AllReduce
 from maml.strategies.base import Strategy
-from maml.strategies.local import Local
-from maml.strategies.param_server import build_param_server
-from maml.strategies.rpc import Rpc
 from maml.worker import Worker
 
-STRATEGIES: dict[str, Callable[[Config, World, Worker], Strategy]] = {
-    "local": Local,
-    "rpc": Rpc,
-    "allreduce": AllReduce,
-    "param-server": build_param_server,
+COMPONENTS = {
+    "auto": {
+        "attribute": "build_strategy",
+        "help": "local in one process, rpc under torchrun",
+        "reads": ("partition",),
+    }
 }
 
 
@@ -35,7 +30,10 @@ def resolve_strategy(config: Config, world: World) -> str:
 
 def build_strategy(config: Config, world: World, worker: Worker) -> Strategy:
     """Return the strategy of ``config``, ready to be entered."""
-    return STRATEGIES[resolve_strategy(config, world)](config, world, worker)
+    known = registry.strategy(resolve_strategy(config, world))
+    with registry.calling("strategy", known):
+        strategy: Strategy = known.load()(config, world, worker)
+    return strategy
 
 
-__all__ = ["STRATEGIES", "Strategy", "build_strategy", "resolve_strategy"]
+__all__ = ["Strategy", "build_strategy", "resolve_strategy"]

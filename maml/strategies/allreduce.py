@@ -22,6 +22,14 @@ from maml.processes.world import World
 from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
 
+COMPONENTS = {
+    "allreduce": {
+        "attribute": "AllReduce",
+        "help": "every process, all in step; one flat all-reduce (gloo, nccl)",
+        "reads": ("check_every",),
+    }
+}
+
 T = TypeVar("T")
 
 

@@ -9,6 +9,8 @@ from maml.params import Params
 from maml.strategies.base import Strategy
 from maml.worker import Share
 
+COMPONENTS = {"local": {"attribute": "Local", "help": "one process"}}
+
 
 class Local(Strategy):
     """One process; what every other strategy must equal."""

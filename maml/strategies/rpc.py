@@ -37,6 +37,14 @@ from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
 
+COMPONENTS = {
+    "rpc": {
+        "attribute": "Rpc",
+        "help": "every process, called by rank 0; distributed autograd or sums with the answers",
+        "reads": ("partition",),
+    }
+}
+
 YIELD = 0.0005
 """Seconds that sending a call takes the transport's threads."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
 import re
 import shutil
+import sys
 import urllib.request
 import zipfile
 from collections.abc import Callable
@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from datasets.cache import default_data_root
 from datasets.errors import DataError
-from maml.config import Config, flag
-from maml.config.checks import NOT_FEW_SHOT
+from datasets.paths import default_data_root
+from maml.config import FLAGS, Config, flag, registry
 from maml.config.cli import parse
 from maml.config.presets import PRESETS
 from maml.errors import UserError
@@ -35,7 +34,7 @@ FIRST_USE = r"(drawing|decoding|reading|downloading) "
 # What the help may be framed with, depending on the terminal.
 FRAME = r"[│╭╮╰╯─]+"
 NOT_FLAGS = ("preset", "source", "published")
-FIELDS = [field.name for field in dataclasses.fields(Config) if field.name not in NOT_FLAGS]
+FIELDS = list(FLAGS)
 
 COUNTED = [
     "--filters", "--ways", "--shots", "--queries", "--eval-queries", "--inner-steps",
@@ -142,7 +141,8 @@ def test_what_a_preset_sets_is_not_given(name: str) -> None:
     preset = PRESETS[name]
     assert parse([name]) == preset
     assert parse(as_flags(preset)) == preset
-    few_shot = "glyphs" if preset.data in ("sinusoid", *NOT_FEW_SHOT) else preset.data
+    known = registry.data_set(preset.data)
+    few_shot = preset.data if known.episodes and known.image_shape else "glyphs"
     parse([name, "--data", "miniimagenet", "--network", "conv4-pool", "--learner", "maml"])
     parse([name, "--data", few_shot, "--network", "conv4", "--learner", "maml"])
     parse([name, "--data", few_shot, "--network", "lenet", "--learner", "supervised"])
@@ -179,7 +179,50 @@ def test_contract_has_choices(help_text: str) -> None:
     assert "--order{second,first}" in joined
     assert "--partition{exclusive,chunk}" in joined
     assert "--logger{wandb,tensorboard,none}" in joined
-    assert re.search(r"--strategy\{[^}]*local,rpc[^}]*\}", joined)
+
+
+def test_help_has_groups_and_lists_components(help_text: str) -> None:
+    titles = re.findall(r"^(\w[\w ]*):$", help_text, flags=re.MULTILINE)
+    assert titles == [
+        "options", "learner", "data", "outer loop", "distribution", "evaluation", "output"
+    ]  # fmt: skip
+    for kind in registry.KINDS:
+        block = re.split(r"\n  (?=-)", help_text.partition(f"--{kind} NAME")[2])[0]
+        for name in registry.known(kind):
+            assert re.search(rf"^ +{name}: \w", block, flags=re.MULTILINE), name
+        assert "module:attribute" in block
+
+
+def test_help_is_of_what_reads_a_flag(help_text: str) -> None:
+    """Said by the components, not by the flag."""
+    for name, readers in {
+        "proximal": "imaml", "filters": "conv4, conv4-pool", "ps_mode": "param-server",
+        "ps_max_staleness": "async", "omniglot_split": "omniglot", "epochs": "supervised",
+    }.items():  # fmt: skip
+        assert re.search(rf"{flag(name)}( \S+)?\s+{readers}: [A-Z]", help_text), name
+
+
+def test_help_may_be_cut_short() -> None:
+    for command in ("train_maml.py --help", "-m maml.evaluate --help"):
+        done = run(
+            ["bash", "-c", f"set -o pipefail; {sys.executable} {command} | true"], timeout=60
+        )
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--iterations", "1e3"], "iterations", 1000),
+        (["--iterations=2E1"], "iterations", 20),
+        (["--seed", "9223372036854775807"], "seed", 2**63 - 1),
+        (["--meta_lr", "1e-2"], "meta_lr", 0.01),
+        (["--threads", "None"], "threads", None),
+    ],
+)
+def test_spellings(words: list[str], name: str, value: Any) -> None:
+    found = getattr(parse([GLYPHS, *words]), name)
+    assert (found, type(found)) == (value, type(value))
 
 
 def test_help_lists_every_preset(help_text: str) -> None:
@@ -230,11 +273,17 @@ def test_data_root_is_absolute(
     [
         ([], "PRESET"),
         (["maml-glyph-5way-1shot"], "did you mean maml-glyphs-5way-1shot?"),
-        (["maml-omniglot-5way-2shot"], "did you mean maml-omniglot-5way-"),
+        (["maml-omniglot-5way-2shot"], "maml-omniglot-5way-1shot --shots 2 .*; those of --data om"),
+        (["maml-miniimagenet-5way-1shot"], "maml-omniglot-5way-1shot --data miniimagenet is "),
+        (["anil-sinusoid-10shot"], "did you mean maml-sinusoid-10shot"),
+        (["mnist"], "those of --data mnist are supervised-mnist-lenet"),
+        (["metasgd"], "those of --learner metasgd are metasgd-glyphs-5way-1shot"),
         (["nonsense"], "'nonsense'.*--help"),
         (["--ways", "5"], "'--ways'"),
         ([GLYPHS, "--nonsense", "1"], "--nonsense"),
         ([GLYPHS, "--iteration", "1"], "--iteration.*--iterations"),
+        ([GLYPHS, "--inner-step=1"], "--inner-step=1: did you mean --inner-steps"),
+        ([GLYPHS, "--ways", "1e400"], "--ways.*'1e400'"),
         ([GLYPHS, "stray"], "stray"),
         ([GLYPHS, "--ways"], "--ways"),
         ([GLYPHS, "--ways", "five"], "--ways.*'five'"),
@@ -253,7 +302,8 @@ def test_data_root_is_absolute(
         ([GLYPHS, "--precision", "bf16", "--kernels", "native"], "--kernels native.*--precision"),
         ([GLYPHS, "--compile", "yes"], "--compile"),
         ([GLYPHS, "--compile", "on", "--kernels", "native"], "--compile on.*--kernels native"),
-        ([GLYPHS, "--data", "imagenet"], "--data"),
+        ([GLYPHS, "--data", "imagenet"], "--data imagenet: .*miniimagenet"),
+        ([GLYPHS, "--learner", "mamml"], "--learner mamml: .*did you mean maml"),
         ([GLYPHS, "--omniglot-split", "mine"], "--omniglot-split"),
         ([GLYPHS, "--transductive", "perhaps"], "perhaps"),
         ([GLYPHS, "--network", "mlp"], "--network mlp.*--data glyphs"),
@@ -279,8 +329,8 @@ def test_data_root_is_absolute(
         ),
         ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
         ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
-        ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4, not mlp"),
-        ([SUPERVISED, "--filters", "3"], "--filters 3 is for --network conv4, not lenet"),
+        ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4 or conv4-pool, not mlp"),
+        ([SUPERVISED, "--filters", "3"], "--filters 3 is for --network conv4 or .*, not lenet"),
         ([SINUSOID, "--ways", "7"], "--ways 7: --data sinusoid has no classes"),
         ([SINUSOID, "--omniglot-split", "vinyals"], "vinyals is for --data omniglot, not sinusoid"),
         ([GLYPHS, "--omniglot-split", "mamlpp"], "mamlpp is for --data omniglot, not glyphs"),

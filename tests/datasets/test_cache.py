@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from datasets import DataError
-from datasets.cache import cache_root, cached, default_data_root
+from datasets.cache import cached
+from datasets.paths import cache_root, default_data_root
 
 SHAPE = (6, 4)
 VALUES = np.arange(24, dtype=np.uint8).reshape(SHAPE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import datasets
 from datasets import DataError, open_episodes
+from datasets.registry import data_sets
 from datasets.sinusoid import Sinusoid
 
 REQUEST = {"ways": 5, "shots": 1, "queries": 1, "seed": 0}
@@ -17,7 +17,7 @@ def test_an_unknown_data_set_names_the_flag_and_the_known_ones():
         open_episodes("omniglott", "train", **REQUEST)
     message = str(caught.value)
     assert message.startswith("--data omniglott")
-    assert all(name in message for name in datasets.OPENERS)
+    assert all(name in message for name in data_sets())
     assert "\n" not in message
 
 
@@ -40,24 +40,37 @@ def test_too_many_ways_for_a_split():
         open_episodes("glyphs", "validation", ways=101, shots=1, queries=1, seed=0)
 
 
-def test_a_data_set_is_one_more_line(monkeypatch):
+def test_an_opener_is_told_what_it_asks_for(monkeypatch, tmp_path):
+    """All with ``**options``, and only what it names without."""
     seen = {}
 
-    def opener(split, **options):
+    def everything(split, **options):
         seen.update(options, split=split)
         return Sinusoid(split=split, shots=1, queries=1, seed=0)
 
-    monkeypatch.setitem(datasets.OPENERS, "mine", opener)
-    open_episodes("mine", "test", data_root="/somewhere", omniglot_split="vinyals", **REQUEST)
+    def a_little(split, *, data_root):
+        seen.update(data_root=data_root, split=split)
+        return Sinusoid(split=split, shots=1, queries=1, seed=0)
+
+    monkeypatch.setattr("datasets.sinusoid.open_sinusoid", everything)
+    open_episodes("sinusoid", "test", data_root="/somewhere", of_its_own="x", **REQUEST)
     assert seen["split"] == "test" and seen["ways"] == 5 and str(seen["data_root"]) == "/somewhere"
-
-
-def test_the_data_root_defaults_to_the_environment(monkeypatch, tmp_path):
+    assert seen["of_its_own"] == "x"
+    monkeypatch.setattr("datasets.sinusoid.open_sinusoid", a_little)
     monkeypatch.setenv("MAML_DATA", str(tmp_path))
-    seen = {}
-    monkeypatch.setitem(datasets.OPENERS, "mine", lambda split, **options: seen.update(options))
-    open_episodes("mine", "test", **REQUEST)
-    assert seen["data_root"] == tmp_path
+    open_episodes("sinusoid", "validation", **REQUEST)
+    assert seen["split"] == "validation" and seen["data_root"] == tmp_path
+
+
+def test_names_and_folders_need_no_torch(run_python):
+    code = """
+import sys, datasets
+from datasets import paths, registry
+assert "glyphs" in registry.data_sets() and paths.default_data_root()
+print([m for m in ("torch", "numpy") if m in sys.modules])
+"""
+    out, err = run_python(code).communicate(timeout=120)
+    assert out.strip() == "[]", err
 
 
 def test_importing_is_light_and_knows_nothing_of_the_learners(run_python):

@@ -33,7 +33,7 @@ kinds = pytest.mark.parametrize("tiny", ["mnist", "cifar10", "svhn"], indirect=T
 
 def refused(tiny: Tiny, data_root: Path, split: str = "train") -> str:
     with pytest.raises(DataError) as caught:
-        open_examples(tiny.name, split, ways=tiny.source.classes, data_root=data_root)
+        open_examples(split, name=tiny.name, ways=tiny.source.classes, data_root=data_root)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -53,7 +53,7 @@ def test_images_and_labels_are_the_published_ones(tiny: Tiny, tmp_path: Path) ->
 def test_splits_share_no_example_and_lose_none(tiny: Tiny, tmp_path: Path) -> None:
     tiny.write(tmp_path)
     found = {
-        split: open_examples(tiny.name, split, ways=tiny.source.classes, data_root=tmp_path)
+        split: open_examples(split, name=tiny.name, ways=tiny.source.classes, data_root=tmp_path)
         for split in ("train", "validation", "test")
     }
     assert {split: len(some.rows) for split, some in found.items()} == {
@@ -191,9 +191,9 @@ def test_what_was_decoded_needs_the_files_no_more(tiny: Tiny, tmp_path: Path) ->
 def test_requests_that_cannot_be(tiny: Tiny, tmp_path: Path) -> None:
     tiny.write(tmp_path)
     with pytest.raises(DataError, match=r"--ways 5: mnist has 10 classes; give --ways 10"):
-        open_examples("mnist", "train", ways=5, data_root=tmp_path)
+        open_examples("train", name="mnist", ways=5, data_root=tmp_path)
     with pytest.raises(DataError, match="--split extra: unknown"):
-        open_examples("mnist", "extra", ways=10, data_root=tmp_path)
+        open_examples("extra", name="mnist", ways=10, data_root=tmp_path)
     few_shot = {"ways": 5, "shots": 1, "queries": 1, "seed": 0}
     with pytest.raises(DataError, match=r"--data mnist: no few-shot .*--learner supervised"):
         open_episodes("mnist", "train", data_root=tmp_path, **few_shot)  # type: ignore[arg-type]

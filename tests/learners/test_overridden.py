@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.config import Config
+from maml.config import Config, registry
 from maml.config.presets import PRESETS
-from maml.learners import LEARNERS, Learner
+from maml.learners import Learner
 from maml.params import Params
 
 IDS = torch.tensor([3, 11, 12])
+LEARNERS: dict[str, type[Learner]] = {
+    name: registry.learner(name).load() for name in registry.known("learner")
+}
 LOSSES = ("support_loss", "query_loss", "set_loss")
 
 

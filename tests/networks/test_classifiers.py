@@ -11,8 +11,8 @@ import torchvision
 from torch import nn
 from torchvision.models import vgg
 
+from maml.config import registry
 from maml.networks import build_network
-from maml.networks.classifiers import RESNETS, VGGS
 from tests.launching import run
 
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 84, 84)]
@@ -23,7 +23,10 @@ def build(name: str, shape: tuple[int, int, int] = (3, 32, 32), ways: int = 10) 
     return build_network(name, image_shape=shape, ways=ways, filters=64)
 
 
-@pytest.mark.parametrize("name", [*RESNETS, *VGGS])
+DEEP = [name for name in registry.known("network") if name.startswith(("resnet", "vgg"))]
+
+
+@pytest.mark.parametrize("name", DEEP)
 def test_the_name_counts_the_layers_with_weights(name: str) -> None:
     """Convolutions and linear layers, without those that only change a shortcut's shape."""
     layers = [
@@ -53,7 +56,7 @@ def test_maps_images_of_any_size(name: str, shape: tuple[int, int, int]) -> None
     assert outputs.shape == (2, 7) and outputs.isfinite().all()
     norms = [layer for layer in network.modules() if type(layer).__name__ == "BatchNorm"]
     assert len(used) == len(norms)
-    assert bool(norms) == (name in RESNETS)
+    assert bool(norms) == name.startswith("resnet")
 
 
 def test_larger_images_meet_torchvision_s_own_stem() -> None:

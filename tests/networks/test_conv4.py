@@ -20,7 +20,8 @@ POOL = pytest.mark.parametrize("pool", [False, True])
 
 def build(name: str = "conv4", side: int = 28, ways: int = 5, filters: int = 64) -> Any:
     torch.manual_seed(0)
-    return build_network(name, image_shape=(1, side, side), ways=ways, filters=filters)
+    shape = None if name == "mlp" else (1, side, side)
+    return build_network(name, image_shape=shape, ways=ways, filters=filters)
 
 
 def noise(*shape: int, scale: float = 1.0) -> Tensor:

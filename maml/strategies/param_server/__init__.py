@@ -14,6 +14,14 @@ from maml.strategies.param_server.over_collectives import CollectiveServer
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.worker import Worker
 
+COMPONENTS = {
+    "param-server": {
+        "attribute": "build_param_server",
+        "help": "rank 0 serves the model, the others train",
+        "reads": ("ps_mode", "ps_transport", "ps_forward", "ps_max_staleness", "ps_backup_workers"),
+    }
+}
+
 
 def build_param_server(config: Config, world: World, worker: Worker) -> Strategy:
     """Return the parameter server of ``--ps-transport``, ready to be entered."""

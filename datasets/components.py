@@ -1,0 +1,169 @@
+"""Components (data sets, and in ``maml`` networks, learners, strategies) that own their facts.
+
+A component's file says what it holds in a literal at its top level::
+
+    COMPONENTS = {"glyphs": {"attribute": "open_classes", "help": "one line", ...}}
+
+:func:`scan` reads these literals as text and imports nothing, so that ``--help`` and a mistyped
+flag need not wait for torch. To add a component, add a file: no list elsewhere names it. Whatever a
+name is accepted for takes ``module:attribute``, too: a component in a user's own file, which
+:func:`load_theirs` imports.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import importlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from datasets.errors import DataError
+
+LITERAL = "COMPONENTS"
+
+
+@dataclass(frozen=True)
+class Component:
+    """What a component says of itself; a kind of components adds facts of its own.
+
+    Attributes:
+        name: What its flag is given: a name, or ``module:attribute`` for a user's own.
+        module: The module that holds it.
+        attribute: What it is called there.
+        help: One line for ``--help``.
+        reads: The configuration's fields that only some components of its kind read, and it does.
+            None: any, as of a user's own, of which nothing is known.
+        ignores: Fields that all others of its kind read, and why it does not: a predicate.
+        refuses: Values that it cannot work with, by field, and why not: a predicate.
+    """
+
+    name: str
+    module: str
+    attribute: str = ""
+    help: str = ""
+    reads: tuple[str, ...] | None = ()
+    ignores: Mapping[str, str] = field(default_factory=dict)
+    refuses: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)
+
+    @property
+    def is_theirs(self) -> bool:
+        """Whether it lives in a user's own file."""
+        return ":" in self.name
+
+    def load(self) -> Any:
+        """Import its module and return it."""
+        return getattr(importlib.import_module(self.module), self.attribute)
+
+
+Kind = TypeVar("Kind", bound=Component)
+
+
+def scan(folder: Path, package: str, kind: type[Kind]) -> dict[str, Kind]:
+    """The components of all files under ``folder``, in alphabetical order of file, by name.
+
+    ``package`` is the module name of ``folder``; facts are keyword arguments of ``kind``.
+    """
+    found: dict[str, Kind] = {}
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if f"\n{LITERAL}" not in text:
+            continue
+        parts = path.relative_to(folder).with_suffix("").parts
+        module = ".".join((package, *(part for part in parts if part != "__init__")))
+        for name, facts in _literal(ast.parse(text)).items():
+            if name in found:
+                raise ValueError(f"{module} and {found[name].module} both have {name!r}")
+            found[name] = kind(name=name, module=module, **facts)
+    return found
+
+
+def _literal(tree: ast.Module) -> dict[str, dict[str, Any]]:
+    for statement in tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == LITERAL for target in targets):
+            facts: dict[str, dict[str, Any]] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+            return facts
+    return {}
+
+
+def is_theirs(spelled: str) -> bool:
+    """Whether a name means something in a user's own file: ``module:attribute``."""
+    return ":" in spelled
+
+
+def load_theirs(flag: str, spelled: str) -> Any:
+    """What ``module:attribute`` means: the module is imported, also from the current directory.
+
+    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if there is no
+    such module or attribute, or if the module ends in an exception of its own.
+    """
+    module_name, _, attribute = spelled.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise DataError(f"{flag} {spelled}: write module:attribute, as in my_file:MyClass")
+    # As `python -m` does; a program that is started by its path has its own folder there alone.
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(1, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise DataError(f"{flag} {spelled}: {described(error)}") from error
+        raise DataError(
+            f"{flag} {spelled}: there is no module {error.name} in {here} or on PYTHONPATH"
+        ) from error
+    except Exception as error:
+        raise DataError(f"{flag} {spelled}: {described(error)}") from error
+    if not hasattr(module, attribute):
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        file = getattr(module, "__file__", None) or "it has no file"
+        raise DataError(f"{flag} {spelled}: module {module_name} ({file}) has no {attribute}{hint}")
+    return getattr(module, attribute)
+
+
+@contextlib.contextmanager
+def calling(
+    flag: str, component: Component, passing: type[Exception] = DataError
+) -> Iterator[None]:
+    """Turn what a user's own component raises inside into a :class:`DataError` of one line.
+
+    Errors of one of ours pass through: they are faults of this program. So do :class:`DataError`
+    and ``passing``, which are one line already.
+    """
+    try:
+        yield
+    except (DataError, passing):
+        raise
+    except Exception as error:
+        if not component.is_theirs:
+            raise
+        raise DataError(f"{flag} {component.name}: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """An exception in one line, with the last place in a user's file that it passed."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):  # its text names the file
+        return f"{type(error).__name__}: {text}"
+    kind = type(error).__name__ + (f": {text}" if text else "")
+    repository = Path(__file__).parents[1]
+    libraries = (
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    )
+    ours = (*libraries, *(str(repository / name) for name in ("datasets", "maml")), "<frozen")
+    places = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(ours)
+    ]
+    return f"{kind} ({places[-1]})" if places else kind

@@ -1,0 +1,230 @@
+"""From a data set's name, or a user's own function, to a stream of tasks.
+
+A data set is a function ``open(split, ...)`` that takes whichever of these it names, or all of them
+with ``**options``: ``name``, ``data_root``, ``ways``, ``shots``, ``queries``, ``seed``, ``dtype``,
+and the configuration's fields that its facts say it reads. ``split`` is ``train``, ``validation``
+or ``test``. It returns one of
+
+* ``{class: images}`` or a list of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each:
+  the simplest, for a data set that fits into memory;
+* :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
+* :class:`~datasets.batches.Examples`, for ordinary classification;
+* any :class:`~datasets.episodes.Episodes`, whatever its tasks are.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datasets.batches import Batches, Examples
+from datasets.components import calling
+from datasets.episodes import Episodes, FewShotImages, ImageClasses
+from datasets.errors import DataError
+from datasets.paths import default_data_root
+from datasets.registry import FLAG, DataSet, data_sets, find
+
+
+class Contents(NamedTuple):
+    """What a network has to know of a data set.
+
+    * ``image_shape``: (C, H, W); None where examples are no images
+    * ``classifies``: whether targets are classes; else they are numbers, to be regressed
+    """
+
+    image_shape: tuple[int, int, int] | None
+    classifies: bool
+
+
+def image_shape(data: str) -> tuple[int, int, int] | None:
+    """The (C, H, W) of a data set's images, known without opening it; None if it has none."""
+    return find(data).image_shape
+
+
+def contents(data: str, data_root: Path | str | None = None, **request: Any) -> Contents:
+    """What the data set holds; a user's own is opened to see.
+
+    ``request`` is what :func:`open_episodes` takes. Raises :class:`DataError` as that does.
+    """
+    known = find(data)
+    if not known.is_theirs:
+        return Contents(known.image_shape, known.classifies)
+    found = _call(known, known.attribute, "train", data_root, request)
+    if isinstance(found, Episodes):
+        with calling(FLAG, known):
+            task = found.tasks(torch.arange(1))
+        shape, classifies = tuple(task.query_x.shape[2:]), not task.query_y.is_floating_point()
+        return Contents((shape[0], shape[1], shape[2]) if len(shape) == 3 else None, classifies)
+    image = found.images.shape[2 if isinstance(found, ImageClasses) else 1 :]
+    return Contents((image[2] if len(image) == 3 else 1, image[0], image[1]), classifies=True)
+
+
+def open_episodes(
+    data: str,
+    split: str,
+    *,
+    ways: int,
+    shots: int,
+    queries: int,
+    seed: int,
+    data_root: Path | str | None = None,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Episodes:
+    """The few-shot tasks of a split of a data set.
+
+    ``data`` is a name of :func:`datasets.registry.data_sets`, or ``module:attribute``; ``split`` is
+    ``train``, ``validation`` or ``test``; ``data_root`` defaults to ``$MAML_DATA``, then
+    ``~/.cache/maml``. Options that a data set has no use for are ignored (``ways`` by
+    ``sinusoid``).
+
+    Raises :class:`DataError`, whose message is for the user, if the request or the data is not in
+    order.
+    """
+    known = find(data)
+    if known.episodes is None:
+        raise DataError(f"{FLAG} {data}: no few-shot data set; --learner supervised learns it")
+    task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed, "dtype": dtype}
+    found = _call(known, known.episodes, split, data_root, {**task, **options})
+    if isinstance(found, Episodes):
+        return found
+    if isinstance(found, _ByClass):
+        found = found.for_episodes(known.name)
+    if not isinstance(found, ImageClasses):
+        raise DataError(f"{FLAG} {data}: {_called(found)} is for --learner supervised alone")
+    return FewShotImages(**found._asdict(), split=split, **task)  # type: ignore[arg-type]
+
+
+def open_batches(
+    data: str,
+    split: str,
+    *,
+    evaluation: bool,
+    batch_size: int,
+    ways: int,
+    seed: int,
+    data_root: Path | str | None = None,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Batches:
+    """The mini-batches of a split of a data set, as tasks: to learn from, or for ``evaluation``.
+
+    The arguments are as in :func:`open_episodes`. Raises :class:`DataError`, whose message is for
+    the user, if the request or the data is not in order.
+    """
+    known = find(data)
+    if known.examples is None:
+        others = ", ".join(name for name, other in data_sets().items() if other.examples)
+        raise DataError(f"{FLAG} {data}: not for ordinary classification; one of {others}")
+    opener = known.examples
+
+    def examples(split: str) -> Examples:
+        request = {"ways": ways, "seed": seed, "dtype": dtype, **options}
+        found = _call(known, opener, split, data_root, request)
+        if isinstance(found, _ByClass):
+            found = found.for_batches(known.name, ways)
+        if not isinstance(found, Examples):
+            raise DataError(f"{FLAG} {data}: {_called(found)} is for few-shot learners alone")
+        return found
+
+    return Batches(
+        examples(split),
+        split=split,
+        batch_size=batch_size,
+        seed=seed,
+        reference=examples("train") if evaluation else None,
+        dtype=dtype,
+    )
+
+
+class _ByClass(NamedTuple):
+    """Images by class: ``images`` is uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, class after class."""
+
+    images: NDArray[np.uint8]
+    names: list[str]
+    sizes: list[int]
+
+    def for_episodes(self, data: str) -> ImageClasses:
+        least, most = min(self.sizes), max(self.sizes)
+        if least < most:
+            name = self.names[self.sizes.index(least)]
+            raise DataError(
+                f"{FLAG} {data}: class {name} has {least} images and others have up to {most}; "
+                "return as many of each"
+            )
+        images = self.images.reshape(len(self.sizes), most, *self.images.shape[1:])
+        return ImageClasses(images, np.arange(len(images), dtype=np.int64), rotate=False)
+
+    def for_batches(self, data: str, ways: int) -> Examples:
+        classes = len(self.sizes)
+        if classes != ways:
+            raise DataError(f"--ways {ways}: {data} has {classes} classes; give --ways {classes}")
+        labels = np.repeat(np.arange(classes, dtype=np.int64), self.sizes)
+        return Examples(self.images, np.arange(len(labels), dtype=np.int64), labels)
+
+
+def _call(
+    known: DataSet, opener: str, split: str, data_root: Path | str | None, request: dict[str, Any]
+) -> Any:
+    """What ``opener`` returns, called with those of the options that it takes."""
+    module, _, attribute = opener.rpartition(":")
+    function = getattr(importlib.import_module(module or known.module), attribute)
+    root = default_data_root() if data_root is None else Path(data_root)
+    options = {"name": known.name, "data_root": root, **request}
+    parameters = inspect.signature(function).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        names = {parameter.name for parameter in parameters}
+        options = {name: value for name, value in options.items() if name in names}
+    if not known.is_theirs:
+        return function(split, **options)
+    return _call_theirs(known.name, split, tuple(sorted(options.items())))
+
+
+@functools.lru_cache(maxsize=4)
+def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) -> Any:
+    """What a user's own function returns, images by class as a `_ByClass`.
+
+    Remembered: it may take long, and is asked what its images are like before they are used.
+    """
+    known = find(data)
+    with calling(FLAG, known):
+        found = known.load()(split, **dict(options))
+    if isinstance(found, (Episodes, ImageClasses, Examples)):
+        return found
+    if isinstance(found, Mapping):
+        classes = {str(name): images for name, images in found.items()}
+    elif isinstance(found, Sequence):
+        classes = {str(label): images for label, images in enumerate(found)}
+    else:
+        raise DataError(
+            f"{FLAG} {data}: returned {_called(found)} for {split}, not {{class: images}}, "
+            "ImageClasses, Examples or Episodes"
+        )
+    if not classes:
+        raise DataError(f"{FLAG} {data}: returned no class for {split}")
+    arrays = {name: np.asarray(images) for name, images in classes.items()}
+    size = next(iter(arrays.values())).shape[1:]
+    for name, images in arrays.items():
+        is_image = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+        if images.dtype != np.uint8 or not is_image or images.shape[1:] != size:
+            raise DataError(
+                f"{FLAG} {data}: class {name} of {split} is {_called(images)}; all must be uint8 "
+                "[n, H, W] or [n, H, W, 3], of one size"
+            )
+    return _ByClass(
+        np.concatenate(list(arrays.values())), list(arrays), [len(a) for a in arrays.values()]
+    )
+
+
+def _called(found: object) -> str:
+    if isinstance(found, np.ndarray):
+        return f"{found.dtype} {list(found.shape)}"
+    return type(found).__name__

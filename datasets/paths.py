@@ -1,0 +1,17 @@
+"""Where data sets and caches are by default. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_root() -> Path:
+    """The folder of decoded copies: ``$MAML_CACHE``, else ``~/.cache/maml``."""
+    return Path(os.environ.get("MAML_CACHE") or Path.home() / ".cache" / "maml").expanduser()
+
+
+def default_data_root() -> Path:
+    """The folder of data sets by default: ``$MAML_DATA``, else ``~/.cache/maml``; absolute."""
+    root = Path(os.environ.get("MAML_DATA") or Path.home() / ".cache" / "maml")
+    return root.expanduser().absolute()

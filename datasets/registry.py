@@ -1,0 +1,53 @@
+"""Which data sets there are, and what they say of themselves. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets.components import Component, is_theirs, load_theirs, scan
+from datasets.errors import DataError
+
+FLAG = "--data"
+
+
+@dataclass(frozen=True)
+class DataSet(Component):
+    """A data set's facts.
+
+    Attributes:
+        episodes: The function of its module that opens a split's few-shot tasks; None: it has none.
+        examples: The same for ordinary classification; either may be ``module:attribute``.
+        image_shape: (C, H, W) of its images, for those who build a network before, or without,
+            opening it; None if it has none.
+        classifies: Whether its targets are classes; else numbers, which are regressed.
+    """
+
+    episodes: str | None = None
+    examples: str | None = None
+    image_shape: tuple[int, int, int] | None = None
+    classifies: bool = True
+
+
+@functools.cache
+def data_sets() -> dict[str, DataSet]:
+    """The data sets of this folder, by name: a file with facts is all that one needs."""
+    return scan(Path(__file__).parent, "datasets", DataSet)
+
+
+@functools.cache
+def find(name: str) -> DataSet:
+    """A data set's facts; of a user's own ``module:attribute``, which is imported, few are known.
+
+    Raises :class:`DataError`, in one line that names the flag.
+    """
+    if is_theirs(name):
+        opener = load_theirs(FLAG, name)
+        if not callable(opener):
+            raise DataError(f"{FLAG} {name}: is no function open(split)")
+        module, _, attribute = name.partition(":")
+        return DataSet(name, module, attribute, reads=None, episodes=attribute, examples=attribute)
+    if name not in data_sets():
+        raise DataError(f"{FLAG} {name}: unknown; one of {', '.join(data_sets())}")
+    return data_sets()[name]

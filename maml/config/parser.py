@@ -1,0 +1,150 @@
+"""Flags from fields: an argument parser whose mistakes are one line each."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+from maml.config import registry
+from maml.config.fields import FACTS, FLAGS, Config, flag
+from maml.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """Ours for every command: no flag may be shortened, and a mistake is a `UserError`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Parse all of ``args``; an unknown flag is told what it is near to."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            word = next((word for word in unknown if word.startswith("-")), unknown[0])
+            if not word.startswith("-"):
+                self.error(f"unexpected argument {word!r}")
+            near = difflib.get_close_matches(
+                word.partition("=")[0], self._option_string_actions, n=2, cutoff=0.7
+            )
+            hint = f": did you mean {' or '.join(near)}?" if near else "; --help lists all flags"
+            self.error(f"unknown flag {word}{hint}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage."""
+        # As in "argument --ways: …", and "argument --transductive/--no-transductive: …".
+        raise UserError(re.sub(r"^argument ", "", message))
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; a reader that has seen enough of it, as ``head``, may go."""
+        show(self.format_help())
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of every text."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        split = super()._split_lines
+        return [line for part in text.splitlines() for line in split(part, width)]
+
+
+def show(text: str) -> None:
+    """Print ``text`` on standard output, which may be closed before its end."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Else Python tries again when it ends, and complains.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
+    """Add a flag for every field, in groups; one that is not given leaves no value behind."""
+    types = get_type_hints(Config)
+    groups: dict[str, Any] = {}
+    for name in FLAGS:
+        facts = FACTS[name]
+        if facts.group not in groups:
+            groups[facts.group] = parser.add_argument_group(facts.group)
+        text = f"{_readers(name)}{facts.help} (default: {getattr(default, name)})"
+        if facts.names:
+            known = registry.known(name)
+            text += "".join(f"\n  {each.name}: {each.help}" for each in known.values())
+            text += "\n  or module:attribute, for one of your own"
+        options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        if types[name] is not bool:
+            options = {"type": _value_of(types[name]), "metavar": _metavar(name, types[name])}
+        groups[facts.group].add_argument(
+            flag(name),
+            dest=name,
+            default=argparse.SUPPRESS,
+            help=text.replace("%", "%%"),
+            **options,
+        )
+
+
+def _readers(name: str) -> str:
+    """Return, to put before a field's help, the few components that read it."""
+    for kind in registry.KINDS:
+        known = registry.known(kind)
+        readers = [each.name for each in known.values() if name in each.reads]
+        if 0 < len(readers) <= min(2, len(known) - 1):
+            with_value = FACTS[name].read_with
+            return f"{', '.join(readers) if with_value is None else with_value[1]}: "
+    return ""
+
+
+def _metavar(name: str, type_: Any) -> str:
+    if get_origin(type_) is Literal:
+        return "{" + ",".join(get_args(type_)) + "}"
+    if FACTS[name].names:
+        return "NAME"
+    return str(_without_none(type_).__name__).upper()
+
+
+def _without_none(type_: Any) -> Any:
+    return next((each for each in get_args(type_) if each is not type(None)), type_)
+
+
+def _value_of(type_: Any) -> Callable[[str], Any]:
+    """Return what reads a field's value; it raises what the parser says in one line."""
+
+    def read(text: str) -> Any:
+        if get_origin(type_) is Literal:
+            if text not in get_args(type_):
+                choices = ", ".join(map(repr, get_args(type_)))
+                raise argparse.ArgumentTypeError(f"{text!r} is not one of {choices}")
+            return text
+        if type(None) in get_args(type_) and text in ("None", "none"):
+            return None
+        readers: dict[type, Callable[[str], Any]] = {int: whole_number, float: number, str: str}
+        return readers[_without_none(type_)](text)
+
+    return read
+
+
+def whole_number(text: str) -> int:
+    """Read an integer, be it written ``1000`` or ``1e3``."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if float(text).is_integer():
+            return int(float(text))
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+
+
+def number(text: str) -> float:
+    """Read a number; ``nan`` and ``inf`` are refused elsewhere, by name."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

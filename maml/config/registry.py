@@ -1,0 +1,154 @@
+"""Which learners, networks, data sets and strategies there are, and what they say of themselves.
+
+A component's facts are in its own file (`datasets.components`) and are read without importing it.
+A user's own, ``module:attribute``, is imported: it has the facts of the class that it derives from,
+and may read any field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets.registry
+from datasets import components
+from datasets.components import Component, is_theirs, load_theirs, scan
+from datasets.errors import DataError
+from datasets.registry import DataSet
+from maml.errors import UserError
+
+__all__ = [
+    "KINDS", "Component", "DataSet", "LearnerFacts", "NetworkFacts", "StrategyFacts", "calling",
+    "data_set", "find", "has_theirs", "known", "learner", "network", "strategy",
+]  # fmt: skip
+
+MAML = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class LearnerFacts(Component):
+    """A learner's facts.
+
+    Attributes:
+        tasks: What it learns from: few-shot episodes, or mini-batches of labelled examples.
+        adapts_head: Whether it must know which of a network's parameters are the output layer's.
+    """
+
+    tasks: Literal["episodes", "batches"] = "episodes"
+    adapts_head: bool = False
+
+
+@dataclass(frozen=True)
+class NetworkFacts(Component):
+    """A network's facts.
+
+    Attributes:
+        takes: Images, or points of a function; None: whatever comes, as of a user's own.
+        options: What its factory is called with beside image shape, ways and the fields it reads.
+    """
+
+    takes: Literal["images", "points"] | None = "images"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StrategyFacts(Component):
+    """A strategy's facts; it is called with the configuration, the world and the worker."""
+
+
+KINDS: dict[str, type[Component]] = {
+    "learner": LearnerFacts,
+    "network": NetworkFacts,
+    "data": DataSet,
+    "strategy": StrategyFacts,
+}
+"""The fields whose values are components' names."""
+
+_FOLDERS = {"learner": "learners", "network": "networks", "strategy": "strategies"}
+
+
+@functools.cache
+def known(kind: str) -> Mapping[str, Any]:
+    """Return the components of a kind, which is a key of `KINDS`, by name."""
+    if kind == "data":
+        return datasets.registry.data_sets()
+    return scan(MAML / _FOLDERS[kind], f"maml.{_FOLDERS[kind]}", KINDS[kind])
+
+
+@functools.cache
+def find(kind: str, name: str) -> Any:
+    """Return a component's facts.
+
+    Raises:
+        UserError: naming the flag, if there is no such component, or a user's own cannot be used.
+    """
+    if not is_theirs(name):
+        if name not in known(kind):
+            near = difflib.get_close_matches(name, known(kind), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UserError(
+                f"--{kind} {name}: unknown; {hint}There are {', '.join(known(kind))}; "
+                "or module:attribute, for one of your own"
+            )
+        return known(kind)[name]
+    try:
+        if kind == "data":
+            return datasets.registry.find(name)
+        return _theirs(kind, name, load_theirs(f"--{kind}", name))
+    except DataError as error:
+        raise UserError(str(error)) from error
+
+
+def _theirs(kind: str, name: str, loaded: Any) -> Component:
+    """Return the facts of a user's own component: those of the first base class that has some."""
+    module, _, attribute = name.partition(":")
+    of_base = {(other.module, other.attribute): other for other in known(kind).values()}
+    for base in getattr(loaded, "__mro__", ()):
+        found = of_base.get((base.__module__, base.__name__))
+        if found is not None:
+            return dataclasses.replace(
+                found, name=name, module=module, attribute=attribute, reads=None
+            )
+    if kind == "network":
+        return NetworkFacts(name, module, attribute, reads=None, takes=None)
+    return KINDS[kind](name, module, attribute, reads=None)
+
+
+def learner(name: str) -> LearnerFacts:
+    """Return a learner's facts; see `find`."""
+    found: LearnerFacts = find("learner", name)
+    return found
+
+
+def network(name: str) -> NetworkFacts:
+    """Return a network's facts; see `find`."""
+    found: NetworkFacts = find("network", name)
+    return found
+
+
+def data_set(name: str) -> DataSet:
+    """Return a data set's facts; see `find`."""
+    found: DataSet = find("data", name)
+    return found
+
+
+def strategy(name: str) -> StrategyFacts:
+    """Return a strategy's facts; see `find`."""
+    found: StrategyFacts = find("strategy", name)
+    return found
+
+
+def calling(kind: str, component: Component) -> AbstractContextManager[None]:
+    """Turn what a user's own component raises inside into an error of one line."""
+    return components.calling(f"--{kind}", component, passing=UserError)
+
+
+def has_theirs(config: Any) -> bool:
+    """Say whether a configuration names a component of a user's own."""
+    return any(is_theirs(getattr(config, kind)) for kind in KINDS)

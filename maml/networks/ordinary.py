@@ -1,0 +1,118 @@
+"""Ordinary modules, ``x → outputs``, made to serve as networks with explicit batch statistics.
+
+A network here maps ``(x, statistics)`` to ``(outputs, statistics)`` (`maml.networks.conv4`). An
+ordinary module becomes one: its batch normalisations use, and hand out, the statistics of the batch
+at hand, or use those that they are given; they keep no running ones, as nothing may be shared
+between tasks.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from maml.errors import UserError
+from maml.networks.statistics import Statistics
+
+
+def explicit(module: nn.Module, name: str) -> nn.Module:
+    """Return ``module`` as a network; itself, if its ``forward`` takes ``statistics`` already.
+
+    ``name`` is what ``--network`` was given.
+
+    Raises:
+        UserError: if it draws random numbers, or keeps running statistics of another kind.
+    """
+    if "statistics" in inspect.signature(module.forward).parameters:
+        return module
+    for path, layer in module.named_modules():
+        what = f"--network {name}: its {type(layer).__name__} ({path or 'all of it'})"
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise UserError(
+                f"{what} draws random numbers, and everything random has an address "
+                "here; leave it out, or give it p=0"
+            )
+        running = getattr(layer, "track_running_stats", False)
+        if running and not isinstance(layer, _BatchNorm):
+            raise UserError(
+                f"{what} keeps running statistics, which tasks would share; give it "
+                "track_running_stats=False"
+            )
+    return Ordinary(module)
+
+
+class Ordinary(nn.Module):
+    """An ordinary module as a network.
+
+    Attributes:
+        head_prefix: Of the names of the output layer's parameters, if the module says it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.tape = _Tape()
+        self.module = _replaced(module, self.tape)
+        head = getattr(module, "head_prefix", None)
+        self.head_prefix = f"module.{head}" if isinstance(head, str) else None
+
+    def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
+        """Apply the module to ``x [E, …]``."""
+        self.tape.begin(statistics)
+        return self.module(x), tuple(self.tape.used)
+
+
+class _Tape:
+    """The statistics of one forward pass, in order of use."""
+
+    def __init__(self) -> None:
+        self.begin(None)
+
+    def begin(self, given: Statistics | None) -> None:
+        self.given = given
+        self.used: list[tuple[Tensor, Tensor]] = []
+
+    def next(self, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+        if self.given is None:
+            variance, mean = torch.var_mean(x, dim=dims, correction=0)
+        else:
+            mean, variance = self.given[len(self.used)]
+        self.used.append((mean, variance))
+        return mean, variance
+
+    def __getstate__(self) -> dict[str, object]:
+        # What a pass leaves behind may belong to autograd, or to vmap; it is of no use later.
+        return {"given": None, "used": []}
+
+
+class _ExplicitNorm(nn.Module):
+    """Batch normalisation over ``x [E, C, …]`` by the statistics of a tape."""
+
+    def __init__(self, norm: _BatchNorm, tape: _Tape) -> None:
+        super().__init__()
+        self.eps, self.tape = norm.eps, tape
+        # None where the layer has no scale and shift of its own.
+        self.weight, self.bias = norm.weight, norm.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = self.tape.next(x, [d for d in range(x.dim()) if d != 1])
+        # A tensor, not a number: see `maml.networks.statistics.BatchNorm`.
+        scale = torch.rsqrt(variance + variance.new_full((), self.eps))
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale
+        if self.bias is not None:
+            shift = shift + self.bias
+        shape = [-1 if d == 1 else 1 for d in range(x.dim())]
+        return x * scale.view(shape) + shift.view(shape)
+
+
+def _replaced(module: nn.Module, tape: _Tape) -> nn.Module:
+    """Return ``module`` with its batch normalisations, or itself, made explicit."""
+    if isinstance(module, _BatchNorm):
+        return _ExplicitNorm(module, tape)
+    for name, child in module.named_children():
+        setattr(module, name, _replaced(child, tape))
+    return module

@@ -1,0 +1,107 @@
+"""Components own their facts, and fields theirs: nothing is said twice, or of what there is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from datasets.components import scan
+from maml.config import FLAGS, MUST_MATCH, OF_A_HOST, OF_THE_RESULT, Config, registry
+from maml.config.facts import WAY, facts_of
+from maml.config.presets import PRESETS
+from tests.launching import REPO, run
+
+FIELDS = {field.name for field in dataclasses.fields(Config)}
+ALL = [(kind, name) for kind in registry.KINDS for name in registry.known(kind)]
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_facts_are_of_what_there_is(kind: str, name: str) -> None:
+    found = registry.find(kind, name)
+    assert re.fullmatch(r"[A-Za-z0-9].*[a-z0-9)]", found.help)
+    assert set(found.reads) | found.ignores.keys() | found.refuses.keys() <= set(FLAGS)
+    for field, refused in found.refuses.items():
+        assert getattr(PRESETS["maml-glyphs-5way-1shot"], field) not in refused
+    if kind == "data":
+        openers = [opener for opener in (found.episodes, found.examples) if opener]
+        assert openers
+        for opener in openers:
+            module, _, attribute = opener.rpartition(":")
+            assert callable(registry.Component("", module or found.module, attribute).load())
+    else:
+        assert callable(found.load())
+
+
+def test_the_components_are_these() -> None:
+    learners = {"maml", "anil", "metasgd", "imaml", "supervised"}
+    few_shot = {"glyphs", "omniglot", "miniimagenet", "sinusoid"}
+    classified = {"glyphs", "omniglot", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"}
+    assert learners <= registry.known("learner").keys()
+    assert {"conv4", "conv4-pool", "mlp", "lenet", "resnet18"} <= registry.known("network").keys()
+    assert {"auto", "local", "rpc", "allreduce", "param-server"} == registry.known(
+        "strategy"
+    ).keys()
+    data = registry.known("data")
+    assert few_shot <= {name for name in data if data[name].episodes}
+    assert classified <= {name for name in data if data[name].examples}
+
+
+def test_a_component_is_a_file_and_nothing_else(tmp_path: Path) -> None:
+    """Read as text: what the file imports, or does, has no say."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "mine.py").write_text(
+        'import no_such_module\n\nCOMPONENTS = {"mine": {"attribute": "Mine", "help": "of mine"}}\n'
+    )
+    (tmp_path / "other.py").write_text("raise SystemExit\n")
+    found = scan(tmp_path, "some.where", registry.Component)
+    assert list(found) == ["mine"]
+    assert (found["mine"].module, found["mine"].attribute) == ("some.where.inner.mine", "Mine")
+
+
+def test_only_a_component_s_own_file_names_it() -> None:
+    """Beside its file: presets, and documentation. So to add one is to add a file."""
+    names = {"anil", "metasgd", "imaml", "conv4-pool", "lenet", "sinusoid", "svhn", "param-server"}
+    where = [*(REPO / "maml").rglob("*.py"), *(REPO / "datasets").rglob("*.py")]
+    found = {
+        (path.name, name)
+        for path in where
+        if path.name != "presets.py"
+        for name in names
+        if f'"{name}"' in path.read_text()
+    }
+    own = {
+        ("anil.py", "anil"), ("meta_sgd.py", "metasgd"), ("imaml.py", "imaml"),
+        ("conv4.py", "conv4-pool"), ("classifiers.py", "lenet"), ("sinusoid.py", "sinusoid"),
+        ("torchvision_sets.py", "svhn"), ("__init__.py", "param-server"),
+    }  # fmt: skip
+    assert found == own
+
+
+def test_every_field_is_a_flag_of_one_kind() -> None:
+    """What is compared, what result.json tells when it is changed, what may differ by process."""
+    facts = facts_of(Config)
+    of_the_way = [name for name in facts if facts[name].role is WAY]
+    kinds = [*MUST_MATCH, *OF_THE_RESULT, *OF_A_HOST, *of_the_way]
+    assert sorted(kinds) == sorted(FIELDS)
+    assert FIELDS - set(FLAGS) == {"preset", "source", "published"}
+    # Where and how tasks run is no result; what they are is.
+    assert {"strategy", "partition", "kernels", "meta_gradient", "timeout"} <= set(of_the_way)
+    assert {"data_root", "device", "threads", "run_dir", "logger"} <= set(OF_A_HOST)
+    assert {"ps_mode", "iterations", "eval_inner_steps", "test_tasks"} <= set(OF_THE_RESULT)
+
+
+def test_the_registry_needs_no_torch() -> None:
+    code = """
+import json, sys
+from maml.config import registry
+count = sum(len(registry.known(kind)) for kind in registry.KINDS)
+print(json.dumps([count, [m for m in ("torch", "numpy", "tyro") if m in sys.modules]]))
+"""
+    done = run([sys.executable, "-c", code], timeout=60)
+    count, heavy = json.loads(done.stdout)
+    assert count == len(ALL) and heavy == []

@@ -1,0 +1,301 @@
+"""A user's own network, data set and learner, each in a file outside the repository."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from datasets import DataError
+from maml.config.cli import parse
+from maml.config.presets import PRESETS
+from maml.errors import UserError
+from maml.learners import build_learner
+from maml.networks.ordinary import explicit
+from maml.run.directory import read_config
+from maml.trainer import Trainer
+from maml.worker import Worker
+from tests.launching import REPO, run, torchrun
+from tests.runs import last, metrics, result, same
+
+EXAMPLES = REPO / "docs" / "examples"
+THEIRS = [
+    "--network", "my_network:Wide", "--data", "my_data:textures", "--learner", "my_learner:Slower",
+]  # fmt: skip
+SMALL = [
+    "maml-glyphs-5way-1shot", *THEIRS, "--inner-steps", "2", "--eval-inner-steps", "2",
+    "--meta-batch-size", "3", "--iterations", "2", "--eval-every", "0", "--test-tasks", "4",
+    "--log-every", "1", "--logger", "none", "--threads", "1", "--dtype", "float64",
+]  # fmt: skip
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The documented examples in a folder of their own, which is the current one."""
+    for path in EXAMPLES.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    # What a process imports once stays; the copies of all tests are the same.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+@pytest.fixture
+def write(folder: Path) -> Callable[[str], str]:
+    """Write a module of a name that no other test has, and return that."""
+
+    def call(source: str) -> str:
+        name = f"theirs_{next(_numbers)}"
+        (folder / f"{name}.py").write_text(source)
+        return name
+
+    return call
+
+
+def test_the_documented_files_are_short() -> None:
+    for name in ("my_network", "my_data", "my_learner"):
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 25
+
+
+def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
+    """By torchrun in their folder, as in one process; then continued, and evaluated there."""
+    script = [str(REPO / "train_maml.py")]
+    environment = {"MAML_CACHE": str(cache_dir), "PYTHONPATH": str(REPO)}
+    words = [*SMALL, "--strategy", "rpc", "--run-dir", "rpc"]
+    run([*torchrun(2, script), *words], 240, cwd=folder, env=environment)
+    assert Trainer(parse([*SMALL, "--run-dir", "alone"])).run() == 0
+    alone = last(folder / "alone")["model"]
+    for name, tensor in last(folder / "rpc")["model"].items():
+        torch.testing.assert_close(tensor, alone[name], rtol=1e-10, atol=1e-10)
+    written = yaml.safe_load((folder / "rpc" / "config.yaml").read_text())["config"]
+    assert [written["network"], written["data"], written["learner"]] == THEIRS[1::2]
+    assert result(folder / "rpc")["changed"]["network"] == "my_network:Wide"
+    assert Trainer(parse([*SMALL, "--run-dir", "alone", "--iterations", "3"])).run() == 0
+    trained = [row["iteration"] for row in metrics(folder / "alone") if "split" not in row]
+    assert trained == [1, 2, 3]
+    done = run(
+        [sys.executable, "-m", "maml.evaluate", "rpc", "--tasks", "4"],
+        120, cwd=folder, env=environment,
+    )  # fmt: skip
+    row = json.loads((folder / "rpc" / "evaluations.jsonl").read_text())
+    assert row["transductive"] and f"{100 * row['accuracy']:.2f}" in done.stdout
+    assert row["accuracy"] == result(folder / "rpc")["accuracy"]
+
+
+def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where a run is read, in another folder, that is said; it is no matter of versions."""
+    run_dir = tmp_path_factory.mktemp("run")
+    (run_dir / "config.yaml").write_text(yaml.dump({"config": {"network": "not_here:Net"}}))
+    with pytest.raises(UserError) as caught:
+        read_config(run_dir)
+    where = f"there is no module not_here in {folder} or on PYTHONPATH"
+    assert str(caught.value) == f"{run_dir}/config.yaml: --network not_here:Net: {where}"
+
+
+def test_a_learner_has_the_facts_of_its_base(folder: Path, write: Callable[[str], str]) -> None:
+    name = write(
+        "from maml.learners.imaml import IMAML\nfrom maml.learners.supervised import Supervised\n"
+        "class Mine(IMAML):\n    pass\nclass Batches(Supervised):\n    pass\n"
+    )
+    preset = "maml-glyphs-5way-1shot"
+    parse([preset, "--learner", f"{name}:Mine", "--proximal", "0.5", "--cg-steps", "2"])
+    with pytest.raises(UserError, match=r"--meta-gradient reverse: --learner \w+:Mine is implicit"):
+        parse([preset, "--learner", f"{name}:Mine", "--meta-gradient", "reverse"])
+    with pytest.raises(UserError, match=r"--data miniimagenet: --learner \w+:Batches learns from"):
+        parse([preset, "--learner", f"{name}:Batches", "--data", "miniimagenet"])
+    config = parse([preset, "--learner", f"{name}:Batches", "--batch-size", "7", "--ways", "9"])
+    assert build_learner(config).open_tasks("train").tasks(torch.arange(1)).query_x.shape[1] == 7
+
+
+NETWORKS = """
+from torch import nn
+NUMBER = 3
+def wrong(image_shape, ways):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways + 1))
+def mistaken(image_shape, ways):
+    return 1 / 0
+def nothing(image_shape, ways):
+    return 7
+def dropped(image_shape, ways):
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.LazyLinear(ways))
+def headless(image_shape, ways):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways))
+def strangers(split):
+    return {"a": 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("flag", "attribute", "more", "says"),
+    [
+        ("--network", "wrong", [], r"two images became \[2, 6\]; outputs must be \[2, 5\]"),
+        ("--network", "mistaken", [], r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:7\)"),
+        ("--network", "nothing", [], r"returned int, no nn.Module"),
+        ("--network", "dropped", [], r"its Dropout \(1\) draws random numbers"),
+        ("--network", "wrongg", [], r"module \w+ \(.*\.py\) has no wrongg; did you mean wrong\?"),
+        ("--network", "NUMBER", [], r"TypeError: 'int' object is not callable"),
+        ("--learner", "wrong", [], r"is no subclass of maml.learners.Learner"),
+        ("--data", "strangers", [], r"class a of train is int64 \[\]; all must be uint8"),
+        ("--data", "NUMBER", [], r"is no function open\(split\)"),
+        ("--network", "headless", ["--learner", "anil"], r"give its class head_prefix"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    flag: str, attribute: str, more: list[str], says: str, write: Callable[[str], str]
+) -> None:
+    spelled = f"{write(NETWORKS)}:{attribute}"
+    with pytest.raises((UserError, DataError)) as caught:
+        build_learner(parse(["maml-glyphs-5way-1shot", flag, spelled, *more]))
+    message = str(caught.value)
+    assert f"{flag} {spelled}" in message and re.search(says, message), message
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "x = 1\nraise ValueError('not\\ntoday')\n",
+            r"ValueError: not today \(.*theirs_\d+.py:2\)",
+        ),
+        ("def f(:\n", r"SyntaxError: .*theirs_\d+\.py, line 1"),
+        (
+            "import no_such_thing\n",
+            r"ModuleNotFoundError: No module named 'no_such_thing' \(.*1\)",
+        ),
+    ],
+)
+def test_what_their_module_raises(source: str, says: str, write: Callable[[str], str]) -> None:
+    with pytest.raises(UserError, match=rf"^--network theirs_\d+:x: {says}"):
+        parse(["maml-glyphs-5way-1shot", "--network", f"{write(source)}:x"])
+
+
+@pytest.mark.parametrize("spelled", [":x", "x:", "a-b:c", "a:b:c", "no_such_module:x"])
+def test_what_is_no_module(spelled: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=f"^--learner {spelled}: (write|there is no) mod"):
+        parse(["maml-glyphs-5way-1shot", "--learner", spelled])
+
+
+# ---- networks ---------------------------------------------------------------------------------
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6),
+        nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3),
+    ).double()  # fmt: skip
+
+
+def test_an_ordinary_module_s_statistics_are_explicit() -> None:
+    """Those of the batch are torch's in training; given ones, torch's running ones."""
+    support, query = torch.rand(2, 5, 1, 8, 8, dtype=torch.float64)
+    ours, peer = explicit(layers(), "x"), layers()
+    for norm in (peer[1], peer[5]):  # type: ignore[index]
+        norm.momentum = 1.0
+    outputs, used = ours(support)
+    torch.testing.assert_close(outputs, peer(support), rtol=1e-12, atol=1e-12)
+    # Torch keeps the unbiased variance, ours is biased.
+    for norm, examples in ((peer[1], 5 * 36), (peer[5], 5)):  # type: ignore[index]
+        norm.running_var *= (examples - 1) / examples
+    torch.testing.assert_close(ours(query, used)[0], peer.eval()(query), rtol=1e-10, atol=1e-10)
+    assert not list(ours.buffers())
+
+
+def test_every_gradient_of_their_network_is_the_same(folder: Path) -> None:
+    """Reverse, and forward over reverse, batched over tasks: through batch norm and all."""
+    found = []
+    for way in ("reverse", "mixed"):
+        config = parse([*SMALL, "--meta-gradient", way])
+        worker = Worker(config, torch.device("cpu"))
+        params = worker.learner.meta_parameters()
+        found.append(worker.meta_gradient(params, torch.arange(3), worker.learner).gradients)
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][name], rtol=1e-10, atol=1e-12)
+    assert all(float(gradient.abs().max()) > 0 for gradient in found[0].values())
+
+
+# ---- data -------------------------------------------------------------------------------------
+
+DATA = """
+import numpy as np
+from datasets import Examples, ImageClasses
+from datasets.sinusoid import Sinusoid
+def colours(split):
+    return [np.full((6, 8, 10, 3), 20 * label, np.uint8) for label in range(5)]
+def mapped(split, data_root):
+    assert data_root.name == "here"
+    return ImageClasses(np.zeros((9, 6, 8, 8), np.uint8), np.arange(9), rotate=True)
+def waves(split, shots, queries, seed, dtype):
+    return Sinusoid(split=split, shots=shots, queries=queries, seed=seed, dtype=dtype)
+def labelled(split):
+    rows = np.arange(12)
+    return Examples(np.zeros((12, 8, 8), np.uint8), rows, rows % 5)
+def unequal(split):
+    return {"few": np.zeros((2, 8, 8), np.uint8), "many": np.zeros((3, 8, 8), np.uint8)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("attribute", "flags", "shape"),
+    [
+        ("colours", [], (2, 25, 3, 8, 10)),
+        ("colours", ["--learner", "supervised", "--batch-size", "7"], (2, 7, 3, 8, 10)),
+        ("mapped", ["--data-root", "here"], (2, 25, 1, 8, 8)),
+        ("waves", ["--network", "mlp"], (2, 5, 1)),
+        ("labelled", ["--learner", "supervised", "--batch-size", "7"], (2, 7, 1, 8, 8)),
+    ],
+)
+def test_what_a_data_set_may_return(
+    attribute: str, flags: list[str], shape: tuple[int, ...], write: Callable[[str], str]
+) -> None:
+    """Opened once to see its images, for the network; regressed where targets are numbers."""
+    spelled = f"{write(DATA)}:{attribute}"
+    config = parse(["maml-glyphs-5way-1shot", "--data", spelled, "--network", "lenet", *flags])
+    learner = build_learner(config)
+    tasks = learner.open_tasks("train").tasks(torch.arange(2))
+    assert tasks.query_x.shape == shape
+    assert ("accuracy" in learner.metric_names) == (attribute != "waves")
+    outer = learner.outer_gradient(learner.meta_parameters(), tasks)
+    assert outer.losses.isfinite().all()
+    again = learner.open_tasks("train").tasks(torch.arange(2))
+    assert same(tuple(tasks), tuple(again))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "flags", "says"),
+    [
+        ("colours", ["--learner", "supervised", "--ways", "4"], r"has 5 classes; give --ways 5"),
+        ("labelled", [], r"Examples is for --learner supervised alone"),
+        ("mapped", ["--learner", "supervised", "--data-root", "here"], r"for few-shot learners al"),
+        ("waves", [], r"--network lenet takes images, and the data set has none"),
+        ("unequal", ["--ways", "2"], r"class few has 2 images and others have up to 3"),
+    ],
+)
+def test_what_a_data_set_may_not(
+    attribute: str, flags: list[str], says: str, write: Callable[[str], str]
+) -> None:
+    config = parse([
+        "maml-glyphs-5way-1shot", "--data", f"{write(DATA)}:{attribute}", "--network", "lenet",
+        *flags,
+    ])  # fmt: skip
+    with pytest.raises((UserError, DataError), match=says):
+        build_learner(config).open_tasks("train")
+
+
+def test_a_preset_s_learner_gives_way_to_any() -> None:
+    """Flags of a component apply where it is chosen, whatever the preset's own was."""
+    for preset in ("supervised-glyphs-lenet", "imaml-glyphs-5way-1shot", "maml-glyphs-5way-1shot"):
+        config = parse([preset, "--learner", "metasgd", "--shots", "5", "--eval-inner-steps", "1"])
+        assert (config.learner, config.shots) == ("metasgd", 5)
+        assert PRESETS[preset].shots == 1

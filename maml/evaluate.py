@@ -1,6 +1,7 @@
-"""Evaluation: mean and interval over tasks; also ``python -m maml.evaluate RUN_DIR``.
+"""``python -m maml.evaluate RUN_DIR``: how good a run's checkpoints are.
 
     python -m maml.evaluate runs/maml-omniglot-5way-1shot-… --split test --tasks 600
+    python -m maml.evaluate runs/20w5s --iteration best --steps 10 --queries 15
     python -m maml.evaluate runs/20w5s --watch --split validation
 
 It appends to the run directory's ``evaluations.jsonl``; with ``--watch``, a row for every
@@ -16,104 +17,33 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
-
-from maml.config import Config, registry
+from maml.config import Config
 from maml.config.checks import MOST, most_threads
 from maml.config.parser import Parser, number, whole_number
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.learners.objectives import mean_and_ci95
-from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, files
 from maml.run.watch import watch
-from maml.strategies import Strategy
+from maml.scores import evaluate, summary, there_are
 from maml.strategies.local import Local
 from maml.worker import Worker
 
 SPLITS = ("train", "validation", "test")
+ASKED: dict[str, tuple[str, Any, int | None, str]] = {
+    "steps": ("eval_inner_steps", whole_number, 0, "inner steps on the support set"),
+    "shots": ("shots", whole_number, 1, "support examples per class"),
+    "queries": ("eval_queries", whole_number, 1, "query examples per class"),
+    "data": ("data", str, None, "another data set, of images of the same shape"),
+}
+"""What may be asked otherwise than the run's own: flag, field, type, least, help."""
 POLL, PATIENCE = 5.0, 3600.0
 """Seconds between two looks at a run that is watched, and until it is given up."""
-
-
-def there_are(tasks: int, worker: Worker, split: str) -> int:
-    """Return how many of ``tasks`` there are in ``split``: examples run out, episodes do not."""
-    return min(tasks, worker.evaluation(split).one_pass or tasks)
-
-
-def evaluate(
-    strategy: Strategy,
-    meta_params: Params,
-    split: str,
-    tasks: int,
-    *,
-    progress: bool = False,
-    between: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
-    """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
-
-    Where examples run out, it ends: to see them twice would narrow the interval for nothing.
-
-    Returns:
-        ``tasks``, ``split`` and, for every evaluation metric, its mean over tasks and
-        ``<metric>_ci95``, the half-width 1.96·σ/√tasks (Finn et al. 2017, table 1).
-    """
-    config = strategy.config
-    tasks = there_are(tasks, strategy.worker, split)
-    # Rounds small enough to show progress and to answer a stop signal between two.
-    round_size = max(config.task_batch, 4) * strategy.world.size
-    rows = []
-    with tqdm(
-        total=tasks, desc=split, unit="task", disable=not progress, leave=False, mininterval=1
-    ) as bar:
-        for ids in torch.arange(tasks).split(round_size):
-            between()
-            rows.append(strategy.evaluate(meta_params, split, ids))
-            bar.update(len(ids))
-    values = torch.cat(rows)
-    result: dict[str, Any] = {"split": split, "tasks": tasks}
-    for name, column in zip(strategy.worker.evaluation_names, values.T, strict=True):
-        result[name], result[f"{name}_ci95"] = mean_and_ci95(column)
-    return result
-
-
-def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
-    """Say a result in one line, both ways of normalising the queries included."""
-    metric = "accuracy" if "accuracy" in result else "loss"
-    unit, scale = (" %", 100.0) if metric == "accuracy" else ("", 1.0)
-
-    def shown(prefix: str) -> str:
-        mean, ci95 = result[f"{prefix}{metric}"], result[f"{prefix}{metric}_ci95"]
-        interval = "?" if ci95 is None else f"{scale * ci95:.2f}"
-        return f"{scale * mean:.2f} ± {interval}{unit}"
-
-    first, second = ("", "non_transductive_") if transductive else ("non_transductive_", "")
-    names = {"": "transductive", "non_transductive_": "non-transductive"}
-    both = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
-    if metric == "loss":
-        both = shown("")
-    over = f"mean ± 95 % interval over {result['tasks']}"
-    if registry.learner(config.learner).tasks == "batches":
-        five = f"precision@5 {100 * result[first + 'precision@5']:.2f} %"
-        return (
-            f"{result['split']} {metric} {both}, {five}: {over} batches of {config.batch_size} "
-            "examples"
-        )
-    examples = f"{config.ways}-way {config.shots}-shot, {config.eval_queries} queries per class"
-    if metric == "loss":
-        examples = f"{config.shots}-shot, {config.eval_queries} queries"
-    return (
-        f"{result['split']} {metric} {both}: {over} tasks, "
-        f"{examples}, {config.eval_inner_steps} inner steps"
-    )
 
 
 def main(arguments: list[str]) -> int:
@@ -124,7 +54,7 @@ def main(arguments: list[str]) -> int:
         poll, patience = options.poll or POLL, options.patience or PATIENCE
         return watch(options.run_dir, evaluator, poll=poll, patience=patience)
     config = evaluator.config_now()
-    saved = checkpoint.load(checkpoint.last_checkpoint(options.run_dir))
+    saved = checkpoint.load(_chosen(options, config))
     evaluator.build(config)
     evaluator.evaluate(saved)
     return 0
@@ -132,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m maml.evaluate", description="Evaluate a run directory's last checkpoint."
+        prog="python -m maml.evaluate", description="Evaluate a checkpoint of a run directory."
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     parser.add_argument("--split", choices=SPLITS, default="test")
@@ -144,6 +74,15 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         action="store_true",
         help="headline: normalise each query by the support set's statistics alone",
     )
+    parser.add_argument(
+        "--iteration",
+        metavar="N|best",
+        help="the checkpoint after iteration N, or the kept one that validated best "
+        "(default: the last)",
+    )
+    for name, of in ASKED.items():
+        kind, least, what = of[1:]
+        parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
     parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
     parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
     parser.add_argument(
@@ -162,10 +101,14 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         f"(default: {PATIENCE:g})",
     )
     options = parser.parse_args(arguments)
-    if options.tasks < 1:
-        raise UserError(f"--tasks must be at least 1, not {options.tasks}")
-    if options.tasks > MOST:
-        raise UserError(f"--tasks must be at most {MOST}, not {options.tasks}")
+    for name, least in {"tasks": 1, **{name: of[2] for name, of in ASKED.items()}}.items():
+        value = getattr(options, name)
+        if isinstance(value, int) and value < (least or 0):
+            raise UserError(f"--{name} must be at least {least}, not {value}")
+        if isinstance(value, int) and value > MOST:
+            raise UserError(f"--{name} must be at most {MOST}, not {value}")
+    if options.iteration is not None and options.watch:
+        raise UserError("--iteration: --watch evaluates every checkpoint")
     if options.data_root == "":
         raise UserError('--data-root "": empty; was a shell variable not set?')
     for name in ("poll", "patience"):
@@ -177,6 +120,34 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("python -m maml.evaluate runs in one process: start it without torchrun")
     return options
+
+
+def _chosen(options: argparse.Namespace, config: Config) -> Path:
+    """Return the path of the checkpoint of ``--iteration``.
+
+    Raises:
+        UserError: naming the flag, and what there is.
+    """
+    run_dir, wanted = options.run_dir, options.iteration
+    if wanted is None:
+        return checkpoint.last_checkpoint(run_dir)
+    kept = checkpoint.numbered_checkpoints(run_dir)
+    there_are = f"{run_dir} keeps those of {', '.join(map(str, kept)) or 'none'}"
+    if wanted != "best":
+        if not wanted.isdecimal() or int(wanted) not in kept:
+            raise UserError(f"--iteration {wanted}: no checkpoint of it; {there_are}")
+        return kept[int(wanted)]
+    prefix = "" if config.transductive and not options.non_transductive else "non_transductive_"
+    validated: dict[int, float] = {}
+    for row in files.read_rows(run_dir / "metrics.jsonl"):
+        if row.get("split") == "validation" and row["iteration"] in kept:
+            # The best has the greatest accuracy, or the least loss.
+            score = row.get(f"{prefix}accuracy", -row[f"{prefix}loss"])
+            validated[row["iteration"]] = score
+    if not validated:
+        raise UserError(f"--iteration best: no kept checkpoint was validated; {there_are}")
+    best = max(validated, key=lambda iteration: (validated[iteration], iteration))
+    return kept[best]
 
 
 class RunEvaluator:
@@ -200,6 +171,8 @@ class RunEvaluator:
         for name in ("data_root", "device"):
             if getattr(self.options, name) is not None:
                 config = with_values(config, **{name: getattr(self.options, name)})
+        asked = {of[0]: getattr(self.options, name) for name, of in ASKED.items()}
+        config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
         if config.threads is not None and config.threads > most_threads():
             # As many as the run's machine had cores for, perhaps; results do not depend on it.
             config = with_values(config, threads=None)
@@ -209,7 +182,7 @@ class RunEvaluator:
         """Build the worker and open its episodes."""
         world = World(0, 1, 0, 1, launched=False)
         init_process(config, world)
-        worker = Worker(config, choose_device(config, world))
+        worker = Worker(config, choose_device(config, world), trains=False)
         worker.evaluation(self.options.split)
         self.strategy = Local(config, world, worker)
         self.config = config
@@ -237,6 +210,8 @@ class RunEvaluator:
             "transductive": config.transductive and not options.non_transductive,
             "split": options.split,
             "tasks": there_are(options.tasks, self.strategy.worker, options.split),
+            "data": config.data,
+            "shots": config.shots,
             "eval_queries": config.eval_queries,
             "eval_inner_steps": config.eval_inner_steps,
         }

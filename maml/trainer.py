@@ -19,7 +19,6 @@ from tqdm import tqdm
 from maml.config import MUST_MATCH, Config
 from maml.config.presets import changed, with_values
 from maml.errors import UserError
-from maml.evaluate import evaluate, summary
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process
@@ -30,6 +29,7 @@ from maml.run.log import RunLog
 from maml.run.plots import draw_curves
 from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
+from maml.scores import evaluate, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 

@@ -49,9 +49,17 @@ class Worker:
     """
 
     def __init__(
-        self, config: Config, device: torch.device, training: Episodes | None = None
+        self,
+        config: Config,
+        device: torch.device,
+        training: Episodes | None = None,
+        *,
+        trains: bool = True,
     ) -> None:
-        """Build the learner and open the training episodes, unless they are given."""
+        """Build the learner and open the training episodes, unless they are given.
+
+        One that only evaluates (``trains`` is False) has none.
+        """
         self.config = config
         self.device = device
         self.dtype: torch.dtype = getattr(torch, config.dtype)
@@ -65,8 +73,9 @@ class Worker:
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
         )
         # Opened here so that bad data is known before any other worker is waited for.
-        self.training = training or self.learner.open_tasks("train")
-        self._ahead = Prefetch(self.training.tasks)
+        if trains:
+            self.training = training or self.learner.open_tasks("train")
+            self._ahead = Prefetch(self.training.tasks)
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process

@@ -15,21 +15,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from datasets.errors import DataError
 from datasets.tasks import Task
 from maml import evaluate as evaluation
 from maml.config import Config
 from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.evaluate import evaluate, summary
 from maml.learners import build_learner
-from maml.learners.objectives import mean_and_ci95
 from maml.processes.program import run_program
 from maml.processes.world import World
+from maml.scores import evaluate, mean_and_ci95, summary
 from maml.strategies.local import Local
 from maml.worker import Worker
 from tests.launching import run
-from tests.runs import glyphs, last, result, sinusoid, train
+from tests.runs import glyphs, last, metrics, result, sinusoid, train
 
 ALONE = World(0, 1, 0, 1, launched=False)
 
@@ -269,9 +269,27 @@ def test_default_is_600_test_tasks(run_dir: Path, monkeypatch: pytest.MonkeyPatc
     assert asked == [("test", 600)]
 
 
+def test_what_is_asked_otherwise(run_dir: Path, tmp_path: Path) -> None:
+    """Steps, shots and queries of one's own; the checkpoint that validated best, or a given one."""
+    config = glyphs(iterations=3, eval_every=1, checkpoint_every=1)
+    train(config, tmp_path)
+    validated = [row for row in metrics(tmp_path) if row.get("split") == "validation"]
+    best = max(validated, key=lambda row: (row["accuracy"], row["iteration"]))["iteration"]
+    asked = ("--steps", "4", "--shots", "2", "--queries", "3", "--split", "validation")
+    for arguments in (("--iteration", "best"), ("--iteration", "1"), asked):
+        evaluation.main([str(tmp_path), "--tasks", "4", *arguments])
+    found = rows(tmp_path)
+    assert [row["iteration"] for row in found] == [best, 1, 3]
+    assert (found[2]["eval_inner_steps"], found[2]["shots"], found[2]["eval_queries"]) == (4, 2, 3)
+    like = with_values(config, eval_inner_steps=4, shots=2, eval_queries=3)
+    params = last(tmp_path)["model"]
+    expected = evaluate(local(like), params, "validation", 4)
+    assert found[2]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
 def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
     def refusal(*arguments: str) -> str:
-        with pytest.raises(UserError) as caught:
+        with pytest.raises((UserError, DataError)) as caught:
             evaluation.main(list(arguments))
         assert len(str(caught.value).splitlines()) == 1
         return str(caught.value)
@@ -289,6 +307,18 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
     saved.unlink()
     assert str(saved) in refusal(str(run_dir))
     saved.write_bytes(content)
+    for arguments, line in {
+        ("--steps", "-1"): "--steps must be at least 0",
+        ("--queries", "0"): "--queries must be at least 1",
+        ("--shots", "30"): "--shots 30 and --eval-queries 2",
+        ("--iteration", "7"): "--iteration 7: no checkpoint of it",
+        ("--iteration", "best"): "--iteration best: no kept checkpoint was validated",
+        ("--iteration", "2", "--watch"): "--iteration: --watch evaluates every checkpoint",
+        ("--data", "glyfs"): "--data glyfs",
+        ("--dat", "glyphs"): "--dat",
+        ("--data", "miniimagenet"): "--data",
+    }.items():
+        assert line in refusal(str(run_dir), *arguments)
     config = run_dir / "config.yaml"
     for text in ("config: {ways: 5, no_such_field: 1}\n", "a: [1\n", "", "- 1\n", "config: 3\n"):
         config.write_text(text)

@@ -23,6 +23,7 @@ FLOORS = (
     ("learners",),
     ("worker",),
     ("strategies", "run"),
+    ("scores",),
     ("evaluate",),
     ("trainer",),
 )

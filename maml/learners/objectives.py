@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -59,14 +58,3 @@ REGRESSION = Objective(_mean_squared_error, _nothing, ())
 def objective(classifies: bool) -> Objective:
     """Return the objective of data whose targets are classes, or else numbers."""
     return CLASSIFICATION if classifies else REGRESSION
-
-
-def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:
-    """Return the mean of per-task ``values [T]`` and 1.96·σ/√T (σ: sample deviation over tasks).
-
-    One task has no interval: None.
-    """
-    values = values.to(torch.float64)
-    if len(values) < 2:
-        return values.mean().item(), None
-    return values.mean().item(), (1.96 * values.std() / len(values) ** 0.5).item()

@@ -19,12 +19,12 @@ from maml import evaluate as evaluation
 from maml.config import Config
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.evaluate import evaluate
 from maml.processes.world import World
 from maml.run import checkpoint, files
 from maml.run import directory as run_directory
 from maml.run.checkpoint import numbered_checkpoint, numbered_checkpoints
 from maml.run.watch import SETTLE, watch
+from maml.scores import evaluate
 from maml.strategies.local import Local
 from maml.worker import Worker
 from tests.launching import TRAIN, start

@@ -1,0 +1,98 @@
+"""Scores of a strategy's parameters on a split: means and intervals over tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from maml.config import Config, registry
+from maml.params import Params
+from maml.strategies import Strategy
+from maml.worker import Worker
+
+
+def there_are(tasks: int, worker: Worker, split: str) -> int:
+    """Return how many of ``tasks`` there are in ``split``: examples run out, episodes do not."""
+    return min(tasks, worker.evaluation(split).one_pass or tasks)
+
+
+def evaluate(
+    strategy: Strategy,
+    meta_params: Params,
+    split: str,
+    tasks: int,
+    *,
+    progress: bool = False,
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
+
+    Where examples run out, it ends: to see them twice would narrow the interval for nothing.
+
+    Returns:
+        ``tasks``, ``split`` and, for every evaluation metric, its mean over tasks and
+        ``<metric>_ci95``, the half-width 1.96·σ/√tasks (Finn et al. 2017, table 1).
+    """
+    config = strategy.config
+    tasks = there_are(tasks, strategy.worker, split)
+    # Rounds small enough to show progress and to answer a stop signal between two.
+    round_size = max(config.task_batch, 4) * strategy.world.size
+    rows = []
+    with tqdm(
+        total=tasks, desc=split, unit="task", disable=not progress, leave=False, mininterval=1
+    ) as bar:
+        for ids in torch.arange(tasks).split(round_size):
+            between()
+            rows.append(strategy.evaluate(meta_params, split, ids))
+            bar.update(len(ids))
+    values = torch.cat(rows)
+    result: dict[str, Any] = {"split": split, "tasks": tasks}
+    for name, column in zip(strategy.worker.evaluation_names, values.T, strict=True):
+        result[name], result[f"{name}_ci95"] = mean_and_ci95(column)
+    return result
+
+
+def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
+    """Say a result in one line, both ways of normalising the queries included."""
+    metric = "accuracy" if "accuracy" in result else "loss"
+    unit, scale = (" %", 100.0) if metric == "accuracy" else ("", 1.0)
+
+    def shown(prefix: str) -> str:
+        mean, ci95 = result[f"{prefix}{metric}"], result[f"{prefix}{metric}_ci95"]
+        interval = "?" if ci95 is None else f"{scale * ci95:.2f}"
+        return f"{scale * mean:.2f} ± {interval}{unit}"
+
+    first, second = ("", "non_transductive_") if transductive else ("non_transductive_", "")
+    names = {"": "transductive", "non_transductive_": "non-transductive"}
+    both = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
+    if metric == "loss":
+        both = shown("")
+    over = f"mean ± 95 % interval over {result['tasks']}"
+    if registry.learner(config.learner).tasks == "batches":
+        five = f"precision@5 {100 * result[first + 'precision@5']:.2f} %"
+        return (
+            f"{result['split']} {metric} {both}, {five}: {over} batches of {config.batch_size} "
+            "examples"
+        )
+    examples = f"{config.ways}-way {config.shots}-shot, {config.eval_queries} queries per class"
+    if metric == "loss":
+        examples = f"{config.shots}-shot, {config.eval_queries} queries"
+    return (
+        f"{result['split']} {metric} {both}: {over} tasks, "
+        f"{examples}, {config.eval_inner_steps} inner steps"
+    )
+
+
+def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:
+    """Return the mean of per-task ``values [T]`` and 1.96·σ/√T (σ: sample deviation over tasks).
+
+    One task has no interval: None.
+    """
+    values = values.to(torch.float64)
+    if len(values) < 2:
+        return values.mean().item(), None
+    return values.mean().item(), (1.96 * values.std() / len(values) ** 0.5).item()

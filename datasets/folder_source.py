@@ -103,7 +103,8 @@ def _sort_in(entry: os.DirEntry[str], below: str, content: Content) -> None:
         if entry.name not in _NOT_CLASSES:
             content.folders.append(entry.name)
         return
-    ending = os.path.splitext(entry.name)[1].lower()
+    stem, dot, after = entry.name.rpartition(".")
+    ending = (dot + after).lower() if stem else ""
     dangling = entry.is_symlink() and not os.path.exists(entry.path)
     if ending not in endings() or not (entry.is_file() or dangling):
         content.others[shown(ending) or "without an ending"] += 1

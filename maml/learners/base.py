@@ -56,7 +56,9 @@ class Learner(nn.Module, ABC):
             torch.manual_seed(seed_of(config.seed, "initial weights"))
             self.network = build_network(
                 config.network,
-                image_shape=image_shape(config.data),
+                image_shape=image_shape(
+                    config.data, image_size=config.image_size, image_mode=config.image_mode
+                ),
                 ways=config.ways,
                 filters=config.filters,
             )
@@ -80,6 +82,9 @@ class Learner(nn.Module, ABC):
                 data_root=config.data_root,
                 dtype=getattr(torch, config.dtype),
                 omniglot_split=config.omniglot_split,
+                image_size=config.image_size,
+                image_mode=config.image_mode,
+                split_fractions=config.split_fractions,
             )
         except DataError as error:
             if not evaluation:

@@ -44,9 +44,18 @@ class Contents(NamedTuple):
     classifies: bool
 
 
-def image_shape(data: str) -> tuple[int, int, int] | None:
-    """The (C, H, W) of a data set's images, known without opening it; None if it has none."""
-    return find(data).image_shape
+def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
+    """The (C, H, W) of a data set's images, known without opening it; None if it has none.
+
+    ``options``: fields of the configuration; those that it does not read are left out.
+    """
+    known = find(data)
+    if not isinstance(known.image_shape, str):
+        return known.image_shape
+    function = getattr(importlib.import_module(known.module), known.image_shape)
+    of_shape = inspect.signature(function).parameters
+    found: tuple[int, int, int] = function(**{n: v for n, v in options.items() if n in of_shape})
+    return found
 
 
 def contents(data: str, data_root: Path | str | None = None, **request: Any) -> Contents:
@@ -56,14 +65,14 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
     """
     known = find(data)
     if not known.is_theirs:
-        return Contents(known.image_shape, known.classifies)
+        return Contents(image_shape(data, **request), known.classifies)
     found = _call(known, known.attribute, "train", data_root, request)
     if isinstance(found, Episodes):
         with calling(FLAG, known):
             task = found.tasks(torch.arange(1))
         shape, classifies = tuple(task.query_x.shape[2:]), not task.query_y.is_floating_point()
         return Contents((shape[0], shape[1], shape[2]) if len(shape) == 3 else None, classifies)
-    image = found.images.shape[2 if isinstance(found, ImageClasses) else 1 :]
+    image = found.images.shape[1:]
     return Contents((image[2] if len(image) == 3 else 1, image[0], image[1]), classifies=True)
 
 
@@ -97,7 +106,7 @@ def open_episodes(
     if isinstance(found, Episodes):
         return found
     if isinstance(found, _ByClass):
-        found = found.for_episodes(known.name)
+        found = found.for_episodes()
     if not isinstance(found, ImageClasses):
         raise DataError(f"{FLAG} {data}: {_called(found)} is for --learner supervised alone")
     return FewShotImages(**found._asdict(), split=split, **task)  # type: ignore[arg-type]
@@ -152,16 +161,11 @@ class _ByClass(NamedTuple):
     names: list[str]
     sizes: list[int]
 
-    def for_episodes(self, data: str) -> ImageClasses:
-        least, most = min(self.sizes), max(self.sizes)
-        if least < most:
-            name = self.names[self.sizes.index(least)]
-            raise DataError(
-                f"{FLAG} {data}: class {name} has {least} images and others have up to {most}; "
-                "return as many of each"
-            )
-        images = self.images.reshape(len(self.sizes), most, *self.images.shape[1:])
-        return ImageClasses(images, np.arange(len(images), dtype=np.int64), rotate=False)
+    def for_episodes(self) -> ImageClasses:
+        counts = np.array(self.sizes, dtype=np.int64)
+        return ImageClasses(
+            self.images, np.cumsum(counts) - counts, counts, rotate=False, names=self.names
+        )
 
     def for_batches(self, data: str, ways: int) -> Examples:
         classes = len(self.sizes)

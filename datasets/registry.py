@@ -20,13 +20,14 @@ class DataSet(Component):
         episodes: The function of its module that opens a split's few-shot tasks; None: it has none.
         examples: The same for ordinary classification; either may be ``module:attribute``.
         image_shape: (C, H, W) of its images, for those who build a network before, or without,
-            opening it; None if it has none.
+            opening it; None if it has none. Where it depends on the fields that it reads: the
+            function of its module that tells it, called with them.
         classifies: Whether its targets are classes; else numbers, which are regressed.
     """
 
     episodes: str | None = None
     examples: str | None = None
-    image_shape: tuple[int, int, int] | None = None
+    image_shape: tuple[int, int, int] | str | None = None
     classifies: bool = True
 
 

@@ -92,11 +92,22 @@ class Config:
     data: str = _data("glyphs", SAME_RUN, "Data set.", names=True)
     data_root: str = _data(
         default_data_root, HOST,
-        "Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml].",
+        "Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]; folder: of your images, "
+        "as train/CLASS/*, validation/CLASS/* and test/CLASS/*, or CLASS/* alone.",
     )  # fmt: skip
     omniglot_split: Literal["maml", "mamlpp", "vinyals"] = _data(
         "maml", SAME_RUN,
         "Which named split of Omniglot's classes: 1100/100/423, 1150/50/423 or 1028/172/423.",
+    )  # fmt: skip
+    image_size: int = _data(
+        84, SAME_RUN,
+        "Width and height of the images; the shorter side is resized, the longer one cut.",
+        least=1,
+    )  # fmt: skip
+    image_mode: Literal["rgb", "grey"] = _data("rgb", SAME_RUN, "Colour or grey.")
+    split_fractions: str = _data(
+        "0.64,0.16,0.2", SAME_RUN,
+        "Of the classes, for train, validation and test, where they are not divided.",
     )  # fmt: skip
     ways: int = _data(5, SAME_RUN, "Classes a task; supervised: classes in all.", least=1)
     shots: int = _data(1, SAME_RUN, "Support examples per class.", least=1)

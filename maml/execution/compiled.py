@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from datasets.cache import cache_root
+from datasets.paths import cache_root
 from maml.config import Config
 from maml.execution import cuda_graph
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import filelock
 
-from datasets.cache import cache_root
+from datasets.paths import cache_root
 
 SOURCE = Path(__file__).with_name("convnet.cpp")
 # No -ffast-math: a loss that diverged must stay NaN.

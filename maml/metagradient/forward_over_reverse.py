@@ -128,7 +128,7 @@ class _Loop:
             point, taken = began.taken or self._take(step, began.at, began.state, self.second)
             moved = taken.pull_back({name: v[name] for name in taken.weights}, v_state)
             v, v_state = v | moved.weights, moved.state
-            if moved.rates is not None:
+            if problem.rates is not None:
                 of_rates.insert(0, self._of_rates(step, moved.rates))
             # At the first step the tasks meet, at what they share: only their sum is asked.
             first = step == 0
@@ -166,9 +166,11 @@ class _Loop:
         )
         return Outer(gradients, losses, query.outputs)
 
-    def _of_rates(self, step: int, gradients: Params) -> Params:
-        """Return the gradient of a step's rates, each of its own shape."""
+    def _of_rates(self, step: int, gradients: Params | None) -> Params:
+        """Return the gradient of a step's rates, each of its own shape; none where none is asked."""
         assert self.problem.rates is not None
+        if gradients is None:
+            return {}
         rates = self.problem.rates[step]
         found = self.derivatives.leave(gradients) if self.derivatives.whole else gradients
         return {name: found[name].sum_to_size(rate.shape) for name, rate in rates.items()}

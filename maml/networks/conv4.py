@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maml.errors import UserError
 from maml.networks.statistics import BatchNorm, Statistics
 
 COMPONENTS = {
@@ -71,6 +72,11 @@ class Conv4(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = image_shape
+        if pool and min(height, width) >> self.blocks_n == 0:
+            raise UserError(
+                f"--network conv4-pool: its four poolings leave nothing of {height}x{width}; it "
+                "needs images of 16x16 or more (--image-size), --network conv4 does not"
+            )
         self.image_shape = image_shape
         self.pool = pool
         self.filters = filters

@@ -167,7 +167,7 @@ class _Loop:
         return Outer(gradients, losses, query.outputs)
 
     def _of_rates(self, step: int, gradients: Params | None) -> Params:
-        """Return the gradient of a step's rates, each of its own shape; none where none is asked."""
+        """Return the gradient of a step's rates, each of its own shape, if they are learned."""
         assert self.problem.rates is not None
         if gradients is None:
             return {}

@@ -70,10 +70,11 @@ install_with_uv() {
         index=${PIP_INDEX_URL:-$("$VENV/bin/python" -m pip config get global.index-url 2>/dev/null)}
         [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
     fi
+    echo "Installing with $("$uv" --version)"
     # learn2learn on every Python, and our numpy whatever its dependency qpth asks for. uv takes the
-    # setting on the command line only. Bytecode is compiled now, not in the first of many processes.
+    # setting on the command line only.
     sed -E 's/^(learn2learn[^ ]*).*/\1/' requirements.txt |
-        "$uv" pip install --python "$VENV/bin/python" --compile-bytecode --requirements - \
+        "$uv" pip install --python "$VENV/bin/python" --requirements - \
             --overrides <(grep '^numpy' requirements.txt) --config-setting=--build-option=build_ext
 }
 
@@ -84,7 +85,12 @@ install_with_pip() {
 }
 
 install() {
-    install_with_uv "$@" || { echo "uv failed: pip installs, about 3 minutes"; install_with_pip "$@"; } || return
+    echo "Creating $VENV"
+    install_with_uv "$@" || { echo "Installing with pip, about 3 minutes: uv failed"; install_with_pip "$@"; } || return
+    # It works, and what many processes import is compiled to bytecode once (-I: whatever
+    # PYTHONDONTWRITEBYTECODE says). All packages would take four times as long.
+    echo "Importing torch for the first time"
+    "$VENV/bin/python" -I -W ignore -c 'import torch._inductor.compile_fx, torchvision, torchopt, matplotlib.pyplot, wandb, tyro, pytest' || return
     whole_stamp "$(version_of "$VENV/bin/python")" >"$stamp"
 }
 
@@ -117,7 +123,7 @@ make_environment() {
     while kill -0 $installer 2>/dev/null; do
         sleep 1
         if [ $(((SECONDS - began) % 10)) -eq 9 ]; then
-            say "  $((SECONDS - began)) s: $(grep -E '^ *(uv failed|Collecting|Download|Buil|Installing|Resolved|Prepared|Installed)' "$log" | tail -n 1 | cut -c 1-100)"
+            say "  $((SECONDS - began)) s: $(grep -E '^ *(Creating|Collecting|Download|Buil|Installing|Resolved|Prepared|Installed|Importing)' "$log" | tail -n 1 | cut -c 1-100)"
         fi
     done
     trap - EXIT

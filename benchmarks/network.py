@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from maml.config import Config
 from maml.learners import Learner
-from maml.metagradient.inner import Params
 from maml.networks.conv4 import Conv4, ConvBlock
+from maml.params import Params
 
 
 class ConvNet(nn.Module):

@@ -28,7 +28,7 @@ from maml.config.checks import MOST, most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.learners.objectives import mean_and_ci95
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process
 from maml.processes.world import World

@@ -20,7 +20,7 @@ from maml.config import Config
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
 from maml.learners import Learner, OuterGradient, build_learner
-from maml.metagradient.inner import Params
+from maml.params import Params
 
 T = TypeVar("T")
 EVALUATION_PREFIXES = ("", "non_transductive_")
@@ -139,7 +139,7 @@ class Worker:
         rows = []
         for tasks in Prefetch(self.evaluation(split).tasks).tasks(self._batches(ids)):
             tasks = self._on_device(tasks)
-            metrics = torch.func.vmap(learner.evaluate, in_dims=(None, 0))(params, tasks)
+            metrics = learner.evaluate(params, tasks)
             rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)

@@ -14,11 +14,12 @@ from tests.launching import REPO, run
 
 # From the ground up. A room may import from lower floors and from files of its own.
 FLOORS = (
-    ("errors", "seeds"),
+    ("errors", "seeds", "params"),
     ("config",),
-    ("processes", "execution", "networks"),
-    ("metagradient",),
+    ("processes", "execution"),
+    ("networks",),
     ("kernels",),
+    ("metagradient",),
     ("learners",),
     ("worker",),
     ("strategies", "run"),

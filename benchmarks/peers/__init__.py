@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from datasets.tasks import Task
 from maml.learners import Learner
-from maml.metagradient.inner import Params
+from maml.params import Params
 
 Repetition = Callable[[], Params]
 

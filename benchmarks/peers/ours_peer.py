@@ -9,7 +9,7 @@ from benchmarks.peers import Repetition
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.learners import Learner
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.worker import Worker
 
 

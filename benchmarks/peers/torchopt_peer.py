@@ -8,7 +8,7 @@ from benchmarks.network import gradients_of, loss_function, peer_network
 from benchmarks.peers import Repetition
 from datasets.tasks import Task
 from maml.learners import Learner
-from maml.metagradient.inner import Params
+from maml.params import Params
 
 
 def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:

@@ -11,7 +11,7 @@ from benchmarks.network import loss_function, peer_network
 from benchmarks.peers import Repetition
 from datasets.tasks import Task
 from maml.learners import Learner
-from maml.metagradient.inner import Params
+from maml.params import Params
 
 
 def total_loss(learner: Learner) -> tuple[Callable[[Params, Task], Tensor], Params, dict[str, str]]:

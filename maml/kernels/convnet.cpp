@@ -38,6 +38,7 @@ constexpr int kNarrowRows = 8;    // rows at a time where there are fewer vector
 constexpr int kOuterRows = 9;             // the same of an outer product: a kernel row of the first layer at once
 constexpr int kOuterBytes = 32 << 10;     // of its two operands, that fit in the first-level cache together
 constexpr int kTableRows = 256;   // output rows one table covers, at least; more repeat it
+constexpr int kChunkBytes = 256 << 10;  // of the largest map of images that go through all layers together
 constexpr int kBandBytes = 24 << 10;  // of a convolution's output that are at hand in the first-level cache
 
 template <class T> struct Simd {
@@ -170,6 +171,7 @@ struct Layer {
   int h, w, cin, cout, kernel, stride, pad, pool;  // as the caller gives them; h and w are the input's
   int oh, ow, qh, qw;                              // after the convolution, and after the pooling
   bool first, banded;
+  bool passing = false;                            // see `outputs`
   int border, zborder, yborder;                    // zeros around the input, around gz, and around the output
   int band;                                        // rows of a band, at most
   std::vector<Pair> forward, input, weight;        // banded: of a band
@@ -189,7 +191,10 @@ struct Layer {
   int64_t gz_size(int n) const {  // the first layer's is needed for a band only
     return first ? int64_t(band + 1) * ow * cout : int64_t(n) * (oh + 2 * zborder) * gw() * cout;
   }
-  int64_t z_at(int image, int row) const { return (int64_t(image) * oh + row) * ow * cout; }
+  int64_t z_at(const Band& band, int row) const {
+    if (passing && pool) return int64_t(row - band.row) * ow * cout;
+    return (int64_t(band.image) * oh + row) * ow * cout;
+  }
   int64_t y_at(int image, int row) const {
     return ((int64_t(image) * (qh + 2 * yborder) + row + yborder) * yw() + yborder) * cout;
   }
@@ -247,7 +252,7 @@ struct Layer {
 };
 
 struct Plan {
-  std::vector<Layer> layers;
+  std::vector<Layer> layers, passing;  // as the derivatives use them, and as `outputs` does
   int ways, features;
   bool mean;
   double eps;
@@ -266,7 +271,7 @@ void convolve(const Layer& l, int n, std::initializer_list<Factors<T>> sum, T* z
       if (l.banded)
         rows_product<T>({f.x + (int64_t(band.image) * (l.h + 2 * l.border) + band.row * l.stride) * l.wb() * l.cin,
                          l.cin, &Pair::in},
-                        {z + l.z_at(band.image, band.row), l.cout, &Pair::out}, l.forward.data(), band.rows * l.ow,
+                        {z + l.z_at(band, band.row), l.cout, &Pair::out}, l.forward.data(), band.rows * l.ow,
                         f.w, l.cout, l.kernel * l.cin, l.kernel, int64_t(l.wb()) * l.cin, fresh);
       else
         l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
@@ -371,13 +376,15 @@ struct Line { int64_t z, gz, q, y; int windows; };
 template <class F> inline void each_line(const Layer& l, const Band& band, F f) {
   const int C = l.cout;
   if (!l.pool && !l.zborder && !l.yborder) {
-    const int64_t at = l.z_at(band.image, band.row);
+    const int64_t at = l.z_at(band, band.row);
     return f(Line{at, l.gz_at(band, band.row), at, at, band.rows * l.ow});
   }
   const int unit = l.pool ? 2 : 1;
-  for (int row = band.row; row + unit <= band.row + band.rows; row += unit)
-    f(Line{l.z_at(band.image, row), l.gz_at(band, row), (int64_t(band.image) * l.qh + row / unit) * l.qw * C,
-           l.y_at(band.image, row / unit), l.qw});
+  for (int row = band.row; row + unit <= band.row + band.rows; row += unit) {
+    const int64_t y = l.y_at(band.image, row / unit);
+    f(Line{l.z_at(band, row), l.gz_at(band, row),
+           l.passing ? y : (int64_t(band.image) * l.qh + row / unit) * l.qw * C, y, l.qw});
+  }
 }
 
 // Calls f(offset in z, offset in gz) over the pixels of a band that are in no window: those of an odd edge.
@@ -386,7 +393,7 @@ template <class F> inline void each_edge(const Layer& l, const Band& band, F f) 
   const int C = l.cout;
   for (int row = band.row; row < band.row + band.rows; ++row)
     for (int x = row < 2 * l.qh ? 2 * l.qw : 0; x < l.ow; ++x)
-      f(l.z_at(band.image, row) + int64_t(x) * C, l.gz_at(band, row) + int64_t(x) * C);
+      f(l.z_at(band, row) + int64_t(x) * C, l.gz_at(band, row) + int64_t(x) * C);
 }
 
 // Offsets of a window's pixels.
@@ -407,7 +414,9 @@ template <class T, class F> inline void each_norm_block(const Layer& l, F f) {
 
 // Adds a band of z to the statistics, kept in s.mean and, as the sum of squared distances, in s.inv; pools it.
 // `before`: how many pixels were added already (Chan, Golub and LeVeque, 1979).
-template <class T> void observe(const Layer& l, const Band& band, const T* gamma, int64_t before, const Saved<T>& s) {
+// `Keep`: a backward pass will ask which pixel the pooling took.
+template <class T, bool Keep = true>
+void observe(const Layer& l, const Band& band, const T* gamma, int64_t before, const Saved<T>& s) {
   constexpr int lanes = Simd<T>::kLanes;
   const int C = l.cout;
   const int64_t pixels = int64_t(band.rows) * l.ow;
@@ -418,7 +427,7 @@ template <class T> void observe(const Layer& l, const Band& band, const T* gamma
     if (before) {
       for (int j = 0; j < NV; ++j) centre[j] = at(s.mean + c0 + j * lanes), squares[j] = at(s.inv + c0 + j * lanes);
     } else {
-      const T* z = s.z + l.z_at(band.image, band.row) + c0;
+      const T* z = s.z + l.z_at(band, band.row) + c0;
       for (int64_t p = 0; p < pixels; ++p)
         for (int j = 0; j < NV; ++j) centre[j] += at(z + p * C + j * lanes);
       for (int j = 0; j < NV; ++j) centre[j] /= T(pixels);
@@ -446,7 +455,8 @@ template <class T> void observe(const Layer& l, const Band& band, const T* gamma
               u = other > u ? other : u;
             }
             const int64_t q = line.q + int64_t(i) * C + c0 + j * lanes;
-            at(s.zq + q) = sign[j] == 0 ? top : u * sign[j], at(s.index + q) = which;
+            at(s.zq + q) = sign[j] == 0 ? top : u * sign[j];
+            if constexpr (Keep) at(s.index + q) = which;
           }
         }
     });
@@ -491,6 +501,37 @@ template <class T> void activate(const Layer& l, int n, const T* gamma, const T*
             at(s.y + line.y + at0 + j * lanes) = u < 0 ? V<T>{} : u;  // what is not a number stays so
           }
       });
+    });
+  });
+}
+
+// z -> y for a band, by statistics that are known beforehand.
+template <class T>
+void activate_given(const Layer& l, const Band& band, const T* gamma, const T* beta, T eps, const T* given_mean,
+                    const T* given_variance, const T* z, T* y) {
+  constexpr int lanes = Simd<T>::kLanes;
+  const int C = l.cout;
+  each_norm_block<T>(l, [&](auto nv, auto window, int c0) {
+    constexpr int NV = nv(), K = window();
+    const Corners<K> corner(l.ow, C);
+    V<T> mean[NV], scale[NV], shift[NV];
+    for (int j = 0; j < NV; ++j) {
+      const int c = c0 + j * lanes;
+      V<T> inv = at(given_variance + c);
+      for (int k = 0; k < lanes; ++k) inv[k] = T(1) / std::sqrt(inv[k] + eps);
+      mean[j] = at(given_mean + c), scale[j] = inv * at(gamma + c), shift[j] = at(beta + c);
+    }
+    each_line(l, band, [&](const Line& line) {
+      for (int i = 0; i < line.windows; ++i)
+        for (int j = 0; j < NV; ++j) {
+          const T* from = z + line.z + int64_t(i) * (K == 4 ? 2 : 1) * C + c0 + j * lanes;
+          V<T> top = (at(from) - mean[j]) * scale[j] + shift[j];
+          for (int k = 1; k < K; ++k) {
+            const V<T> u = (at(from + corner.of[k]) - mean[j]) * scale[j] + shift[j];
+            top = (u > top) | (u != u) ? u : top;  // what is not a number stays so
+          }
+          at(y + line.y + int64_t(i) * C + c0 + j * lanes) = top < 0 ? V<T>{} : top;
+        }
     });
   });
 }
@@ -929,6 +970,64 @@ void gradient(const Plan& plan, int tasks, int n, const T* images, const int64_t
   }
 }
 
+// The logits alone, by the statistics of the set (which are then written to `used`) or by `given` ones; both are
+// [tasks, layers, 2, C]: mean and biased variance.  Nothing is kept for a backward pass: a map is overwritten by the
+// next but one, a convolution that pools has a band of its output only, and a norm works where its input lies.
+template <class T>
+void outputs(const Plan& plan, int tasks, int n, const T* images, Parameters<const T> params, const T* given,
+             T* logits, T* used) {
+  const int L = int(plan.passing.size()), F = plan.features, ways = plan.ways;
+  const Layer& first = plan.passing[0];
+  int64_t map = first.x_size(1), band_size = 0;  // elements of an image's largest map, and of the largest band
+  for (const Layer& l : plan.passing) {
+    map = std::max(map, l.y_size(1));
+    if (l.pool) band_size = std::max(band_size, int64_t(l.band + 1) * l.ow * l.cout);
+  }
+  // By given statistics images do not know of each other: a few go through all layers while they are in the cache.
+  const int chunk = given ? int(std::clamp<int64_t>(kChunkBytes / (sizeof(T) * map), 1, n)) : n;
+  const int64_t channels = largest(plan, [](const Layer& l) { return l.cout; });
+  arena.reserve(sizeof(T) * (2 * padded<T>(chunk * map) + padded<T>(band_size) + 2 * padded<T>(channels) +
+                             padded<T>(int64_t(chunk) * F)));
+  const auto take = [](int64_t count) { return static_cast<T*>(arena.take(sizeof(T) * count)); };
+  T *one = take(chunk * map), *other = take(chunk * map), *z = take(band_size), *features = take(int64_t(chunk) * F);
+  Saved<T> s{};
+  s.mean = take(channels), s.inv = take(channels);
+
+  for (int b = 0; b < tasks; ++b)
+    each_even(n, chunk, [&](int start, int size) {
+      T *x = one, *y = other;
+      enter_images(first, size, images + (int64_t(b) * n + start) * first.cin * first.h * first.w, x);
+      for (int k = 0; k < L; ++k, std::swap(x, y)) {
+        const Layer& l = plan.passing[k];
+        const T *gamma = params(b, 3 * k + 1), *beta = params(b, 3 * k + 2);
+        const int64_t at_statistics = (int64_t(b) * L + k) * 2 * l.cout;
+        s.y = s.zq = y, s.z = l.pool ? z : y;
+        clear_border(y, size, l.qh, l.qw, l.cout, l.yborder);
+        if (given) {
+          const T* mean = given + at_statistics;
+          convolve<T>(l, size, {{x, params(b, 3 * k)}}, s.z, [&](const Band& band) {
+            activate_given(l, band, gamma, beta, T(plan.eps), mean, mean + l.cout, s.z, y);
+          });
+          continue;
+        }
+        int64_t before = 0;
+        convolve<T>(l, size, {{x, params(b, 3 * k)}}, s.z, [&](const Band& band) {
+          observe<T, false>(l, band, gamma, before, s);
+          before += int64_t(band.rows) * l.ow;
+        });
+        T* mean = used + at_statistics;
+        for (int c = 0; c < l.cout; ++c) mean[c] = s.mean[c], mean[l.cout + c] = s.inv[c] / T(before);
+        activate(l, size, gamma, beta, T(plan.eps), s);
+      }
+      pool_features(plan, size, x, features);
+      const T *hw = params(b, 3 * L), *hb = params(b, 3 * L + 1);
+      for (int i = 0; i < size; ++i)
+        for (int c = 0; c < ways; ++c)
+          logits[(int64_t(b) * n + start + i) * ways + c] =
+              hb[c] + dot(features + int64_t(i) * F, hw + int64_t(c) * F, F);
+    });
+}
+
 // Calls f; returns whether there was memory enough.
 template <class F> int attempt(F f) {
   try {
@@ -1047,6 +1146,8 @@ void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps) 
     l.yborder = 0;
     if (k) plan->layers[k - 1].yborder = l.border;
   }
+  plan->passing = plan->layers;
+  for (Layer& l : plan->passing) l.passing = true;
   const Layer& last = plan->layers.back();
   plan->ways = ways, plan->mean = mean != 0, plan->eps = eps;
   plan->features = plan->mean ? last.cout : last.cout * last.Q();
@@ -1073,6 +1174,13 @@ void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps) 
     return attempt([&] {                                                                                          \
       hessian_vector<T>(*static_cast<const Plan*>(plan), tasks, n, {params, param_strides}, residuals,            \
                         {v, v_strides}, {outs, out_strides});                                                     \
+    });                                                                                                           \
+  }                                                                                                               \
+  int outputs_##suffix(const void* plan, int tasks, int n, const T* images, const T* const* params,               \
+                       const int64_t* param_strides, const T* given, T* logits, T* used) {                        \
+    return attempt([&] {                                                                                          \
+      outputs<T>(*static_cast<const Plan*>(plan), tasks, n, images, {params, param_strides}, given, logits,       \
+                 used);                                                                                           \
     });                                                                                                           \
   }
 

@@ -1,4 +1,4 @@
-"""The compiled `SetLoss` of `maml.networks.conv4.Conv4` with a mean cross-entropy.
+"""The compiled derivatives of a `Conv4` with a mean cross-entropy.
 
 What is compiled is a network's gradient and the product with its Hessian, nothing of a learner:
 the meta-gradient around it is `maml.metagradient`'s for every network. Calls compute in the calling
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from maml.kernels import library
-from maml.metagradient.derivatives import Gradient
-from maml.metagradient.inner import Params
+from maml.kernels.derivatives import Gradient
 from maml.networks.conv4 import Conv4, ConvBlock
+from maml.params import Params
 
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -60,7 +60,7 @@ def _take(like: Tensor, n_tasks: int, size: int) -> Tensor:
 
 
 class ConvNetLoss:
-    """See `maml.metagradient.derivatives.SetLoss`; float32 or float64 on the CPU.
+    """See `maml.kernels.derivatives.Derivatives`; float32 or float64 on the CPU.
 
     Its own coordinates are one tensor `ALL`, in which a convolution is ``[k, k, C, F]``. The biases
     of convolutions are absent: batch norm subtracts them again, and their gradient is zero.
@@ -72,6 +72,7 @@ class ConvNetLoss:
         conv = first.conv
         channels, height, width = network.image_shape
         self._ways = network.head.out_features
+        self._statistics_shape = (len(network.blocks), 2, conv.out_channels)
         self._plan = _plan(
             channels, height, width, conv.out_channels, len(network.blocks),
             conv.kernel_size[0], conv.stride[0], int(conv.padding[0]), network.pool, self._ways,
@@ -84,11 +85,11 @@ class ConvNetLoss:
         self._zeros = {n: w.shape for n, w in weights.items() if n not in self._shapes}
 
     def enter(self, weights: Params) -> Params:
-        """See `SetLoss.enter`."""
+        """See `Derivatives.enter`."""
         return {ALL: torch.cat([_turn(weights[name]).flatten() for name in self._shapes])}
 
     def leave(self, gradients: Params) -> Params:
-        """See `SetLoss.leave`."""
+        """See `Derivatives.leave`."""
         parts = gradients[ALL].split([shape.numel() for shape in self._shapes.values()])
         named = {
             name: _turn_back(part, shape)
@@ -96,8 +97,17 @@ class ConvNetLoss:
         }
         return named | {name: parts[0].new_zeros(shape) for name, shape in self._zeros.items()}
 
+    def places(self, weights: Params) -> list[tuple[slice, Tensor]]:
+        """Return where in `ALL` some of the weights lie, and their values there, flat."""
+        found, end = [], 0
+        for name, shape in self._shapes.items():
+            begin, end = end, end + shape.numel()
+            if name in weights:
+                found.append((slice(begin, end), _turn(weights[name]).flatten()))
+        return found
+
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
-        """See `SetLoss.gradient`; y holds int64 class labels."""
+        """See `Derivatives.gradient`; y holds int64 class labels."""
         n_tasks, n_examples = x.shape[:2]
         x, y = x.contiguous(), y.contiguous()
         at = weights[ALL]
@@ -121,10 +131,41 @@ class ConvNetLoss:
         point = None if residuals is None else _Point(at, residuals, n_examples)
         return Gradient(losses, logits, {ALL: gradients}, point)
 
+    def outputs(
+        self, weights: Params, x: Tensor, statistics: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits ``[B, E, N]``, and the batch norms' statistics ``[B, L, 2, F]``.
+
+        The forward pass alone: no labels, and nothing is kept for a backward pass.
+
+        Args:
+            weights: ``{ALL: [B, P]}``, see `enter`; shared weights are expanded over B (stride 0).
+            x: ``[B, E, C, H, W]``.
+            statistics: Mean and biased variance of each of the L blocks, to be used as they are, as
+                `maml.networks.conv4.Statistics`. None: each set's own, which are returned.
+        """
+        n_tasks, n_examples = x.shape[:2]
+        x, at = x.contiguous(), weights[ALL]
+        logits = x.new_empty(n_tasks, n_examples, self._ways)
+        if statistics is None:
+            used = x.new_empty(n_tasks, *self._statistics_shape)
+        else:
+            used = statistics.contiguous()
+
+        def compute(first: int, last: int) -> None:
+            _function("outputs", x.dtype)(
+                self._plan, last - first, n_examples, _address(x[first:]), *self._table(at[first:]),
+                None if statistics is None else _address(used[first:]), _address(logits[first:]),
+                _address(used[first:]),
+            )  # fmt: skip
+
+        _share_out(compute, n_tasks)
+        return logits, used
+
     def hessian_vector(
         self, point: _Point, vector: Params, *, total: bool, again: bool = False
     ) -> Params:
-        """See `SetLoss.hessian_vector`."""
+        """See `Derivatives.hessian_vector`."""
         at, residuals, n_examples = point
 
         def compute(first: int, last: int) -> Tensor:

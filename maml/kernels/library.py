@@ -104,7 +104,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     for suffix in SUFFIXES:
         # Attributes are kept; library[name] is a function object anew each time.
         getattr(library, f"residual_size_{suffix}").restype = ctypes.c_int64
-        for name in ("gradient", "hessian_vector"):
+        for name in ("gradient", "hessian_vector", "outputs"):
             function = getattr(library, f"{name}_{suffix}")
             function.restype, function.errcheck = ctypes.c_int, _check
     return library

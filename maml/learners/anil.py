@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-
 from maml.learners.maml import MAML
-from maml.metagradient.inner import Params
 
 
 class ANIL(MAML):
     """MAML whose inner loop, in training and at test, adapts the network's output layer alone."""
 
-    def inner_rates(self, meta_params: Params, steps: int) -> list[Params]:
-        """One for the output layer, and none for the body."""
+    def adapts(self, name: str) -> bool:
+        """The output layer's parameters."""
         head = self.network.head_prefix
         assert isinstance(head, str)
-        weights = self.network_weights(meta_params)
-        rates = {n: torch.ones_like(w) for n, w in weights.items() if n.startswith(head)}
-        return [rates] * steps
+        return name.startswith(head)

@@ -1,9 +1,9 @@
-"""The learner: a module of meta-parameters and a pure outer loss of one task."""
+"""The learner: a module of meta-parameters that states one task's inner problem and outer loss."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,23 @@ from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
-from maml.execution import precision
+from maml.errors import UserError
+from maml.kernels.native import NativeDerivatives
 from maml.learners.objectives import objective
-from maml.metagradient.inner import Params
+from maml.metagradient import differentiate, forward_over_reverse, unrolled
+from maml.metagradient.problem import Problem
 from maml.networks import build_network
-from maml.networks.conv4 import Statistics
+from maml.networks.loss import NetworkLoss, apply
+from maml.networks.statistics import Statistics
+from maml.params import Params
 from maml.seeds import seed_of
+
+_GONE = {
+    "outer_loss": "query_loss (and problem, which says which query losses count)",
+    "inner_rates": "problem, with rates",
+    "rates_gradients": "problem, with rates made of meta-parameters",
+}
+"""Methods that learners had once. To override one would do nothing, without a word."""
 
 
 class OuterGradient(NamedTuple):
@@ -35,16 +46,40 @@ class OuterGradient(NamedTuple):
     metrics: dict[str, Tensor]
 
 
+class Predictions(NamedTuple):
+    """What a network answers to the queries of B tasks: ``[B, E, …]`` each.
+
+    Attributes:
+        transductive: Queries are normalised by the statistics of the whole query set, as in MAML's
+            released code.
+        non_transductive: By those of the same network on the support set, so that a query's answer
+            depends on no other query. The same tensor where the network normalises nothing.
+    """
+
+    transductive: Tensor
+    non_transductive: Tensor
+
+
 class Learner(nn.Module, ABC):
     """What learns: its parameters are the meta-parameters, by name.
 
     The network's weights are named ``network.…``; a subclass adds what else it learns. The
     methods take meta-parameters as an argument and read none of their own, so one learner serves
-    any number of workers and steps; batch them over tasks with ``torch.func.vmap``.
+    any number of workers and steps.
+
+    A subclass states its inner problem in `problem`, and may override any of `support_loss`,
+    `query_loss`, `set_loss`, `call_network` and `answers`, all written for *one* task and pure:
+    whatever they are is what is differentiated, and what is evaluated.
 
     Attributes:
-        metric_names: The metrics that `outer_loss` returns, in order.
+        metric_names: The metrics that `metrics` returns, in order.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, instead in _GONE.items():
+            if name in vars(cls):
+                raise TypeError(f"{cls.__name__}.{name}: no learner has it; override {instead}")
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -61,6 +96,59 @@ class Learner(nn.Module, ABC):
                 filters=config.filters,
             )
         self.to(getattr(torch, config.dtype))
+
+    # ---- what a learner states ----------------------------------------------------------------
+
+    @abstractmethod
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """Return the inner problem of every task, and its outer loss.
+
+        Args:
+            meta_params: ``{name: […]}``; the problem's tensors may be any differentiable function
+                of them.
+            steps: Inner-loop steps: ``--inner-steps`` in training, else as many as asked for.
+        """
+
+    def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return the loss that the inner loop descends (a scalar), and outputs.
+
+        Args:
+            params: The network's weights, by its own names, and whatever else `problem` has.
+            task: One task.
+            step: The inner step, from 0.
+        """
+        return self.set_loss(params, task.support_x, task.support_y)
+
+    def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return the outer loss (a scalar) after inner step ``step``, and outputs for `metrics`."""
+        return self.set_loss(params, task.query_x, task.query_y)
+
+    def set_loss(self, params: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of a set, normalised by its own statistics, and its outputs."""
+        outputs, _ = self.call_network(params, x)
+        return self.objective.loss(outputs, y), outputs
+
+    def call_network(
+        self, params: Params, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """Apply the network with ``params`` (names without prefix) to ``x [E, …]``.
+
+        Not for concurrent threads on one learner. Every RPC call works on the learner that came
+        with it.
+        """
+        return apply(self.network, params, x, statistics, precision_=self.config.precision)
+
+    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+        """Return one task's outputs for its queries, by adapted ``params``: see `Predictions`."""
+        transductive, own = self.call_network(params, task.query_x)
+        if not own:  # nothing is normalised, and both are the same
+            return transductive, transductive
+        _, of_support = self.call_network(params, task.support_x)
+        return transductive, self.call_network(params, task.query_x, of_support)[0]
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return ``{name: […]}`` of outputs ``[…, E, …]`` for targets ``y [… E, …]``."""
+        return self.objective.metrics(outputs, y)
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
         """Return the tasks of ``split`` that it learns from, or is evaluated on: few-shot ones.
@@ -87,6 +175,8 @@ class Learner(nn.Module, ABC):
             # The sampler knows its queries, not which flag they came from.
             raise DataError(str(error).replace("--queries", "--eval-queries")) from error
 
+    # ---- what it offers -------------------------------------------------------------------------
+
     def meta_parameters(self) -> Params:
         """Return the learner's own meta-parameters by name (aliases, not copies)."""
         # Not `named_parameters`: in a by-reference clone they are plain tensors.
@@ -97,93 +187,114 @@ class Learner(nn.Module, ABC):
             if tensor is not None
         }
 
-    def call_network(
-        self, weights: Params, x: Tensor, statistics: Statistics | None = None
-    ) -> tuple[Tensor, Statistics]:
-        """Apply the network with ``weights`` (names without prefix) to ``x [E, …]``.
-
-        Not for concurrent threads on one learner: ``functional_call`` swaps the module's tensors
-        while it runs. Every RPC call works on the learner that came with it.
-        """
-        with precision.products(self.config.precision):
-            outputs, used = torch.func.functional_call(self.network, weights, (x, statistics))
-        # What is computed from the outputs, a loss to begin with, is not rounded.
-        return outputs.to(x.dtype), used
-
     def network_weights(self, meta_params: Params) -> Params:
         """Return the network's share of ``meta_params``, with names without prefix."""
-        prefix = "network."
-        return {
-            name[len(prefix) :]: tensor
-            for name, tensor in meta_params.items()
-            if name.startswith(prefix)
-        }
+        return without_prefix(meta_params, "network.")
 
-    def set_loss(self, weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of a set, normalised by its own statistics, and its outputs."""
-        outputs, _ = self.call_network(weights, x)
-        return self.objective.loss(outputs, y), outputs
+    def stated_losses(self) -> dict[str, Any]:
+        """Return the support and the query loss as `Problem` takes them.
 
-    def query_results(self, weights: Params, task: Task) -> dict[str, Tensor]:
-        """Return what `evaluate` returns, of a network with these (adapted) weights.
-
-        Transductive: queries are normalised by the statistics of the whole query set, as in MAML's
-        released code. Non-transductive: by those of the same network on the support set, so that a
-        query's prediction depends on no other query.
+        A loss that nobody has overridden is stated as what it is, the network's own: only that is
+        known to compiled kernels.
         """
-        transductive, own = self.call_network(weights, task.query_x)
-        outputs = {"": transductive, "non_transductive_": transductive}
-        if own:  # else nothing is normalised, and both are the same
-            _, of_support = self.call_network(weights, task.support_x)
-            outputs["non_transductive_"], _ = self.call_network(weights, task.query_x, of_support)
-        results = {}
-        for prefix, found in outputs.items():
-            results[f"{prefix}loss"] = self.objective.loss(found, task.query_y)
-            for name, value in self.objective.metrics(found, task.query_y).items():
-                results[f"{prefix}{name}"] = value
-        return results
+        return {part: self._stated(part) for part in ("support", "query")}
 
-    @abstractmethod
-    def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return one task's outer loss (scalar) and its metrics (scalars, no gradient)."""
+    def _stated(self, part: Any) -> Any:
+        for name in (f"{part}_loss", "set_loss", "call_network"):
+            if getattr(getattr(self, name), "__func__", None) is not getattr(Learner, name):
+                return getattr(self, f"{part}_loss")
+        return NetworkLoss(self.network, part, self.objective.loss, self.config.precision)
 
-    def prepare(self, device: torch.device) -> None:
-        """Do what takes time once, and refuse what cannot work, before a run begins.
-
-        Raises:
-            UserError: naming the flag.
-        """
-
-    def in_torch(self, device: torch.device) -> bool:
-        """Say whether `outer_gradient` is made of torch's operations alone, whatever the values.
-
-        Such a function can be compiled, or captured as a CUDA graph (``--compile``).
-        """
-        return True
-
-    @torch.enable_grad()
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
-        """Differentiate `outer_loss` summed over B tasks; here, by reverse mode through all of it.
+        """Differentiate the outer loss summed over B tasks by the meta-parameters.
 
         Raises:
             RuntimeError: for a meta-parameter that no loss depends on: a mistake, not a zero.
         """
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
-        losses, metrics = torch.func.vmap(self.outer_loss, in_dims=(None, 0))(leaves, tasks)
-        gradients = torch.autograd.grad(losses.sum(), tuple(leaves.values()))
-        return OuterGradient(dict(zip(leaves, gradients, strict=True)), losses.detach(), metrics)
+        found = differentiate.meta_gradient(
+            lambda params: self.problem(params, self.config.inner_steps),
+            meta_params,
+            tasks,
+            self.config.meta_gradient,
+            self._kernels,
+        )
+        metrics = self.metrics(found.outputs, tasks.query_y)
+        return OuterGradient(found.gradients, found.losses, metrics)
 
-    @abstractmethod
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:
-        """Return the network's weights with which one task's queries are answered.
+        """Return all parameters after ``steps`` inner steps on one task, by their own names."""
+        problem = self.problem(meta_params, steps)
+        return problem.params(unrolled.adapt(problem, task), problem.last_step)
 
-        ``steps``: of the inner loop on the support set, for a learner that has one.
-        """
+    @torch.no_grad()
+    def predictions(self, meta_params: Params, tasks: Task, steps: int) -> Predictions:
+        """Adapt to each of B tasks, and answer its queries."""
+        problem = self.problem(meta_params, steps)
+        native = self._native(problem)
+        if native is not None and self._answers_plainly():
+            at = forward_over_reverse.adapt(problem, tasks, native)
+            return Predictions(*native.answers(at, tasks))
 
-    def evaluate(self, meta_params: Params, task: Task) -> dict[str, Tensor]:
-        """Return one task's test metrics after ``eval_inner_steps``: all, transductive and not.
+        def answer(task: Task) -> tuple[Tensor, Tensor]:
+            adapted = problem.params(unrolled.adapt(problem, task), problem.last_step)
+            return self.answers(adapted, task)
+
+        return Predictions(*torch.func.vmap(answer)(tasks))
+
+    @torch.no_grad()
+    def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
+        """Return each task's loss and metrics, ``{name: [B]}``, of its queries' targets ``y``.
 
         Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
         """
-        adapted = self.adapted(meta_params, task, self.config.eval_inner_steps)
-        return self.query_results(adapted, task)
+        results = {}
+        for prefix, outputs in zip(("", "non_transductive_"), predictions, strict=True):
+            results[f"{prefix}loss"] = torch.func.vmap(self.objective.loss)(outputs, y)
+            for name, value in self.metrics(outputs, y).items():
+                results[f"{prefix}{name}"] = value
+        return results
+
+    def evaluate(self, meta_params: Params, tasks: Task) -> dict[str, Tensor]:
+        """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
+        steps = self.config.eval_inner_steps
+        return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
+
+    def prepare(self, device: torch.device) -> None:
+        """Compile the kernels, if they are to serve; refuse what cannot work.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        reason = self.obstacle(device)
+        if self.config.kernels == "native" and reason is not None:
+            raise UserError(f"--kernels native: {reason}")
+
+    def obstacle(self, device: torch.device) -> str | None:
+        """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
+        params = {name: tensor.to(device) for name, tensor in self.meta_parameters().items()}
+        problem = self.problem(params, self.config.inner_steps)
+        return differentiate.obstacle(problem, self.config.meta_gradient, self._kernels)
+
+    def in_torch(self, device: torch.device) -> bool:
+        """Say whether `outer_gradient` is made of torch's operations alone.
+
+        Such a function can be compiled, or captured as a CUDA graph (``--compile``).
+        """
+        return self.obstacle(device) is not None
+
+    @property
+    def _kernels(self) -> differentiate.Kernels:
+        return "torch" if self.config.kernels == "torch" else "auto"
+
+    def _native(self, problem: Problem) -> NativeDerivatives | None:
+        return differentiate.native(problem, self.config.meta_gradient, self._kernels)
+
+    def _answers_plainly(self) -> bool:
+        return getattr(self.answers, "__func__", None) is Learner.answers
+
+
+def without_prefix(params: Params, prefix: str) -> Params:
+    """Return those of ``params`` whose names begin with ``prefix``, without it."""
+    return {
+        name[len(prefix) :]: tensor for name, tensor in params.items() if name.startswith(prefix)
+    }

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import dataclasses
 
-from datasets.tasks import Task
-from maml.learners.base import OuterGradient
 from maml.learners.maml import MAML
-from maml.metagradient import implicit
-from maml.metagradient.derivatives import FunctionLoss
-from maml.metagradient.inner import Params
-from maml.metagradient.rules import make_rule
+from maml.metagradient.problem import Implicit, Problem
+from maml.params import Params
 
 
 class IMAML(MAML):
@@ -21,22 +16,12 @@ class IMAML(MAML):
     test, λ being ``--proximal``.
     """
 
-    def support_loss(self, weights: Params, start: Params, task: Task) -> Tensor:
-        """See `MAML.support_loss`: with the pull of the initial weights."""
-        away = torch.stack([(weights[n] - start[n]).square().sum() for n in weights]).sum()
-        return super().support_loss(weights, start, task) + 0.5 * self.config.proximal * away
-
-    def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
-        """Differentiate implicitly, whatever the way of the inner loop was."""
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """MAML's with the pull, differentiated at its solution."""
         config = self.config
-        outer = implicit.meta_gradient(
-            self._native_loss(tasks.support_x.device) or FunctionLoss(self.set_loss),
-            self.network_weights(meta_params),
-            tasks,
-            rule=make_rule(config.inner_optimizer, self.inner_lr),
-            steps=config.inner_steps,
+        return dataclasses.replace(
+            super().problem(meta_params, steps),
+            order="second",
             proximal=config.proximal,
-            cg_steps=config.cg_steps,
-            cg_damping=config.cg_damping,
+            implicit=Implicit(config.cg_steps, config.cg_damping),
         )
-        return self.named(outer, tasks)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
-import torch
 from torch import nn
 
 from maml.config import Config
+from maml.learners.base import without_prefix
 from maml.learners.maml import MAML
-from maml.metagradient.inner import Params
-
-_PREFIX = "rates."
+from maml.metagradient.problem import Problem
+from maml.params import Params
 
 
 class MetaSGD(MAML):
@@ -21,28 +21,15 @@ class MetaSGD(MAML):
     ``--inner-optimizer``'s updates in place of the gradient. All rates begin at ``--inner-lr``.
     """
 
-    learned_rates = True
-
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.inner_lr = 1.0
         # A tree of the same names, ``rates.…`` for ``network.…``; it is never called.
         self.rates: nn.Module = copy.deepcopy(self.network)
         for rate in self.rates.parameters():
             nn.init.constant_(rate, config.inner_lr)
 
-    def inner_rates(self, meta_params: Params, steps: int) -> list[Params]:
-        """The same meta-parameters at each step."""
-        rates = {
-            name.removeprefix(_PREFIX): tensor
-            for name, tensor in meta_params.items()
-            if name.startswith(_PREFIX)
-        }
-        return [rates] * steps
-
-    def rates_gradients(self, rates: list[Params]) -> Params:
-        """Add the steps up; without one, no loss depends on the rates."""
-        return {
-            f"{_PREFIX}{name}": torch.stack([of_step[name] for of_step in rates]).sum(0)
-            for name in rates[0]
-        }
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """MAML's, with the same learned rates at each step."""
+        rates = without_prefix(meta_params, "rates.")
+        problem = super().problem(meta_params, steps)
+        return dataclasses.replace(problem, lr=1.0, rates=[rates] * steps)

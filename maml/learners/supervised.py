@@ -6,15 +6,14 @@ Whatever trains a meta-learner trains a classifier then: the same strategies, lo
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from datasets import open_batches
 from datasets.batches import Batches
-from datasets.tasks import Task
 from maml.config import Config
 from maml.learners.base import Learner
 from maml.learners.objectives import RANKED_CLASSIFICATION
-from maml.metagradient.inner import Params
+from maml.metagradient.problem import Problem
+from maml.params import Params
 
 
 class Supervised(Learner):
@@ -40,11 +39,7 @@ class Supervised(Learner):
             omniglot_split=config.omniglot_split,
         )
 
-    def outer_loss(self, meta_params: Params, task: Task) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean cross-entropy of the mini-batch, normalised by its own statistics."""
-        loss, outputs = self.set_loss(self.network_weights(meta_params), task.query_x, task.query_y)
-        return loss, self.objective.metrics(outputs.detach(), task.query_y)
-
-    def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:
-        """Return the weights as they are; evaluation has training examples for a support set."""
-        return self.network_weights(meta_params)
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """No inner step: the loss of the query set, by weights that all tasks share."""
+        weights = self.network_weights(meta_params)
+        return Problem(start={}, fixed=weights, **self.stated_losses(), steps=0)

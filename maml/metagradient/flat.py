@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maml.metagradient.inner import Params
+from maml.params import Params
 
 
 class ParamLayout:

@@ -1,106 +1,193 @@
 """The meta-gradient of an inner loop, forward over reverse.
 
 Reverse mode through the inner loop keeps the graphs of all steps. Here the loop's trajectory of
-weights is kept, and the query loss's gradient is pulled back through one step after another,
+weights is kept, and the outer loss's gradient is pulled back through one step after another,
 
-    v ← (∂θ'/∂θ)ᵀ v + H(θ) (∂θ'/∂g)ᵀ v,        θ' = optimizer(θ, g),  g = ∇L_support(θ),
+    v ← (∂φ'/∂φ)ᵀ v + H (∂φ'/∂g)ᵀ v,        φ' = optimizer(φ, g),  g = ∇_φ L_support,
 
-where the product with the Hessian H is the gradient's forward derivative (MixFlow-MG,
-arXiv:2505.00793). It is the same number: only the order of the products differs.
+where the product with H, the derivative of the support loss's gradient by *all* parameters along a
+direction in φ, is a forward derivative (MixFlow-MG, arXiv:2505.00793). It is the same number: only
+the order of the products differs. v is the cotangent of all parameters: of φ, of what stands still
+(whose rows of v only grow), and of a step's own parameters, whose rows are taken out where that
+step began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from datasets.tasks import Task
-from maml.metagradient.derivatives import SetLoss, of_each_task
-from maml.metagradient.inner import Params
-from maml.metagradient.rules import MakeRule, Rule
+from maml.kernels.derivatives import Derivatives, of_each_task
+from maml.metagradient.problem import Outer, Problem, Tensors
+from maml.metagradient.rules import Rule, make_rule
+from maml.params import Params
+
+REMEMBERED_STEPS = 8
+"""Up to here each step's activations are kept for its way back; beyond, they are computed once
+more, and memory grows with the steps by the weights alone."""
 
 
-class Outer(NamedTuple):
-    """Σ gradient ``{name: […]}``, and per task the query loss ``[B]`` and outputs ``[B, E, …]``.
+class _Step(NamedTuple):
+    """What the way back needs of a step: where it began, and what was computed, if remembered."""
 
-    ``rates``: for each step the Σ gradient ``{name: […]}`` of its rates, if they are learned.
-    """
-
-    gradients: Params
-    losses: Tensor
-    outputs: Tensor
-    rates: list[Params]
+    at: Params
+    state: Any
+    taken: tuple[Any, Rule] | None
 
 
 @torch.no_grad()
-def meta_gradient(
-    loss: SetLoss,
-    weights: Params,
-    task: Task,
-    *,
-    rule: MakeRule,
-    steps: int,
-    order: str,
-    remember: bool,
-    rates: Sequence[Params] | None = None,
-) -> Outer:
-    """Differentiate the query loss after ``steps`` steps with respect to the initial weights.
+def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
+    """Differentiate the outer loss of B tasks by the problem's tensors.
 
     Args:
-        loss: The loss of a set, support or query.
-        weights: ``{name: […]}``, shared by all tasks.
-        task: B tasks.
-        rule: The inner optimizer's (`maml.metagradient.rules.make_rule`).
-        steps: Inner-loop steps.
-        order: "second", or "first" to leave the Hessian out.
-        remember: Keep what each step computed for its way back; else only its weights, and
-            compute it once more: memory that grows with the steps by the weights alone.
-        rates: For each step ``{name: […]}``, as `maml.metagradient.inner.adapt` takes them.
+        problem: The problem.
+        tasks: B tasks.
+        derivatives: Of its losses.
     """
-    second = order == "second"
+    return _Loop(problem, tasks, derivatives).differentiate()
 
-    own_rates = [None if rates is None else _of_all(rates[i], weights, loss) for i in range(steps)]
 
-    def take(step: int, at: Params, state: Any, again: bool) -> tuple[Any, Rule]:
-        support = loss.gradient(at, task.support_x, task.support_y, again=again)
-        return support.point, rule(at, support.gradients, state, own_rates[step])
+@torch.no_grad()
+def adapt(problem: Problem, tasks: Any, derivatives: Derivatives) -> Params:
+    """Return all parameters after the inner loop of each task, in the derivatives' coordinates."""
+    return _Loop(problem, tasks, derivatives).forward(keep=False)
 
-    at = of_each_task(loss.enter(weights), len(task.support_x))
-    state: Any = None
-    trajectory: list[Any] = []
-    for step in range(steps):
-        point, taken = take(step, at, state, again=second and remember)
-        trajectory.append((point, taken) if remember else (at, state))
-        at, state = taken.weights, taken.state
-    query = loss.gradient(at, task.query_x, task.query_y, again=False)
 
-    v, v_state = query.gradients, None
-    of_rates: list[Params] = []
-    for step in reversed(range(steps)):
-        kept = trajectory.pop()
-        point, taken = kept if remember else take(step, kept[0], kept[1], again=second)
-        v, v_gradient, scale, v_state, v_rates = taken.pull_back(v, v_state)
-        if v_rates is not None:
-            of_rates.insert(0, loss.leave(v_rates))
-        if second:
-            # At the first step the tasks meet, at the weights they share: only their sum is asked.
+class _Loop:
+    """The inner loops of B tasks."""
+
+    def __init__(self, problem: Problem, tasks: Any, derivatives: Derivatives) -> None:
+        self.problem, self.tasks, self.derivatives = problem, tasks, derivatives
+        learned = any(rate.requires_grad for of in problem.rates or () for rate in of.values())
+        self.rule = make_rule(problem.optimizer, problem.lr, learned_rates=learned)
+        self.rates = [self._own_rates(step) for step in range(problem.steps)]
+        shared = derivatives.enter(problem.params(problem.start, 0))
+        self.start = of_each_task(shared, n_tasks_of(tasks))
+        self.second = problem.order == "second"
+        self.remember = problem.steps <= REMEMBERED_STEPS
+        self.steps: list[_Step] = []
+
+    def _own_rates(self, step: int) -> Params | None:
+        """Return a step's rates in the derivatives' coordinates; None: the updates as they are."""
+        problem, still = self.problem, not (self.problem.fixed or self.problem.step_params)
+        stated = None if problem.rates is None else problem.rates[step]
+        if not self.derivatives.whole:
+            return stated
+        if stated is None and still:
+            return None
+        # One for each element of all parameters; what stands still has zero.
+        params = problem.params(problem.start, step)
+        one = {} if stated is not None else {n: torch.ones_like(t) for n, t in params.items()}
+        rates = {n: t.expand_as(params[n]) for n, t in (stated or one).items()}
+        return self.derivatives.enter(
+            {
+                name: rates[name] if name in problem.start else torch.zeros_like(tensor)
+                for name, tensor in params.items()
+            }
+        )
+
+    def _take(self, step: int, at: Params, state: Any, again: bool) -> tuple[Any, Rule]:
+        support = self.derivatives.gradient("support", at, self.tasks, step, again=again)
+        gradients = support.gradients
+        weights = {name: at[name] for name in gradients}
+        if self.problem.proximal:
+            gradients = {
+                name: torch.add(g, weights[name] - self.start[name], alpha=self.problem.proximal)
+                for name, g in gradients.items()
+            }
+        return support.point, self.rule(weights, gradients, state, self.rates[step])
+
+    def forward(self, *, keep: bool) -> Params:
+        """Take all steps; return all parameters at their end."""
+        at, state = self.start, None
+        for step in range(self.problem.steps):
+            if self.problem.step_params:
+                at = self.derivatives.put(at, self.problem.step_params[step])
+            point, taken = self._take(step, at, state, keep and self.second and self.remember)
+            if keep:
+                self.steps.append(_Step(at, state, (point, taken) if self.remember else None))
+            at, state = at | taken.weights, taken.state
+        return at
+
+    def differentiate(self) -> Outer:
+        """Take all steps, and come back."""
+        problem, derivatives = self.problem, self.derivatives
+        last = problem.last_step
+        at = self.forward(keep=True)
+        query = derivatives.gradient("query", at, self.tasks, last, again=False)
+        weight = problem.query_weight(last)
+        v, losses = _scaled(query.gradients, weight), query.losses
+        losses = losses if weight == 1 else weight * losses
+        v_state: Any = None
+        of_rates: list[Params] = []
+        of_steps: list[Params] = []
+        pulled_to_start: Params = {}
+        for step in reversed(range(problem.steps)):
+            began = self.steps.pop()
+            point, taken = began.taken or self._take(step, began.at, began.state, self.second)
+            moved = taken.pull_back({name: v[name] for name in taken.weights}, v_state)
+            v, v_state = v | moved.weights, moved.state
+            if moved.rates is not None:
+                of_rates.insert(0, self._of_rates(step, moved.rates))
+            # At the first step the tasks meet, at what they share: only their sum is asked.
             first = step == 0
-            tangent = loss.hessian_vector(point, v_gradient, total=first)
-            v = {name: tensor.sum(0) for name, tensor in v.items()} if first else v
-            v = {name: torch.add(v[name], tangent[name], alpha=scale) for name in v}
-    if not (second and steps):
-        v = {name: tensor.sum(0) for name, tensor in v.items()}
-    return Outer(loss.leave(v), query.losses, query.outputs, of_rates)
+            if first:
+                v = {name: tensor.sum(0) for name, tensor in v.items()}
+            if self.second:
+                u, scale = moved.gradients, moved.scale
+                product = derivatives.hessian_vector(point, u, total=first)
+                v = {n: torch.add(t, product[n], alpha=scale) for n, t in v.items()}
+                if problem.proximal:
+                    for name, along in u.items():
+                        pull = (problem.proximal * scale) * along.sum(0)
+                        v[name] = v[name] + (pull if first else problem.proximal * scale * along)
+                        pulled_to_start[name] = pulled_to_start.get(name, 0) - pull
+            if problem.step_params:
+                own, v = self._take_out(step, v, summed=first)
+                of_steps.insert(0, own)
+            if step and problem.query_weight(step - 1):
+                # The query loss after the step before, which reads that step's parameters.
+                weight, before = problem.query_weight(step - 1), began.at
+                if problem.step_params:
+                    before = derivatives.put(before, problem.step_params[step - 1])
+                early = derivatives.gradient("query", before, self.tasks, step - 1, again=False)
+                v = {n: torch.add(t, early.gradients[n], alpha=weight) for n, t in v.items()}
+                losses = losses + weight * early.losses
+        if not problem.steps:
+            v = {name: tensor.sum(0) for name, tensor in v.items()}
+        v = {n: t + pulled_to_start[n] if n in pulled_to_start else t for n, t in v.items()}
+        left = derivatives.leave(v)
+        gradients = Tensors(
+            {name: left[name] for name in problem.start},
+            {name: left[name] for name in problem.fixed},
+            of_rates,
+            of_steps,
+        )
+        return Outer(gradients, losses, query.outputs)
+
+    def _of_rates(self, step: int, gradients: Params) -> Params:
+        """Return the gradient of a step's rates, each of its own shape."""
+        assert self.problem.rates is not None
+        rates = self.problem.rates[step]
+        found = self.derivatives.leave(gradients) if self.derivatives.whole else gradients
+        return {name: found[name].sum_to_size(rate.shape) for name, rate in rates.items()}
+
+    def _take_out(self, step: int, v: Params, *, summed: bool) -> tuple[Params, Params]:
+        """Return Σ over tasks of a step's own parameters' rows of v, and v with zeros there."""
+        total = v if summed else {name: tensor.sum(0) for name, tensor in v.items()}
+        of_step = self.problem.step_params[step]
+        own = {name: self.derivatives.leave(total)[name] for name in of_step}
+        nothing = {name: torch.zeros_like(tensor) for name, tensor in of_step.items()}
+        if summed:
+            return own, v
+        return own, self.derivatives.put(v, nothing)
 
 
-def _of_all(rates: Params, weights: Params, loss: SetLoss) -> Params:
-    """Return rates in the loss's own coordinates, one an element; zero where there is none."""
-    return loss.enter(
-        {
-            name: rates[name].expand_as(weight) if name in rates else torch.zeros_like(weight)
-            for name, weight in weights.items()
-        }
-    )
+def n_tasks_of(tasks: Any) -> int:
+    """Return B of B tasks."""
+    return len(torch.utils._pytree.tree_leaves(tasks)[0])
+
+
+def _scaled(params: Params, by: float) -> Params:
+    return params if by == 1 else {name: by * tensor for name, tensor in params.items()}

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datasets.tasks import Task
-from maml.metagradient.derivatives import SetLoss, of_each_task
-from maml.metagradient.forward_over_reverse import Outer
-from maml.metagradient.inner import Params
-from maml.metagradient.rules import MakeRule
+from maml.kernels.derivatives import Derivatives
+from maml.metagradient.forward_over_reverse import adapt
+from maml.metagradient.problem import Outer, Problem, Tensors
+from maml.params import Params
 
 LEAST_CURVATURE = 0.5
 """Of what (1 + δ) I alone would have along a direction. At a minimum H adds to it; where H takes
@@ -32,61 +31,39 @@ gradient one of rounding, or of chance."""
 
 
 @torch.no_grad()
-def meta_gradient(
-    loss: SetLoss,
-    weights: Params,
-    task: Task,
-    *,
-    rule: MakeRule,
-    steps: int,
-    proximal: float,
-    cg_steps: int,
-    cg_damping: float,
-) -> Outer:
-    """Differentiate the query loss at the inner problem's solution by the initial weights.
+def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
+    """Differentiate the query loss of B tasks at the inner problem's solution.
 
     Args:
-        loss: The loss of a set, support or query.
-        weights: ``{name: […]}``, shared by all tasks.
-        task: B tasks.
-        rule: The inner optimizer's (`maml.metagradient.rules.make_rule`).
-        steps: Inner-loop steps.
-        proximal: λ.
-        cg_steps: Steps of conjugate gradient; with 0, g = ∇L_query(φ).
-        cg_damping: δ of ((1 + δ) I + H/λ) g = ∇L_query(φ): where a loop has not arrived, H may
-            have negative eigenvalues.
+        problem: The problem, whose `Problem.implicit` says how.
+        tasks: B tasks.
+        derivatives: Of its losses.
     """
-    start = of_each_task(loss.enter(weights), len(task.support_x))
-    at, state = start, None
-    for _ in range(steps):
-        gradients = loss.gradient(at, task.support_x, task.support_y, again=False).gradients
-        pulled = {
-            name: torch.add(gradient, at[name] - start[name], alpha=proximal)
-            for name, gradient in gradients.items()
-        }
-        taken = rule(at, pulled, state, None)
-        at, state = taken.weights, taken.state
-    query = loss.gradient(at, task.query_x, task.query_y, again=False)
-
+    assert problem.implicit is not None
+    cg_steps, damping = problem.implicit
+    last = problem.last_step
+    at = adapt(problem, tasks, derivatives)
+    query = derivatives.gradient("query", at, tasks, last, again=False)
     point: Any = None
     if cg_steps:
-        point = loss.gradient(at, task.support_x, task.support_y, again=True).point
+        point = derivatives.gradient("support", at, tasks, last, again=True).point
 
     calls = itertools.count(1)
 
     def product(vector: Params) -> Params:
         # One for each step; the last uses the point up.
         again = next(calls) < cg_steps
-        curved = loss.hessian_vector(point, vector, total=False, again=again)
+        curved = derivatives.hessian_vector(point, vector, total=False, again=again)
         return {
-            name: torch.add((1 + cg_damping) * tensor, curved[name], alpha=1 / proximal)
+            name: torch.add((1 + damping) * tensor, curved[name], alpha=1 / problem.proximal)
             for name, tensor in vector.items()
         }
 
-    least = LEAST_CURVATURE * (1 + cg_damping)
+    least = LEAST_CURVATURE * (1 + damping)
     solution = conjugate_gradient(product, query.gradients, cg_steps, least)
-    summed = {name: tensor.sum(0) for name, tensor in solution.items()}
-    return Outer(loss.leave(summed), query.losses, query.outputs, [])
+    summed = derivatives.leave({name: tensor.sum(0) for name, tensor in solution.items()})
+    gradients = Tensors({name: summed[name] for name in problem.start}, {}, [], [])
+    return Outer(gradients, query.losses, query.outputs)
 
 
 def conjugate_gradient(

@@ -8,7 +8,7 @@ import torch
 
 from maml.config import Config
 from maml.metagradient.flat import ParamLayout
-from maml.metagradient.inner import Params
+from maml.params import Params
 
 
 class OuterOptimizer:

@@ -14,7 +14,8 @@ import torchopt
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from maml.metagradient.inner import OPTIMIZERS, Optimizer, Params
+from maml.metagradient.optimizers import OPTIMIZERS, Optimizer
+from maml.params import Params
 
 
 class PulledBack(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from maml.networks.classifiers import build_classifier
-from maml.networks.conv4 import MLP, Conv4
+from maml.networks.conv4 import Conv4
+from maml.networks.mlp import MLP
 
 
 def build_network(

@@ -16,7 +16,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maml.networks.conv4 import BatchNorm, Statistics
+from maml.networks.statistics import BatchNorm, Statistics
 
 RESNETS: dict[str, tuple[str, list[int]]] = {
     "resnet18": ("BasicBlock", [2, 2, 2, 2]),

@@ -11,42 +11,10 @@ Shape legend: E examples, C channels, H W pixels, N ways.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Statistics: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
-"""(mean [C], biased variance [C]) of every normalisation, in order of use."""
-
-
-class BatchNorm(nn.Module):
-    """Batch normalisation (arXiv:1502.03167) over ``x [E, C, H, W]`` without running statistics."""
-
-    def __init__(self, channels: int, eps: float = 1e-3) -> None:
-        # eps: the default of the layer that MAML's released code uses.
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-
-    def forward(
-        self, x: Tensor, given: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the normalised ``x`` and the (mean, variance) that were used."""
-        # A convolution's result may be bfloat16 (--precision); statistics of it must not be.
-        x = x.to(self.weight.dtype)
-        if given is None:
-            variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
-        else:
-            mean, variance = given
-        # A tensor, not a number: the forward derivative of "+ number" makes a zero on the CPU and
-        # copies it to where x is, which a CUDA graph cannot hold.
-        eps = variance.new_full((), self.eps)
-        scale = self.weight * torch.rsqrt(variance + eps)
-        shift = self.bias - mean * scale
-        return x * scale[:, None, None] + shift[:, None, None], (mean, variance)
+from maml.networks.statistics import BatchNorm, Statistics
 
 
 class ConvBlock(nn.Module):
@@ -90,6 +58,7 @@ class Conv4(nn.Module):
         channels, height, width = image_shape
         self.image_shape = image_shape
         self.pool = pool
+        self.filters = filters
         self.blocks = nn.ModuleList(
             ConvBlock(channels if i == 0 else filters, filters, pool=pool)
             for i in range(self.blocks_n)
@@ -108,22 +77,3 @@ class Conv4(nn.Module):
             x, of_block = block(x, None if statistics is None else statistics[i])
             used.append(of_block)
         return self.head(x.flatten(1) if self.pool else x.mean(dim=(2, 3))), tuple(used)
-
-
-class MLP(nn.Module):
-    """MAML's regression network (arXiv:1703.03400, section 5.1): two hidden layers of 40, ReLU."""
-
-    head_prefix = "layers.2."
-
-    def __init__(self, hidden: int = 40) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            (nn.Linear(1, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 1))
-        )
-        # PyTorch's default initialisation, not the released code's normal with σ = 0.01.
-
-    def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
-        """Map ``[E, 1]`` to ``[E, 1]``; there are no statistics."""
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        return self.layers[-1](x), ()

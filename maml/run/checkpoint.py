@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from maml.errors import UserError
-from maml.metagradient.inner import Params
+from maml.params import Params
 
 FORMAT = 1
 PARTS: dict[str, Callable[[Any], bool]] = {

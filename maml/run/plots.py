@@ -8,7 +8,7 @@ from typing import Any
 
 from datasets.tasks import Task
 from maml.config import Config
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.run.files import write_bytes
 from maml.run.log import Row, read_metrics
 from maml.worker import Worker

@@ -7,7 +7,7 @@ from typing import Any
 
 from maml.config import MUST_MATCH, Config, flag
 from maml.errors import UserError
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.run import checkpoint, directory
 
 

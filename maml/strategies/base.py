@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maml.config import Config
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
 from maml.strategies.agreement import agree

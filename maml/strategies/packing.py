@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from maml.metagradient.flat import ParamLayout
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.worker import Share
 
 

@@ -9,7 +9,7 @@ import torchopt
 from torch import Tensor
 
 from maml.learners import Learner
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.strategies.packing import Packing
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.errors import WorkerLostError, timed_out
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.processes.rpc_world import left_rpc, rpc_world
 from maml.processes.setup import init_process
 from maml.processes.world import World

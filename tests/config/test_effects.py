@@ -14,7 +14,7 @@ import torch
 from maml.config import MUST_MATCH, OF_A_HOST, OF_THE_RESULT, Config
 from maml.config.cli import parse
 from maml.config.presets import with_values
-from maml.metagradient.inner import OPTIMIZERS
+from maml.metagradient.optimizers import OPTIMIZERS
 from maml.run import checkpoint
 from maml.trainer import Trainer
 from tests.datasets import tiny_miniimagenet

@@ -20,7 +20,7 @@ from maml.config.presets import PRESETS, with_values
 from maml.execution import compiled
 from maml.execution.compiled import Compiled, choose, stages
 from maml.learners.base import OuterGradient
-from maml.metagradient.inner import OPTIMIZERS
+from maml.metagradient.optimizers import OPTIMIZERS
 from maml.processes.world import World
 from maml.strategies.rpc import Rpc, chunk_partitioner
 from maml.worker import Worker

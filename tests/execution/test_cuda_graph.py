@@ -14,7 +14,7 @@ from maml.config.presets import with_values
 from maml.execution.compiled import Compiled, choose, stages
 from maml.execution.cuda_graph import Capture
 from maml.learners import build_learner
-from maml.metagradient.inner import OPTIMIZERS
+from maml.metagradient.optimizers import OPTIMIZERS
 from maml.worker import Worker
 from tests.runs import glyphs, name_of, sinusoid
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from maml.config.presets import PRESETS
 from maml.kernels import convnet, library
 from maml.kernels.convnet import ALL, ConvNetLoss
 from maml.learners.objectives import CLASSIFICATION
-from maml.metagradient.derivatives import FunctionLoss
+from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
+from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.launching import run
-from tests.learners.test_meta_gradient import IDS, make_worker
+
+IDS = torch.tensor([3, 11, 12, 40, 7])
+
+
+def make_worker(**changes: object) -> Worker:
+    values = {"dtype": "float64", "task_batch": 3, "inner_steps": 3, "filters": 16, **changes}
+    config = dataclasses.replace(PRESETS["maml-glyphs-5way-1shot"], **values)  # type: ignore[arg-type]
+    return Worker(config, torch.device("cpu"))
 
 
 def random_case(
@@ -39,12 +50,13 @@ def random_case(
     return network, weights, vector, x, torch.randint(ways, (n, examples))
 
 
-def plain(network: Conv4) -> FunctionLoss:
-    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, _ = torch.func.functional_call(network, weights, (x,))
+def plain(network: Conv4) -> FunctionDerivatives:
+    def loss(params: dict[str, Tensor], task: Any, step: int) -> tuple[Tensor, Tensor]:
+        x, y = task
+        outputs, _ = torch.func.functional_call(network, params, (x,))
         return CLASSIFICATION.loss(outputs, y), outputs
 
-    return FunctionLoss(loss)
+    return FunctionDerivatives(Problem(dict(network.named_parameters()), loss, loss))
 
 
 CASES = {
@@ -66,7 +78,7 @@ def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
     if shared:
         weights = {name: w[0].expand(3, *w.shape[1:]) for name, w in weights.items()}
         at = {name: w[0].expand(3, *w.shape[1:]) for name, w in at.items()}
-    expected = reference.gradient(weights, x, y, again=True)
+    expected = reference.gradient("support", weights, (x, y), 0, again=True)
     for total in (False, True):
         found = compiled.gradient(at, x, y, again=True)
         torch.testing.assert_close(found.losses, expected.losses, rtol=1e-12, atol=1e-12)
@@ -75,6 +87,53 @@ def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
         product = compiled.hessian_vector(found.point, direction, total=total)
         wanted = reference.hessian_vector(expected.point, vector, total=total)
         assert_equal(compiled.leave(product) if total else left(compiled, product), wanted)
+
+
+@needs_compiler
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(
+    ("case", "examples"),
+    [
+        *(("omniglot", 1), ("omniglot", 75), ("odd image", 6)),
+        *(("miniimagenet", 1), ("miniimagenet", 7), ("odd pooling", 75)),
+    ],
+)
+def test_outputs_equal_the_network(case: str, examples: int, given: bool) -> None:
+    """By a set's own statistics or by another set's, as an evaluator without transduction does."""
+    image_shape, ways, others, filters, pool = CASES[case]
+    network, weights, _, _, _ = random_case(image_shape, ways, 1, filters, pool, n=2)
+    x, support = (torch.rand(2, e, *image_shape, dtype=torch.float64) for e in (examples, others))
+    compiled = ConvNetLoss(network)
+    at = entered(compiled, weights)
+    statistics = compiled.outputs(at, support)[1] if given else None
+    logits, used = compiled.outputs(at, x, statistics)
+    for i in range(2):
+        own = {name: w[i] for name, w in weights.items()}
+        # The kernels have no biases of convolutions, which shift the means by as much.
+        own |= {name: torch.zeros_like(w) for name, w in own.items() if name.endswith("conv.bias")}
+        known = None if statistics is None else tuple((m, v) for m, v in statistics[i])
+        expected, of_blocks = torch.func.functional_call(network, own, (x[i], known))
+        torch.testing.assert_close(logits[i], expected, rtol=1e-12, atol=1e-12)
+        wanted = torch.stack([torch.stack(pair) for pair in of_blocks])
+        torch.testing.assert_close(used[i], wanted, rtol=1e-12, atol=1e-12)
+
+
+@needs_compiler
+def test_outputs_of_shared_weights_by_several_threads() -> None:
+    """Stride 0 over tasks, and float32."""
+    network, weights, _, x, y = random_case(*CASES["miniimagenet"], n=5)
+    compiled = ConvNetLoss(network)
+    at = {ALL: entered(compiled, weights)[ALL][:1].float().expand(5, -1)}
+    expected = compiled.gradient(at, x.float(), y, again=False).outputs
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        logits, statistics = compiled.outputs(at, x.float())
+        again, _ = compiled.outputs(at, x.float(), statistics)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
 
 
 @needs_compiler
@@ -166,8 +225,8 @@ def test_coordinates_there_and_back() -> None:
 def test_meta_gradient_equals_plain(network: str, steps: int, order: str) -> None:
     """Nine steps are more than are remembered."""
     changes = {"inner_steps": steps, "order": order, "network": network, "inner_lr": 0.05}
-    reverse = make_worker("maml-glyphs-5way-1shot", meta_gradient="reverse", filters=16, **changes)
-    native = make_worker("maml-glyphs-5way-1shot", kernels="native", filters=16, **changes)
+    reverse = make_worker(meta_gradient="reverse", **changes)
+    native = make_worker(kernels="native", **changes)
     params = reverse.learner.meta_parameters()
     expected = reverse.meta_gradient(params, IDS, reverse.learner)
     share = native.meta_gradient(params, IDS, native.learner)
@@ -179,7 +238,7 @@ def test_meta_gradient_equals_plain(network: str, steps: int, order: str) -> Non
 @needs_compiler
 def test_threads_change_nothing() -> None:
     """Tasks computed by several threads at once add up to the same, to rounding."""
-    worker = make_worker("maml-glyphs-5way-1shot", kernels="native", filters=16, task_batch=8)
+    worker = make_worker(kernels="native", task_batch=8)
     params = worker.learner.meta_parameters()
     ids = torch.arange(7)
     before = torch.get_num_threads()

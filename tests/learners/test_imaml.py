@@ -11,11 +11,13 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.config.presets import PRESETS
-from maml.kernels import native_set_loss
+from maml.kernels.convnet import ConvNetLoss
 from maml.metagradient import implicit
-from maml.metagradient.derivatives import FunctionLoss
-from maml.metagradient.inner import OPTIMIZERS, Params, adapt
-from maml.metagradient.rules import make_rule
+from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.problem import Implicit, Outer, Problem
+from maml.metagradient.unrolled import adapt
+from maml.networks.conv4 import Conv4
+from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
 
@@ -54,21 +56,28 @@ def regression(weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (outputs - y).square().mean(), outputs
 
 
+def stated(loss: Any, start: Params, **values: Any) -> Problem:
+    """A pulled problem of a loss of a set."""
+    return Problem(
+        start=start,
+        support=lambda params, task, step: loss(params, task.support_x, task.support_y),
+        query=lambda params, task, step: loss(params, task.query_x, task.query_y),
+        proximal=PROXIMAL,
+        **values,
+    )
+
+
+def solved(problem: Problem, task: Task) -> Outer:
+    return implicit.meta_gradient(problem, task, FunctionDerivatives(problem))
+
+
 @pytest.mark.parametrize("damping", [0.0, 1.0])
 def test_closed_form_of_linear_regression(damping: float) -> None:
     """As many steps of conjugate gradient as unknowns, at the end of a loop that has arrived."""
     task = Task(*(randn(3, *shape, seed=i) for i, shape in enumerate([(6, 4), (6,), (8, 4), (8,)])))
     start = randn(4, seed=9)
-    outer = implicit.meta_gradient(
-        FunctionLoss(regression),
-        {"w": start},
-        task,
-        rule=make_rule("sgd", 0.1),
-        steps=1500,
-        proximal=PROXIMAL,
-        cg_steps=4,
-        cg_damping=damping,
-    )
+    problem = stated(regression, {"w": start}, lr=0.1, steps=1500, implicit=Implicit(4, damping))
+    outer = solved(problem, task)
     expected = torch.zeros_like(start)
     identity = torch.eye(4, dtype=torch.float64)
     for i in range(3):
@@ -81,7 +90,7 @@ def test_closed_form_of_linear_regression(damping: float) -> None:
         assert outer.losses[i].item() == pytest.approx(
             (x_query @ phi - y_query).square().mean().item(), rel=1e-10
         )
-    torch.testing.assert_close(outer.gradients["w"], expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(outer.gradients.start["w"], expected, rtol=1e-10, atol=1e-12)
 
 
 def smooth_network(weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,21 +106,16 @@ def test_the_limit_of_the_unrolled_loop(optimizer: str) -> None:
     start = {"a": randn(4, 5, seed=7), "b": randn(5, seed=8), "c": randn(5, seed=9)}
 
     def query_loss(weights: Params, steps: int, *tensors: Tensor) -> Tensor:
-        x, y, x_query, y_query = tensors
-
-        def inner(at: Params) -> Tensor:
-            away = sum((at[name] - weights[name]).square().sum() for name in at)
-            return smooth_network(at, x, y)[0] + PROXIMAL / 2 * away
-
-        phi = adapt(inner, weights, optimizer=OPTIMIZERS[optimizer](0.15), steps=steps)
-        return smooth_network(phi, x_query, y_query)[0]
+        one = Task(*tensors)
+        problem = stated(smooth_network, weights, optimizer=optimizer, lr=0.15, steps=steps)
+        return smooth_network(adapt(problem, one), one.query_x, one.query_y)[0]
 
     apart = []
     for steps in (1, 500):
-        found = implicit.meta_gradient(
-            FunctionLoss(smooth_network), start, task, rule=make_rule(optimizer, 0.15),
-            steps=steps, proximal=PROXIMAL, cg_steps=60, cg_damping=0.0,
-        )  # fmt: skip
+        problem = stated(
+            smooth_network, start, optimizer=optimizer, lr=0.15, steps=steps, implicit=Implicit(60)
+        )
+        found = solved(problem, task)
         unrolled = [
             torch.func.grad_and_value(query_loss)(start, steps, *(tensor[i] for tensor in task))
             for i in range(3)
@@ -120,7 +124,7 @@ def test_the_limit_of_the_unrolled_loop(optimizer: str) -> None:
             found.losses, torch.stack([loss for _, loss in unrolled]), rtol=1e-12, atol=1e-12
         )
         expected = {name: sum(gradients[name] for gradients, _ in unrolled) for name in start}
-        apart.append(distance(found.gradients, expected))
+        apart.append(distance(found.gradients.start, expected))
     assert apart[0] > 1e-2
     assert apart[1] < 1e-9
 
@@ -149,10 +153,9 @@ def test_kernels_find_the_same(network: str) -> None:
 @needs_compiler
 def test_a_point_of_the_kernels_can_be_asked_again() -> None:
     worker = make_worker("maml-glyphs-5way-1shot")
-    loss = native_set_loss(
-        dataclasses.replace(worker.config, kernels="native"), worker.learner.network, "cpu"
-    )
-    assert loss is not None
+    network = worker.learner.network
+    assert isinstance(network, Conv4)
+    loss = ConvNetLoss(network)
     task = worker.training.tasks(IDS)
     own = loss.enter(worker.learner.network_weights(worker.learner.meta_parameters()))
     at = {name: tensor.detach().expand(len(IDS), *tensor.shape) for name, tensor in own.items()}

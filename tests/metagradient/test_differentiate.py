@@ -6,14 +6,17 @@ import dataclasses
 
 import pytest
 import torch
-import torchopt
 from torch import Tensor
 
+from datasets.tasks import Task
 from maml.config import Config
 from maml.config.presets import PRESETS
-from maml.metagradient.inner import OPTIMIZERS, adapt
+from maml.metagradient.optimizers import OPTIMIZERS
+from maml.metagradient.problem import Problem
+from maml.metagradient.unrolled import adapt, outer_loss
+from maml.params import Params
 from maml.worker import Worker
-from tests.learners.peer import MAML, LogitsOnly, accumulate_gradients
+from tests.metagradient.peer import MAML, LogitsOnly, accumulate_gradients
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
@@ -37,15 +40,18 @@ def test_closed_form_of_linear_regression(steps: int, order: str) -> None:
     )
     rate = 0.05
 
-    def outer(params: dict[str, Tensor]) -> Tensor:
-        adapted = adapt(
-            lambda p: ((x @ p["w"] - y) ** 2).mean(),
-            params,
-            optimizer=torchopt.sgd(rate),
-            steps=steps,
-            order=order,
-        )
-        return ((x_query @ adapted["w"] - y_query) ** 2).mean()
+    def support(params: Params, task: None, step: int) -> tuple[Tensor, Tensor]:
+        error = x @ params["w"] - y
+        return (error**2).mean(), error
+
+    def query(params: Params, task: None, step: int) -> tuple[Tensor, Tensor]:
+        error = x_query @ params["w"] - y_query
+        return (error**2).mean(), error
+
+    def outer(params: Params) -> Tensor:
+        return outer_loss(Problem(params, support, query, lr=rate, steps=steps, order=order), None)[
+            0
+        ]
 
     gradient = torch.func.grad(outer)({"w": w})["w"]
 
@@ -133,13 +139,12 @@ def test_every_inner_optimizer_lowers_the_support_loss(name: str) -> None:
     worker = make_worker("maml-sinusoid-10shot")
     learner, task = worker.learner, worker.training.tasks(IDS[:1])
 
-    def support_loss(weights: dict[str, Tensor]) -> Tensor:
-        outputs, _ = learner.call_network(weights, task.support_x[0])
-        return learner.objective.loss(outputs, task.support_y[0])
-
-    weights = learner.network_weights(learner.meta_parameters())
-    adapted = adapt(support_loss, weights, optimizer=OPTIMIZERS[name](0.01), steps=10)
-    assert support_loss(adapted) < support_loss(weights)
+    one = Task(*(tensor[0] for tensor in task))
+    problem = learner.problem(learner.meta_parameters(), 10)
+    problem = dataclasses.replace(problem, optimizer=name, lr=0.01)
+    before, _ = problem.support(problem.start, one, 0)
+    after, _ = problem.support(adapt(problem, one), one, 0)
+    assert after < before
 
 
 def test_every_inner_optimizer_equals_torch() -> None:
@@ -153,13 +158,13 @@ def test_every_inner_optimizer_equals_torch() -> None:
     }
     start = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     target = torch.tensor([0.3, 0.1, -0.7], dtype=torch.float64)
+
+    def loss(params: Params, task: None, step: int) -> tuple[Tensor, Tensor]:
+        return ((params["w"] - target) ** 3).abs().sum(), params["w"]
+
     for name, (peer, options) in peers.items():
-        adapted = adapt(
-            lambda p: ((p["w"] - target) ** 3).abs().sum(),
-            {"w": start},
-            optimizer=OPTIMIZERS[name](0.05),
-            steps=3,
-        )["w"]
+        problem = Problem({"w": start}, loss, loss, optimizer=name, lr=0.05, steps=3)
+        adapted = adapt(problem, None)["w"]
         w = start.clone().requires_grad_()
         optimizer = peer([w], lr=0.05, **options)  # type: ignore[arg-type]
         for _ in range(3):

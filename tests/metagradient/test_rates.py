@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.config.presets import PRESETS
-from maml.metagradient.inner import OPTIMIZERS, Params
+from maml.metagradient.optimizers import OPTIMIZERS
+from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
-from tests.learners.peer import LogitsOnly, MetaSGD, accumulate_gradients
+from tests.metagradient.peer import LogitsOnly, MetaSGD, accumulate_gradients
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 LEARNERS = ("anil", "metasgd")

@@ -22,7 +22,7 @@ import maml.strategies.rpc as rpc_module
 from maml.config import Config
 from maml.config.presets import PRESETS
 from maml.errors import WorkerLostError
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.processes.program import run_program
 from maml.processes.world import World
 from maml.strategies.local import Local

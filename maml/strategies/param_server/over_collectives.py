@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.errors import UserError
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.collective import Collective
 from maml.worker import Share, Worker

@@ -25,7 +25,7 @@ from torch.futures import Future
 from datasets.errors import DataError
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.processes.goodbye import GOODBYE
 from maml.processes.rpc_world import rpc_world
 from maml.processes.setup import init_process

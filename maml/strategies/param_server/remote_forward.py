@@ -20,7 +20,7 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.metagradient.inner import Params
+from maml.params import Params
 from maml.strategies.outer_loss import OuterLoss
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox

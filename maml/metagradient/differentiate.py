@@ -1,0 +1,110 @@
+"""The one place that differentiates an inner problem, whichever way.
+
+Every way gives the same number: reverse mode through the loop, forward over reverse with
+derivatives by ``torch.func`` or compiled ones, and, for a problem that asks for it, the implicit
+gradient at its solution. Compiled kernels are chosen by the losses that the problem states: they
+serve the network's plain cross-entropy, and nothing else can meet them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from maml import kernels
+from maml.kernels.native import NativeDerivatives
+from maml.metagradient import forward_over_reverse, implicit, unrolled
+from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.problem import Outer, Problem
+from maml.params import Params
+
+Way: TypeAlias = Literal["auto", "reverse", "mixed"]
+"""auto: forward over reverse with kernels, reverse without; mixed: forward over reverse."""
+Kernels: TypeAlias = Literal["auto", "torch"]
+"""auto: compiled derivatives where they serve; torch: none."""
+
+
+class OuterGradient(NamedTuple):
+    """The outer loss of B tasks, differentiated by the meta-parameters.
+
+    Attributes:
+        gradients: Σ over tasks, ``{name: […]}``, of every meta-parameter.
+        losses: ``[B]``.
+        outputs: ``[B, …]``, the query loss's outputs after the last step.
+    """
+
+    gradients: Params
+    losses: Tensor
+    outputs: Tensor
+
+
+def native(
+    problem: Problem, way: Way = "auto", allowed: Kernels = "auto"
+) -> NativeDerivatives | None:
+    """Return the compiled derivatives that serve ``problem``, or None."""
+    if obstacle(problem, way, allowed) is not None:
+        return None
+    return kernels.derivatives_of(problem.support, problem.query)
+
+
+def obstacle(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> str | None:
+    """Say why compiled kernels do not serve ``problem``; None: they do."""
+    if allowed == "torch":
+        return "--kernels torch was asked for"
+    if way == "reverse" and problem.implicit is None:
+        return "they serve --meta-gradient mixed, not reverse"
+    return kernels.obstacle(problem.support, problem.query, problem.params(problem.start, 0))
+
+
+def differentiate(
+    problem: Problem, tasks: Any, way: Way = "auto", allowed: Kernels = "auto"
+) -> Outer:
+    """Differentiate the outer loss of B tasks by the problem's tensors.
+
+    Args:
+        problem: The problem.
+        tasks: A `datasets.tasks.Task` of B tasks, or any nest of tensors with that leading
+            dimension.
+        way: How; no result depends on it beyond rounding.
+        allowed: Which kernels may serve.
+    """
+    derivatives = native(problem, way, allowed)
+    if problem.implicit is not None:
+        return implicit.meta_gradient(problem, tasks, derivatives or FunctionDerivatives(problem))
+    if derivatives is None and way != "mixed":
+        return unrolled.meta_gradient(problem, tasks)
+    return forward_over_reverse.meta_gradient(
+        problem, tasks, derivatives or FunctionDerivatives(problem)
+    )
+
+
+@torch.enable_grad()
+def meta_gradient(
+    state: Callable[[Params], Problem],
+    meta_params: Params,
+    tasks: Any,
+    way: Way = "auto",
+    allowed: Kernels = "auto",
+) -> OuterGradient:
+    """Differentiate the outer loss summed over B tasks by meta-parameters.
+
+    Args:
+        state: What states the problem, given meta-parameters; it may compute the problem's tensors
+            from them by any differentiable function.
+        meta_params: ``{name: […]}``; not changed.
+        tasks: As in `differentiate`.
+        way: As in `differentiate`.
+        allowed: As in `differentiate`.
+
+    Raises:
+        RuntimeError: for a meta-parameter that no tensor of the problem depends on: a mistake, not
+            a zero.
+    """
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
+    problem = state(leaves)
+    outer = differentiate(problem, tasks, way, allowed)
+    gradients = problem.tensors().pull_back(outer.gradients, leaves)
+    return OuterGradient(gradients, outer.losses, outer.outputs)

@@ -1,0 +1,86 @@
+"""`Derivatives` of any losses, by ``torch.func``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maml.kernels.derivatives import Gradient, Part, of_each_task
+from maml.metagradient.problem import Problem
+from maml.params import Params
+
+
+class FunctionDerivatives:
+    """See `maml.kernels.derivatives.Derivatives`: its coordinates are the problem's own names."""
+
+    whole = False
+
+    def __init__(self, problem: Problem) -> None:
+        self._losses = {"support": problem.support, "query": problem.query}
+        self._moving = tuple(problem.start)
+
+    def enter(self, params: Params) -> Params:
+        """See `Derivatives.enter`."""
+        return params
+
+    def leave(self, gradients: Params) -> Params:
+        """See `Derivatives.leave`."""
+        return gradients
+
+    def put(self, at: Params, params: Params) -> Params:
+        """See `Derivatives.put`."""
+        n_tasks = len(next(iter(at.values())))
+        return at | of_each_task(params, n_tasks)
+
+    def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
+        """See `Derivatives.gradient`."""
+        names = self._moving if part == "support" else tuple(at)
+        moving, fixed = _divided(at, names)
+        (moving, of_moving), (fixed, of_fixed) = _shared(moving), _shared(fixed)
+
+        def one(moving: Params, fixed: Params, task: Any) -> Any:
+            def loss(moving: Params) -> tuple[Tensor, Tensor]:
+                return self._losses[part](fixed | moving, task, step)
+
+            return torch.func.grad_and_value(loss, has_aux=True)(moving)
+
+        gradients, (losses, outputs) = torch.func.vmap(one, in_dims=(of_moving, of_fixed, 0))(
+            moving, fixed, tasks
+        )
+        point = (part, step, moving, of_moving, fixed, of_fixed, tasks) if again else None
+        return Gradient(losses, outputs, gradients, point)
+
+    def hessian_vector(
+        self, point: Any, vector: Params, *, total: bool, again: bool = False
+    ) -> Params:
+        """See `Derivatives.hessian_vector`."""
+        part, step, moving, of_moving, fixed, of_fixed, tasks = point
+
+        def along(moving: Params, fixed: Params, vector: Params, task: Any) -> Params:
+            def gradient(moving: Params) -> Params:
+                def loss(params: Params) -> Tensor:
+                    return self._losses[part](params, task, step)[0]
+
+                return torch.func.grad(loss)(fixed | moving)
+
+            product: Params = torch.func.jvp(gradient, (moving,), (vector,))[1]
+            return product
+
+        products = torch.func.vmap(along, in_dims=(of_moving, of_fixed, 0, 0))(
+            moving, fixed, vector, tasks
+        )
+        return {name: p.sum(0) for name, p in products.items()} if total else products
+
+
+def _divided(at: Params, names: tuple[str, ...]) -> tuple[Params, Params]:
+    rest = {name: tensor for name, tensor in at.items() if name not in names}
+    return {name: at[name] for name in names}, rest
+
+
+def _shared(params: Params) -> tuple[Params, dict[str, int | None] | int | None]:
+    """Drop the task dimension of what all tasks share, and say of each whether it has one."""
+    # One convolution for all tasks, in place of a grouped one.
+    dims = {name: None if t.stride(0) == 0 else 0 for name, t in params.items()}
+    return {n: t[0] if dims[n] is None else t for n, t in params.items()}, dims or None

@@ -1,0 +1,46 @@
+"""The optimizers of the inner loop, by name: TorchOpt's functional ones, differentiable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torchopt
+
+from maml.params import Params
+
+Optimizer: TypeAlias = torchopt.base.GradientTransformation
+
+_NOT_ZERO = 1e-16
+"""Stands for an exactly zero gradient; its square is still a normal float32."""
+
+
+def _differentiable_at_zero(make: Callable[[float], Optimizer]) -> Callable[[float], Optimizer]:
+    """Keep an optimizer that divides by √(Σ gradient²) differentiable where a gradient is zero.
+
+    A ReLU that is off for all of a support set has a gradient of exactly zero; √0 has an infinite
+    slope, and the meta-gradient would be NaN. The step of such an element stays below 1e-8.
+    """
+
+    def init(params: Params) -> tuple[()]:
+        return ()
+
+    def update(
+        updates: Params, state: tuple[()], *, params: Params | None = None, inplace: bool = True
+    ) -> tuple[Params, tuple[()]]:
+        return {k: torch.where(g == 0, _NOT_ZERO, g) for k, g in updates.items()}, state
+
+    not_zero = torchopt.base.GradientTransformation(init, update)
+    return lambda lr: torchopt.chain(not_zero, make(lr))
+
+
+OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
+    "sgd": torchopt.sgd,
+    "momentum": lambda lr: torchopt.sgd(lr, momentum=0.9),
+    "adamax": torchopt.adamax,
+    **{
+        name: _differentiable_at_zero(getattr(torchopt, name))
+        for name in ("adam", "adamw", "radam", "rmsprop", "adagrad", "adadelta")
+    },
+}

@@ -1,0 +1,201 @@
+"""The inner problem as a value: all that a learner states for one task, and all of it counts.
+
+A task's parameters are φ, which begin at ``start`` and adapt, and others that stand still. With
+rates r of each step t, the inner loop is
+
+    φ ← φ + r_t ∘ optimizer's update(∇_φ [L_support(φ, …, t) + λ/2 ‖φ − start‖²])
+
+and the outer loss is Σ_t w_t L_query(φ after step t, …). `maml.metagradient.differentiate` takes
+its gradient by every tensor of the problem.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from maml.metagradient.optimizers import OPTIMIZERS
+from maml.params import Params
+
+
+class Loss(Protocol):
+    """A loss of one task; pure, and made of operations that ``torch.func`` can batch."""
+
+    def __call__(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
+        """Return the loss, a scalar, and outputs ``[…]`` to compute metrics of.
+
+        Args:
+            params: Every parameter of the problem as it is at that moment: ``start``'s names with
+                their adapted values, ``fixed`` and this step's ``step_params``.
+            task: One task: a `datasets.tasks.Task`, or any nest of tensors.
+            step: Of a support loss, which inner step is taken, from 0. Of a query loss, the last
+                that was taken (0 if none was).
+        """
+
+
+class Implicit(NamedTuple):
+    """Differentiate at the solution of the inner problem, not through the way there.
+
+    iMAML, Rajeswaran et al. 2019, arXiv:1909.04630, algorithm 2.
+
+    Attributes:
+        cg_steps: Steps of conjugate gradient; 0: the query loss's gradient itself.
+        cg_damping: δ of ((1 + δ) I + H/λ) g = ∇L_query.
+    """
+
+    cg_steps: int
+    cg_damping: float = 0.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An inner problem and its outer loss. Tensors may have a graph that leads to meta-parameters.
+
+    Attributes:
+        start: What adapts, and where it begins: ``{name: […]}``, the same for all tasks.
+        support: What the inner loop descends.
+        query: The outer loss.
+        optimizer: The inner optimizer, a key of `OPTIMIZERS`.
+        lr: Its learning rate.
+        steps: Inner-loop steps.
+        order: "second" differentiates through the inner gradients (arXiv:1703.03400, equation 1);
+            "first" takes them as constants (section 5.2, first-order approximation).
+        fixed: Parameters that the losses read and that do not adapt: ``{name: […]}``.
+        rates: For each step, what the updates are multiplied by: ``{name: […]}`` for every name of
+            ``start``, of a shape that broadcasts against it (a number a tensor, or one an
+            element). None: the updates as they are.
+        step_params: For each step, parameters of that step alone, ``{name: […]}``, the same names
+            each; they do not adapt. The query loss after a step reads that step's.
+        query_weights: w_t of the query loss after each step. None: the last step's alone.
+        proximal: λ of the pull towards ``start``.
+        implicit: How to differentiate at the solution; None: through the loop.
+
+    Raises:
+        ValueError: for values that do not go together.
+    """
+
+    start: Params
+    support: Loss
+    query: Loss
+    optimizer: str = "sgd"
+    lr: float = 0.01
+    steps: int = 1
+    order: str = "second"
+    fixed: Params = dataclasses.field(default_factory=dict)
+    rates: Sequence[Params] | None = None
+    step_params: Sequence[Params] = ()
+    query_weights: Sequence[float] | None = None
+    proximal: float = 0.0
+    implicit: Implicit | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer {self.optimizer!r}: one of {', '.join(OPTIMIZERS)}")
+        if self.order not in ("first", "second"):
+            raise ValueError(f"order {self.order!r}: first or second")
+        if self.steps < 0:
+            raise ValueError(f"steps {self.steps}: at least 0")
+        for name in ("rates", "step_params", "query_weights"):
+            stated = getattr(self, name)
+            if stated and len(stated) != self.steps:
+                raise ValueError(f"{name}: {len(stated)} of them for {self.steps} steps")
+        if self.query_weights is not None and not self.steps:
+            raise ValueError("query_weights: without a step there is no query loss after one")
+        if self.rates and any(rates.keys() != self.start.keys() for rates in self.rates):
+            raise ValueError("rates: each step's must have the names of start")
+        groups = [self.start, self.fixed, *self.step_params[:1]]
+        if sum(map(len, groups)) != len(set().union(*groups)):
+            raise ValueError("start, fixed and step_params share a name")
+        if any(of_step.keys() != self.step_params[0].keys() for of_step in self.step_params):
+            raise ValueError("step_params: each step's must have the same names")
+        if self.implicit is not None:
+            self._check_implicit()
+
+    def _check_implicit(self) -> None:
+        for name in ("fixed", "rates", "step_params", "query_weights"):
+            if getattr(self, name):
+                raise ValueError(f"implicit: the gradient at a solution knows no {name}")
+        if self.proximal <= 0:
+            raise ValueError("implicit: without a proximal pull the solution forgets its start")
+        if self.order == "first":
+            raise ValueError("implicit: there is no order; cg_steps=0 leaves the curvature out")
+
+    def params(self, adapted: Params, step: int) -> Params:
+        """Return what the losses read at ``step``: ``adapted`` and all that stands still."""
+        of_step = self.step_params[step] if self.step_params else {}
+        return {**adapted, **self.fixed, **of_step}
+
+    def query_weight(self, step: int) -> float:
+        """Return w of the query loss after ``step``."""
+        if self.query_weights is None:
+            return float(step == self.last_step)
+        return float(self.query_weights[step])
+
+    @property
+    def last_step(self) -> int:
+        """The step whose parameters the last query loss reads."""
+        return max(self.steps - 1, 0)
+
+    def tensors(self) -> Tensors:
+        """Return all that the outer loss can be differentiated by."""
+        return Tensors(self.start, self.fixed, list(self.rates or ()), list(self.step_params))
+
+    def at(self, tensors: Tensors) -> Problem:
+        """Return the same problem with other tensors."""
+        return dataclasses.replace(
+            self,
+            start=tensors.start,
+            fixed=tensors.fixed,
+            rates=None if self.rates is None else tensors.rates,
+            step_params=tensors.step_params,
+        )
+
+
+class Tensors(NamedTuple):
+    """The tensors of a problem, or their gradients: see `Problem`'s attributes of these names."""
+
+    start: Params
+    fixed: Params
+    rates: list[Params]
+    step_params: list[Params]
+
+    def pull_back(self, gradients: Tensors, by: Params) -> Params:
+        """Return the gradient by what these tensors were made of.
+
+        Args:
+            gradients: Theirs, by the outer loss.
+            by: The meta-parameters ``{name: […]}``, leaves of the tensors' graph.
+
+        Raises:
+            RuntimeError: for one that no tensor depends on: a mistake, not a zero.
+        """
+        made, cotangents = [], []
+        for own, theirs in zip(self._groups(), gradients._groups(), strict=True):
+            for name, tensor in own.items():
+                if tensor.requires_grad:
+                    made.append(tensor)
+                    cotangents.append(theirs[name])
+        found = torch.autograd.grad(made, tuple(by.values()), cotangents)
+        return dict(zip(by, found, strict=True))
+
+    def _groups(self) -> list[Params]:
+        return [self.start, self.fixed, *self.rates, *self.step_params]
+
+
+class Outer(NamedTuple):
+    """The outer loss of B tasks, differentiated by the problem's tensors.
+
+    Attributes:
+        gradients: Σ over tasks.
+        losses: ``[B]``, the outer loss.
+        outputs: ``[B, …]``, the query loss's outputs after the last step.
+    """
+
+    gradients: Tensors
+    losses: Tensor
+    outputs: Tensor

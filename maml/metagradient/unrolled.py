@@ -1,0 +1,89 @@
+"""The inner loop, for one task; and its derivative in reverse mode, through all of its steps.
+
+What is written here for one task is pure; ``torch.func.vmap`` batches it over tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torchopt
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from maml.metagradient.optimizers import OPTIMIZERS
+from maml.metagradient.problem import Outer, Problem
+from maml.params import Params
+
+
+def adapt(problem: Problem, task: Any) -> Params:
+    """Return what adapts after all inner steps on one task; differentiable, as `Problem` says."""
+    return [problem.start, *trajectory(problem, task)][-1]
+
+
+def trajectory(problem: Problem, task: Any) -> Iterator[Params]:
+    """Yield what adapts after each inner step on one task: ``{name: […]}``."""
+    optimizer = OPTIMIZERS[problem.optimizer](problem.lr)
+    weights, state = problem.start, None
+    for step in range(problem.steps):
+
+        def inner(weights: Params, step: int = step) -> Tensor:
+            loss, _ = problem.support(problem.params(weights, step), task, step)
+            return loss + _pull(problem, weights) if problem.proximal else loss
+
+        gradients = torch.func.grad(inner)(weights)
+        if problem.order == "first":
+            gradients = {name: gradient.detach() for name, gradient in gradients.items()}
+        if state is None:
+            # From gradients, not from weights: inside vmap the state must have the task dimension
+            # that gradients have and a shared start lacks (it is updated in place).
+            state = optimizer.init(gradients)
+        updates, state = optimizer.update(gradients, state, params=weights, inplace=False)
+        if problem.rates is not None:
+            rates = problem.rates[step]
+            updates = {name: rates[name] * update for name, update in updates.items()}
+        weights = torchopt.apply_updates(weights, updates, inplace=False)
+        yield weights
+
+
+def _pull(problem: Problem, weights: Params) -> Tensor:
+    """Return λ/2 ‖φ − start‖² (arXiv:1909.04630, equation 3)."""
+    away = torch.stack([(weights[n] - start).square().sum() for n, start in problem.start.items()])
+    return 0.5 * problem.proximal * away.sum()
+
+
+def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
+    """Return one task's outer loss, and the query loss's outputs after the last step."""
+    weights, total = problem.start, None
+    if not problem.steps:
+        return problem.query(problem.params(weights, 0), task, 0)
+    for step, weights in enumerate(trajectory(problem, task)):
+        weight = problem.query_weight(step)
+        if weight or step == problem.last_step:
+            loss, outputs = problem.query(problem.params(weights, step), task, step)
+            weighted = loss if weight == 1 else weight * loss
+            total = weighted if total is None else total + weighted
+    assert total is not None
+    return total, outputs
+
+
+@torch.enable_grad()
+def meta_gradient(problem: Problem, tasks: Any) -> Outer:
+    """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps.
+
+    Raises:
+        RuntimeError: for a tensor of the problem that no loss depends on: a mistake, not a zero.
+    """
+    leaves, structure = pytree.tree_flatten(problem.tensors())
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    own = problem.at(pytree.tree_unflatten(leaves, structure))
+    losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
+    # To first order, what acts through the inner gradients alone has a gradient of zero.
+    first = problem.order == "first"
+    gradients = torch.autograd.grad(
+        losses.sum(), leaves, allow_unused=first, materialize_grads=first
+    )
+    tensors = pytree.tree_unflatten(gradients, structure)
+    return Outer(tensors, losses.detach(), outputs.detach())

@@ -1,0 +1,27 @@
+"""MAML's regression network."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maml.networks.statistics import Statistics
+
+
+class MLP(nn.Module):
+    """MAML's regression network (arXiv:1703.03400, section 5.1): two hidden layers of 40, ReLU."""
+
+    head_prefix = "layers.2."
+
+    def __init__(self, hidden: int = 40) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            (nn.Linear(1, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 1))
+        )
+        # PyTorch's default initialisation, not the released code's normal with σ = 0.01.
+
+    def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
+        """Map ``[E, 1]`` to ``[E, 1]``; there are no statistics."""
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return self.layers[-1](x), ()

@@ -1,0 +1,42 @@
+"""Batch statistics, made explicit: no running buffer is shared between tasks.
+
+Shape legend: E examples, C channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Statistics: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
+"""(mean [C], biased variance [C]) of every normalisation, in order of use."""
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation (arXiv:1502.03167) over ``x [E, C, H, W]`` without running statistics."""
+
+    def __init__(self, channels: int, eps: float = 1e-3) -> None:
+        # eps: the default of the layer that MAML's released code uses.
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(
+        self, x: Tensor, given: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the normalised ``x`` and the (mean, variance) that were used."""
+        # A convolution's result may be bfloat16 (--precision); statistics of it must not be.
+        x = x.to(self.weight.dtype)
+        if given is None:
+            variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+        else:
+            mean, variance = given
+        # A tensor, not a number: the forward derivative of "+ number" makes a zero on the CPU and
+        # copies it to where x is, which a CUDA graph cannot hold.
+        eps = variance.new_full((), self.eps)
+        scale = self.weight * torch.rsqrt(variance + eps)
+        shift = self.bias - mean * scale
+        return x * scale[:, None, None] + shift[:, None, None], (mean, variance)

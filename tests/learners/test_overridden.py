@@ -1,0 +1,104 @@
+"""What a learner's author overrides is what is differentiated and evaluated, or is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.config import Config
+from maml.config.presets import PRESETS
+from maml.learners import LEARNERS, Learner
+from maml.params import Params
+
+IDS = torch.tensor([3, 11, 12])
+LOSSES = ("support_loss", "query_loss", "set_loss")
+
+
+def configuration(name: str, meta_gradient: str, preset: str = "maml-glyphs-5way-1shot") -> Config:
+    supervised = name == "supervised"
+    return dataclasses.replace(
+        PRESETS["supervised-glyphs-lenet" if supervised else preset],
+        learner=name,  # type: ignore[arg-type]
+        meta_gradient=meta_gradient,  # type: ignore[arg-type]
+        **{"dtype": "float64", "network": "conv4", "filters": 16, "inner_steps": 2},  # type: ignore[arg-type]
+        **({"ways": 5, "batch_size": 10} if supervised else {"inner_lr": 0.1}),
+        **({"inner_optimizer": "sgd", "proximal": 2.0}),
+    )
+
+
+def doubled(learner: type[Learner], method: str) -> type[Learner]:
+    """A subclass as its author would write it."""
+
+    def override(self: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        loss, outputs = getattr(super(cls, self), method)(*args)
+        return 2 * loss, outputs
+
+    cls = type("Doubled", (learner,), {method: override})
+    return cls
+
+
+def gradient(learner: Learner, meta_params: Params, tasks: Task) -> Tensor:
+    found = learner.outer_gradient(meta_params, tasks)
+    return torch.cat([tensor.flatten() for tensor in found.gradients.values()])
+
+
+@pytest.mark.parametrize("meta_gradient", ["auto", "reverse", "mixed"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_loss_that_is_doubled_is_obeyed(name: str, meta_gradient: str) -> None:
+    """By a subclass, and by a change of one object; through the defaults, and with kernels."""
+    if name == "imaml" and meta_gradient == "reverse":
+        pytest.skip("its gradient is implicit: --meta-gradient reverse is refused")
+    config = configuration(name, meta_gradient)
+    plain = LEARNERS[name](config)
+    params = plain.meta_parameters()
+    tasks = plain.open_tasks("train").tasks(IDS)
+    before = gradient(plain, params, tasks)
+    for method in LOSSES:
+        learner = doubled(LEARNERS[name], method)(config)
+        found = gradient(learner, params, tasks)
+        # Without kernels, and, where it is a loop's derivative, in reverse: the same.
+        slow = dataclasses.replace(config, kernels="torch")
+        if name != "imaml":
+            slow = dataclasses.replace(slow, meta_gradient="reverse")
+        expected = gradient(doubled(LEARNERS[name], method)(slow), params, tasks)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+        if method == "query_loss":
+            torch.testing.assert_close(found, 2 * before, rtol=1e-9, atol=1e-10)
+        elif not (method == "support_loss" and name == "supervised"):
+            assert (found - before).norm() > 1e-3 * before.norm()
+        changed = LEARNERS[name](config)
+        setattr(changed, method, getattr(learner, method))
+        torch.testing.assert_close(gradient(changed, params, tasks), found, rtol=1e-9, atol=1e-10)
+
+
+def test_what_is_overridden_is_evaluated() -> None:
+    """A support loss of another sign adapts the other way, at test too, kernels or not."""
+
+    class Backwards(LEARNERS["maml"]):  # type: ignore[misc, valid-type]
+        def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+            loss, outputs = super().support_loss(params, task, step)
+            return -loss, outputs
+
+    class Blind(LEARNERS["maml"]):  # type: ignore[misc, valid-type]
+        def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+            nothing = task.query_x.new_zeros(len(task.query_y), 5)
+            return nothing, nothing
+
+    config = configuration("maml", "auto")
+    learners = [cls(config) for cls in (LEARNERS["maml"], Backwards, Blind)]
+    params = learners[0].meta_parameters()
+    tasks = learners[0].open_tasks("test", evaluation=True).tasks(IDS)
+    plain, backwards, blind = (one.evaluate(params, tasks)["loss"].mean() for one in learners)
+    assert plain < blind < backwards
+    assert blind.item() == pytest.approx(torch.tensor(5.0).log().item())
+
+
+@pytest.mark.parametrize("method", ["outer_loss", "inner_rates", "rates_gradients"])
+def test_a_method_that_no_learner_has_is_refused(method: str) -> None:
+    with pytest.raises(TypeError, match=f"Mine.{method}: no learner has it; override"):
+        type("Mine", (LEARNERS["maml"],), {method: lambda self: None})

@@ -1,0 +1,270 @@
+"""Whatever an inner problem states is what is differentiated, in every way the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.metagradient.differentiate import differentiate, obstacle
+from maml.metagradient.optimizers import OPTIMIZERS
+from maml.metagradient.problem import Implicit, Outer, Problem, Tensors
+from maml.networks.conv4 import Conv4
+from maml.networks.loss import NetworkLoss
+from maml.params import Params
+from tests.compiler import needs_compiler
+
+N_TASKS = 3
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def losses(scale: float) -> dict[str, Any]:
+    """Losses of nobody's: they know their step, read everything, and weigh examples."""
+
+    def outputs(params: Params, x: Tensor) -> Tensor:
+        hidden = torch.tanh(x @ params["a"] + params["b"])
+        return (hidden * params["gain"] + params["shift"]) @ params["c"]
+
+    def support(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        found = outputs(params, task.support_x)
+        weights = torch.sigmoid(params["of examples"])
+        error = (found - task.support_y).square() * weights
+        return error.mean() * (1 + 0.5 * step) + 0.1 * params["a"].square().sum(), found
+
+    def query(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        found = outputs(params, task.query_x)
+        error = (found - task.query_y).abs() ** 3
+        return scale * error.mean() / (1 + step) + params["shift"].sum(), found
+
+    return {"support": support, "query": query}
+
+
+def random_problem(number: int) -> tuple[Problem, Task]:
+    """Problem ``number``: its parts are there, or are not, by chance."""
+    dice = random.Random(number)
+    steps = dice.choice([0, 1, 2, 3, 9])
+    shapes = {
+        "a": (4, 5), "b": (5,), "c": (5,), "gain": (5,), "shift": (5,), "of examples": (6,),
+    }  # fmt: skip
+    values = {n: randn(*s, seed=number * 100 + i) for i, (n, s) in enumerate(shapes.items())}
+    # The last rate of what the query loss does not read would be of no use.
+    able = [name for name in shapes if name != "of examples"]
+    moving = [name for name in able if name in ("a", "c") or dice.random() < 0.3]
+    of_step = [
+        name for name in ("gain", "shift") if steps and name not in moving and dice.random() < 0.5
+    ]
+
+    def rate(name: str, step: int) -> Tensor:
+        whole = randn(*shapes[name], seed=number * 1000 + step * 10 + len(name))
+        return (whole.mean() if dice.random() < 0.5 else whole).requires_grad_()
+
+    rated = steps and dice.random() < 0.5
+    problem = Problem(
+        start={name: values[name] for name in moving},
+        fixed={n: v for n, v in values.items() if n not in moving and n not in of_step},
+        **losses(1 + number),
+        optimizer=dice.choice(sorted(OPTIMIZERS)),
+        lr=0.03,
+        steps=steps,
+        order=dice.choice(["second", "second", "first"]),
+        rates=[{n: rate(n, t) for n in moving} for t in range(steps)] if rated else None,
+        step_params=[
+            {n: randn(*shapes[n], seed=number * 50 + t) for n in of_step} for t in range(steps)
+        ]
+        if of_step
+        else (),
+        query_weights=[*(dice.choice([0.0, 0.3, 1.0]) for _ in range(steps - 1)), 0.6]
+        if steps and dice.random() < 0.5
+        else None,
+        proximal=dice.choice([0.0, 0.7]),
+    )
+    sets = [(6, 4), (6,), (8, 4), (8,)]
+    return problem, Task(*(randn(N_TASKS, *s, seed=number + i) for i, s in enumerate(sets)))
+
+
+def assert_same(found: Outer, expected: Outer, within: float = 1e-10) -> None:
+    torch.testing.assert_close(found.losses, expected.losses, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found.outputs, expected.outputs, rtol=1e-9, atol=1e-10)
+    for a, b in zip(groups(found.gradients), groups(expected.gradients), strict=True):
+        assert a.keys() == b.keys()
+        for name, gradient in b.items():
+            assert a[name].shape == gradient.shape
+            scale = max(1.0, gradient.abs().max().item())
+            torch.testing.assert_close(a[name], gradient, rtol=0, atol=within * scale, msg=name)
+
+
+def groups(tensors: Tensors) -> list[Params]:
+    return [tensors.start, tensors.fixed, *tensors.rates, *tensors.step_params]
+
+
+def by_hand(problem: Problem, tasks: Task) -> Outer:
+    """Gradient descent written out with plain autograd, task by task."""
+    tensors = problem.tensors()
+    leaves = [
+        {name: t.detach().clone().requires_grad_() for name, t in group.items()}
+        for group in groups(tensors)
+    ]
+    start, fixed = leaves[0], leaves[1]
+    rates = leaves[2 : 2 + len(tensors.rates)]
+    of_steps = leaves[2 + len(tensors.rates) :]
+    losses, outputs = [], []
+    for i in range(N_TASKS):
+        task = Task(*(tensor[i] for tensor in tasks))
+        at, total = start, torch.zeros((), dtype=torch.float64)
+        for step in range(max(problem.steps, 1)):
+            still = fixed | (of_steps[step] if of_steps else {})
+            if problem.steps:
+                loss, _ = problem.support(at | still, task, step)
+                away = sum((at[name] - start[name]).square().sum() for name in at)
+                loss = loss + problem.proximal / 2 * away
+                second = problem.order == "second"
+                gradients = torch.autograd.grad(
+                    loss, list(at.values()), create_graph=second, allow_unused=True,
+                    materialize_grads=True,
+                )  # fmt: skip
+                at = {
+                    name: tensor - problem.lr * (rates[step][name] if rates else 1) * gradient
+                    for (name, tensor), gradient in zip(at.items(), gradients, strict=True)
+                }
+            loss, last = problem.query(at | still, task, step)
+            weights = problem.query_weights
+            is_last = step == problem.last_step
+            total = total + (float(is_last) if weights is None else weights[step]) * loss
+        losses.append(total)
+        outputs.append(last.detach())
+    flat = [tensor for group in leaves for tensor in group.values()]
+    found = iter(
+        torch.autograd.grad(
+            torch.stack(losses).sum(), flat, allow_unused=True, materialize_grads=True
+        )
+    )
+    of_groups = [{name: next(found) for name in group} for group in leaves]
+    n = 2 + len(tensors.rates)
+    gradients = Tensors(of_groups[0], of_groups[1], of_groups[2:n], of_groups[n:])
+    return Outer(gradients, torch.stack(losses).detach(), torch.stack(outputs))
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_a_random_problem_has_one_gradient(number: int) -> None:
+    problem, tasks = random_problem(number)
+    if not problem.steps:  # nothing reads the support loss's own
+        problem.fixed.pop("of examples")
+    mixed = differentiate(problem, tasks, "mixed")
+    assert_same(mixed, differentiate(problem, tasks, "reverse"))
+    plain = dataclasses.replace(problem, optimizer="sgd")
+    assert_same(differentiate(plain, tasks, "mixed"), by_hand(plain, tasks))
+
+
+def convnet_problem(pool: bool, **values: Any) -> tuple[Problem, Task]:
+    torch.manual_seed(3)
+    network = Conv4((1, 17, 17), 3, filters=16, pool=pool).double()
+    weights = {n: p.detach() + 0.1 * torch.randn_like(p) for n, p in network.named_parameters()}
+    support, query = (
+        NetworkLoss(network, part, torch.nn.functional.cross_entropy)  # type: ignore[arg-type]
+        for part in ("support", "query")
+    )
+    labels = torch.arange(3).repeat(N_TASKS, 2)
+    tasks = Task(
+        randn(N_TASKS, 6, 1, 17, 17, seed=1), labels, randn(N_TASKS, 6, 1, 17, 17, seed=2), labels
+    )
+    return Problem(weights, support, query, lr=0.2, **values), tasks
+
+
+@needs_compiler
+@pytest.mark.parametrize("pool", [False, True])
+def test_kernels_find_the_same_of_all_that_a_problem_can_state(pool: bool) -> None:
+    """MAML++'s parts and more: a body that stands still, rates, parameters of a step, a pull."""
+    problem, tasks = convnet_problem(pool, steps=3)
+    weights = dict(problem.start)
+    own = [name for name in weights if "norm" in name]
+    still = [name for name in weights if name.startswith("blocks.0.conv")]
+    moving = {n: w for n, w in weights.items() if n not in own and n not in still}
+    rates = [
+        {n: (0.5 + 0.1 * t + 0.01 * i * torch.ones(())).double().requires_grad_()
+         for i, n in enumerate(moving)}
+        for t in range(3)
+    ]  # fmt: skip
+    whole = dataclasses.replace(
+        problem,
+        start=moving,
+        fixed={n: weights[n] for n in still},
+        step_params=[{n: weights[n] * (1 + 0.1 * t) for n in own} for t in range(3)],
+        rates=rates,
+        query_weights=[0.2, 0.0, 0.8],
+        proximal=0.5,
+    )
+    for changed in (
+        problem,
+        dataclasses.replace(whole, order="first"),
+        dataclasses.replace(whole, rates=None),
+        whole,
+    ):
+        assert obstacle(changed) is None
+        assert_same(differentiate(changed, tasks), differentiate(changed, tasks, "reverse"))
+
+
+@needs_compiler
+def test_kernels_are_chosen_by_the_loss() -> None:
+    """A loss that is not the network's plain cross-entropy meets none, whoever made it."""
+    problem, tasks = convnet_problem(False, steps=2)
+    assert obstacle(problem) is None
+    support, network = problem.support, problem.support.network  # type: ignore[attr-defined]
+
+    def doubled(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        loss, outputs = support(params, task, step)
+        return 2 * loss, outputs
+
+    def smoothed(outputs: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(outputs, y, label_smoothing=0.1)
+
+    others = [
+        dataclasses.replace(problem, support=doubled),
+        dataclasses.replace(problem, query=doubled),
+        dataclasses.replace(problem, query=support),
+        dataclasses.replace(problem, support=dataclasses.replace(support, loss=smoothed)),
+        dataclasses.replace(problem, start=problem.start | {"stray": torch.zeros(2).double()}),
+    ]
+    for other in others:
+        assert obstacle(other) is not None
+    for other in others[:4]:
+        found, expected = differentiate(other, tasks), differentiate(other, tasks, "reverse")
+        assert_same(found, expected)
+        apart = [
+            (found.gradients.start[name] - gradient).abs().max()
+            for name, gradient in differentiate(problem, tasks).gradients.start.items()
+        ]
+        assert max(apart) > 1e-3
+    network.blocks[1].register_forward_hook(lambda module, args, result: result)
+    assert obstacle(problem) is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"optimizer": "adma"}, "optimizer 'adma'"),
+        ({"order": "third"}, "order"),
+        ({"steps": -1}, "steps -1"),
+        ({"steps": 2, "query_weights": [1.0]}, "query_weights: 1 of them for 2 steps"),
+        ({"steps": 0, "query_weights": []}, "query_weights"),
+        ({"steps": 1, "rates": [{"b": torch.ones(())}]}, "rates"),
+        ({"fixed": {"a": torch.ones(())}}, "share a name"),
+        ({"implicit": Implicit(3)}, "proximal"),
+        ({"implicit": Implicit(3), "proximal": 1.0, "fixed": {"f": torch.ones(())}}, "no fixed"),
+        ({"implicit": Implicit(3), "proximal": 1.0, "order": "first"}, "no order"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(values: dict[str, Any], line: str) -> None:
+    def loss(params: Params, task: None, step: int) -> tuple[Tensor, Tensor]:
+        return params["a"].sum(), params["a"]
+
+    with pytest.raises(ValueError, match=line):
+        Problem({"a": torch.ones(2)}, loss, loss, **values)

@@ -78,8 +78,13 @@ install_with_uv() {
             --overrides <(grep '^numpy' requirements.txt) --config-setting=--build-option=build_ext
 }
 
+# All but the stamp and the log; where VENV is a link to another disk, it stays one.
+empty_environment() {
+    find "$VENV/" -mindepth 1 -maxdepth 1 ! -name "${stamp##*/}" ! -name "${log##*/}" -exec rm -rf {} +
+}
+
 install_with_pip() {
-    find "$VENV" -mindepth 1 -maxdepth 1 ! -path "$stamp" ! -path "$log" -exec rm -rf {} +
+    empty_environment
     "$2" -m venv "$VENV" &&
         "$VENV/bin/python" -m pip install --disable-pip-version-check -r requirements.txt
 }
@@ -111,7 +116,7 @@ make_environment() {
         return 1
     fi
     # Nothing is mended: whatever is not whole is made again from the start.
-    rm -rf "$VENV" && mkdir -p "$VENV" && : >"$stamp" || return
+    mkdir -p "$VENV" && : >"$stamp" && empty_environment || return
     say "environment: installing requirements.txt into $VENV with Python $(version_of "$python" || echo "$python"): about a minute, 6 GB"
     # In a process group of its own, which is ended as one.
     set -m

@@ -1,63 +1,143 @@
-# Sourced by the other scripts: make the environment if it is missing or out of date.
+# Sourced by the other scripts: make the environment if it is missing, half-made or out of date.
 #
 #   VENV     where it lives (default: .venv in the repository)
-#   PYTHON   which interpreter makes it (default: the first 3.11 or 3.12 that is found)
+#   PYTHON   which interpreter makes it (default: the first of 3.11 to 3.14 that is found)
 #
+# uv installs it: yours if it is on PATH (which brings a Python along where none fits), else one put
+# into the environment. Where uv cannot be had, or fails, pip does it, three times slower.
 # Afterwards `python` and `torchrun` are the environment's. Nothing is asked, no account needed.
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo"
-VENV=${VENV:-$repo/.venv}
+VENV=${VENV:-.venv}
+case $VENV in /*) ;; *) VENV=$repo/$VENV ;; esac
+# Written last, and emptied first: only an environment that was installed to the end has it whole.
+stamp=$VENV/.requirements
+log=$VENV/install.log
 
 say() { printf '%s\n' "$*" >&2; }
 
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+
+supported() { case $1 in 3.1[1-4]) ;; *) return 1 ;; esac; }
+
+# What the stamp of a whole environment says, given its Python's version. Programs in it name its folder.
+whole_stamp() {
+    cat requirements.txt
+    echo "# Python $1 in $VENV"
+}
+
+is_whole() {
+    local version
+    version=$(version_of "$VENV/bin/python") || return 1
+    [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$version" ] || return 1
+    [ "$(cat "$stamp" 2>/dev/null)" = "$(whole_stamp "$version")" ]
+}
+
+# Print the interpreter to use, or a range of versions for the user's uv ($1, perhaps empty).
 find_python() {
+    local uv=$1 name version
     if [ -n "${PYTHON:-}" ]; then
-        command -v "$PYTHON" || { say "PYTHON=$PYTHON: not found"; return 1; }
+        version=$(version_of "$PYTHON") || { say "PYTHON=$PYTHON: no such Python"; return 1; }
+        supported "$version" || { say "PYTHON=$PYTHON is Python $version: 3.11 to 3.14 are supported"; return 1; }
+        command -v "$PYTHON"
         return
     fi
-    local name
-    # Some pins have no wheel for others: torch 2.15 needs 3.11, numpy 1.26 (learn2learn's) ends at 3.12.
-    for name in python3 python3.11 python3.12 python; do
-        if "$name" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
-            2>/dev/null; then
-            command -v "$name"
-            return
-        fi
+    for name in python3 python3.13 python3.12 python3.11 python3.14 python; do
+        supported "$(version_of "$name")" || continue
+        # uv makes environments without these two, which Debian packs apart.
+        [ -n "$uv" ] || "$name" -c 'import venv, ensurepip' 2>/dev/null || continue
+        command -v "$name"
+        return
     done
-    say "no Python 3.11 or 3.12 with venv found; install one (Debian: apt install python3-venv) or set PYTHON"
+    if [ -n "$uv" ]; then
+        echo ">=3.11,<3.15"
+        return
+    fi
+    say "no Python 3.11 to 3.14 with venv found: install one (Debian: apt install python3-venv) or uv, or set PYTHON"
     return 1
 }
 
-make_environment() {
-    local wanted stamp=$VENV/.requirements python
-    wanted=$(cat requirements.txt)
-    if [ -x "$VENV/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
-        return
+# The two installers. $1: the user's uv, perhaps empty; $2: the interpreter.
+install_with_uv() {
+    local uv=$1 index
+    if [ -n "$uv" ]; then
+        "$uv" venv --allow-existing --python "$2" "$VENV" || return
+    else
+        uv=$VENV/bin/uv
+        "$2" -m venv "$VENV" && "$VENV/bin/python" -m pip install --disable-pip-version-check uv==0.13.9 || return
+        # uv does not read pip's settings: where pip is told another package index, tell uv.
+        index=${PIP_INDEX_URL:-$("$VENV/bin/python" -m pip config get global.index-url 2>/dev/null)}
+        [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
     fi
-    python=$(find_python) || return 1
-    say "environment: installing requirements.txt into $VENV with $("$python" --version): about 3 minutes, 6 GB"
-    [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV" || return 1
+    echo "Installing with $("$uv" --version)"
+    # learn2learn on every Python, and our numpy whatever its dependency qpth asks for. uv takes the
+    # setting on the command line only.
+    sed -E 's/^(learn2learn[^ ]*).*/\1/' requirements.txt |
+        "$uv" pip install --python "$VENV/bin/python" --requirements - \
+            --overrides <(grep '^numpy' requirements.txt) --config-setting=--build-option=build_ext
+}
+
+# All but the stamp and the log; where VENV is a link to another disk, it stays one.
+empty_environment() {
+    find "$VENV/" -mindepth 1 -maxdepth 1 ! -name "${stamp##*/}" ! -name "${log##*/}" -exec rm -rf {} +
+}
+
+install_with_pip() {
+    empty_environment
+    "$2" -m venv "$VENV" &&
+        "$VENV/bin/python" -m pip install --disable-pip-version-check -r requirements.txt
+}
+
+install() {
+    echo "Creating $VENV"
+    install_with_uv "$@" || { echo "Installing with pip, about 3 minutes: uv failed"; install_with_pip "$@"; } || return
+    # It works, and what many processes import is compiled to bytecode once (-I: whatever
+    # PYTHONDONTWRITEBYTECODE says). All packages would take four times as long.
+    echo "Importing torch for the first time"
+    "$VENV/bin/python" -I -W ignore -c 'import torch._inductor.compile_fx, torchvision, torchopt, matplotlib.pyplot, wandb, tyro, pytest' || return
+    whole_stamp "$(version_of "$VENV/bin/python")" >"$stamp"
+}
+
+make_environment() {
+    is_whole && return
+    local uv python began=$SECONDS installer
+    uv=$(command -v uv) && uv --version >/dev/null 2>&1 || uv=
+    python=$(find_python "$uv") || return
+    # One at a time makes it; the others wait, and so does one that follows a killed script whose
+    # installer lives on. Without flock (macOS) nobody waits.
+    if command -v flock >/dev/null && ! flock --nonblock 9; then
+        say "environment: another process is making $VENV: waiting"
+        flock 9
+        is_whole && return
+    fi
+    if [ -n "$(ls -A "$VENV" 2>/dev/null)" ] && ! [ -e "$stamp" ] && ! [ -e "$log" ]; then
+        say "$VENV was not made by this script: remove it, or set VENV to another folder"
+        return 1
+    fi
+    # Nothing is mended: whatever is not whole is made again from the start.
+    mkdir -p "$VENV" && : >"$stamp" && empty_environment || return
+    say "environment: installing requirements.txt into $VENV with Python $(version_of "$python" || echo "$python"): about a minute, 6 GB"
+    # In a process group of its own, which is ended as one.
+    set -m
+    install "$uv" "$python" >"$log" 2>&1 </dev/null &
+    installer=$!
+    set +m
+    trap 'kill -- -$installer 2>/dev/null' EXIT
     # Quiet, but never silent: a line every few seconds says that it lives.
-    local log=$VENV/install.log began=$SECONDS
-    "$VENV/bin/python" -m pip install --disable-pip-version-check -r requirements.txt >"$log" 2>&1 &
-    local pip=$!
-    trap 'kill $pip 2>/dev/null' EXIT
-    while kill -0 $pip 2>/dev/null; do
-        sleep 2
-        if [ $(((SECONDS - began) % 10)) -lt 2 ]; then
-            say "  $((SECONDS - began)) s: $(grep -E '^(Collecting|Downloading|Building|Installing)' "$log" | tail -n 1 | cut -c 1-100)"
+    while kill -0 $installer 2>/dev/null; do
+        sleep 1
+        if [ $(((SECONDS - began) % 10)) -eq 9 ]; then
+            say "  $((SECONDS - began)) s: $(grep -E '^ *(Creating|Collecting|Download|Buil|Installing|Resolved|Prepared|Installed|Importing)' "$log" | tail -n 1 | cut -c 1-100)"
         fi
     done
     trap - EXIT
-    if ! wait $pip; then
-        tail -n 20 "$log" >&2
-        say "the installation failed; the whole log is $log, and the same command tries again"
+    if ! wait $installer; then
+        say "the installation failed: $(grep -iE 'error|failed|×' "$log" | tail -n 1 | cut -c 1-200); the whole log is $log, and the same command tries again"
         return 1
     fi
-    printf '%s' "$wanted" >"$stamp"
     say "environment: ready after $((SECONDS - began)) s"
 }
 
-make_environment || exit 1
+make_environment 9<"$repo/requirements.txt" || exit 1
 PATH=$VENV/bin:$PATH

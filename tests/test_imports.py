@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.launching import REPO, run
 
@@ -106,6 +110,31 @@ def test_learn2learn_is_imported_late(path: Path) -> None:
         names = [node.module] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         assert not any(str(name).split(".")[0] == "learn2learn" for name in names)
+
+
+def test_what_is_imported_is_declared() -> None:
+    """An editable install brings everything that maml and datasets import, at a tested version."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    least = {
+        canonicalize_name(declared.name): declared.specifier
+        for declared in map(Requirement, project["dependencies"])
+    }
+    lines = (REPO / "requirements.txt").read_text().splitlines()
+    pins = {line.split()[0].split("==")[0]: line.split()[0] for line in lines if "==" in line}
+    tested = {canonicalize_name(name): pin.split("==")[1] for name, pin in pins.items()}
+    assert all(tested[name] in bound for name, bound in least.items())
+
+    imports = {
+        name.split(".")[0]
+        for path in SOURCES
+        if path.relative_to(REPO).parts[0] not in ("benchmarks", "launch")
+        for name, _ in imported(path)
+    }
+    distributions = importlib.metadata.packages_distributions()
+    needed = {
+        canonicalize_name(distributions[name][0]) for name in imports if name in distributions
+    }
+    assert needed - {"maml-research"} <= least.keys()
 
 
 @pytest.mark.parametrize("path", SOURCES, **IDS)

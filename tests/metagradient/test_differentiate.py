@@ -16,7 +16,7 @@ from maml.metagradient.problem import Problem
 from maml.metagradient.unrolled import adapt, outer_loss
 from maml.params import Params
 from maml.worker import Worker
-from tests.metagradient.peer import MAML, LogitsOnly, accumulate_gradients
+from tests.metagradient.peer import LogitsOnly, accumulate_gradients, oracle
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
@@ -102,7 +102,7 @@ def test_equals_learn2learn(preset: str, first_order: bool) -> None:
     share = worker.meta_gradient(params, IDS, worker.learner)
 
     network = LogitsOnly(worker.learner.network)
-    peer = MAML(network, lr=0.1, first_order=first_order)
+    peer = oracle("MAML")(network, lr=0.1, first_order=first_order)
     loss = worker.learner.objective.loss
     accumulate_gradients(peer, worker.training.tasks(IDS), loss, steps=3)
     for name, parameter in worker.learner.named_parameters():

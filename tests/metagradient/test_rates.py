@@ -14,7 +14,7 @@ from maml.metagradient.optimizers import OPTIMIZERS
 from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
-from tests.metagradient.peer import LogitsOnly, MetaSGD, accumulate_gradients
+from tests.metagradient.peer import LogitsOnly, accumulate_gradients, oracle
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 LEARNERS = ("anil", "metasgd")
@@ -132,7 +132,7 @@ def test_meta_sgd_equals_learn2learn() -> None:
     worker = make_worker("metasgd")
     share = share_of(worker, worker.learner.meta_parameters())
     network = LogitsOnly(worker.learner.network)
-    peer = MetaSGD(network, lr=0.1, first_order=False)
+    peer = oracle("MetaSGD")(network, lr=0.1, first_order=False)
     loss = worker.learner.objective.loss
     accumulate_gradients(peer, worker.training.tasks(IDS), loss, steps=3)
     names = [name for name, _ in worker.learner.network.named_parameters()]

@@ -95,7 +95,7 @@ install() {
     # It works, and what many processes import is compiled to bytecode once (-I: whatever
     # PYTHONDONTWRITEBYTECODE says). All packages would take four times as long.
     echo "Importing torch for the first time"
-    "$VENV/bin/python" -I -W ignore -c 'import torch._inductor.compile_fx, torchvision, torchopt, matplotlib.pyplot, wandb, tyro, pytest' || return
+    "$VENV/bin/python" -I -W ignore -c 'import torch._inductor.compile_fx, torchvision, torchopt, matplotlib.pyplot, wandb, pytest' || return
     whole_stamp "$(version_of "$VENV/bin/python")" >"$stamp"
 }
 

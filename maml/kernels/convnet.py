@@ -72,6 +72,7 @@ class ConvNetLoss:
         conv = first.conv
         channels, height, width = network.image_shape
         self._ways = network.head.out_features
+        self._image_shape = network.image_shape
         self._statistics_shape = (len(network.blocks), 2, conv.out_channels)
         self._plan = _plan(
             channels, height, width, conv.out_channels, len(network.blocks),
@@ -82,6 +83,8 @@ class ConvNetLoss:
         names = [f"blocks.{i}.{part}" for i in range(len(network.blocks)) for part in parts]
         weights = dict(network.named_parameters())
         self._shapes = {name: weights[name].shape for name in [*names, "head.weight", "head.bias"]}
+        self._size = sum(shape.numel() for shape in self._shapes.values())
+        assert self._size == _library().parameter_count(self._plan)
         self._zeros = {n: w.shape for n, w in weights.items() if n not in self._shapes}
 
     def enter(self, weights: Params) -> Params:
@@ -107,10 +110,16 @@ class ConvNetLoss:
         return found
 
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
-        """See `Derivatives.gradient`; y holds int64 class labels."""
+        """See `Derivatives.gradient`; y holds int64 class labels.
+
+        Raises:
+            ValueError: for a label that is none of 0 … N − 1, and for tensors of a wrong shape,
+                dtype or device.
+        """
         n_tasks, n_examples = x.shape[:2]
+        at = self._checked(weights, x)
+        _check("labels", y, (n_tasks, n_examples), torch.int64)
         x, y = x.contiguous(), y.contiguous()
-        at = weights[ALL]
         gradients = at.new_empty(at.shape)
         losses = x.new_empty(n_tasks)
         logits = x.new_empty(n_tasks, n_examples, self._ways)
@@ -120,12 +129,16 @@ class ConvNetLoss:
             residuals = _take(x, n_tasks, size)
 
         def compute(first: int, last: int) -> None:
-            _function("gradient", x.dtype)(
-                self._plan, last - first, n_examples, _address(x[first:]), _address(y[first:]),
-                *self._table(at[first:]), _address(losses[first:]), _address(logits[first:]),
-                *self._table(gradients[first:]),
-                None if residuals is None else _address(residuals[first:]),
+            wrong = _function("gradient", x.dtype)(
+                self._plan, last - first, n_examples, _address(x, first), _address(y, first),
+                *_tasks(at, first), _address(losses, first), _address(logits, first),
+                *_tasks(gradients, first),
+                None if residuals is None else _address(residuals, first),
             )  # fmt: skip
+            if wrong:
+                label = int(y[first:].flatten()[wrong - 1])
+                ways = self._ways
+                raise ValueError(f"label {label} is none of 0 to {ways - 1} ({ways} ways)")
 
         _share_out(compute, n_tasks)
         point = None if residuals is None else _Point(at, residuals, n_examples)
@@ -145,18 +158,19 @@ class ConvNetLoss:
                 `maml.networks.conv4.Statistics`. None: each set's own, which are returned.
         """
         n_tasks, n_examples = x.shape[:2]
-        x, at = x.contiguous(), weights[ALL]
+        at, x = self._checked(weights, x), x.contiguous()
         logits = x.new_empty(n_tasks, n_examples, self._ways)
         if statistics is None:
             used = x.new_empty(n_tasks, *self._statistics_shape)
         else:
+            _check("statistics", statistics, (n_tasks, *self._statistics_shape), x.dtype)
             used = statistics.contiguous()
 
         def compute(first: int, last: int) -> None:
             _function("outputs", x.dtype)(
-                self._plan, last - first, n_examples, _address(x[first:]), *self._table(at[first:]),
-                None if statistics is None else _address(used[first:]), _address(logits[first:]),
-                _address(used[first:]),
+                self._plan, last - first, n_examples, _address(x, first), *_tasks(at, first),
+                None if statistics is None else _address(used, first), _address(logits, first),
+                _address(used, first),
             )  # fmt: skip
 
         _share_out(compute, n_tasks)
@@ -167,14 +181,16 @@ class ConvNetLoss:
     ) -> Params:
         """See `Derivatives.hessian_vector`."""
         at, residuals, n_examples = point
+        v = vector[ALL]
+        _check("the vector", v, at.shape, at.dtype)
 
         def compute(first: int, last: int) -> Tensor:
             # Kernels overwrite a task's own result, and add to one that tasks share.
             shared = at.new_zeros(at.shape[1]) if total else None
             part = product[first:last] if shared is None else shared.expand(last - first, -1)
             _function("hessian_vector", residuals.dtype)(
-                self._plan, last - first, n_examples, *self._table(at[first:]),
-                _address(residuals[first:]), *self._table(vector[ALL][first:]), *self._table(part),
+                self._plan, last - first, n_examples, *_tasks(at, first),
+                _address(residuals, first), *_tasks(v, first), *_tasks(part, 0),
             )  # fmt: skip
             return part[0]
 
@@ -184,17 +200,14 @@ class ConvNetLoss:
             _spare.append(residuals)
         return {ALL: torch.stack(parts).sum(0) if total else product}
 
-    def _table(self, weights: Tensor) -> tuple[Any, Any]:
-        """Return each weight's address in ``[B, P]``, and its stride over tasks: 0 if shared."""
-        if weights.stride(1) != 1:
-            raise ValueError("the weights of a task must lie end to end")
-        addresses, address = [], weights.data_ptr()
-        for shape in self._shapes.values():
-            addresses.append(address)
-            address += shape.numel() * weights.element_size()
-        n = len(addresses)
-        stride = weights.stride(0)
-        return (ctypes.c_void_p * n)(*addresses), (ctypes.c_int64 * n)(*[stride] * n)
+    def _checked(self, weights: Params, x: Tensor) -> Tensor:
+        """Return the weights ``[B, P]``, if they and the images are what the kernels can read."""
+        at, shape = weights[ALL], x.shape[:2]
+        if x.dtype not in _SUFFIX or 0 in shape[1:]:
+            raise ValueError(f"images: {x.dtype} {list(x.shape)} is no set of float32 or float64")
+        _check("images", x, (*shape, *self._image_shape), x.dtype)
+        _check("weights", at, (shape[0], self._size), x.dtype)
+        return at
 
 
 @functools.cache
@@ -255,5 +268,21 @@ def _turn_back(part: Tensor, shape: torch.Size) -> Tensor:
     return part.view(shape)
 
 
-def _address(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def _check(what: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
+        raise ValueError(
+            f"{what}: {tensor.dtype} {list(tensor.shape)} on {tensor.device}, where {dtype} "
+            f"{list(shape)} on cpu is wanted"
+        )
+
+
+def _address(tensor: Tensor, first: int) -> int:
+    """Return where task ``first`` of ``[B, …]`` begins."""
+    return tensor.data_ptr() + first * tensor.stride(0) * tensor.element_size()
+
+
+def _tasks(weights: Tensor, first: int) -> tuple[int, int]:
+    """Return where task ``first`` of ``[B, P]`` begins, and the stride over tasks: 0 if shared."""
+    if weights.stride(1) != 1:
+        raise ValueError("the weights of a task must lie end to end")
+    return _address(weights, first), weights.stride(0)

@@ -1,9 +1,10 @@
-"""Compile ``convnet.cpp`` on first use, into a cache that processes and runs share.
+"""Compile ``src/convnet.cpp`` on first use, into a cache that processes and runs share.
 
 The compiler is ``$CXX``, else g++ or clang++. Where there is none, or it fails, `load` returns None
 and the caller computes with torch. The cache is ``$MAML_CACHE``, else ``~/.cache/maml``, in
-``kernels/``; a file's name is a hash of all that determines it, the compiler's version and the
-processor included.
+``kernels/``; a file's name is a hash of all that determines it: the sources, the options, the
+compiler's version, the processor. ``$MAML_KERNEL_FLAGS`` holds further options of the compiler,
+separated by spaces (`launch/sanitize` uses it).
 """
 
 from __future__ import annotations
@@ -21,13 +22,40 @@ import filelock
 
 from datasets.paths import cache_root
 
-SOURCE = Path(__file__).with_name("convnet.cpp")
+FOLDER = Path(__file__).with_name("src")
+SOURCE = FOLDER / "convnet.cpp"
+"""The one file that is compiled; it includes all others of the folder."""
 # No -ffast-math: a loss that diverged must stay NaN.
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
     "-shared", "-fPIC",
 )  # fmt: skip
 SUFFIXES = ("f32", "f64")
+
+_NUMBER, _INDEX, _ADDRESS = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_SIGNATURES: dict[str, tuple[type, list[type]]] = {
+    "lanes": (_NUMBER, [_NUMBER]),
+    "plan_new": (
+        _ADDRESS, [_NUMBER, ctypes.POINTER(_INDEX), _NUMBER, _NUMBER, ctypes.c_double],
+    ),
+    "parameter_count": (_INDEX, [_ADDRESS]),
+}  # fmt: skip
+"""Result and arguments of each function of ``convnet.cpp``."""
+# A plan, the numbers of tasks and of examples; then tensors' addresses and strides over tasks.
+_SIGNATURES_OF_A_TYPE: dict[str, tuple[type, list[type]]] = {
+    "residual_size": (_INDEX, [_ADDRESS, _NUMBER]),
+    "gradient": (_INDEX, [
+        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS,
+        _ADDRESS, _INDEX, _ADDRESS,
+    ]),
+    "hessian_vector": (_INDEX, [
+        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _INDEX,
+    ]),
+    "outputs": (_INDEX, [
+        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS, _ADDRESS,
+    ]),
+}  # fmt: skip
+"""The same of those that exist for each of `SUFFIXES`."""
 
 _failures: list[str] = []
 
@@ -68,12 +96,16 @@ def lanes(element_size: int) -> int | None:
     return None if library is None else int(library.lanes(element_size))
 
 
+def _flags() -> list[str]:
+    return [*FLAGS, *os.environ.get("MAML_KERNEL_FLAGS", "").split()]
+
+
 def _compile(compiler: str, path: Path) -> None:
     # Renamed when whole: a process that loads at the same time sees all of it or nothing.
     building = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         subprocess.run(
-            [compiler, *FLAGS, str(SOURCE), "-o", str(building)],
+            [compiler, *_flags(), str(SOURCE), "-o", str(building)],
             check=True,
             capture_output=True,
             text=True,
@@ -92,25 +124,28 @@ def _identity(compiler: str) -> str:
     version = subprocess.run(
         [compiler, "--version"], check=True, capture_output=True, text=True
     ).stdout
-    parts = (SOURCE.read_text(), *FLAGS, compiler, version, platform.platform(), flags)
+    files = sorted([SOURCE, *FOLDER.glob("*.h")])
+    sources = [f"{path.name}\n{path.read_text()}" for path in files]
+    parts = (*sources, *_flags(), compiler, version, platform.platform(), flags)
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.plan_new.restype = ctypes.c_void_p
-    library.plan_new.argtypes = [
-        ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_double,
-    ]  # fmt: skip
-    for suffix in SUFFIXES:
+    typed = {
+        f"{name}_{suffix}": signature
+        for name, signature in _SIGNATURES_OF_A_TYPE.items()
+        for suffix in SUFFIXES
+    }
+    for name, (result, arguments) in (_SIGNATURES | typed).items():
         # Attributes are kept; library[name] is a function object anew each time.
-        getattr(library, f"residual_size_{suffix}").restype = ctypes.c_int64
-        for name in ("gradient", "hessian_vector", "outputs"):
-            function = getattr(library, f"{name}_{suffix}")
-            function.restype, function.errcheck = ctypes.c_int, _check
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+        if name in typed:
+            function.errcheck = _check
     return library
 
 
-def _check(failed: int, *_: object) -> int:
-    if failed:
+def _check(status: int, *_: object) -> int:
+    if status == -1:
         raise MemoryError("no memory for the working buffers of the compiled kernels")
-    return failed
+    return status

@@ -164,6 +164,47 @@ def test_used_residuals_serve_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("label", [7, 4, -1, 2**32])
+def test_a_label_outside_the_ways_is_an_error(label: int, threads: int) -> None:
+    network, weights, _, x, y = random_case(*CASES["odd pooling"], n=3)
+    loss = ConvNetLoss(network)
+    y[2, 3] = label
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with pytest.raises(ValueError, match=rf"label {label} is none of 0 to 3 \(4 ways\)"):
+            loss.gradient(entered(loss, weights), x, y, again=False)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+def test_tensors_that_do_not_fit_are_an_error() -> None:
+    """Each would be read beyond its end, or as something that it is not."""
+    network, weights, vector, x, y = random_case(*CASES["odd image"], n=2)
+    loss = ConvNetLoss(network)
+    at, direction = entered(loss, weights), entered(loss, vector)
+    point = loss.gradient(at, x, y, again=True).point
+    statistics = loss.outputs(at, x)[1]
+    for message, call in (
+        ("images", lambda: loss.gradient(at, x[..., :-1], y, again=False)),
+        ("images", lambda: loss.outputs(at, x.half())),
+        ("images", lambda: loss.outputs(at, x[:, :0])),
+        ("weights", lambda: loss.gradient(at, x.float(), y, again=False)),
+        ("weights", lambda: loss.outputs({ALL: at[ALL][:, :-1]}, x)),
+        ("weights", lambda: loss.outputs({ALL: at[ALL].T.contiguous().T}, x)),
+        ("labels", lambda: loss.gradient(at, x, y[:, :-1], again=False)),
+        ("labels", lambda: loss.gradient(at, x, y.int(), again=False)),
+        ("statistics", lambda: loss.outputs(at, x, statistics[:, :-1])),
+        ("statistics", lambda: loss.outputs(at, x, statistics.float())),
+        ("vector", lambda: loss.hessian_vector(point, {ALL: direction[ALL][:1]}, total=False)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@needs_compiler
 def test_too_little_memory_is_an_error() -> None:
     network, _, _, _, _ = random_case(*CASES["miniimagenet"], n=1)
     plan = ConvNetLoss(network)._plan
@@ -171,7 +212,7 @@ def test_too_little_memory_is_an_error() -> None:
     assert compiled is not None
     with pytest.raises(MemoryError, match="working buffers"):
         # No task at all, of more images than there are addresses.
-        compiled.gradient_f32(plan, 0, 2**28, *[None] * 9)
+        compiled.gradient_f32(plan, 0, 2**28, None, None, None, 0, None, None, None, 0, None)
 
 
 @needs_compiler
@@ -179,7 +220,7 @@ def test_an_updated_compiler_compiles_again(
     tmp_path: Path,
 ) -> None:
     compiler = tmp_path / "compiler"
-    names = []
+    names: list[str] = []
     for version in ("1.0", "2.0", "2.0"):
         compiler.write_text(f"#!/bin/sh\necho compiler {version}\n")
         compiler.chmod(0o755)

@@ -1,0 +1,119 @@
+// The linear head and the mean cross-entropy: logits = features . weight^T + bias.
+//
+// Shapes: features and their gradients [n, F], weight [ways, F], logits and their gradients [n, ways].
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "geometry.h"
+
+namespace {
+
+template <class T> T dot(const T* a, const T* b, int count) {
+  V<T> sum = {};
+  int i = 0;
+  for (; i + Simd<T>::kLanes <= count; i += Simd<T>::kLanes) sum += at(a + i) * at(b + i);
+  T total = 0;
+  for (int k = 0; k < Simd<T>::kLanes; ++k) total += sum[k];
+  for (; i < count; ++i) total += a[i] * b[i];
+  return total;
+}
+
+// b += scale * a.
+template <class T> void axpy(T scale, const T* a, T* b, int count) {
+  for (int i = 0; i < count; ++i) b[i] += scale * a[i];
+}
+
+// From the last activations [n, Q, C] to the features: the mean over Q, or all of them in the order (C, Q), which is
+// that of torch's flatten.
+template <class T> void pool_features(const Plan& plan, int n, const T* y, T* f) {
+  const Layer& l = plan.layers.back();
+  const int Q = l.Q(), C = l.cout;
+  std::memset(f, 0, sizeof(T) * n * plan.features);
+  for (int i = 0; i < n; ++i, f += plan.features)
+    for (int q = 0; q < Q; ++q, y += C) {
+      if (plan.mean) axpy(T(1) / Q, y, f, C);
+      else for (int c = 0; c < C; ++c) f[c * Q + q] = y[c];
+    }
+}
+
+// The way back, of gradients.
+template <class T> void spread_features(const Plan& plan, int n, const T* gf, T* gy) {
+  const Layer& l = plan.layers.back();
+  const int Q = l.Q(), C = l.cout;
+  for (int i = 0; i < n; ++i, gf += plan.features)
+    for (int q = 0; q < Q; ++q, gy += C)
+      for (int c = 0; c < C; ++c) gy[c] = plan.mean ? gf[c] / Q : gf[c * Q + q];
+}
+
+template <class T>
+void head(const Plan& plan, int n, const T* features, const T* weight, const T* bias, T* logits) {
+  const int F = plan.features;
+  for (int i = 0; i < n; ++i, features += F, logits += plan.ways)
+    for (int c = 0; c < plan.ways; ++c) logits[c] = bias[c] + dot(features, weight + int64_t(c) * F, F);
+}
+
+// Returns the mean cross-entropy; writes the softmax `p` of the logits and the loss's gradient `gl` by them.
+template <class T>
+T cross_entropy(const Plan& plan, int n, const T* logits, const int64_t* labels, T* p, T* gl) {
+  const int ways = plan.ways;
+  T loss = 0;
+  for (int i = 0; i < n; ++i, logits += ways, p += ways, gl += ways) {
+    const int label = int(labels[i]);
+    const T top = *std::max_element(logits, logits + ways);
+    T total = 0;
+    for (int c = 0; c < ways; ++c) total += p[c] = std::exp(logits[c] - top);
+    loss += std::log(total) + top - logits[label];
+    for (int c = 0; c < ways; ++c) {
+      p[c] /= total;
+      gl[c] = (p[c] - T(c == label)) / T(n);
+    }
+  }
+  return loss / T(n);
+}
+
+// Adds the gradients of weight and bias; writes that of the features.
+template <class T>
+void head_backward(const Plan& plan, int n, const T* features, const T* weight, const T* gl, T* gweight, T* gbias,
+                   T* gfeatures) {
+  const int F = plan.features;
+  std::memset(gfeatures, 0, sizeof(T) * n * F);
+  for (int i = 0; i < n; ++i, features += F, gfeatures += F, gl += plan.ways)
+    for (int c = 0; c < plan.ways; ++c) {
+      gbias[c] += gl[c];
+      axpy(gl[c], features, gweight + int64_t(c) * F, F);
+      axpy(gl[c], weight + int64_t(c) * F, gfeatures, F);
+    }
+}
+
+// The tangent of all three, when the features move along `dfeatures` and the head's parameters along `vweight` and
+// `vbias`: adds those of the gradients of weight and bias; writes that of the features' gradient.  `dl` holds [ways].
+template <class T>
+void head_tangent(const Plan& plan, int n, const T* features, const T* p, const T* gl, const T* weight,
+                  const T* dfeatures, const T* vweight, const T* vbias, T* dl, T* dgweight, T* dgbias,
+                  T* dgfeatures) {
+  const int F = plan.features, ways = plan.ways;
+  std::memset(dgfeatures, 0, sizeof(T) * n * F);
+  for (int i = 0; i < n; ++i) {
+    T mean_dl = 0;
+    for (int c = 0; c < ways; ++c) {
+      const int64_t row = int64_t(c) * F;
+      dl[c] = vbias[c] + dot(dfeatures, weight + row, F) + dot(features, vweight + row, F);
+      mean_dl += p[c] * dl[c];
+    }
+    for (int c = 0; c < ways; ++c) {
+      const int64_t row = int64_t(c) * F;
+      const T dgl = p[c] * (dl[c] - mean_dl) / T(n);
+      dgbias[c] += dgl;
+      axpy(dgl, features, dgweight + row, F);
+      axpy(gl[c], dfeatures, dgweight + row, F);
+      axpy(dgl, weight + row, dgfeatures, F);
+      axpy(gl[c], vweight + row, dgfeatures, F);
+    }
+    features += F, dfeatures += F, dgfeatures += F, p += ways, gl += ways;
+  }
+}
+
+}  // namespace

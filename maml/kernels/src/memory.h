@@ -1,0 +1,134 @@
+// Working memory, what a gradient keeps for the tangent, and where a task's parameters are.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "norm.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+// In a build with the address sanitizer, what lies between two buffers may not be touched.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace {
+
+// Deals out one block of memory, buffer by buffer, each on cache lines of its own.  Without a block it only counts: one
+// function then says both how much a block must hold and what lies where in it, and the two cannot disagree.
+template <class T> class Buffers {
+ public:
+  Buffers() = default;
+  Buffers(T* base, int64_t size) : base_(base) {
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(base, size * sizeof(T));  // it may have been dealt out otherwise before
+#endif
+    (void)size;
+  }
+  T* take(int64_t count) {
+    T* buffer = base_ ? base_ + used_ : nullptr;
+    const int64_t size = (count * int64_t(sizeof(T)) + 63) / 64 * 64 / int64_t(sizeof(T)) + kGuard;
+#if defined(__SANITIZE_ADDRESS__)
+    if (base_) ASAN_POISON_MEMORY_REGION(buffer + count, (size - count) * sizeof(T));
+#endif
+    used_ += size;
+    return buffer;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr int64_t kGuard = 256 / sizeof(T);
+#else
+  static constexpr int64_t kGuard = 0;
+#endif
+  T* base_ = nullptr;
+  int64_t used_ = 0;
+};
+
+// A block of memory that a thread keeps from call to call: fresh pages cost as much as the arithmetic.
+class Arena {
+ public:
+  ~Arena() { std::free(base_); }
+  // Lets `take_all` take its buffers twice: first to count, then in earnest.  Throws std::bad_alloc.
+  template <class T, class F> void deal(F take_all) {
+    Buffers<T> counting;
+    take_all(counting);
+    reserve(size_t(counting.used()) * sizeof(T));
+    Buffers<T> buffers(reinterpret_cast<T*>(base_), counting.used());
+    take_all(buffers);
+  }
+
+ private:
+  static constexpr size_t kPage = 2 << 20;  // of huge pages, where the system has them
+  void reserve(size_t bytes) {
+    if (bytes <= size_) return;
+    std::free(base_);
+    base_ = nullptr, size_ = 0;
+    const size_t size = (bytes + kPage - 1) / kPage * kPage;
+    base_ = static_cast<char*>(std::aligned_alloc(kPage, size));
+    if (!base_) throw std::bad_alloc();
+    size_ = size;
+#if defined(__linux__)
+    madvise(base_, size_, MADV_HUGEPAGE);
+#endif
+  }
+  char* base_ = nullptr;
+  size_t size_ = 0;
+};
+thread_local Arena arena;
+
+// The residuals of one task: what its gradient keeps for products with the Hessian at the same point.
+template <class T> struct Residuals {
+  T* x;                             // images, with the first layer's border
+  T *features, *probabilities, *gl; // [n, F]; softmax of the logits, and the loss's gradient by them [n, ways]
+  std::vector<Saved<T>> layers;
+
+  void take(const Plan& plan, int n, Buffers<T>& from) {
+    x = from.take(plan.layers[0].x_size(n));
+    features = from.take(int64_t(n) * plan.features);
+    probabilities = from.take(int64_t(n) * plan.ways);
+    gl = from.take(int64_t(n) * plan.ways);
+    layers.clear();
+    for (const Layer& l : plan.layers) {
+      Saved<T> s;
+      s.z = from.take(l.z_size(n)), s.y = from.take(l.y_size(n)), s.gq = from.take(l.q_size(n));
+      s.zq = l.pool ? from.take(l.q_size(n)) : s.z, s.index = l.pool ? from.take(l.q_size(n)) : nullptr;
+      s.gz = l.first ? nullptr : from.take(l.gz_size(n));  // the first layer's is not read again
+      s.mean = from.take(l.cout), s.inv = from.take(l.cout);
+      s.mean_gu = from.take(l.cout), s.mean_gux = from.take(l.cout);
+      layers.push_back(s);
+    }
+  }
+  // Elements of a task's residuals.
+  static int64_t size(const Plan& plan, int n) {
+    Buffers<T> counting;
+    Residuals<T>().take(plan, n, counting);
+    return counting.used();
+  }
+};
+
+// The parameters of every task, or something of their shape: a gradient, a vector.  A slot is one of `Plan`'s.
+template <class T> struct Parameters {
+  T* base;
+  int64_t stride;  // elements from one task's to the next one's; 0 where tasks share them
+  T* operator()(int task, int64_t slot) const { return base + task * stride + slot; }
+  // As an output: a task's own is made zero here, just before it is added to; one that tasks share, by the caller.
+  T* cleared(int task, int64_t slot, int64_t count) const {
+    if (stride) std::memset((*this)(task, slot), 0, sizeof(T) * count);
+    return (*this)(task, slot);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,43 @@
+// Vectors of this machine's registers, and how loops are cut into blocks of them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kMaxVecs = 4;  // 32 registers
+#else
+constexpr int kVectorBytes = 32, kMaxVecs = 2;  // 16 registers
+#endif
+
+template <class T> struct Simd {
+  typedef T V __attribute__((vector_size(kVectorBytes), aligned(alignof(T)), may_alias));
+  static constexpr int kLanes = kVectorBytes / sizeof(T);
+};
+template <class T> using V = typename Simd<T>::V;
+// The vector that begins at p, which may lie anywhere.
+template <class T> inline V<T>& at(T* p) { return *reinterpret_cast<V<T>*>(p); }
+template <class T> inline const V<T>& at(const T* p) { return *reinterpret_cast<const V<T>*>(p); }
+
+// Calls f(integral_constant<NV>, first channel) over blocks of NV vectors that cover `channels`.
+template <class T, class F> inline void each_block(int channels, F f) {
+  constexpr int lanes = Simd<T>::kLanes;
+  int c = 0;
+  if constexpr (kMaxVecs >= 4)
+    for (; c + 4 * lanes <= channels; c += 4 * lanes) f(std::integral_constant<int, 4>(), c);
+  for (; c + 2 * lanes <= channels; c += 2 * lanes) f(std::integral_constant<int, 2>(), c);
+  for (; c + lanes <= channels; c += lanes) f(std::integral_constant<int, 1>(), c);
+}
+
+// Splits `total` into nearly equal blocks of at most `most`, and calls f(start, size).
+template <class F> inline void each_even(int total, int most, F f) {
+  for (int start = 0, blocks = (total + most - 1) / most; blocks > 0; --blocks) {
+    const int size = (total - start + blocks - 1) / blocks;
+    f(start, size);
+    start += size;
+  }
+}
+
+}  // namespace

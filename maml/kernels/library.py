@@ -124,7 +124,7 @@ def _identity(compiler: str) -> str:
     version = subprocess.run(
         [compiler, "--version"], check=True, capture_output=True, text=True
     ).stdout
-    files = sorted([SOURCE, *FOLDER.glob("*.h")])
+    files = [SOURCE, *sorted(FOLDER.glob("*.h"))]
     sources = [f"{path.name}\n{path.read_text()}" for path in files]
     parts = (*sources, *_flags(), compiler, version, platform.platform(), flags)
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()

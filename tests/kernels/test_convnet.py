@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -216,9 +217,10 @@ def test_too_little_memory_is_an_error() -> None:
 
 
 @needs_compiler
-def test_an_updated_compiler_compiles_again(
-    tmp_path: Path,
+def test_what_determines_the_kernels_compiles_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The compiler's version, its options, and every source file."""
     compiler = tmp_path / "compiler"
     names: list[str] = []
     for version in ("1.0", "2.0", "2.0"):
@@ -226,6 +228,14 @@ def test_an_updated_compiler_compiles_again(
         compiler.chmod(0o755)
         names.append(library._identity(str(compiler)))
     assert names[0] != names[1] == names[2]
+    shutil.copytree(library.FOLDER, tmp_path / "src")
+    monkeypatch.setattr(library, "FOLDER", tmp_path / "src")
+    assert library._identity(str(compiler)) == names[1]
+    (tmp_path / "src" / "head.h").write_text("// another")
+    names.append(library._identity(str(compiler)))
+    monkeypatch.setenv("MAML_KERNEL_FLAGS", "-O1")
+    names.append(library._identity(str(compiler)))
+    assert len(set(names)) == 4
 
 
 def entered(loss: ConvNetLoss, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,32 +13,39 @@ namespace {
 constexpr int kTableRows = 256;        // output rows that one table covers, at least; more repeat it
 constexpr int kBandBytes = 24 << 10;   // of a convolution's output that are at hand in the first-level cache
 
+// Some lines of a convolution's output: of one image, or of all images where their lines lie end to end.
 struct Band { int image, row, rows; };
 
+// One [convolution -> norm -> ReLU -> pooling].  Names of its maps, in all files: x, the input; z, the convolution's
+// output; u, normalised; y, the layer's output, which is the next one's x.  q stands for what is [n, qh, qw, C] without
+// a border.  A g before a name is the loss's gradient by it, a d the tangent of it.
+//
 // A layer is convolved in one of two ways.
-//   Banded (the first layer, and those that pool, whose stride is 1): the map that it reads has a border of
-//   zeros, so that a kernel row's taps are one run of kernel * C_in numbers.  A few output rows are computed
-//   at a time, and what follows is done while they are in the first-level cache.
-//   By tap: the map has no border; small maps, most of whose padding would be multiplied in vain.
+//   Banded (the first layer, and those that pool, whose stride is 1): the map that it reads has a border of zeros, so
+//   that a kernel row's taps are one run of kernel * C_in numbers.  A few lines of the output are computed at a time,
+//   and what follows is done while they are in the first-level cache.
+//   By tap: the map has no border, and each tap of the kernel is a product of its own, over the pixels it meets.  For
+//   small maps, whose border would be most of the work.
 struct Layer {
   // Where the layer's parameters begin in a task's: see `Plan`.
   struct { int64_t weight, gamma, beta; } slot;
   int h, w, cin, cout, kernel, stride, pad, pool;  // as the caller gives them; h and w are the input's
   int oh, ow, qh, qw;                              // after the convolution, and after the pooling
   bool first, banded;
-  bool passing = false;                            // see `outputs`
+  bool passing = false;                            // of `outputs`: z is one band where it is pooled, and zq lies in y
   int border, zborder, yborder;                    // zeros around the input, around gz, and around the output
   int band;                                        // rows of a band, at most
   std::vector<Pair> forward, input, weight;        // banded: of a band
   std::vector<std::vector<Pair>> pairs;            // by tap: per tap, sorted by image, for `group` images
   int group, taps;
-  int P() const { return oh * ow; }
+  int P() const { return oh * ow; }                // pixels of z, and of y
   int Q() const { return qh * qw; }
   int64_t weights() const { return int64_t(taps) * cin * cout; }
+  // Pixels from a line to the next: of x, gz and y.
   int wb() const { return w + 2 * border; }
   int gw() const { return ow + 2 * zborder; }
   int yw() const { return qw + 2 * yborder; }
-  // Elements of a set's maps, and the offset of a line's first pixel.
+  // Elements of the maps of n images.
   int64_t x_size(int n) const { return int64_t(n) * (h + 2 * border) * wb() * cin; }
   int64_t z_size(int n) const { return int64_t(n) * P() * cout; }
   int64_t q_size(int n) const { return int64_t(n) * Q() * cout; }
@@ -46,6 +53,7 @@ struct Layer {
   int64_t gz_size(int n) const {  // the first layer's is needed for a band only
     return first ? int64_t(band + 1) * ow * cout : int64_t(n) * (oh + 2 * zborder) * gw() * cout;
   }
+  // Offset of a line's first pixel.
   int64_t z_at(const Band& band, int row) const {
     if (passing && pool) return int64_t(row - band.row) * ow * cout;
     return (int64_t(band.image) * oh + row) * ow * cout;

@@ -10,13 +10,12 @@
 
 namespace {
 
-// What the tangent pass needs of the gradient pass, for one layer of one task.  Of a window of the pooling, the
-// pixel that it took is known before the statistics are: the largest; where gamma < 0 the smallest, where 0 the first.
+// What the tangent pass needs of the gradient pass, for one layer of one task.
 template <class T> struct Saved {
   T *z, *gz;               // the convolution's output [n, P, C], and its gradient
   T *zq, *index;           // [n, Q, C] of the pixels that the pooling took: z, and which of the four it was
   T *y, *gq;               // output, with the next layer's border; gradient before the norm [n, Q, C]
-  T *mean, *inv;           // [C] of z; 1 / sqrt(variance + eps)
+  T *mean, *inv;           // [C] of z; 1 / sqrt(variance + eps), and until `activate` the sum of squared distances
   T *mean_gu, *mean_gux;   // [C] means over all pixels of gq and of gq * normalised z
 };
 

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from maml.config import MUST_MATCH, Config
+from maml.config import MUST_MATCH, Config, registry
 from maml.config.presets import changed, with_values
 from maml.errors import UserError
 from maml.evaluate import evaluate, summary
+from maml.kernels import native_set_loss
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process
@@ -124,6 +126,9 @@ class _Run:
             f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
+        slow = why_no_kernels(config, self.worker.learner.network, self.worker.device)
+        if slow is not None:
+            self._say(f"not served by the compiled kernels, so slower than it might be: {slow}")
         try:
             self._status("training")
             try:
@@ -291,6 +296,23 @@ class _Run:
     def _say(self, text: str) -> None:
         if self.speaks:
             print(text, flush=True)
+
+
+def why_no_kernels(config: Config, network: nn.Module, device: torch.device) -> str | None:
+    """Return why compiled kernels do not serve this run; None where they do, or nobody would ask.
+
+    Nobody asks without an inner loop, on a GPU, or where the flags say otherwise.
+    """
+    has_inner_loop = registry.learner(config.learner).tasks == "episodes"
+    asked_otherwise = config.kernels != "auto" or config.meta_gradient == "reverse"
+    if not has_inner_loop or asked_otherwise or device.type != "cpu":
+        return None
+    try:
+        # As somebody asks who insists on them.
+        native_set_loss(with_values(config, kernels="native"), network, device.type)
+    except UserError as error:
+        return str(error).removeprefix("--kernels native: ")
+    return None
 
 
 class _Window:

@@ -72,23 +72,25 @@ def integers(keys: Keys, high: int, n: int) -> NDArray[np.int64]:
     return (uniforms(keys, n) * high).astype(np.int64)
 
 
-def choose(keys: Keys, n: int, k: int) -> NDArray[np.int64]:
+def choose(keys: Keys, n: ArrayLike, k: int) -> NDArray[np.int64]:
     """``k`` distinct integers of [0, n) for each key, every ordered choice equally likely.
 
-    uint64 ``[...]`` to int64 ``[..., k]``. Floyd's algorithm (Bentley and Floyd, "A sample of
-    brilliance", 1987) draws the set in ``k`` steps whatever ``n``; a second draw puts it in random
-    order. Raises ``ValueError`` if ``k > n``.
+    uint64 ``[...]`` to int64 ``[..., k]``; ``n`` is one number, or one for each key: int64
+    ``[...]``. What a key draws depends on its own ``n`` alone. Floyd's algorithm (Bentley and
+    Floyd, "A sample of brilliance", 1987) draws the set in ``k`` steps whatever ``n``; a second
+    draw puts it in random order. Raises ``ValueError`` if ``k`` is more than an ``n``.
     """
-    if not 0 <= k <= n:
-        raise ValueError(f"cannot choose {k} of {n} without replacement")
+    of = np.asarray(n, dtype=np.int64)
+    if k < 0 or (of < k).any():
+        raise ValueError(f"cannot choose {k} of {of.min()} without replacement")
     draws = uniforms(keys, 2 * k)
-    tops = np.arange(n - k, n, dtype=np.int64)
+    tops = of[..., None] + np.arange(-k, 0, dtype=np.int64)
     candidates = (draws[..., :k] * (tops + 1)).astype(np.int64)
-    chosen = np.empty(candidates.shape, dtype=np.int64)
-    for i in range(k):
+    chosen = candidates.copy()
+    for i in range(1, k):
         candidate = candidates[..., i]
         taken = (chosen[..., :i] == candidate[..., None]).any(axis=-1)
-        chosen[..., i] = np.where(taken, tops[i], candidate)
+        chosen[..., i] = np.where(taken, tops[..., i], candidate)
     order = np.argsort(draws[..., k:], axis=-1, kind="stable")
     return np.take_along_axis(chosen, order, axis=-1)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,8 +22,10 @@ from numpy.typing import NDArray
 
 from datasets.errors import DataError
 
-# Far longer than any build here takes: a wait this long means that the builder hangs.
+# A builder that has written nothing for so long hangs.
 LOCK_TIMEOUT_S = 900.0
+# Between two lines that say how far a build is, where no terminal shows a bar.
+REPORT_S = 30.0
 
 Chunks = Iterable[NDArray[np.uint8]]
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
@@ -73,11 +76,11 @@ def cached(
         return map_array(path, shape)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
+        with _locked(path):
             # Another process may have built it while this one waited for the lock.
             with contextlib.suppress(DataError):
                 return map_array(path, shape)
-            for stale in path.parent.glob(f"{path.name}.*.tmp"):
+            for stale in _temporaries(path):
                 stale.unlink(missing_ok=True)
             if title:
                 # Before build(), which may be most of it.
@@ -85,8 +88,8 @@ def cached(
             _write(path, shape, _followed(build(), shape[0], title))
     except Timeout as error:
         raise DataError(
-            f"{path}.lock: held for {LOCK_TIMEOUT_S:.0f} s by another process; end it, "
-            "or set $MAML_CACHE elsewhere"
+            f"{path}.lock: held by another process, which has written nothing for "
+            f"{LOCK_TIMEOUT_S:.0f} s; end it, or set $MAML_CACHE elsewhere"
         ) from error
     except OSError as error:
         raise DataError(
@@ -96,15 +99,53 @@ def cached(
     return map_array(path, shape)
 
 
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The lock of a file of the cache. Raises ``Timeout`` when its holder gets nowhere."""
+    lock = FileLock(f"{path}.lock")
+    before = _written(path)
+    while True:
+        try:
+            lock.acquire(timeout=LOCK_TIMEOUT_S)
+            break
+        except Timeout:
+            # A hundred thousand photographs take longer than that.
+            if (now := _written(path)) == before:
+                raise
+            before = now
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _temporaries(path: Path) -> Iterator[Path]:
+    return path.parent.glob(f"{path.name}.*.tmp")
+
+
+def _written(path: Path) -> list[tuple[str, int]]:
+    """The names and sizes of what is being built; one may vanish meanwhile."""
+    found = []
+    for temporary in sorted(_temporaries(path)):
+        with contextlib.suppress(FileNotFoundError):
+            found.append((temporary.name, temporary.stat().st_size))
+    return found
+
+
 def _followed(chunks: Chunks, rows: int, title: str) -> Iterator[NDArray[np.uint8]]:
-    """``chunks``, with a progress bar on a terminal."""
+    """``chunks``, with a progress bar on a terminal, and a line now and then elsewhere."""
     # Imported late: the cache is there already, most of the time.
     from tqdm import tqdm
 
+    done, said = 0, time.monotonic()
     with tqdm(total=rows, desc=title, delay=2.0, disable=None if title else True) as bar:
         for chunk in chunks:
             yield chunk
+            done += len(chunk)
             bar.update(len(chunk))
+            if title and bar.disable and time.monotonic() - said >= REPORT_S:
+                said = time.monotonic()
+                print(f"{title}: {done} of {rows}", file=sys.stderr, flush=True)
 
 
 def _write(path: Path, shape: tuple[int, ...], chunks: Chunks) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -46,8 +47,7 @@ class Episodes(ABC):
 class ImageArray(Protocol):
     """Images as :class:`FewShotImages` and :class:`datasets.batches.Batches` need them.
 
-    They are uint8, ``[classes, drawings, H, W]`` or ``[classes, drawings, H, W, 3]``, or for
-    batches ``[n, H, W]`` or ``[n, H, W, 3]``.
+    They are uint8, ``[n, H, W]`` or ``[n, H, W, 3]``.
     """
 
     @property
@@ -61,81 +61,136 @@ class ImageArray(Protocol):
 
 
 class ImageClasses(NamedTuple):
-    """What a data set of images gives to few-shot tasks of a split.
+    """What a data set of images gives to few-shot tasks of a split with ``c`` classes.
 
-    * ``images``: uint8 ``[classes, drawings, H, W]`` or ``[classes, drawings, H, W, 3]``, usually
-      memory-mapped
-    * ``classes``: int64 ``[n]``, the rows of ``images`` that belong to the split
+    The images of a class follow one another; classes may have different numbers of them.
+
+    * ``images``: uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, usually memory-mapped
+    * ``first``: int64 ``[c]``, the row of ``images`` where each class begins
+    * ``counts``: int64 ``[c]``, how many images each class has
     * ``rotate``: whether each class of each task is turned by its own random multiple of 90 degrees
       (Santoro et al. 2016, as in MAML's released code)
+    * ``names``: the ``c`` names of the classes, for messages; None if nobody knows them by name
+    * ``files``: the ``n`` files of ``images``; None if they are not files
     """
 
     images: ImageArray
-    classes: NDArray[np.int64]
+    first: NDArray[np.int64]
+    counts: NDArray[np.int64]
     rotate: bool
+    names: Sequence[str] | None = None
+    files: Sequence[str] | None = None
+
+    @classmethod
+    def of_equal_size(
+        cls, images: NDArray[np.uint8], rows: NDArray[np.int64], *, rotate: bool
+    ) -> ImageClasses:
+        """Classes that all have the same number of images.
+
+        ``images`` is uint8 ``[classes, n, H, W]`` or ``[classes, n, H, W, 3]``, and ``rows`` int64
+        ``[c]``, those of its rows that belong to the split. Nothing is read or copied.
+        """
+        if images.ndim not in (4, 5):
+            raise ValueError(f"images must be [classes, n, H, W(, 3)], not {images.shape}")
+        n = images.shape[1]
+        first = np.asarray(rows, dtype=np.int64) * n
+        flat = images.reshape(-1, *images.shape[2:])
+        return cls(flat, first, np.full_like(first, n), rotate)
 
 
 class Layout(NamedTuple):
     """What ``B`` image tasks consist of, before any image is read; all int64.
 
-    * ``classes``: ``[B, N]``, rows of the image array; position in the task is the label
-    * ``drawings``: ``[B, N, K+Q]``, columns of the image array, distinct in a class; the first
-      ``K`` are the support
+    * ``classes``: ``[B, N]``, places in the split's list of classes; position in the task is the
+      label
+    * ``images``: ``[B, N, K+Q]``, rows of the image array, distinct; the first ``K`` of a class are
+      the support
     * ``quarter_turns``: ``[B, N]``, counter-clockwise multiples of 90 degrees
     """
 
     classes: NDArray[np.int64]
-    drawings: NDArray[np.int64]
+    images: NDArray[np.int64]
     quarter_turns: NDArray[np.int64]
+
+
+class Files(NamedTuple):
+    """The files of the images of ``B`` tasks, one list for each task.
+
+    ``support[b][i]`` is the file of ``Task.support_x[b, i]``; ``query`` likewise.
+    """
+
+    support: list[list[str]]
+    query: list[list[str]]
 
 
 class FewShotImages(Episodes):
     """N-way K-shot classification of images (Vinyals et al. 2016, arXiv:1606.04080).
 
     A task draws ``ways`` distinct classes, in random order, and ``shots + queries`` distinct images
-    of each.
+    of each. All classes are equally likely, however many images they have.
     """
 
     def __init__(
         self,
         *,
         images: ImageArray,
-        classes: NDArray[np.int64],
+        first: NDArray[np.int64],
+        counts: NDArray[np.int64],
         split: str,
         ways: int,
         shots: int,
         queries: int,
         seed: int,
         rotate: bool,
+        names: Sequence[str] | None = None,
+        files: Sequence[str] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Check the request against the data; reads no image.
 
-        ``images``, ``classes`` and ``rotate`` are as in :class:`ImageClasses`.
+        ``images``, ``first``, ``counts``, ``rotate``, ``names`` and ``files`` are as in
+        :class:`ImageClasses`.
 
-        Raises :class:`DataError`, naming the flag, if the split is too small for the task.
+        Raises :class:`DataError`, naming the flag, if the split is too small for the task: no class
+        is left out, so that the classes do not depend on ``shots`` and ``queries``.
         """
         for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
-        if len(images.shape) not in (4, 5):
-            raise ValueError(f"images must be [classes, drawings, H, W(, 3)], not {images.shape}")
-        if rotate and images.shape[2] != images.shape[3]:
-            raise ValueError(f"only square images can turn by 90 degrees, not {images.shape[2:4]}")
-        if ways > len(classes):
-            raise DataError(f"--ways {ways}: the {split} split has only {len(classes)} classes")
-        if shots + queries > images.shape[1]:
-            raise DataError(
-                f"--shots {shots} and --queries {queries}: they need {shots + queries} images of a "
-                f"class, and the {split} split has {images.shape[1]}"
-            )
+        if len(images.shape) not in (3, 4):
+            raise ValueError(f"images must be [n, H, W(, 3)], not {images.shape}")
+        if rotate and images.shape[1] != images.shape[2]:
+            raise ValueError(f"only square images can turn by 90 degrees, not {images.shape[1:3]}")
+        if ways > len(first):
+            raise DataError(f"--ways {ways}: the {split} split has only {len(first)} classes")
         self.split = split
-        self.classes = np.asarray(classes, dtype=np.int64)
         self.ways, self.shots, self.queries = ways, shots, queries
         self.seed, self.rotate, self.dtype = seed, rotate, dtype
+        self.first = np.asarray(first, dtype=np.int64)
+        self.counts = np.asarray(counts, dtype=np.int64)
+        self._names, self._files = names, files
         # A plain view of the same pages: the memmap subclass makes every small operation slower.
         self._images: ImageArray = (
             images.view(np.ndarray) if isinstance(images, np.memmap) else images
+        )
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        """Raise :class:`DataError` if a class has too few images for a task."""
+        needed = self.shots + self.queries
+        few = np.flatnonzero(self.counts < needed)
+        if not len(few):
+            return
+        message = (
+            f"--shots {self.shots} and --queries {self.queries}: they need {needed} images of a "
+            f"class, and the {self.split} split has "
+        )
+        if self._names is None:
+            raise DataError(f"{message}{self.counts.min()}")
+        shown = ", ".join(f"{self.counts[i]} of {self._names[i]}" for i in few[:3])
+        more = f" and too few of {len(few) - 3} more classes" if len(few) > 3 else ""
+        raise DataError(
+            f"{message}{shown}{more}; ask for fewer, add images, or move such classes elsewhere"
         )
 
     def layout(self, ids: Tensor) -> Layout:
@@ -146,19 +201,35 @@ class FewShotImages(Episodes):
         def keys(purpose: str) -> addresses.Keys:
             return addresses.keys(self.seed, self.split, purpose, index)
 
-        rows = addresses.choose(keys("classes"), len(self.classes), self.ways)
+        classes = addresses.choose(keys("classes"), len(self.first), self.ways)
         drawing_keys = addresses.derive(keys("drawings"), self.ways)
-        drawings = addresses.choose(drawing_keys, self._images.shape[1], per_class)
+        drawings = addresses.choose(drawing_keys, self.counts[classes], per_class)
         if self.rotate:
             turns = addresses.integers(keys("rotation"), 4, self.ways)
         else:
             turns = np.zeros((len(index), self.ways), dtype=np.int64)
-        return Layout(self.classes[rows], drawings, turns)
+        return Layout(classes, self.first[classes][..., None] + drawings, turns)
+
+    def files(self, ids: Tensor) -> Files:
+        """The file of each support and each query image of the tasks with these ids.
+
+        ``ids`` is int64 ``[B]``. Reads no image. Raises ``ValueError`` for a data set whose images
+        are not files of their own.
+        """
+        if self._files is None:
+            raise ValueError("the images of this data set are not files of their own")
+        images = self.layout(ids).images
+
+        def names(rows: NDArray[np.int64]) -> list[list[str]]:
+            assert self._files is not None
+            return [[self._files[row] for row in task.ravel()] for task in rows]
+
+        return Files(names(images[..., : self.shots]), names(images[..., self.shots :]))
 
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``): images ``[B, N*K, C, H, W]`` in [0, 1]."""
         layout = self.layout(ids)
-        pixels = np.asarray(self._images[layout.classes[:, :, None], layout.drawings])
+        pixels = np.asarray(self._images[layout.images])
         if self.rotate:
             for turns in (1, 2, 3):
                 turned = layout.quarter_turns == turns

@@ -50,7 +50,7 @@ def open_classes(split: str, **_unused: object) -> ImageClasses:
     Raises :class:`DataError` for an unknown split.
     """
     images = open_images(split)
-    return ImageClasses(images, np.arange(len(images), dtype=np.int64), rotate=False)
+    return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
 
 
 def open_images(split: str, classes: int | None = None) -> Mapped:

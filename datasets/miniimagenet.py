@@ -33,7 +33,7 @@ def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClas
     Raises :class:`DataError` as :func:`open_images` does.
     """
     images = open_images(data_root, split)
-    return ImageClasses(images, np.arange(len(images), dtype=np.int64), rotate=False)
+    return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
 
 
 def open_images(data_root: Path, split: str) -> Mapped:

@@ -40,7 +40,7 @@ def open_classes(
     Raises :class:`DataError` as :func:`open_images` and :func:`split_classes` do.
     """
     classes = split_classes(omniglot_split, split)
-    return ImageClasses(open_images(data_root), classes, rotate=True)
+    return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=True)
 
 
 def open_images(data_root: Path) -> Mapped:

@@ -374,7 +374,7 @@ def test_omniglot_split(data_root: Path, tmp_path: Path) -> None:
             data="omniglot", data_root=str(data_root), omniglot_split=split, run_dir=str(tmp_path)
         )
         training = Trainer(config).worker.training
-        assert len(training.classes) == classes  # type: ignore[attr-defined]
+        assert len(training.counts) == classes  # type: ignore[attr-defined]
         tasks.append(training.tasks(torch.arange(4)).support_x)
     assert not torch.equal(tasks[0], tasks[1])
     assert not torch.equal(tasks[0], tasks[2])

@@ -121,6 +121,21 @@ def test_choose_is_distinct_and_uniform_in_every_position(n, k):
         assert abs(chi_square(np.bincount(drawn[:, position], minlength=n))) < 4
 
 
+def test_choose_takes_a_bound_for_each_key():
+    keys = addresses.derive(many(500), 4)
+    n = np.arange(6, 10) * np.array([[1]] * 499 + [[1000]])
+    drawn = addresses.choose(keys, n, 6)
+    for place in range(4):
+        for row in (0, 1, 499):
+            alone = addresses.choose(keys[row, place : place + 1], n[row, place], 6)
+            assert (alone[0] == drawn[row, place]).all()
+    # The whole of the smallest range, distinct in the others.
+    assert (np.sort(drawn[:499, 0]) == np.arange(6)).all()
+    assert (np.diff(np.sort(drawn), axis=-1) > 0).all() and (drawn < n[..., None]).all()
+    with pytest.raises(ValueError, match="6 of 5"):
+        addresses.choose(keys, np.where(n == 7, 5, n), 6)
+
+
 def test_choose_keeps_the_shape_of_its_keys_and_its_bounds():
     assert addresses.choose(addresses.derive(many(3), 5), 20, 6).shape == (3, 5, 6)
     assert addresses.choose(many(3), 20, 0).shape == (3, 0)

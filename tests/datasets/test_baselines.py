@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import FewShotImages
+from datasets import FewShotImages, ImageClasses
 from datasets.baselines import main, nearest_neighbour_accuracy
 from datasets.errors import DataError
 
 
 def episodes(images, **changes) -> FewShotImages:
-    options = {"split": "test", "ways": 4, "shots": 3, "queries": 2, "seed": 0, "rotate": False}
+    options = {"split": "test", "ways": 4, "shots": 3, "queries": 2, "seed": 0}
     options.update(changes)
-    return FewShotImages(images=images, classes=np.arange(len(images)), **options)
+    classes = ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
+    return FewShotImages(**classes._asdict(), **options)
 
 
 def test_agrees_with_a_plain_loop():

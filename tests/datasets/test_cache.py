@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import DataError
+from datasets import DataError, cache
 from datasets.cache import cache_root, cached, default_data_root
 
 SHAPE = (6, 4)
@@ -19,7 +19,7 @@ VALUES = np.arange(24, dtype=np.uint8).reshape(SHAPE)
 CHILD = """
 import os, signal, sys, time
 import numpy as np
-from datasets import DataError
+from datasets import DataError, cache
 from datasets.cache import cached
 
 def build():
@@ -68,6 +68,57 @@ def test_a_terminal_shows_how_far_a_build_is(empty_cache, capfd, monkeypatch):
     assert "4/6" in said and "6/6" in said
 
 
+def test_a_log_has_a_line_now_and_then(empty_cache, capfd, monkeypatch):
+    monkeypatch.setattr(cache, "REPORT_S", 0.0)
+    cached("x/a.npy", SHAPE, chunks, title="drawing lines (train)")
+    assert capfd.readouterr().err.splitlines()[1:] == [
+        "drawing lines (train): 4 of 6",
+        "drawing lines (train): 6 of 6",
+    ]
+
+
+SLOW = """
+import os, sys, time
+import numpy as np
+from datasets.cache import cached
+
+def build():
+    for _ in range(int(sys.argv[1])):
+        yield np.ones((1, 1 << 16), np.uint8)
+        time.sleep(0.1)
+    print("begun", flush=True)
+    time.sleep(float(sys.argv[2]))
+    for _ in range(40):
+        yield np.ones((1, 1 << 16), np.uint8)
+        time.sleep(0.1)
+
+cached("x/slow.npy", (int(sys.argv[1]) + 40, 1 << 16), build)
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_who_waits_gives_up_only_on_a_builder_that_hangs(
+    empty_cache, run_python, monkeypatch, hangs
+):
+    monkeypatch.setattr(cache, "LOCK_TIMEOUT_S", 2.0)
+    code = f"import sys; sys.argv[1:] = ['1', '{600 if hangs else 0}']\n{SLOW}"
+    child = run_python(code)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "begun\n"
+
+        def wait():
+            return cached("x/slow.npy", (41, 1 << 16), lambda: pytest.fail("built twice"))
+
+        if hangs:
+            with pytest.raises(DataError, match=r"slow\.npy\.lock.*nothing for 2 s"):
+                wait()
+        else:
+            assert wait().all()
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def test_processes_that_start_together_build_once(empty_cache, run_python, tmp_path):
     log = tmp_path / "builds"
     children = [run_python(CHILD, BUILDS=str(log)) for _ in range(4)]
@@ -94,7 +145,7 @@ def test_a_real_refusal_of_the_system_to_write_more_is_one_line(empty_cache, run
     code = """
 import resource
 import numpy as np
-from datasets import DataError
+from datasets import DataError, cache
 from datasets.cache import cached
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 try:

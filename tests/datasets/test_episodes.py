@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from datasets import DataError, FewShotImages, Task
+from datasets import DataError, Episodes, FewShotImages, ImageClasses, Task, open_episodes
 from datasets.sinusoid import Sinusoid
 
 
 class Untouchable:
     """Images that may be measured, not read."""
 
-    shape = (30, 20, 28, 28)
+    shape = (600, 28, 28)
 
     def __getitem__(self, index):
         raise AssertionError("an image was read")
 
 
-def episodes(images, **changes) -> FewShotImages:
-    options = {"ways": 5, "shots": 2, "queries": 3, "split": "train", "seed": 0, "rotate": True}
-    return FewShotImages(images=images, **{"classes": np.arange(30), **options, **changes})
+def episodes(images, *, classes=range(30), rotate=True, **changes) -> FewShotImages:
+    """Episodes of some ``classes`` of ``images [30, 20, H, W(, 3)]``."""
+    options = {"ways": 5, "shots": 2, "queries": 3, "split": "train", "seed": 0} | changes
+    rows = np.array(classes)
+    if isinstance(images, Untouchable):
+        found = ImageClasses(images, rows * 20, np.full(len(rows), 20), rotate)
+    else:
+        found = ImageClasses.of_equal_size(images, rows, rotate=rotate)
+    return FewShotImages(**found._asdict(), **options)
 
 
 def same(a: Task, b: Task) -> bool:
@@ -51,13 +58,16 @@ def test_shapes_types_and_class_major_labels(small_images):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rotate", [True, False])
 def test_tasks_are_what_the_layout_says_image_by_image(small_images, rotate, dtype):
-    e = episodes(small_images, rotate=rotate, dtype=dtype, classes=np.array([3, 9, 11, 12, 20, 29]))
+    rows = [3, 9, 11, 12, 20, 29]
+    e = episodes(small_images, rotate=rotate, dtype=dtype, classes=rows)
+    flat = small_images.reshape(600, 28, 28)
     ids = torch.tensor([0, 5, 1_000_000, 2**40])
     task, layout = e.tasks(ids), e.layout(ids)
     for b in range(len(ids)):
         for way in range(5):
             for place in range(5):
-                raw = small_images[layout.classes[b, way], layout.drawings[b, way, place]]
+                raw = flat[layout.images[b, way, place]]
+                assert layout.images[b, way, place] // 20 == rows[layout.classes[b, way]]
                 expected = np.rot90(raw, layout.quarter_turns[b, way])
                 if place < 2:
                     found = task.support_x[b, way * 2 + place]
@@ -81,12 +91,12 @@ def test_a_task_is_the_same_alone_or_in_any_batch(small_images):
 def test_a_task_is_the_same_in_another_process_with_another_hash_seed(run_python):
     code = """
 import hashlib, numpy as np, torch
-from datasets import FewShotImages
+from datasets import FewShotImages, ImageClasses
 from datasets.sinusoid import Sinusoid
 images = np.arange(30 * 20 * 28 * 28).astype(np.uint8).reshape(30, 20, 28, 28)
 ids = torch.tensor([0, 3, 77, 2**33])
-a = FewShotImages(images=images, classes=np.arange(30), split="test", ways=5, shots=1, queries=2,
-                  seed=5, rotate=True).tasks(ids)
+classes = ImageClasses.of_equal_size(images, np.arange(30), rotate=True)
+a = FewShotImages(**classes._asdict(), split="test", ways=5, shots=1, queries=2, seed=5).tasks(ids)
 b = Sinusoid(split="test", shots=3, queries=4, seed=5).tasks(ids)
 print(hashlib.sha256(b"".join(p.numpy().tobytes() for p in (*a, *b))).hexdigest())
 """
@@ -102,10 +112,101 @@ print(hashlib.sha256(b"".join(p.numpy().tobytes() for p in (*a, *b))).hexdigest(
     assert out.strip() == digest
 
 
+# Of the first task sets that anyone trained on: a run can be repeated only while they stay.
+GOLDEN = {
+    ("noise", 5, 5, 15, "train"): "fa2916ad23c0dce1",
+    ("glyphs", 5, 1, 5, "train"): "f84886e4ddf91cca",
+    ("omniglot", 5, 1, 1, "train"): "a61cbdb782eddf5e",
+    ("omniglot", 20, 5, 5, "train"): "1897c54ced720158",
+}
+
+
+@pytest.mark.parametrize("request_", GOLDEN, ids=lambda r: f"{r[0]}-{r[1]}way-{r[2]}shot")
+def test_tasks_never_change(request_, request):
+    data, ways, shots, queries, split = request_
+    options = {"ways": ways, "shots": shots, "queries": queries, "split": split, "seed": 0}
+    if data == "noise":
+        # As many classes and images as MiniImageNet, in small.
+        rng = np.random.default_rng(0)
+        noise = rng.integers(0, 256, (64, 600, 2, 3, 3), dtype=np.uint8)
+        e: Episodes = episodes(noise, classes=range(64), rotate=False, **options)
+    else:
+        root = request.getfixturevalue("data_root") if data == "omniglot" else None
+        e = open_episodes(data, data_root=root, **options)
+    task = e.tasks(torch.tensor([0, 1, 2, 1000, 2**40]))
+    digest = hashlib.blake2b(b"".join(part.numpy().tobytes() for part in task), digest_size=8)
+    assert digest.hexdigest() == GOLDEN[request_]
+
+
+def unequal(**changes: Any) -> FewShotImages:
+    """Classes of 4 to 40 images, whose pixels tell their row; a gap lies between two of them."""
+    rows = np.arange(87, dtype=np.uint8)
+    options = {
+        "images": np.broadcast_to(rows[:, None, None], (87, 2, 2)),
+        "first": np.array([0, 4, 50, 59, 64, 81]),
+        "counts": np.array([4, 40, 9, 5, 17, 6]),
+        "rotate": False,
+        **{"ways": 5, "shots": 1, "queries": 3, "split": "train", "seed": 0},
+    }
+    return FewShotImages(**options | changes)
+
+
+def test_classes_of_unequal_size_give_all_their_images_equally_often():
+    e = unequal()
+    task, layout = e.tasks(torch.arange(4000)), e.layout(torch.arange(4000))
+    seen = torch.cat([task.support_x.view(4000, 5, 1, 4), task.query_x.view(4000, 5, 3, 4)], dim=2)
+    rows = (seen[..., 0] * 255).round().long().numpy()
+    assert (rows == layout.images).all()
+    assert all(len(set(images)) == 4 for images in rows.reshape(-1, 4))
+    belongs = rows - e.first[layout.classes][..., None]
+    assert (belongs >= 0).all() and (belongs < e.counts[layout.classes][..., None]).all()
+    # Every class as often as the others, whatever its size, and every image of it.
+    times = np.bincount(rows.ravel(), minlength=87)
+    for first, count in zip(e.first, e.counts, strict=True):
+        expected = 4000 * 5 / 6 * 4 / count
+        chi_square = ((times[first : first + count] - expected) ** 2 / expected).sum()
+        assert chi_square < count + 4 * (2 * count) ** 0.5
+    assert not times[44:50].any()
+
+
+def test_a_class_draws_the_same_whatever_the_size_of_the_others():
+    one = unequal().layout(torch.arange(200))
+    other = unequal(counts=np.array([4, 40, 9, 5, 17, 5])).layout(torch.arange(200))
+    kept = one.classes != 5
+    assert (one.classes == other.classes).all()
+    assert (one.images[kept] == other.images[kept]).all()
+    assert (one.images[~kept] != other.images[~kept]).any()
+
+
+def test_classes_that_are_too_small_are_named_with_their_sizes():
+    names = [f"train/{letter}" for letter in "abcdef"]
+    with pytest.raises(DataError) as caught:
+        unequal(queries=5, names=names)
+    message = str(caught.value)
+    assert "--shots 1 and --queries 5: they need 6 images of a class" in message
+    assert "4 of train/a, 5 of train/d; " in message and "\n" not in message
+    with pytest.raises(
+        DataError, match="4 of train/a, 9 of train/c, 5 of train/d and too few of 2 more"
+    ):
+        unequal(queries=19, names=names)
+
+
+def test_episodes_say_which_file_an_image_is():
+    files = [f"{row}.png" for row in range(87)]
+    e = unequal(files=files, shots=2, queries=2)
+    ids = torch.tensor([3, 2**40])
+    task, (support, query) = e.tasks(ids), e.files(ids)
+    for part, named in ((task.support_x, support), (task.query_x, query)):
+        rows = (part[:, :, 0, 0, 0] * 255).round().long().tolist()
+        assert named == [[f"{row}.png" for row in task_rows] for task_rows in rows]
+    with pytest.raises(ValueError, match="not files"):
+        unequal().files(ids)
+
+
 def test_ids_and_layout_touch_no_image():
     e = episodes(Untouchable())
     layout = e.layout(e.ids(3, 8))
-    assert layout.drawings.shape == (8, 5, 5)
+    assert layout.images.shape == (8, 5, 5)
     with pytest.raises(AssertionError, match="an image was read"):
         e.tasks(e.ids(0, 1))
 
@@ -113,15 +214,16 @@ def test_ids_and_layout_touch_no_image():
 def test_classes_and_drawings_are_distinct_and_belong_to_the_split():
     rows = np.array([1, 4, 6, 7, 13, 22, 28])
     layout = episodes(Untouchable(), classes=rows, shots=10, queries=10).layout(torch.arange(500))
-    assert set(layout.classes.ravel()) == set(rows)
+    assert (layout.images // 20 == rows[layout.classes][..., None]).all()
+    assert set(layout.classes.ravel()) == set(range(7))
     assert all(len(set(task)) == 5 for task in layout.classes)
     # With 10 + 10 of 20, each class shows every drawing once: support and query share none.
-    assert (np.sort(layout.drawings, axis=-1) == np.arange(20)).all()
+    assert (np.sort(layout.images % 20, axis=-1) == np.arange(20)).all()
 
 
 def test_support_and_query_never_share_a_drawing():
     layout = episodes(Untouchable(), shots=5, queries=9).layout(torch.arange(300))
-    support, query = layout.drawings[..., :5], layout.drawings[..., 5:]
+    support, query = layout.images[..., :5], layout.images[..., 5:]
     assert not (support[..., :, None] == query[..., None, :]).any()
 
 
@@ -136,7 +238,7 @@ def test_every_class_gets_every_label_and_every_rotation_equally_often():
 
 
 def test_drawings_of_the_classes_of_a_task_are_independent():
-    drawings = episodes(Untouchable(), shots=1, queries=1).layout(torch.arange(4000)).drawings
+    drawings = episodes(Untouchable(), shots=1, queries=1).layout(torch.arange(4000)).images % 20
     equal = (drawings[:, 0, 0] == drawings[:, 1, 0]).mean()
     assert abs(equal - 1 / 20) < 0.015
 
@@ -172,10 +274,10 @@ def test_making_tasks_does_not_write_to_the_images(small_images):
 
 def test_colour_images_become_channels_first():
     images = np.random.default_rng(1).integers(0, 256, (6, 4, 8, 8, 3), dtype=np.uint8)
-    e = episodes(images, classes=np.arange(6), shots=1, queries=1)
+    e = episodes(images, classes=range(6), shots=1, queries=1)
     task, layout = e.tasks(torch.arange(9)), e.layout(torch.arange(9))
     assert task.query_x.shape == (9, 5, 3, 8, 8)
-    raw = images[layout.classes[4, 2], layout.drawings[4, 2, 1]]
+    raw = images.reshape(24, 8, 8, 3)[layout.images[4, 2, 1]]
     expected = np.rot90(raw, layout.quarter_turns[4, 2]).transpose(2, 0, 1)
     assert torch.equal(task.query_x[4, 2], torch.from_numpy(expected.copy()).float() / 255)
 

@@ -16,7 +16,14 @@ import torch
 from PIL import Image
 
 import datasets
-from datasets import DataError, FewShotImages, image_shape, miniimagenet, open_episodes
+from datasets import (
+    DataError,
+    FewShotImages,
+    ImageClasses,
+    image_shape,
+    miniimagenet,
+    open_episodes,
+)
 from datasets.miniimagenet_source import SHAPE, Images, decode
 from tests.datasets import tiny_miniimagenet as tiny
 
@@ -268,14 +275,12 @@ def test_a_wrong_checksum_is_caught_though_every_image_decodes(folder, empty_cac
 def test_tasks_are_what_the_layout_says_image_by_image():
     images = np.random.default_rng(0).integers(0, 256, (6, 5, 8, 7, 3), dtype=np.uint8)
     e = FewShotImages(
-        images=images,
-        classes=np.arange(6),
+        **ImageClasses.of_equal_size(images, np.arange(6), rotate=False)._asdict(),
         split="test",
         ways=4,
         shots=2,
         queries=3,
         seed=0,
-        rotate=False,
         dtype=torch.float64,
     )
     ids = torch.tensor([0, 9, 2**40])
@@ -285,7 +290,7 @@ def test_tasks_are_what_the_layout_says_image_by_image():
     for b in range(3):
         for way in range(4):
             for place in range(5):
-                raw = images[layout.classes[b, way], layout.drawings[b, way, place]]
+                raw = images.reshape(30, 8, 7, 3)[layout.images[b, way, place]]
                 expected = torch.from_numpy(raw).double().permute(2, 0, 1) / 255
                 if place < 2:
                     found = task.support_x[b, way * 2 + place]
@@ -353,7 +358,7 @@ def test_real_images(real, data_root, split):
 def test_real_episodes(real, data_root):
     real("test")
     e = open_episodes("miniimagenet", "test", data_root=data_root, **REQUEST)
-    assert isinstance(e, FewShotImages) and not e.rotate and len(e.classes) == 20
+    assert isinstance(e, FewShotImages) and not e.rotate and len(e.counts) == 20
     task = e.tasks(e.ids(0, 4))
     assert task.support_x.shape == (4, 5, 3, 84, 84)
     assert task.query_x.shape == (4, 75, 3, 84, 84)

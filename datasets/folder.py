@@ -1,0 +1,317 @@
+"""``--data folder``: a user's own images, in folders of classes.
+
+``--data-root`` is the folder itself. It is divided by the user::
+
+    PATH/train/<class>/*   PATH/validation/<class>/* (or val)   PATH/test/<class>/*
+
+or has the classes beside one another, ``PATH/<class>/*``; then the program divides them, the same
+way on every machine. Images may have any size and format, classes any number of images.
+
+Look, decode once, map: the decoded images of all splits lie in one array in the cache. It is found
+by the paths, sizes and times of the files, so that a folder that changed is decoded again and one
+that did not opens at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datasets import addresses
+from datasets.cache import cached
+from datasets.episodes import ImageClasses
+from datasets.errors import DataError
+from datasets.folder_source import (
+    Content,
+    Decoding,
+    ImageFile,
+    Mode,
+    decode_all,
+    fingerprint,
+    look,
+    say_ignored,
+    shown,
+)
+
+# What the folder of a split may be called.
+SPLITS: dict[str, tuple[str, ...]] = {
+    "train": ("train",),
+    "validation": ("validation", "val"),
+    "test": ("test",),
+}
+MODES: dict[str, int] = {"rgb": 3, "grey": 1}
+FRACTIONS = "0.64,0.16,0.2"
+"""Of the classes, for train, validation and test: MiniImageNet's 64, 16 and 20 of 100."""
+
+# A constant of the project, not the run's --seed: every run tests on the same classes.
+_SEED = 2016
+# Part of the fingerprint: raise it when the decoder's output changes.
+_DECODER = "upright-white-fit-lanczos-1"
+_MOST_PIXELS = 4096
+
+
+class Division(NamedTuple):
+    """The classes of a folder, and where they belong.
+
+    * ``classes``: the images of each class, in the order of the array
+    * ``names``: the classes' paths below the folder
+    * ``splits``: the places in ``classes`` of each split's; int64 ``[c]``
+    * ``others``: files that are not images, by ending
+    * ``divided``: whether the user divided them
+    """
+
+    classes: list[list[ImageFile]]
+    names: list[str]
+    splits: dict[str, NDArray[np.int64]]
+    others: Counter[str]
+    divided: bool
+
+
+class FolderImages(NamedTuple):
+    """The images of a folder, decoded.
+
+    * ``classes``: names of the classes, in order; one, ``""``, for a folder of images alone
+    * ``arrays``: of each class uint8 ``[n, H, W]`` or ``[n, H, W, 3]``
+    * ``files``: of each class the paths of its ``n`` images
+    """
+
+    classes: list[str]
+    arrays: list[NDArray[np.uint8]]
+    files: list[list[str]]
+
+
+def image_shape(image_size: int, image_mode: str) -> tuple[int, int, int]:
+    """The (C, H, W) of the images, known without opening them."""
+    return (MODES[image_mode], image_size, image_size)
+
+
+def open_classes(
+    split: str,
+    *,
+    data_root: Path,
+    image_size: int = 84,
+    image_mode: Mode = "rgb",
+    split_fractions: str = FRACTIONS,
+    **_unused: object,
+) -> ImageClasses:
+    """The classes of a split, in the order of their names, not to be rotated.
+
+    ``image_size`` is in pixels; what is done to an image is in
+    :func:`datasets.folder_source.decode`. Where the user did not divide the classes,
+    ``split_fractions`` of them, drawn once and for all, are each split's.
+
+    Raises :class:`DataError`, in one line, for a folder that is not in order: none or empty, a
+    class without images or in two splits, images that cannot be decoded.
+    """
+    if split not in SPLITS:
+        raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
+    root = _folder(data_root)
+    decoding = _decoding(image_size, image_mode)
+    found = divide(root, split_fractions)
+    if split not in found.splits:
+        raise DataError(
+            f"{shown(root)}: no folder {' or '.join(SPLITS[split])} with classes in it, as there "
+            f"is for {' and '.join(found.splits)}; make one, or put all classes beside one "
+            "another into one folder: --split-fractions divides them"
+        )
+    images = [image for files in found.classes for image in files]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
+    title = f"decoding {len(images)} images of {shown(root)}"
+
+    def build() -> Iterator[NDArray[np.uint8]]:
+        say_ignored(root, found.others)
+        return decode_all(root, images, decoding)
+
+    array = cached(
+        f"folder/{name}-{fingerprint(images, decoding, _DECODER)}.npy",
+        (len(images), *decoding.shape),
+        build,
+        title=title,
+    )
+    counts = np.array([len(files) for files in found.classes], dtype=np.int64)
+    rows = found.splits[split]
+    return ImageClasses(
+        array,
+        (np.cumsum(counts) - counts)[rows],
+        counts[rows],
+        rotate=False,
+        names=[shown(found.names[row]) for row in rows],
+        # Joined by hand: pathlib is slow at it, and there are many.
+        files=[f"{root}/{image.path}" for image in images],
+    )
+
+
+def read_images(folder: Path | str, size: int, mode: Mode) -> FolderImages:
+    """Decode the images of a folder of classes, or of a folder of images without classes.
+
+    For few images, to predict with: all of them in memory, nothing in the cache. ``size`` and
+    ``mode`` are as in training, and so is what is done to an image. Raises :class:`DataError` as
+    :func:`open_classes` does, and where images lie beside folders of images.
+    """
+    root, decoding = _folder(folder), _decoding(size, mode)
+    top = look(root)
+    if top.images and top.folders:
+        raise DataError(
+            f"{shown(root)}: holds images ({shown(top.images[0].path)}) and folders "
+            f"({shown(top.folders[0])}); let it hold one or the other"
+        )
+    others = top.others.copy()
+    if top.folders:
+        names = top.folders
+        classes = [_class(root, name, others) for name in names]
+    else:
+        names, classes = [""], [_images_in(root, "", top, others)]
+    say_ignored(root, others)
+    images = [image for files in classes for image in files]
+    pixels = np.concatenate(list(decode_all(root, images, decoding)))
+    ends = list(itertools.accumulate(len(files) for files in classes))
+    return FolderImages(
+        list(names),
+        np.split(pixels, ends[:-1]),
+        [[str(root / image.path) for image in files] for files in classes],
+    )
+
+
+def divide(root: Path, split_fractions: str = FRACTIONS) -> Division:
+    """Look through a folder: its classes, and the split of each. Decodes nothing.
+
+    Raises :class:`DataError` as :func:`open_classes` does.
+    """
+    shares = parse_fractions(split_fractions)
+    top = look(root)
+    if not top.folders:
+        raise DataError(
+            f"{shown(root)}: no folders of images in it; --data-root is to hold <class>/*, or "
+            "train/<class>/*, validation/<class>/* and test/<class>/*"
+        )
+    others = top.others.copy()
+    _belong_to_none(top.images, others)
+    by_split = _split_folders(root, top, others)
+    if not by_split:
+        names = list(top.folders)
+        return Division(
+            [_class(root, name, others) for name in names],
+            names,
+            _drawn(len(names), shares),
+            others,
+            divided=False,
+        )
+    if split_fractions != FRACTIONS:
+        raise DataError(
+            f"--split-fractions {split_fractions}: {shown(root)} is divided into "
+            f"{', '.join(by_split)} already"
+        )
+    _check_disjoint(root, by_split)
+    names, splits = [], {}
+    for split, its_names in by_split.items():
+        splits[split] = np.arange(len(names), len(names) + len(its_names), dtype=np.int64)
+        names += its_names
+    return Division(
+        [_class(root, name, others) for name in names], names, splits, others, divided=True
+    )
+
+
+def parse_fractions(text: str) -> tuple[float, float, float]:
+    """The fractions in ``0.64,0.16,0.2``. Raises :class:`DataError`, naming the flag."""
+    try:
+        train, validation, test = (float(part) for part in text.split(","))
+    except ValueError:
+        train = validation = test = -1.0
+    # `not` a chain of `<=`: nan must fail too.
+    if not min(train, validation, test) >= 0 or not abs(train + validation + test - 1) <= 1e-6:
+        raise DataError(
+            f"--split-fractions {text}: must be three numbers, for train, validation and test, "
+            f"that add up to 1, as {FRACTIONS}"
+        )
+    return train, validation, test
+
+
+def _drawn(n: int, shares: Sequence[float]) -> dict[str, NDArray[np.int64]]:
+    """Divide ``n`` classes at random: the same for the same ``n`` and ``shares``, everywhere."""
+    order = addresses.permutation(addresses.keys(_SEED, "folder", "split", 0), n)[0]
+    ends = [int(sum(shares[: i + 1]) * n + 0.5) for i in range(2)]
+    return {split: np.sort(part) for split, part in zip(SPLITS, np.split(order, ends), strict=True)}
+
+
+def _split_folders(root: Path, top: Content, others: Counter[str]) -> dict[str, list[str]]:
+    """The classes of each split that has a folder with classes; none if the user divided nothing.
+
+    A folder called ``test`` that holds images and no folders is a class of that name.
+    """
+    found: dict[str, list[str]] = {}
+    for split, names in SPLITS.items():
+        contents = {name: look(root, name) for name in names if name in top.folders}
+        contents = {name: content for name, content in contents.items() if content.folders}
+        if len(contents) > 1:
+            raise DataError(
+                f"{shown(root)}: has {' and '.join(contents)}, which mean the same; keep one"
+            )
+        for name, content in contents.items():
+            found[split] = [f"{name}/{folder}" for folder in content.folders]
+            others.update(content.others)
+            _belong_to_none(content.images, others)
+    if found:
+        others["folders"] += len(top.folders) - len(found)
+    return found
+
+
+def _check_disjoint(root: Path, by_split: dict[str, list[str]]) -> None:
+    """Raise :class:`DataError` for a class in two splits: it would be tested on, and learned."""
+    seen: dict[str, str] = {}
+    for path in itertools.chain.from_iterable(by_split.values()):
+        name = unicodedata.normalize("NFC", path.split("/", 1)[1])
+        if name in seen:
+            raise DataError(
+                f"{shown(root)}: {shown(seen[name])} and {shown(path)} have the same name, and "
+                "few-shot splits share no class: the test is of classes never seen; move one, "
+                "rename it if it is another class, or put all classes beside one another into one "
+                "folder"
+            )
+        seen[name] = path
+
+
+def _class(root: Path, name: str, others: Counter[str]) -> list[ImageFile]:
+    """The images of a class. Raises :class:`DataError` if there are none."""
+    return _images_in(root, name, look(root, name), others)
+
+
+def _images_in(root: Path, name: str, content: Content, others: Counter[str]) -> list[ImageFile]:
+    if not content.images:
+        there = (
+            f"but the folder {shown(content.folders[0])}: images lie directly in their class's "
+            "folder, and --data-root is to hold <class>/* or train/<class>/* and so on"
+            if content.folders
+            else "put images there, or remove it"
+        )
+        raise DataError(f"{shown(root / name)}: no images in it, {there}")
+    others.update(content.others)
+    others["folders"] += len(content.folders)
+    return content.images
+
+
+def _belong_to_none(images: list[ImageFile], others: Counter[str]) -> None:
+    """Count images that lie beside the folders of classes."""
+    others.update(f"{Path(image.path).suffix.lower()} outside a class" for image in images)
+
+
+def _folder(path: Path | str) -> Path:
+    root = Path(path).expanduser().absolute()
+    if not root.is_dir():
+        raise DataError(f"{shown(root)}: {'not a folder' if root.exists() else 'no such folder'}")
+    return root
+
+
+def _decoding(size: int, mode: str) -> Decoding:
+    if not 1 <= size <= _MOST_PIXELS:
+        raise DataError(f"--image-size {size}: must be between 1 and {_MOST_PIXELS}")
+    if mode not in MODES:
+        raise DataError(f"--image-mode {mode}: unknown; one of {', '.join(MODES)}")
+    return Decoding(size, "rgb" if mode == "rgb" else "grey")

@@ -1,0 +1,412 @@
+"""A stranger's folder of images: found, divided, decoded once, and every mistake said in a line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datasets import DataError, FewShotImages, folder
+from datasets.cache import cache_root
+from datasets.folder import parse_fractions, read_images
+
+SIZE = 12
+
+
+@pytest.fixture(autouse=True)
+def own_cache(empty_cache: Path) -> Path:
+    """No test finds what another decoded."""
+    return empty_cache
+
+
+def shade(path: Path, value: int, size: tuple[int, int] = (SIZE, SIZE), mode: str = "L") -> Path:
+    """Write an image of one grey (or, as JPEG, nearly)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    colour = value if mode == "L" else (value,) * len(mode)
+    Image.new(mode, size, colour).save(path)
+    return path
+
+
+def classes(root: Path, counts: dict[str, int]) -> Path:
+    """Write PNGs ``0.png, 1.png, …`` into classes; image i of the c-th class has the grey 20c + i.
+
+    The classes are numbered in the order in which they are given.
+    """
+    for number, (name, count) in enumerate(counts.items()):
+        for i in range(count):
+            shade(root / name / f"{i}.png", 20 * number + i)
+    return root
+
+
+def open_them(root: Path, split: str = "train", *, size: int = SIZE, mode: str = "grey", **more):
+    request = {"ways": 2, "shots": 1, "queries": 1, "seed": 0}
+    request |= {name: more.pop(name) for name in list(more) if name in request}
+    found = folder.open_classes(split, data_root=root, image_size=size, image_mode=mode, **more)
+    return FewShotImages(**found._asdict(), split=split, **request)
+
+
+def refused(root: Path, split: str = "train", **options) -> str:
+    with pytest.raises(DataError) as caught:
+        open_them(root, split, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def of_split(root: Path, split: str, **options) -> set[str]:
+    """The classes of a split, by the folders of the files that its tasks show."""
+    found = folder.open_classes(split, data_root=root, image_size=4, **options)
+    assert found.files is not None
+    return {Path(found.files[first]).parent.name for first in found.first}
+
+
+# ---- a stranger's folder ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """Divided; grey PNGs and colour JPEGs of several sizes, odd names, and what is no image."""
+    root = tmp_path / "my photos"
+    classes(root / "train", {"Äpfel": 3, "big dog": 7, "猫": 2})
+    shade(root / "train" / "big dog" / "IMG 0001.JPG", 200, (90, 60), "RGB")
+    shade(root / "train" / "big dog" / "ünï çødé.bmp", 210, (5, 31), "RGB")
+    classes(root / "val", {"four": 4, "five": 5})
+    classes(root / "test", {"only in the test": 2, "last": 3})
+    elsewhere = classes(tmp_path / "elsewhere", {"linked": 4})
+    (root / "test" / "linked").symlink_to(elsewhere / "linked")
+    for name in ("README.md", ".DS_Store", "train/.hidden", "train/big dog/notes.txt"):
+        (root / name).write_text("not an image")
+    shade(root / "train" / "loose.png", 1)
+    shade(root / "train" / ".thumbnails" / "0.png", 1)
+    shade(root / "others" / "0.png", 1)
+    return root
+
+
+def test_a_strangers_folder_gives_episodes_in_every_split(strange, capfd):
+    for split, counts in {"train": [9, 3, 2], "validation": [5, 4], "test": [3, 4, 2]}.items():
+        e = open_them(strange, split)
+        assert e.counts.tolist() == counts and not e.rotate
+        task = e.tasks(torch.arange(50))
+        assert task.support_x.shape == (50, 2, 1, SIZE, SIZE)
+    said = capfd.readouterr().err.splitlines()
+    # Once, though three splits were opened, and four more hidden things are not worth a word.
+    assert len(said) == 2
+    assert said[0].startswith(f"decoding 32 images of {strange}, once: ")
+    assert said[1].startswith(f"{strange}: ignored, as no images of a class: 4 (")
+    assert all(word in said[1] for word in ("1 .md", "1 .txt", "1 .png outside a class", "1 fold"))
+
+
+def test_an_episode_shows_the_files_that_it_names(strange):
+    e = open_them(strange, mode="rgb", shots=1, queries=1)
+    ids = torch.arange(60)
+    task, files = e.tasks(ids), e.files(ids)
+    seen = set()
+    for images, named in ((task.support_x, files.support), (task.query_x, files.query)):
+        assert images.shape == (60, 2, 3, SIZE, SIZE)
+        for image, name in zip(images.flatten(0, 1), chain(*named), strict=True):
+            with Image.open(name) as opened:
+                grey = np.asarray(opened.convert("L")).mean()
+            assert abs(float(image.mean()) * 255 - grey) < 0.51
+            assert Path(name).is_relative_to(strange / "train")
+            seen.add(Path(name).name)
+    assert {"IMG 0001.JPG", "ünï çødé.bmp"} <= seen
+    # The first of a task's classes is label 0.
+    labels = [[Path(name).parent.name for name in task] for task in files.support]
+    assert [[Path(name).parent.name for name in task] for task in files.query] == labels
+    assert len({tuple(task) for task in labels}) == 6
+
+
+def test_classes_beside_one_another_are_divided_once_and_for_all(tmp_path):
+    root = classes(tmp_path / "flat", {f"class {i:02}": 2 for i in range(25)})
+    splits = {split: of_split(root, split) for split in folder.SPLITS}
+    assert [len(names) for names in splits.values()] == [16, 4, 5]
+    assert len(set.union(*splits.values())) == 25
+    # Drawn, not the first ones; the same here as on every other machine, and for every seed.
+    assert sorted(name[-2:] for name in splits["test"]) == ["03", "08", "10", "14", "19"]
+    copied = shutil.copytree(root, tmp_path / "elsewhere")
+    assert of_split(copied, "test") == splits["test"]
+    assert len(of_split(root, "train", split_fractions="0.2,0,0.8")) == 5
+    message = refused(root, "validation", split_fractions="0.2,0,0.8")
+    assert "--ways 2: the validation split has only 0 classes" in message
+
+
+def test_a_class_may_be_called_test(tmp_path):
+    root = classes(tmp_path, {"test": 3, "train": 3, "bus": 3})
+    assert of_split(root, "train", split_fractions="1,0,0") == {"test", "train", "bus"}
+
+
+def test_names_are_in_the_same_order_however_accents_are_spelled(tmp_path):
+    for form, root in (("e\u0301a", tmp_path / "nfd"), ("\u00e9a", tmp_path / "nfc")):
+        classes(root, {"f": 2, form: 2, "eb": 2})
+        found = folder.open_classes("train", data_root=root, split_fractions="1,0,0")
+        assert found.names is not None
+        assert [name.replace(form, "é") for name in found.names] == ["eb", "f", "é"]
+
+
+# ---- decoded once ----------------------------------------------------------------------------
+
+
+def cached_files() -> set[str]:
+    return {path.name for path in (cache_root() / "folder").glob("*.npy")}
+
+
+def test_an_unchanged_folder_is_not_decoded_again(tmp_path, monkeypatch):
+    root = classes(tmp_path / "mine", {"a": 3, "b": 3, "c": 3})
+    options = {"split_fractions": "1,0,0"}
+    first = open_them(root, **options).tasks(torch.arange(5))
+    with monkeypatch.context() as patch:
+        patch.setattr("datasets.folder_source.decode", lambda *_: pytest.fail("decoded again"))
+        again = open_them(root, **options).tasks(torch.arange(5))
+        # The division is no matter of pixels.
+        open_them(root, split_fractions="0.7,0,0.3")
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert len(cached_files()) == 1
+
+
+@pytest.mark.parametrize("change", ["content", "time", "name", "new", "gone", "size", "mode"])
+def test_what_changed_is_decoded_again(tmp_path, change):
+    root = classes(tmp_path / "mine", {"a": 3, "b": 3})
+    options = {"split_fractions": "1,0,0", "queries": 1}
+    before = open_them(root, **options)
+    one = root / "a" / "1.png"
+    if change == "content":
+        shade(one, 250)
+    elif change == "time":
+        os.utime(one, ns=(1, 1))
+    elif change == "name":
+        one.rename(root / "a" / "x.png")
+    elif change == "new":
+        shade(root / "b" / "7.png", 250)
+    elif change == "gone":
+        one.unlink()
+    else:
+        options |= {"size": {"size": 9}, "mode": {"mode": "rgb"}}[change]
+    after = open_them(root, **options)
+    assert len(cached_files()) == 2
+    total = {"new": 7, "gone": 5}.get(change, 6)
+    assert (before.counts.sum(), after.counts.sum()) == (6, total)
+    if change in ("content", "new"):
+        task = after.tasks(torch.arange(40))
+        assert (task.support_x * 255).round().max() == 250
+
+
+# ---- pixels ----------------------------------------------------------------------------------
+
+
+def pixels(path: Path, size: int = SIZE, mode: str = "rgb") -> np.ndarray:
+    """What becomes of the only image of a folder."""
+    _, arrays, files = read_images(path.parent, size, mode)
+    assert files == [[str(path)]]
+    return arrays[0][0]
+
+
+def save(path: Path, image: Image.Image, **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+def test_an_image_of_the_right_size_is_taken_as_it_is(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+    path = save(tmp_path / "x" / "a.png", Image.fromarray(noise))
+    assert (pixels(path) == noise).all()
+    luma = np.asarray(Image.fromarray(noise).convert("L"))
+    assert (pixels(path, mode="grey") == luma).all()
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 20), (20, 60), (24, 8)])
+def test_proportions_are_kept_and_the_longer_side_is_cut_on_both_ends(tmp_path, width, height):
+    image = np.zeros((height, width), dtype=np.uint8)
+    longer = max(width, height)
+    side = min(width, height)
+    middle = slice((longer - side) // 2, (longer + side) // 2)
+    image[(slice(None), middle) if width > height else middle] = 255
+    path = save(tmp_path / "x" / "a.png", Image.fromarray(image))
+    found = pixels(path, mode="grey")
+    # The edges blend with what lies beyond them, as in any good resizing.
+    assert (found[2:-2, 2:-2] > 240).all() and found.min() > 127
+
+
+def test_exif_turns_an_image_upright(tmp_path):
+    image = Image.new("RGB", (32, 32), "black")
+    image.paste("white", (0, 0, 32, 16))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    path = save(tmp_path / "x" / "a.jpg", image, exif=exif, quality=100)
+    found = pixels(path, mode="grey")
+    assert (found[:, 7:] > 250).all() and (found[:, :5] < 5).all()
+
+
+def half(mode: str) -> Image.Image:
+    """Transparent but for a black right half; the colour of what is transparent is a dark one."""
+    if mode == "P":
+        image = Image.new("P", (SIZE, SIZE), 1)
+        image.putpalette([0, 0, 0, 10, 20, 30])
+        image.info["transparency"] = 1
+        image.paste(0, (SIZE // 2, 0, SIZE, SIZE))
+        return image
+    image = Image.new("RGBA", (SIZE, SIZE), (10, 20, 30, 0))
+    image.paste((0, 0, 0, 255), (SIZE // 2, 0, SIZE, SIZE))
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize(("mode", "ending"), [("RGBA", "png"), ("LA", "png"), ("P", "gif")])
+def test_transparent_parts_become_white(tmp_path, mode, ending):
+    path = save(tmp_path / "x" / f"a.{ending}", half(mode))
+    for wanted in ("rgb", "grey"):
+        found = pixels(path, mode=wanted)
+        assert (found[:, : SIZE // 2] == 255).all() and (found[:, SIZE // 2 :] == 0).all()
+
+
+def test_palettes_cmyk_one_bit_and_sixteen(tmp_path):
+    red = Image.new("RGB", (40, 40), (200, 10, 30))
+    assert (pixels(save(tmp_path / "p" / "a.png", red.quantize())) == (200, 10, 30)).all()
+    cmyk = pixels(save(tmp_path / "c" / "a.jpg", red.convert("CMYK"), quality=100)).astype(int)
+    assert abs(cmyk - (200, 10, 30)).max() < 6
+    one = Image.fromarray(np.eye(SIZE, dtype=bool))
+    assert (pixels(save(tmp_path / "1" / "a.png", one), mode="grey") == 255 * np.eye(SIZE)).all()
+    deep = np.linspace(0, 65535, SIZE * SIZE).round().astype(np.uint16).reshape(SIZE, SIZE)
+    for ending in ("png", "tiff", "pgm"):
+        path = save(tmp_path / ending / f"a.{ending}", Image.fromarray(deep))
+        assert (pixels(path, mode="grey") == (deep / 257.0).round()).all()
+
+
+def test_a_large_photograph_is_averaged_not_sampled(tmp_path):
+    y, x = np.mgrid[:400, :600]
+    chequered = (((x + y) % 2) * 255).astype(np.uint8)
+    path = save(tmp_path / "x" / "a.jpg", Image.fromarray(chequered), quality=95)
+    assert abs(pixels(path, mode="grey").astype(int) - 127).max() < 6
+
+
+# ---- mistakes --------------------------------------------------------------------------------
+
+
+def test_damaged_images_are_named(tmp_path):
+    root = classes(tmp_path / "mine", {"a": 40, "b": 40})
+    (root / "a" / "3.png").write_bytes(b"no image at all")
+    whole = shade(root / "b" / "photo.jpg", 9, (300, 300), "RGB").read_bytes()
+    (root / "b" / "photo.jpg").write_bytes(whole[: len(whole) // 2])
+    (root / "b" / "link.png").symlink_to(root / "nowhere.png")
+    message = refused(root)
+    assert message.startswith("3 of 82 images cannot be decoded: ")
+    assert f"{root}/a/3.png (not an image that Pillow knows); " in message
+    assert f"{root}/b/link.png (No such file or directory); " in message
+    assert f"{root}/b/photo.jpg (" in message and "truncated" in message
+    # Nothing half done is left behind.
+    assert not cached_files()
+
+
+def test_many_damaged_images_are_listed_in_a_file(tmp_path, own_cache):
+    root = classes(tmp_path / "mine", {"a": 4, "b": 9})
+    for path in (root / "b").iterdir():
+        path.write_bytes(b"")
+    message = refused(root)
+    listed = own_cache / "folder" / "damaged.txt"
+    assert f"and 4 more, all of them listed in {listed}: repair" in message
+    assert len(listed.read_text().splitlines()) == 9
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_class_without_images_is_named(tmp_path, divided):
+    top = tmp_path / "mine"
+    root = classes(top / "train" if divided else top, {"a": 3, "b": 3})
+    (root / "none").mkdir()
+    (root / "none" / "README.txt").write_text("to do")
+    assert f"{root}/none: no images in it, put images there, or remove it" in refused(top)
+
+
+def test_a_class_that_is_too_small_is_named_with_its_size(tmp_path):
+    root = classes(tmp_path / "mine" / "train", {"a": 9, "small one": 3, "b": 9}).parent
+    message = refused(root, shots=2, queries=4)
+    assert (
+        "they need 6 images of a class, and the train split has 3 of train/small one; " in message
+    )
+
+
+def test_a_class_in_two_splits_is_refused(tmp_path):
+    root = tmp_path / "mine"
+    classes(root / "train", {"a": 2, "b\u00e9": 2})
+    classes(root / "val", {"c": 2, "be\u0301": 2})
+    message = refused(root)
+    assert "train/bé and val/" in message and "have the same name" in message
+
+
+def test_a_split_that_is_not_there_is_named(tmp_path):
+    root = classes(tmp_path / "mine" / "train", {"a": 2, "b": 2}).parent
+    assert open_them(root).counts.tolist() == [2, 2]
+    message = refused(root, "validation")
+    assert f"{root}: no folder validation or val with classes in it" in message
+    assert "--split dev: unknown" in refused(root, "dev")
+
+
+def test_folders_that_are_none_are_named(tmp_path):
+    assert f"{tmp_path}/none: no such folder" in refused(tmp_path / "none")
+    file = shade(tmp_path / "file.png", 1)
+    assert f"{file}: not a folder" in refused(file)
+    assert f"{tmp_path}: no folders of images in it; --data-root" in refused(tmp_path)
+    # One level too high.
+    classes(tmp_path / "high" / "mine" / "more", {"a": 2, "b": 2})
+    message = refused(tmp_path / "high")
+    assert f"{tmp_path}/high/mine: no images in it, but the folder more: " in message
+    both = tmp_path / "both"
+    classes(both / "train", {"a": 2})
+    classes(both / "val", {"b": 2})
+    classes(both / "validation", {"c": 2})
+    assert "has validation and val, which mean the same" in refused(both)
+
+
+def test_a_name_with_a_line_break_stays_one_line(tmp_path):
+    root = classes(tmp_path / "mine", {"a\nb": 2, "c": 1})
+    (root / "a\nb" / "1.png").write_bytes(b"")
+    assert "'" in refused(root) and "a\\nb/1.png" in refused(root)
+
+
+@pytest.mark.parametrize("text", ["", "0.5,0.5", "1,1,1", "a,b,c", "nan,0.5,0.5", "1.2,-0.2,0"])
+def test_fractions_that_are_none_are_named(text):
+    with pytest.raises(DataError, match=r"^--split-fractions .*: must be three numbers"):
+        parse_fractions(text)
+
+
+def test_options_that_cannot_work_are_named(tmp_path):
+    root = classes(tmp_path / "mine", {"a": 2, "b": 2})
+    assert refused(root, size=0).startswith("--image-size 0: ")
+    assert refused(root, mode="hsv").startswith("--image-mode hsv: unknown; one of rgb, grey")
+    divided = classes(tmp_path / "divided" / "train", {"a": 2, "b": 2}).parent
+    message = refused(divided, split_fractions="0.5,0.3,0.2")
+    assert message.startswith("--split-fractions 0.5,0.3,0.2: ") and "divided into train" in message
+
+
+# ---- to predict with -------------------------------------------------------------------------
+
+
+def test_images_of_classes_to_predict_with(strange):
+    root = strange / "val"
+    found = read_images(root, 8, "rgb")
+    assert found.classes == ["five", "four"]
+    assert [array.shape for array in found.arrays] == [(5, 8, 8, 3), (4, 8, 8, 3)]
+    for name, array, files in zip(*found, strict=True):
+        assert files == [str(root / name / f"{i}.png") for i in range(len(array))]
+    assert found.arrays[1][2].tolist() == np.full((8, 8, 3), 2).tolist()
+
+
+def test_images_without_classes_to_predict(tmp_path):
+    for i in range(40):
+        shade(tmp_path / "queries" / f"{i:02}.png", i)
+    (tmp_path / "queries" / "labels.csv").write_text("")
+    found = read_images(str(tmp_path / "queries"), 6, "grey")
+    assert found.classes == [""]
+    assert (found.arrays[0] == np.arange(40)[:, None, None]).all()
+    assert [Path(name).name for name in found.files[0]][:2] == ["00.png", "01.png"]
+    shade(tmp_path / "queries" / "class" / "a.png", 1)
+    with pytest.raises(DataError, match=r"holds images \(00.png\) and folders \(class\)"):
+        read_images(tmp_path / "queries", 6, "grey")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(DataError, match="no images in it"):
+        read_images(empty, 6, "grey")

@@ -52,7 +52,7 @@ def measure(way: Any, steps: int) -> Measurement:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     sizes = (FEATURES, HIDDEN, HIDDEN, CLASSES)
-    start = {}
+    start: Params = {}
     for i, (n, m) in enumerate(itertools.pairwise(sizes)):
         start |= {f"w{i}": torch.randn(n, m) / n**0.5, f"b{i}": torch.zeros(m)}
 

@@ -69,9 +69,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="or a checkpoint file in one")
     parser.add_argument(
-        "--support", required=True, type=Path, help="folders of images, one a class"
+        "--support", required=True, type=Path, metavar="DIR", help="folders of images, one a class"
     )
-    parser.add_argument("--query", required=True, type=Path, help="images, or folders of classes")
+    parser.add_argument(
+        "--query", required=True, type=Path, metavar="DIR", help="images, or folders of classes"
+    )
     parser.add_argument("--steps", type=int, help="inner steps (default: as the run is evaluated)")
     parser.add_argument(
         "--batch-statistics",
@@ -82,7 +84,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--iteration", type=int, help="a checkpoint other than the newest")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
-    parser.add_argument("--json", type=Path, help="write all probabilities to this file, too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all probabilities to this file, too"
+    )
     options = parser.parse_args(arguments)
     if options.steps is not None and options.steps < 0:
         raise UserError(f"--steps must be at least 0, not {options.steps}")

@@ -58,11 +58,21 @@ def _miniimagenet(split: str, **where: Any) -> ImageClasses:
     return open_classes(split, **where)
 
 
+def _folder(split: str, **where: Any) -> ImageClasses:
+    from datasets.folder import open_classes
+
+    return open_classes(split, **where)
+
+
+# What says where images are, and which; the rest of a request is of tasks.
+_OF_IMAGES = ("data_root", "omniglot_split", "image_size", "image_mode", "split_fractions")
+
+
 def _images(open_classes: Callable[..., ImageClasses]) -> Callable[..., Episodes]:
     """The opener of few-shot tasks of the classes that ``open_classes(split, ...)`` returns."""
 
-    def open_them(split: str, *, data_root: Path, omniglot_split: str, **request: Any) -> Episodes:
-        found = open_classes(split, data_root=data_root, omniglot_split=omniglot_split)
+    def open_them(split: str, **request: Any) -> Episodes:
+        found = open_classes(split, **{name: request.pop(name) for name in _OF_IMAGES})
         return FewShotImages(**found._asdict(), split=split, **request)
 
     return open_them
@@ -80,6 +90,7 @@ OPENERS: dict[str, Callable[..., Episodes]] = {
     "omniglot": _images(_omniglot),
     "glyphs": _images(_glyphs),
     "miniimagenet": _images(_miniimagenet),
+    "folder": _images(_folder),
     "sinusoid": _sinusoid,
 }
 
@@ -125,8 +136,15 @@ IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
 }
 
 
-def image_shape(data: str) -> tuple[int, int, int] | None:
-    """The (C, H, W) of a data set's images, known without opening it; None if it has none."""
+def image_shape(
+    data: str, *, image_size: int = 84, image_mode: str = "rgb"
+) -> tuple[int, int, int] | None:
+    """The (C, H, W) of a data set's images, known without opening it; None if it has none.
+
+    ``image_size`` and ``image_mode`` are those that a ``folder`` is opened with.
+    """
+    if data == "folder":
+        return (3 if image_mode == "rgb" else 1, image_size, image_size)
     return IMAGE_SHAPES.get(data)
 
 
@@ -141,12 +159,16 @@ def open_episodes(
     data_root: Path | str | None = None,
     dtype: torch.dtype = torch.float32,
     omniglot_split: str = "maml",
+    image_size: int = 84,
+    image_mode: str = "rgb",
+    split_fractions: str = "0.64,0.16,0.2",
 ) -> Episodes:
     """The few-shot tasks of a split of a data set.
 
     ``data`` is a key of ``OPENERS``; ``split`` is ``train``, ``validation`` or ``test``;
-    ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``. Options that a data set has no
-    use for are ignored (``ways`` by ``sinusoid``).
+    ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``; for ``folder`` it is the
+    folder of images itself (:mod:`datasets.folder`, which has the last three options). Options that
+    a data set has no use for are ignored (``ways`` by ``sinusoid``).
 
     Raises :class:`DataError`, whose message is for the user, if the request or the data is not in
     order.
@@ -164,6 +186,9 @@ def open_episodes(
         data_root=default_data_root() if data_root is None else Path(data_root),
         dtype=dtype,
         omniglot_split=omniglot_split,
+        image_size=image_size,
+        image_mode=image_mode,
+        split_fractions=split_fractions,
     )
 
 

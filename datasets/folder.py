@@ -47,7 +47,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "validation": ("validation", "val"),
     "test": ("test",),
 }
-MODES: dict[str, int] = {"rgb": 3, "grey": 1}
+MODES = ("rgb", "grey")
 FRACTIONS = "0.64,0.16,0.2"
 """Of the classes, for train, validation and test: MiniImageNet's 64, 16 and 20 of 100."""
 
@@ -86,11 +86,6 @@ class FolderImages(NamedTuple):
     classes: list[str]
     arrays: list[NDArray[np.uint8]]
     files: list[list[str]]
-
-
-def image_shape(image_size: int, image_mode: str) -> tuple[int, int, int]:
-    """The (C, H, W) of the images, known without opening them."""
-    return (MODES[image_mode], image_size, image_size)
 
 
 def open_classes(
@@ -305,7 +300,10 @@ def _belong_to_none(images: list[ImageFile], others: Counter[str]) -> None:
 def _folder(path: Path | str) -> Path:
     root = Path(path).expanduser().absolute()
     if not root.is_dir():
-        raise DataError(f"{shown(root)}: {'not a folder' if root.exists() else 'no such folder'}")
+        raise DataError(
+            f"{shown(root)}: {'not a folder' if root.exists() else 'no such folder'}; give the "
+            "folder of your images"
+        )
     return root
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import maml
 from datasets.errors import DataError
+from datasets.folder import read_images
 from maml import evaluate as evaluation
 from maml import predict
 from tests.launching import run
@@ -127,6 +128,30 @@ def test_images_of_every_kind(model: maml.Model, task: Any) -> None:
         assert torch.allclose(found, expected, atol=1e-5)
     large = [one.resize((90, 60)) for one in paper]
     assert model.adapt(large, NAMES).predict(large).shape == (3, 3)
+
+
+def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
+    """In colour: files, PIL images and arrays of them are the same to it."""
+    dice = np.random.default_rng(0)
+    for split, names in {"train": "ab", "test": "cd"}.items():
+        for name in names:
+            folder = tmp_path / "mine" / split / name
+            folder.mkdir(parents=True)
+            for i in range(3):
+                pixels = dice.integers(256, size=(40, 50, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    mine = {"data": "folder", "data_root": str(tmp_path / "mine"), "image_size": 32}
+    train(glyphs(iterations=1, **mine), tmp_path / "run")
+    model = maml.load(tmp_path / "run")
+    assert model.image_shape == (3, 32, 32)
+    found = read_images(tmp_path / "mine" / "test", 32, "rgb")
+    files = [Image.open(path) for own in found.files for path in own]
+    arrays, labels = np.concatenate(found.arrays), list("cccddd")
+    expected = model.adapt(arrays, labels).predict(arrays)
+    floats = torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255
+    assert torch.equal(model.adapt(files, labels).predict(floats), expected)
+    with pytest.raises(maml.UserError, match=r"the model takes \[n, 32, 32, 3\] \(PIL"):
+        model.adapt(arrays[..., 0], labels)
 
 
 def test_classes_may_have_any_number_of_examples(model: maml.Model, tasks: maml.Tasks) -> None:

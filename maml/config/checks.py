@@ -51,6 +51,7 @@ def check_values(config: Config) -> None:
             raise UserError(f'{flag(name)} "": empty; was a shell variable not set?')
     at_least = {
         "filters": 1,
+        "image_size": 1,
         "ways": 1,
         "shots": 1,
         "queries": 1,
@@ -114,6 +115,7 @@ def _check_read(config: Config, preset: Config) -> None:
         "batch_size": ("learner", ("supervised",)),
         "filters": ("network", ("conv4-pool", "conv4")),
         "omniglot_split": ("data", ("omniglot",)),
+        **dict.fromkeys(("image_size", "image_mode", "split_fractions"), ("data", ("folder",))),
     }
     for name, (chooser, values) in readers.items():
         value, chosen = getattr(config, name), getattr(config, chooser)
@@ -151,9 +153,9 @@ def _check_combinations(config: Config) -> None:
         )
     if supervised and config.data == "sinusoid":
         raise UserError("--data sinusoid: --learner supervised learns to classify")
-    if supervised and config.data == "miniimagenet":
+    if supervised and config.data in ("miniimagenet", "folder"):
         raise UserError(
-            "--data miniimagenet: its splits share no class, for few-shot tasks alone; "
+            f"--data {config.data}: its splits share no class, for few-shot tasks alone; "
             "--learner supervised tests on the classes it learned"
         )
     if (config.data == "sinusoid") != (config.network == "mlp"):

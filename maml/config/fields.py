@@ -24,7 +24,8 @@ def default_data_root() -> str:
 
 
 MUST_MATCH = (
-    "learner", "network", "filters", "data", "omniglot_split", "ways", "shots", "seed", "dtype",
+    "learner", "network", "filters", "data", "omniglot_split", "image_size", "image_mode",
+    "split_fractions", "ways", "shots", "seed", "dtype",
     "meta_lr", "queries", "inner_lr", "inner_steps", "inner_optimizer", "order", "meta_batch_size",
     "grad_clip", "meta_optimizer", "meta_momentum", "batch_size", "precision", "proximal",
     "cg_steps", "cg_damping",
@@ -94,14 +95,21 @@ class Config:
 
     # ---- data -------------------------------------------------------------------------------
     data: Literal[
-        "glyphs", "omniglot", "miniimagenet", "sinusoid",
+        "glyphs", "omniglot", "miniimagenet", "sinusoid", "folder",
         "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
     ] = "glyphs"  # fmt: skip
-    """Data set: glyphs is drawn by the program and needs no files."""
+    """Data set: glyphs is drawn by the program and needs no files; folder: your own images."""
     data_root: str = dataclasses.field(default_factory=default_data_root)
-    """Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]."""
+    """Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]; folder: of your images, as
+    train/CLASS/*, validation/CLASS/* and test/CLASS/*, or CLASS/* alone."""
     omniglot_split: Literal["maml", "mamlpp", "vinyals"] = "maml"
     """Which named split of Omniglot's classes: 1100/100/423, 1150/50/423 or 1028/172/423."""
+    image_size: int = 84
+    """folder: width and height of the images; the shorter side is resized, the longer one cut."""
+    image_mode: Literal["rgb", "grey"] = "rgb"
+    """folder: colour or grey."""
+    split_fractions: str = "0.64,0.16,0.2"
+    """folder: of the classes, for train, validation and test, where they are not divided."""
     ways: int = 5
     """Classes a task; supervised: classes in all."""
     shots: int = 1

@@ -101,7 +101,9 @@ class Learner(nn.Module, ABC):
         self.config = config
         self.objective = objective(config.data)
         self.metric_names = self.objective.names
-        self.image_shape = image_shape(config.data)
+        self.image_shape = image_shape(
+            config.data, image_size=config.image_size, image_mode=config.image_mode
+        )
         # The global generator is what modules draw from; it is put back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(config.seed, "initial weights"))
@@ -184,6 +186,9 @@ class Learner(nn.Module, ABC):
                 data_root=config.data_root,
                 dtype=getattr(torch, config.dtype),
                 omniglot_split=config.omniglot_split,
+                image_size=config.image_size,
+                image_mode=config.image_mode,
+                split_fractions=config.split_fractions,
             )
         except DataError as error:
             if not evaluation:

@@ -42,6 +42,7 @@ COUNTED = [
     "--batch-size", "--eval-inner-steps", "--iterations", "--meta-batch-size", "--task-batch",
     "--eval-every", "--eval-tasks", "--test-tasks", "--checkpoint-every", "--keep-checkpoints",
     "--log-every", "--check-every", "--ps-max-staleness", "--ps-backup-workers", "--cg-steps",
+    "--image-size",
 ]  # fmt: skip
 ASYNC = ["--strategy", "param-server", "--ps-mode", "async"]
 BACKUP = ["--strategy", "param-server", "--ps-mode", "backup"]
@@ -64,6 +65,9 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "compile": (["--compile", "on"], "on"),
     "data": (["--data", "omniglot"], "omniglot"),
     "data_root": (["--data-root", "/some/where"], "/some/where"),
+    "image_size": (["--image-size", "28", "--data", "folder"], 28),
+    "image_mode": (["--image-mode", "grey", "--data", "folder"], "grey"),
+    "split_fractions": (["--split-fractions", "0.5,0.2,0.3", "--data", "folder"], "0.5,0.2,0.3"),
     "omniglot_split": (["--omniglot-split", "vinyals", "--data", "omniglot"], "vinyals"),
     "ways": (["--ways", "3"], 3),
     "shots": (["--shots", "2"], 2),
@@ -348,7 +352,7 @@ def test_bad_flags(arguments: list[str], says: str) -> None:
 
 
 def test_the_most_that_a_flag_takes() -> None:
-    unread = ("--ps", "--check-", "--b", "--cg")
+    unread = ("--ps", "--check-", "--b", "--cg", "--image-")
     most = {name: 2**31 - 1 for name in COUNTED if not name.startswith(unread)}
     most |= {"--seed": 2**63 - 1, "--threads": 8 * (os.cpu_count() or 1), "--timeout": 2_000_000}
     config = parse([GLYPHS, *(str(word) for pair in most.items() for word in pair)])

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from maml.config import MUST_MATCH, OF_A_HOST, OF_THE_RESULT, Config
 from maml.config.cli import parse
 from maml.config.presets import with_values
+from maml.errors import UserError
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.run import checkpoint
 from maml.trainer import Trainer
@@ -99,6 +101,9 @@ BY_THEMSELVES = {
     "learner": "test_learner",
     "data": "test_data_and_network",
     "omniglot_split": "test_omniglot_split",
+    "image_size": "test_folder",
+    "image_mode": "test_folder",
+    "split_fractions": "test_folder",
     "run_dir": "test_run_directory.py",
     "logger": "run/test_log.py",
     "meta_momentum": "test_meta_momentum",
@@ -190,6 +195,7 @@ def test_a_resumed_run_must_share_what_it_trains_with() -> None:
     """Each field that changes the parameters is compared, but for how long it trains."""
     assert {name for _, name, _ in TRAINS_OTHERWISE} - {"iterations", "epochs"} <= set(MUST_MATCH)
     by_themselves = {"data", "network", "learner", "omniglot_split", "meta_momentum", "precision"}
+    by_themselves |= {"image_size", "image_mode", "split_fractions"}
     assert by_themselves <= set(MUST_MATCH)
     assert set(MUST_MATCH).isdisjoint(name for name, _ in TRAINS_THE_SAME)
 
@@ -365,6 +371,37 @@ def test_data_root(data_root: Path, tmp_path: Path) -> None:
     drawn = Trainer(config).worker.training.tasks(torch.arange(2))
     read = Trainer(with_values(config, data="omniglot", data_root=str(data_root)))
     assert not torch.equal(read.worker.training.tasks(torch.arange(2)).support_x, drawn.support_x)
+
+
+def test_folder(tmp_path: Path) -> None:
+    """What the flags of a folder of images say is what is trained on."""
+    for number in range(24):
+        for i in range(2):
+            path = tmp_path / "mine" / f"class {number}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (30, 20), (10 * number, 100 + i, 0)).save(path)
+    config = glyphs(
+        data="folder",
+        data_root=str(tmp_path / "mine"),
+        network="conv4-pool",
+        filters=4,
+        image_size=20,
+        image_mode="grey",
+        split_fractions="0.5,0.25,0.25",
+        queries=1,
+        eval_queries=1,
+        eval_tasks=2,
+        test_tasks=2,
+        run_dir=str(tmp_path / "run"),
+    )
+    worker = Trainer(config).worker
+    assert len(worker.training.counts) == 12  # type: ignore[attr-defined]
+    assert worker.training.tasks(torch.arange(2)).support_x.shape == (2, config.ways, 1, 20, 20)
+    model = train(with_values(config, image_mode="rgb", image_size=32), tmp_path / "run")["model"]
+    # Three channels in; 2 x 2 cells of four filters out.
+    assert {(4, 3, 3, 3), (config.ways, 16)} <= {tuple(tensor.shape) for tensor in model.values()}
+    with pytest.raises(UserError, match=r"--network conv4-pool: .* 15x15; .*--image-size"):
+        Trainer(with_values(config, image_size=15))
 
 
 def test_omniglot_split(data_root: Path, tmp_path: Path) -> None:

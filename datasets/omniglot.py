@@ -27,6 +27,7 @@ COMPONENTS = {
         "episodes": "open_classes",
         "examples": "datasets.drawings:open_omniglot",
         "image_shape": (1, 28, 28),
+        "ink": True,
         "reads": ("omniglot_split",),
     }
 }

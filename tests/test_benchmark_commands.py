@@ -9,7 +9,15 @@ import pytest
 
 from benchmarks.command import write
 
-COMMANDS = ("communication", "hosts", "memory", "precision", "scaling", "throughput")
+COMMANDS = (
+    "communication",
+    "functional_memory",
+    "hosts",
+    "memory",
+    "precision",
+    "scaling",
+    "throughput",
+)
 
 
 def refusal(monkeypatch, capsys, name: str, *arguments: str) -> str:

@@ -22,8 +22,8 @@ class DataSet(Component):
         image_shape: (C, H, W) of its images, for those who build a network before, or without,
             opening it; None if it has none. Where it depends on the fields that it reads: the
             function of its module that tells it, called with them.
-        ink: Whether its images are ink (255) on paper (0), and so a picture with bright paper is to be
-            inverted for who learned from them.
+        ink: Whether its images are ink (255) on paper (0): for who learned from them, a picture
+            with bright paper is inverted.
         classifies: Whether its targets are classes; else numbers, which are regressed.
     """
 

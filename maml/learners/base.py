@@ -218,9 +218,8 @@ class Learner(nn.Module, ABC):
         return {part: self._stated(part) for part in ("support", "query")}
 
     def _stated(self, part: Any) -> Any:
-        for name in (f"{part}_loss", "set_loss", "call_network"):
-            if getattr(getattr(self, name), "__func__", None) is not getattr(Learner, name):
-                return getattr(self, f"{part}_loss")
+        if not all(map(self._is_own, (f"{part}_loss", "set_loss", "call_network"))):
+            return getattr(self, f"{part}_loss")
         return NetworkLoss(self.network, part, self.objective.loss, self.config.precision)
 
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
@@ -294,7 +293,11 @@ class Learner(nn.Module, ABC):
         Raises:
             UserError: naming the flag.
         """
-        reason = self.obstacle(device)
+        try:
+            reason = self.obstacle(device)
+        except ValueError as error:
+            # What a learner of a user's own states does not go together.
+            raise UserError(f"--learner {self.config.learner}: {error}") from error
         if self.config.kernels == "native" and reason is not None:
             raise UserError(f"--kernels native: {reason}")
 
@@ -319,7 +322,11 @@ class Learner(nn.Module, ABC):
         return differentiate.native(problem, self.config.meta_gradient, self._kernels)
 
     def _answers_plainly(self) -> bool:
-        return getattr(self.answers, "__func__", None) is Learner.answers
+        return self._is_own("answers") and self._is_own("call_network")
+
+    def _is_own(self, name: str) -> bool:
+        """Say whether nobody, neither a subclass nor a change of this object, overrides a method."""
+        return getattr(getattr(self, name), "__func__", None) is getattr(Learner, name)
 
 
 def without_prefix(params: Params, prefix: str) -> Params:

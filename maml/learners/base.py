@@ -325,7 +325,7 @@ class Learner(nn.Module, ABC):
         return self._is_own("answers") and self._is_own("call_network")
 
     def _is_own(self, name: str) -> bool:
-        """Say whether nobody, neither a subclass nor a change of this object, overrides a method."""
+        """Say whether neither a subclass nor a change of this object overrides a method."""
         return getattr(getattr(self, name), "__func__", None) is getattr(Learner, name)
 
 

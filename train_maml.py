@@ -13,6 +13,7 @@ A run continues from its checkpoint when the same command with its --run-dir is 
 
 from __future__ import annotations
 
+import os
 import sys
 
 from maml.config.cli import parse
@@ -24,6 +25,8 @@ from maml.processes.world import World
 def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
     end_with_launcher()
+    # Torch's sockets would tell of every look at a store that finds nothing yet.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Before anything imports torch, which a user's own component may do as soon as it is named:
     # TorchOpt reads the environment, too, and ends in a traceback where it cannot be.
     World.from_environment()

@@ -50,13 +50,14 @@ def measure(peer: str, steps: int) -> tuple[float, float]:
     tasks = make_tasks(config, TASKS)
     # One step first: libraries, caches and working memory that any use needs.
     build(name, build_learner(config), tasks, 1)()
-    before = _peak()
+    before = peak_mib()
     config = with_values(config, inner_steps=steps)
     build(name, build_learner(config), tasks, 1)()
-    return _peak(), _peak() - before
+    return peak_mib(), peak_mib() - before
 
 
-def _peak() -> float:
+def peak_mib() -> float:
+    """Return the most memory that this process has held so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

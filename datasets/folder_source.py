@@ -135,18 +135,23 @@ def fingerprint(images: Sequence[ImageFile], decoding: Decoding, decoder: str) -
 
 
 def decode(path: Path, decoding: Decoding) -> NDArray[np.uint8]:
+    """One image file as :func:`pixels_of` it; raises whatever Pillow raises for damaged bytes."""
+    with Image.open(path) as opened:
+        # A JPEG much larger than wanted is decoded at a half, a quarter or an eighth of its size.
+        opened.draft(None, (2 * decoding.size, 2 * decoding.size))
+        return pixels_of(opened, decoding)
+
+
+def pixels_of(opened: Image.Image, decoding: Decoding) -> NDArray[np.uint8]:
     """One image as uint8 ``[size, size]`` or ``[size, size, 3]``.
 
     It is turned upright as its EXIF data says, transparent parts become white, 16 bits become 8,
     the first picture of an animation is taken. Its shorter side becomes ``size`` pixels long, and
-    what the longer one has more is cut off on both ends: proportions are kept. Raises whatever
-    Pillow raises for damaged bytes, and ``ValueError`` for pixels whose range nobody knows.
+    what the longer one has more is cut off on both ends: proportions are kept. Raises
+    ``ValueError`` for pixels whose range nobody knows.
     """
     size = decoding.size
-    with Image.open(path) as opened:
-        # A JPEG much larger than wanted is decoded at a half, a quarter or an eighth of its size.
-        opened.draft(None, (2 * size, 2 * size))
-        image = _eight_bits(ImageOps.exif_transpose(opened))
+    image = _eight_bits(ImageOps.exif_transpose(opened))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -25,6 +25,7 @@ COMPONENTS = {
         "episodes": "open_classes",
         "examples": "datasets.drawings:open_glyphs",
         "image_shape": (1, 28, 28),
+        "ink": True,
     }
 }
 

@@ -13,14 +13,13 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from filelock import FileLock
-
 from datasets.cache import Mapped, cached, map_array
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.omniglot_alphabets import DRAWINGS, PARTS, class_names
 from datasets.omniglot_source import SIZE, Part
 from datasets.omniglot_splits import SPLITS, split_classes
+from datasets.paths import to_download_into
 
 COMPONENTS = {
     "omniglot": {
@@ -28,6 +27,7 @@ COMPONENTS = {
         "episodes": "open_classes",
         "examples": "datasets.drawings:open_omniglot",
         "image_shape": (1, 28, 28),
+        "ink": True,
         "reads": ("omniglot_split",),
     }
 }
@@ -104,8 +104,7 @@ def _download(folder: Path, name: str) -> Path:
     target = folder / f"{name}.zip"
     url = f"{Omniglot.download_url_prefix}/{target.name}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):
+        with to_download_into(folder, target.with_name(f"{target.name}.lock")):
             if not target.exists():
                 _fetch(url, target, Omniglot.zips_md5[name])
     except (OSError, ValueError) as error:

@@ -22,12 +22,15 @@ class DataSet(Component):
         image_shape: (C, H, W) of its images, for those who build a network before, or without,
             opening it; None if it has none. Where it depends on the fields that it reads: the
             function of its module that tells it, called with them.
+        ink: Whether its images are ink (255) on paper (0): for who learned from them, a picture
+            with bright paper is inverted.
         classifies: Whether its targets are classes; else numbers, which are regressed.
     """
 
     episodes: str | None = None
     examples: str | None = None
     image_shape: tuple[int, int, int] | str | None = None
+    ink: bool = False
     classifies: bool = True
 
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from datasets import addresses
 from datasets.batches import Examples
 from datasets.cache import Mapped, cached
 from datasets.errors import DataError
+from datasets.paths import to_download_into
 
 COMPONENTS = {
     "mnist": {
@@ -158,8 +158,7 @@ def _read(name: str, part: str, folder: Path) -> tuple[NDArray[np.uint8], NDArra
     files = _files(kind, part, folder)
     try:
         if any(files.state(path, md5) for path, md5 in files.checked):
-            folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder / ".download.lock"), _impatient():
+            with to_download_into(folder, folder / ".download.lock"), _impatient():
                 files.download()
         images, labels = files.read()
         if images.shape != (source.sizes[part], *source.shape) or len(labels) != len(images):

@@ -1,5 +1,55 @@
 """Meta-learning with one definition of a meta-gradient, whatever the topology.
 
-Imports run downwards only: ``trainer`` → ``strategies`` → ``worker`` → ``learners`` → ``inner``,
-``models``, ``objectives`` → ``config``, ``errors``; ``datasets`` never imports ``maml``.
+As a library (docs/library.md)::
+
+    maml.load("runs/…").adapt(support_x, support_y).predict(query_x)
+    maml.episodes("omniglot", split="test", ways=5, shots=1).task(0)
+    maml.meta_gradient(state, meta_params, tasks)
+
+Names are imported when they are asked for: ``import maml`` loads no torch, for which ``--help``
+and a mistyped flag do not wait.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from maml.errors import UserError
+    from maml.library.model import AdaptedModel, Model, load
+    from maml.library.tasks import Tasks, episodes
+    from maml.metagradient.differentiate import OuterGradient, meta_gradient
+    from maml.metagradient.problem import Implicit, Problem
+
+_FROM = {
+    "maml.errors": ("UserError",),
+    "maml.library.model": ("AdaptedModel", "Model", "load"),
+    "maml.library.tasks": ("Tasks", "episodes"),
+    "maml.metagradient.differentiate": ("OuterGradient", "meta_gradient"),
+    "maml.metagradient.problem": ("Implicit", "Problem"),
+}
+_MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
+
+__all__ = [
+    "AdaptedModel",
+    "Implicit",
+    "Model",
+    "OuterGradient",
+    "Problem",
+    "Tasks",
+    "UserError",
+    "episodes",
+    "load",
+    "meta_gradient",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from maml.config import MUST_MATCH, Config
+from maml.config import MUST_MATCH, Config, registry
 from maml.config.presets import changed, with_values
 from maml.errors import UserError
 from maml.metagradient.outer_optimizer import OuterOptimizer
@@ -130,6 +130,9 @@ class _Run:
             f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
+        slow = why_no_kernels(config, self.worker)
+        if slow is not None:
+            self._say(f"not served by the compiled kernels, so slower than it might be: {slow}")
         try:
             self._status("training")
             hurried = self.strategy.stop.hurried(self._abandon)
@@ -329,6 +332,19 @@ class _Run:
     def _say(self, text: str) -> None:
         if self.speaks:
             print(text, flush=True)
+
+
+def why_no_kernels(config: Config, worker: Worker) -> str | None:
+    """Return why compiled kernels do not serve this run; None where they do, or nobody would ask.
+
+    Nobody asks without an inner loop, on a GPU, for what is no image, or where the flags say
+    otherwise.
+    """
+    facts = registry.learner(config.learner)
+    asked_otherwise = config.kernels != "auto" or config.meta_gradient == "reverse"
+    if facts.tasks != "episodes" or asked_otherwise or worker.device.type != "cpu":
+        return None
+    return worker.learner.obstacle(worker.device) if worker.learner.metric_names else None
 
 
 class _Window:

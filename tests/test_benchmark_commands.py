@@ -9,7 +9,16 @@ import pytest
 
 from benchmarks.command import write
 
-COMMANDS = ("communication", "hosts", "memory", "precision", "scaling", "tables", "throughput")
+COMMANDS = (
+    "communication",
+    "functional_memory",
+    "hosts",
+    "memory",
+    "precision",
+    "scaling",
+    "tables",
+    "throughput",
+)
 
 
 def refusal(monkeypatch, capsys, name: str, *arguments: str) -> str:

@@ -61,6 +61,20 @@ class Predictions(NamedTuple):
     non_transductive: Tensor
 
 
+class Adapted(NamedTuple):
+    """What the inner loop has made of B tasks.
+
+    Attributes:
+        problem: The inner problem.
+        at: What has adapted, ``{name: [B, …]}``; in the coordinates of ``native``, if that served.
+        native: The compiled derivatives that served, and will answer; None: torch did, and will.
+    """
+
+    problem: Problem
+    at: Params
+    native: NativeDerivatives | None
+
+
 class Learner(nn.Module, ABC):
     """What learns: its parameters are the meta-parameters, by name.
 
@@ -74,6 +88,7 @@ class Learner(nn.Module, ABC):
 
     Attributes:
         metric_names: The metrics that `metrics` returns, in order.
+        image_shape: (C, H, W) of the images that the network takes; None where it takes none.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -88,12 +103,13 @@ class Learner(nn.Module, ABC):
         contents = data_contents(config)
         self.objective = objective(contents.classifies)
         self.metric_names = self.objective.names
+        self.image_shape = contents.image_shape
         # The global generator is what modules draw from; it is put back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(config.seed, "initial weights"))
             self.network = build_network(
                 config.network,
-                image_shape=contents.image_shape,
+                image_shape=self.image_shape,
                 ways=config.ways,
                 **network_options(config),
             )
@@ -202,9 +218,8 @@ class Learner(nn.Module, ABC):
         return {part: self._stated(part) for part in ("support", "query")}
 
     def _stated(self, part: Any) -> Any:
-        for name in (f"{part}_loss", "set_loss", "call_network"):
-            if getattr(getattr(self, name), "__func__", None) is not getattr(Learner, name):
-                return getattr(self, f"{part}_loss")
+        if not all(map(self._is_own, (f"{part}_loss", "set_loss", "call_network"))):
+            return getattr(self, f"{part}_loss")
         return NetworkLoss(self.network, part, self.objective.loss, self.config.precision)
 
     def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
@@ -229,19 +244,30 @@ class Learner(nn.Module, ABC):
         return problem.params(unrolled.adapt(problem, task), problem.last_step)
 
     @torch.no_grad()
-    def predictions(self, meta_params: Params, tasks: Task, steps: int) -> Predictions:
-        """Adapt to each of B tasks, and answer its queries."""
+    def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
+        """Adapt to each of B tasks; the learners here read the support sets alone."""
         problem = self.problem(meta_params, steps)
         native = self._native(problem)
         if native is not None and self._answers_plainly():
-            at = forward_over_reverse.adapt(problem, tasks, native)
+            return Adapted(problem, forward_over_reverse.adapt(problem, tasks, native), native)
+        adapt = torch.func.vmap(lambda task: unrolled.adapt(problem, task))
+        return Adapted(problem, adapt(tasks), None)
+
+    @torch.no_grad()
+    def predict(self, adapted: Adapted, tasks: Task) -> Predictions:
+        """Answer the queries of the B tasks that ``adapted`` has adapted to."""
+        problem, at, native = adapted
+        if native is not None:
             return Predictions(*native.answers(at, tasks))
 
-        def answer(task: Task) -> tuple[Tensor, Tensor]:
-            adapted = problem.params(unrolled.adapt(problem, task), problem.last_step)
-            return self.answers(adapted, task)
+        def answer(at: Params, task: Task) -> tuple[Tensor, Tensor]:
+            return self.answers(problem.params(at, problem.last_step), task)
 
-        return Predictions(*torch.func.vmap(answer)(tasks))
+        return Predictions(*torch.func.vmap(answer)(at, tasks))
+
+    def predictions(self, meta_params: Params, tasks: Task, steps: int) -> Predictions:
+        """Adapt to each of B tasks, and answer its queries."""
+        return self.predict(self.adapt(meta_params, tasks, steps), tasks)
 
     @torch.no_grad()
     def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
@@ -267,7 +293,11 @@ class Learner(nn.Module, ABC):
         Raises:
             UserError: naming the flag.
         """
-        reason = self.obstacle(device)
+        try:
+            reason = self.obstacle(device)
+        except ValueError as error:
+            # What a learner of a user's own states does not go together.
+            raise UserError(f"--learner {self.config.learner}: {error}") from error
         if self.config.kernels == "native" and reason is not None:
             raise UserError(f"--kernels native: {reason}")
 
@@ -292,7 +322,11 @@ class Learner(nn.Module, ABC):
         return differentiate.native(problem, self.config.meta_gradient, self._kernels)
 
     def _answers_plainly(self) -> bool:
-        return getattr(self.answers, "__func__", None) is Learner.answers
+        return self._is_own("answers") and self._is_own("call_network")
+
+    def _is_own(self, name: str) -> bool:
+        """Say whether neither a subclass nor a change of this object overrides a method."""
+        return getattr(getattr(self, name), "__func__", None) is getattr(Learner, name)
 
 
 def without_prefix(params: Params, prefix: str) -> Params:

@@ -1,9 +1,10 @@
-"""What a process sets once: its title, its computing threads, its generators."""
+"""What a process sets once: its title, warnings, computing threads, generators."""
 
 from __future__ import annotations
 
 import os
 import random
+import warnings
 
 import numpy as np
 import setproctitle
@@ -13,13 +14,23 @@ from maml.config import Config
 from maml.processes.world import World
 from maml.seeds import seed_of
 
+UPSTREAM = (
+    # TorchOpt's Adam and its kin, batched over tasks.
+    "There is a performance drop because we have not yet implemented the batching rule",
+    # torch's own forward derivatives, as they are imported.
+    "`torch.jit.script` is deprecated",
+)
+"""How warnings begin that libraries give about themselves, and that no flag of ours can heed."""
+
 
 def init_process(config: Config, world: World) -> None:
-    """Set title, computing threads and the global generators of this process.
+    """Set title, warnings, computing threads and the global generators of this process.
 
     The generators are seeded by *global* rank, so that no two processes of a run share a stream.
     No result depends on them: all that matters for one has an address of its own.
     """
+    for message in UPSTREAM:
+        warnings.filterwarnings("ignore", message=message)
     setproctitle.setproctitle(f"maml[{world.rank}/{world.size}] {config.preset}")
     threads = config.threads
     if (threads is None and "OMP_NUM_THREADS" not in os.environ) or world.launched:

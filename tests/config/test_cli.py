@@ -501,6 +501,7 @@ def test_missing_data_of_a_classifier(
     message = mistake("supervised-cifar10-resnet18", "--data-root", str(tmp_path / "nothing"))
     assert message.startswith(f"{tmp_path}/nothing/cifar10/cifar-10-python.tar.gz: not found")
     assert "--data-root" in message
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_missing_data_names_three_ways_out(
@@ -515,6 +516,7 @@ def test_missing_data_names_three_ways_out(
     assert str(tmp_path / "nothing" / "omniglot") in message
     for way_out in ("images_background.zip", "--data-root", "download", "maml-glyphs"):
         assert way_out in message
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_unreadable_image_is_named(
@@ -596,6 +598,13 @@ def test_a_fault_of_the_program_keeps_its_traceback() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run_program(fail, [])
+
+
+def test_legal_flags_meet_no_warning_of_a_library(tmp_path: Path) -> None:
+    """TorchOpt's Adam batched over tasks, and torch's forward derivatives, warn of themselves."""
+    flags = "--inner-optimizer adam --meta-gradient mixed --iterations 1 --test-tasks 1"
+    words = [SINUSOID, *flags.split(), "--logger", "none", "--run-dir", str(tmp_path)]
+    assert "arning" not in run([*TRAIN, *words], timeout=120).stderr
 
 
 # ---- the same under torchrun: said once, nothing hangs ----------------------------------------

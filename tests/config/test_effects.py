@@ -313,6 +313,24 @@ def test_learner(tmp_path: Path) -> None:
         assert distance(a, b) > 1e-7
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"network": "lenet"}, "there are none for --network lenet"),
+        ({"precision": "bf16"}, "not in --precision bf16"),
+        ({"network": "lenet", "kernels": "torch"}, None),
+        ({"network": "lenet", "meta_gradient": "reverse"}, None),
+    ],
+)
+def test_says_why_the_kernels_do_not_serve(
+    values: dict[str, str], says: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(glyphs(iterations=0, device="cpu", **values), tmp_path)
+    found = [line for line in capsys.readouterr().out.splitlines() if "compiled kernels" in line]
+    assert len(found) == (says is not None)
+    assert says is None or found[0].endswith(says)
+
+
 def test_where_learned_rates_begin(tmp_path: Path) -> None:
     config = glyphs(iterations=0, learner="metasgd", inner_lr=0.125)
     model = train(config, tmp_path)["model"]

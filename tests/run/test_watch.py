@@ -286,6 +286,10 @@ def test_a_damaged_last_checkpoint_is_no_success(
         (["--patience", "3"], "--patience goes with --watch"),
         (["--poll", "3"], "--poll goes with --watch"),
         (["--watch", "--tasks", "0"], "--tasks must be at least 1"),
+        (["--data", "glyphs"], "unknown flag --data: did you mean --data-root"),
+        (["--task", "6"], "unknown flag --task: did you mean --tasks"),
+        (["--tasks", "1.5"], "--tasks: '1.5' is not a whole number"),
+        (["--split", "tests"], "--split: invalid choice: 'tests'"),
     ],
 )
 def test_bad_requests(arguments: list[str], says: str, tmp_path: Path) -> None:

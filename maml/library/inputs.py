@@ -1,0 +1,154 @@
+"""A user's images and labels, as a model takes them. What does not fit is refused in one line.
+
+Shape legend: n examples, C H W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datasets.folder_source import Decoding, pixels_of
+from datasets.pictures import as_in
+from maml.errors import UserError
+
+Images: TypeAlias = Any
+"""Floats ``[n, C, H, W]`` in [0, 1]; uint8 ``[n, H, W]`` or ``[n, H, W, C]``; PIL images."""
+
+_ROUNDING = 1e-6
+
+
+def images(given: Images, shape: tuple[int, int, int], data: str, what: str) -> Tensor:
+    """Return images ``[n, C, H, W]`` in [0, 1], floats of the precision that they had.
+
+    Arrays are taken as they are. PIL images of any size and mode are made what the data set's own
+    images are: see `datasets.folder_source.pixels_of` and `datasets.pictures.as_in`.
+
+    Args:
+        given: See `Images`; arrays may be numpy's, torch's or lists of them.
+        shape: The model's (C, H, W).
+        data: The data set that it was trained on.
+        what: What the caller calls them: "support_x".
+
+    Raises:
+        UserError: for another shape, type or range, or no image at all.
+    """
+    array = _array(given, shape, data, what)
+    channels, height, width = shape
+    if array.dtype == np.uint8:
+        wanted = [(height, width, channels)] + [(height, width)] * (channels == 1)
+        if array.shape[1:] not in wanted:
+            raise UserError(
+                f"{what}: uint8 of shape {list(array.shape)}; the model takes "
+                f"{' or '.join(f'[n, {_joined(size)}]' for size in reversed(wanted))} "
+                "(PIL images of any size are fitted)"
+            )
+        array = array.reshape(len(array), height, width, channels).transpose(0, 3, 1, 2)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(torch.float64).div_(255)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise UserError(f"{what}: of type {array.dtype}; give floats in [0, 1], or uint8")
+    if array.shape[1:] != shape:
+        raise UserError(
+            f"{what}: floats of shape {list(array.shape)}; the model takes [n, {_joined(shape)}]"
+        )
+    least, most = float(array.min()), float(array.max())
+    # `not` a chain: nan must fail, too.
+    if not (least >= -_ROUNDING and most <= 1 + _ROUNDING):
+        raise UserError(f"{what}: floats from {least:g} to {most:g}; they must be in [0, 1]")
+    return torch.from_numpy(np.array(array))
+
+
+def numbers(given: Any, what: str) -> Tensor:
+    """Return floats ``[n, …]``: examples or targets that are no images.
+
+    Raises:
+        UserError: for another type, one dimension, or none at all.
+    """
+    array = _stacked(given, what)
+    if not np.issubdtype(array.dtype, np.floating) or array.ndim < 2:
+        raise UserError(
+            f"{what}: {array.dtype} of shape {list(array.shape)}; the model takes floats [n, 1]"
+        )
+    return torch.from_numpy(np.array(array))
+
+
+def labels(given: Any, n: int, ways: int) -> tuple[Tensor, list[Hashable]]:
+    """Return labels as class numbers ``[n]`` int64, and the classes in order of first appearance.
+
+    Args:
+        given: Any hashable values, ``n`` of them; an array or tensor of one dimension is a list.
+        n: Examples that they belong to.
+        ways: Classes that the model tells apart.
+
+    Raises:
+        UserError: for more or fewer labels or classes.
+    """
+    plain = given.tolist() if isinstance(given, (Tensor, np.ndarray, np.generic)) else given
+    if isinstance(plain, (str, bytes)) or not hasattr(plain, "__iter__"):
+        raise UserError(f"support_y: {plain!r}; give a list with one label for each example")
+    values = [item.item() if isinstance(item, (Tensor, np.generic)) else item for item in plain]
+    if len(values) != n:
+        raise UserError(f"support_y: {len(values)} labels for {n} examples")
+    try:
+        classes = list(dict.fromkeys(values))
+    except TypeError as error:
+        raise UserError(f"support_y: a label must be hashable ({error})") from None
+    if len(classes) != ways:
+        some = ", ".join(repr(one) for one in classes[:6]) + (", …" if len(classes) > 6 else "")
+        raise UserError(
+            f"support_y: {len(classes)} classes ({some}); the model tells {ways} apart (--ways)"
+        )
+    number = {one: i for i, one in enumerate(classes)}
+    return torch.tensor([number[value] for value in values]), classes
+
+
+def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> NDArray[Any]:
+    """Return images as an array, whatever its shape and type; PIL images as the model's."""
+    from PIL import Image
+
+    if isinstance(given, Image.Image):
+        raise UserError(f"{what}: one PIL image; give a list of them")
+    if not isinstance(given, (list, tuple)):
+        return _stacked(given, what)
+    pictures = [isinstance(one, Image.Image) for one in given]
+    if not any(pictures):
+        return _stacked(given, what)
+    if not all(pictures):
+        raise UserError(f"{what}: PIL images and others in one list")
+    channels, height, width = shape
+    if height != width or channels not in (1, 3):
+        raise UserError(f"{what}: PIL images are fitted to squares; the model takes {list(shape)}")
+    decoding = Decoding(height, "rgb" if channels == 3 else "grey")
+    try:
+        return as_in(data, np.stack([pixels_of(one, decoding) for one in given]))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"{what}: an image cannot be read: {error}") from error
+
+
+def _stacked(given: Any, what: str) -> NDArray[Any]:
+    """Return an array, a tensor, or a list of some, as one array."""
+    listed = isinstance(given, (list, tuple))
+    parts: Sequence[Any] = given if listed else [given]
+    try:
+        plain = [
+            part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+            for part in parts
+        ]
+        if listed and plain and any(part.shape != plain[0].shape for part in plain):
+            shapes = ", ".join(dict.fromkeys(str(list(part.shape)) for part in plain))
+            raise UserError(f"{what}: arrays of different shapes: {shapes}")
+    except (TypeError, ValueError) as error:
+        # Lists of lists of different lengths; types that numpy lacks.
+        raise UserError(f"{what}: no array of numbers: {str(error).splitlines()[0]}") from error
+    if not plain or (not listed and plain[0].shape[:1] == (0,)):
+        raise UserError(f"{what}: empty; at least one example is needed")
+    return np.stack(plain) if listed else plain[0]
+
+
+def _joined(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))

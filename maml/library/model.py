@@ -1,0 +1,190 @@
+"""A trained learner, to adapt and to predict with: what evaluation does, on a user's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.config import registry
+from maml.config.presets import with_values
+from maml.errors import UserError
+from maml.learners import Learner, build_learner
+from maml.learners.base import Adapted
+from maml.learners.objectives import REGRESSION
+from maml.library import inputs
+from maml.params import Params
+from maml.processes.device import choose_device
+from maml.processes.world import World
+from maml.run import checkpoint, directory
+
+BatchStatistics = Literal["support", "query"]
+"""Whose mean and variance normalise the queries inside the network. support: the support set's, so
+that one query's answer depends on no other (non-transductive). query: those of all queries that are
+asked together, as in MAML's released code (transductive)."""
+
+
+def load(path: Path | str, iteration: int | None = None, device: str = "auto") -> Model:
+    """Load a trained model.
+
+    Args:
+        path: A run directory (its newest checkpoint), or a checkpoint file inside one. No code
+            that a file may hold is run (``weights_only``).
+        iteration: Another checkpoint of the run directory.
+        device: Where it computes: cpu, cuda, cuda:N, or auto, a GPU where there is one.
+
+    Raises:
+        UserError: one line that names the file, if it is not there, is damaged or is of another
+            version; for a run that has nothing to adapt (``--learner supervised``).
+    """
+    run_dir, file = _find(Path(path).expanduser(), iteration)
+    config = with_values(directory.read_config(run_dir), strategy="local", device=device)
+    saved = checkpoint.load(file)
+    learner = build_learner(config)
+    if registry.learner(config.learner).tasks == "batches":
+        raise UserError(f"{run_dir}: a run of --learner {config.learner}: it does not adapt")
+    checkpoint.check_model(saved, learner.meta_parameters(), str(file))
+    place = choose_device(config, World(0, 1, 0, 1, launched=False))
+    return Model(learner, saved["model"], saved["iteration"], place)
+
+
+def _find(path: Path, iteration: int | None) -> tuple[Path, Path]:
+    """Return the run directory and the checkpoint file that are meant."""
+    if path.is_dir():
+        if iteration is None:
+            return path, checkpoint.last_checkpoint(path)
+        kept = checkpoint.numbered_checkpoints(path)
+        # A run directory without checkpoints is told by its first missing file, below.
+        if iteration not in kept and kept:
+            there = ", ".join(map(str, kept))
+            raise UserError(f"{path}: no checkpoint after iteration {iteration}; of {there}")
+        return path, checkpoint.numbered_checkpoint(path, iteration)
+    if not path.exists():
+        raise UserError(f"{path}: no such run directory or checkpoint")
+    if iteration is not None:
+        raise UserError(f"{path}: a file is one iteration; for another, give the run directory")
+    return path.absolute().parent.parent, path
+
+
+class Model:
+    """A trained learner with its meta-parameters.
+
+    Attributes:
+        config: The configuration of its run.
+        iteration: After how many iterations of training it is.
+        image_shape: (C, H, W) of the images that it takes; None where it takes none.
+        ways: How many classes it tells apart; None for a regression.
+        meta_params: ``{name: […]}``.
+    """
+
+    def __init__(
+        self, learner: Learner, meta_params: Params, iteration: int, device: torch.device
+    ) -> None:
+        self.learner, self.config, self.iteration = learner, learner.config, iteration
+        self.image_shape = learner.image_shape
+        self.ways = None if learner.objective is REGRESSION else learner.config.ways
+        self.meta_params = {name: tensor.to(device) for name, tensor in meta_params.items()}
+        self._device = device
+        self._dtype: torch.dtype = getattr(torch, learner.config.dtype)
+
+    def __repr__(self) -> str:
+        config = self.config
+        task = f"regression of {config.data}" if self.ways is None else f"{self.ways}-way"
+        images = "" if self.image_shape is None else f", images {list(self.image_shape)}"
+        return f"<{config.learner} of {config.preset}, {task}{images}, iteration {self.iteration}>"
+
+    @property
+    def steps(self) -> int:
+        """Inner steps by default: as many as the run's evaluation takes."""
+        return self.config.eval_inner_steps
+
+    def adapt(
+        self, support_x: inputs.Images, support_y: Any, steps: int | None = None
+    ) -> AdaptedModel:
+        """Adapt to a support set; the model itself does not change.
+
+        Args:
+            support_x: n examples of any number a class: images as `maml.library.inputs.Images`
+                says, or floats ``[n, …]`` where the model takes no images.
+            support_y: n labels, any hashable values; numbers ``[n, …]`` for a regression.
+            steps: Inner steps; None: as many as the run's evaluation takes.
+
+        Raises:
+            UserError: in one line, for what does not fit: shape, type, range, number of classes.
+        """
+        steps = self.steps if steps is None else steps
+        if steps < 0:
+            raise UserError(f"steps {steps}: at least 0")
+        x = self.examples(support_x, "support_x")
+        classes: list[Hashable] | None = None
+        if self.ways is None:
+            y = inputs.numbers(support_y, "support_y").to(self._dtype)
+            if len(y) != len(x):
+                raise UserError(f"support_y: {len(y)} targets for {len(x)} examples")
+        else:
+            y, classes = inputs.labels(support_y, len(x), self.ways)
+        x, y = x[None], y[None].to(self._device)
+        # Adapting reads the support set alone; queries come with `AdaptedModel.predict`.
+        task = Task(x, y, x[:, :0], y[:, :0])
+        return AdaptedModel(self, task, self.learner.adapt(self.meta_params, task, steps), classes)
+
+    def examples(self, given: Any, what: str) -> Tensor:
+        """Return examples ``[n, …]`` as the network takes them, on its device.
+
+        Raises:
+            UserError: in one line, for what does not fit.
+        """
+        shape = self.image_shape
+        x = (
+            inputs.numbers(given, what)
+            if shape is None
+            else inputs.images(given, shape, self.config.data, what)
+        )
+        return x.to(self._device, self._dtype)
+
+
+class AdaptedModel:
+    """A model after its inner steps on a support set.
+
+    Attributes:
+        classes: What the labels were, in order of first appearance: class i of the predictions.
+            None for a regression.
+    """
+
+    def __init__(
+        self, model: Model, task: Task, adapted: Adapted, classes: list[Hashable] | None
+    ) -> None:
+        self.classes = classes
+        self._model, self._task, self._adapted = model, task, adapted
+
+    def predict(
+        self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
+    ) -> Tensor:
+        """Answer queries.
+
+        Args:
+            query_x: E examples, as in `Model.adapt`.
+            batch_statistics: "support": a query's answer depends on no other query. "query": the
+                queries are normalised together, as in MAML's published numbers; ask for all at
+                once then. No matter for a network that normalises nothing.
+
+        Returns:
+            Probabilities ``[E, N]`` of the `classes`, on the CPU; for a regression the outputs.
+
+        Raises:
+            UserError: in one line, for what does not fit.
+        """
+        if batch_statistics not in ("support", "query"):
+            raise UserError(f"batch_statistics {batch_statistics!r}: support or query")
+        model = self._model
+        x = model.examples(query_x, "query_x")[None]
+        # No learner's answer reads the queries' targets.
+        y = self._task.support_y
+        task = self._task._replace(query_x=x, query_y=y.new_zeros(1, x.shape[1], *y.shape[2:]))
+        answers = model.learner.predict(self._adapted, task)
+        outputs = answers.transductive if batch_statistics == "query" else answers.non_transductive
+        return (outputs if self.classes is None else outputs.softmax(-1))[0].cpu()

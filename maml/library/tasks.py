@@ -1,0 +1,75 @@
+"""Few-shot tasks of any data set, by id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from datasets import open_episodes
+from datasets.episodes import Episodes
+from datasets.tasks import Task
+
+
+class Tasks:
+    """An endless stream of tasks; a task is the same whenever, and on whatever machine, it is made.
+
+    Attributes:
+        episodes: The data set's own sampler.
+    """
+
+    def __init__(self, episodes: Episodes) -> None:
+        self.episodes = episodes
+
+    def task(self, id: int) -> Task:
+        """Return task ``id``: ``support_x [N·K, C, H, W]`` in [0, 1], ``support_y [N·K]``, ….
+
+        N is the number of ways, K of shots; examples lie class by class, labels are 0 … N − 1.
+        """
+        return Task(*(part[0] for part in self.tasks([id])))
+
+    def tasks(self, ids: Iterable[int]) -> Task:
+        """Return the B tasks ``ids`` as one: a leading dimension B everywhere."""
+        return self.episodes.tasks(torch.as_tensor(list(ids), dtype=torch.int64))
+
+
+def episodes(
+    data: str,
+    split: str = "test",
+    *,
+    ways: int = 5,
+    shots: int = 1,
+    queries: int = 15,
+    seed: int = 0,
+    data_root: Path | str | None = None,
+    **options: Any,
+) -> Tasks:
+    """Return the few-shot tasks of a split of a data set.
+
+    Args:
+        data: What ``--data`` takes: "omniglot", "glyphs", …
+        split: "train", "validation" or "test".
+        ways: Classes a task.
+        shots: Support examples a class.
+        queries: Query examples a class.
+        seed: Another seed has other tasks; 0 is the runs' default.
+        data_root: Where the data sets are; by default ``$MAML_DATA``, then ``~/.cache/maml``.
+        options: What else `datasets.open_episodes` takes: ``dtype``, ``omniglot_split``.
+
+    Raises:
+        DataError: one line that names the flag, or the file, that is not in order.
+    """
+    return Tasks(
+        open_episodes(
+            data,
+            split,
+            ways=ways,
+            shots=shots,
+            queries=queries,
+            seed=seed,
+            data_root=data_root,
+            **options,
+        )
+    )

@@ -1,0 +1,135 @@
+"""Predict with a trained model on folders of images: ``python -m maml.predict RUN_DIR …``.
+
+    python -m maml.predict runs/maml-omniglot-5way-1shot-… --support animals --query unknown
+
+SUPPORT holds one folder a class, with any number of images each; QUERY images, or folders of the
+same classes, and then the accuracy is told, too. One line an image: file, class, probability, with
+tabs between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from datasets.folder import FolderImages, read_images
+from datasets.folder_source import shown
+from datasets.pictures import as_in
+from maml.errors import UserError
+from maml.library.model import AdaptedModel, BatchStatistics, Model, load
+from maml.run import files
+
+
+def main(arguments: list[str]) -> int:
+    """Adapt to the support folder, and print a line for each image of the query folder."""
+    options = _parse(arguments)
+    model = load(options.run_dir, options.iteration, options.device)
+    support, query = (_read(model, folder) for folder in (options.support, options.query))
+    if support.classes == [""]:
+        raise UserError(f"--support {options.support}: needs a folder for each class")
+    if strange := [n for n in query.classes if n and n not in support.classes]:
+        raise UserError(
+            f"--query {options.query}: class {strange[0]} is not among those of --support: "
+            f"{', '.join(support.classes)}"
+        )
+    if len(support.classes) != model.ways:
+        raise UserError(
+            f"--support {options.support}: {len(support.classes)} classes; the model tells "
+            f"{model.ways} apart"
+        )
+    x, labels, _ = _flat(model, support)
+    adapted = model.adapt(x, labels, options.steps)
+    report = _predict(adapted, model, query, options.batch_statistics)
+    for row in report["predictions"]:
+        print(f"{shown(row['file'])}\t{row['class']}\t{max(row['probabilities'].values()):.4f}")
+    if report["accuracy"] is not None:
+        n = len(report["predictions"])
+        print(f"accuracy {100 * report['accuracy']:.2f} % of {n} images")
+    if options.json is not None:
+        asked = {
+            "run_dir": str(options.run_dir),
+            "iteration": model.iteration,
+            "steps": model.steps if options.steps is None else options.steps,
+            "batch_statistics": options.batch_statistics,
+        }
+        files.write_text(options.json, json.dumps(asked | report, indent=2) + "\n")
+    return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m maml.predict",
+        description="Adapt to a folder of classes of images, and classify other images.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="or a checkpoint file in one")
+    parser.add_argument(
+        "--support", required=True, type=Path, metavar="DIR", help="folders of images, one a class"
+    )
+    parser.add_argument(
+        "--query", required=True, type=Path, metavar="DIR", help="images, or folders of classes"
+    )
+    parser.add_argument("--steps", type=int, help="inner steps (default: as the run is evaluated)")
+    parser.add_argument(
+        "--batch-statistics",
+        choices=get_args(BatchStatistics),
+        default="support",
+        help="normalise queries by the support set's statistics, each for itself (default), or by "
+        "those of all queries together",
+    )
+    parser.add_argument("--iteration", type=int, help="a checkpoint other than the newest")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all probabilities to this file, too"
+    )
+    options = parser.parse_args(arguments)
+    if options.steps is not None and options.steps < 0:
+        raise UserError(f"--steps must be at least 0, not {options.steps}")
+    if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
+        raise UserError(f"--json {options.json}: no file in an existing folder")
+    return options
+
+
+def _read(model: Model, folder: Path) -> FolderImages:
+    shape = model.image_shape
+    if shape is None or shape[1] != shape[2]:
+        raise UserError(f"a model of --data {model.config.data} takes no pictures")
+    return read_images(folder, shape[1], "rgb" if shape[0] == 3 else "grey")
+
+
+def _flat(model: Model, found: FolderImages) -> tuple[Any, list[str], list[str]]:
+    """Return the images of all classes, the class of each, and its file."""
+    labels = [name for name, own in zip(found.classes, found.files, strict=True) for _ in own]
+    images = as_in(model.config.data, np.concatenate(found.arrays))
+    return images, labels, [file for own in found.files for file in own]
+
+
+def _predict(
+    adapted: AdaptedModel, model: Model, query: FolderImages, batch_statistics: BatchStatistics
+) -> dict[str, Any]:
+    """Return a row for each image, and the share that is right where that is known."""
+    assert adapted.classes is not None
+    images, labels, paths = _flat(model, query)
+    rows: list[dict[str, Any]] = []
+    right = 0
+    for path, label, of_each in zip(
+        paths, labels, adapted.predict(images, batch_statistics).tolist(), strict=True
+    ):
+        probabilities = dict(zip(map(str, adapted.classes), of_each, strict=True))
+        found = max(probabilities, key=lambda name: probabilities[name])
+        truth = {"truth": label} if label else {}
+        right += found == label
+        rows.append({"file": path, "class": found, "probabilities": probabilities, **truth})
+    accuracy = right / len(rows) if query.classes != [""] else None
+    return {"predictions": rows, "accuracy": accuracy}
+
+
+if __name__ == "__main__":
+    from maml.processes.program import run_program
+
+    run_program(main, sys.argv[1:])

@@ -1,0 +1,335 @@
+"""As a library: what a user types into a notebook, and `python -m maml.predict`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import maml
+from datasets.errors import DataError
+from datasets.folder import read_images
+from maml import evaluate as evaluation
+from maml import predict
+from tests.launching import run
+from tests.runs import glyphs, sinusoid, supervised, train
+
+NAMES = ["owl", "cat", "dog"]
+TASKS = 6
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("trained")
+    train(glyphs(iterations=4, checkpoint_every=2, ways=3, eval_queries=3), directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(run_dir: Path) -> maml.Model:
+    return maml.load(run_dir)
+
+
+@pytest.fixture
+def tasks() -> maml.Tasks:
+    return maml.episodes("glyphs", split="test", ways=3, shots=1, queries=3)
+
+
+@pytest.fixture
+def task(tasks: maml.Tasks) -> Any:
+    return tasks.task(0)
+
+
+def drawn(x: Tensor) -> np.ndarray:
+    """Images ``[n, 1, H, W]`` in [0, 1] as uint8 ``[n, H, W]``."""
+    return (x[:, 0] * 255).round().to(torch.uint8).numpy()
+
+
+# ---- load, adapt, predict -----------------------------------------------------------------------
+
+
+def test_adapts_to_names_and_predicts_them(model: maml.Model, task: Any) -> None:
+    adapted = model.adapt(task.support_x, [NAMES[label] for label in task.support_y])
+    assert adapted.classes == NAMES
+    probabilities = adapted.predict(task.query_x)
+    assert probabilities.shape == (9, 3)
+    assert torch.allclose(probabilities.sum(1), torch.ones(9))
+    assert (probabilities >= 0).all()
+    # Another order of the classes is another task; the model itself has not changed.
+    again = model.adapt(task.support_x, [NAMES[label] for label in task.support_y])
+    assert torch.equal(again.predict(task.query_x), probabilities)
+    more = model.adapt(task.support_x, task.support_y, steps=3)
+    assert more.classes == [0, 1, 2]
+    assert not torch.allclose(more.predict(task.query_x), probabilities, atol=1e-4)
+    blind = model.adapt(task.support_x, task.support_y, steps=0).predict(task.query_x)
+    assert not torch.allclose(blind, probabilities, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("learner", ["maml", "anil", "metasgd", "imaml"])
+def test_is_what_evaluation_measures(
+    learner: str, kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same accuracy on the same tasks, by both batch statistics, and the same losses."""
+    steps = {"inner_steps": 1, "eval_inner_steps": 1 if learner == "metasgd" else 2}
+    config = glyphs(
+        iterations=1, ways=3, eval_queries=3, filters=16, learner=learner, kernels=kernels, **steps
+    )
+    train(config, tmp_path)
+    evaluation.main([str(tmp_path), "--tasks", str(TASKS)])
+    row = json.loads((tmp_path / "evaluations.jsonl").read_text())
+    model = maml.load(tmp_path)
+    tasks = maml.episodes("glyphs", "test", ways=3, shots=1, queries=3)
+    for prefix, batch_statistics in (("", "query"), ("non_transductive_", "support")):
+        accuracies, losses = [], []
+        for id in range(TASKS):
+            task = tasks.task(id)
+            adapted = model.adapt(task.support_x, task.support_y)
+            found = adapted.predict(task.query_x, batch_statistics=batch_statistics)
+            accuracies.append((found.argmax(1) == task.query_y).float().mean().item())
+            losses.append(-found.log()[torch.arange(9), task.query_y].mean().item())
+        assert np.mean(accuracies) == pytest.approx(row[f"{prefix}accuracy"], abs=1e-6)
+        assert np.mean(losses) == pytest.approx(row[f"{prefix}loss"], abs=1e-5)
+
+
+def test_whose_statistics_an_answer_depends_on(model: maml.Model, task: Any) -> None:
+    adapted = model.adapt(task.support_x, task.support_y)
+    alone = torch.cat([adapted.predict(x[None]) for x in task.query_x])
+    assert torch.allclose(alone, adapted.predict(task.query_x), atol=1e-6)
+    together = adapted.predict(task.query_x, batch_statistics="query")
+    alone = torch.cat([adapted.predict(x[None], batch_statistics="query") for x in task.query_x])
+    assert not torch.allclose(alone, together, atol=1e-4)
+
+
+def test_images_of_every_kind(model: maml.Model, task: Any) -> None:
+    """The same images give the same answers, as whatever they are given."""
+    ink = drawn(task.support_x)
+    paper = [Image.fromarray(255 - one) for one in ink]  # as a scanner sees them
+    colour = [one.convert("RGBA").resize((28, 28)) for one in paper]
+    expected = model.adapt(task.support_x, NAMES).predict(task.query_x)
+    for support in (
+        task.support_x.numpy().astype(np.float64),
+        list(task.support_x),
+        ink,
+        torch.from_numpy(ink)[..., None],
+        [Image.fromarray(one) for one in ink],
+        paper,
+        colour,
+    ):
+        found = model.adapt(support, np.array(NAMES)).predict(drawn(task.query_x))
+        assert torch.allclose(found, expected, atol=1e-5)
+    large = [one.resize((90, 60)) for one in paper]
+    assert model.adapt(large, NAMES).predict(large).shape == (3, 3)
+
+
+def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
+    """In colour: files, PIL images and arrays of them are the same to it."""
+    dice = np.random.default_rng(0)
+    for split, names in {"train": "ab", "test": "cd"}.items():
+        for name in names:
+            folder = tmp_path / "mine" / split / name
+            folder.mkdir(parents=True)
+            for i in range(3):
+                pixels = dice.integers(256, size=(40, 50, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    mine = {"data": "folder", "data_root": str(tmp_path / "mine"), "image_size": 32}
+    train(glyphs(iterations=1, **mine), tmp_path / "run")
+    model = maml.load(tmp_path / "run")
+    assert model.image_shape == (3, 32, 32)
+    found = read_images(tmp_path / "mine" / "test", 32, "rgb")
+    files = [Image.open(path) for own in found.files for path in own]
+    arrays, labels = np.concatenate(found.arrays), list("cccddd")
+    expected = model.adapt(arrays, labels).predict(arrays)
+    floats = torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255
+    assert torch.equal(model.adapt(files, labels).predict(floats), expected)
+    with pytest.raises(maml.UserError, match=r"the model takes \[n, 32, 32, 3\] \(PIL"):
+        model.adapt(arrays[..., 0], labels)
+
+
+def test_classes_may_have_any_number_of_examples(model: maml.Model, tasks: maml.Tasks) -> None:
+    task = tasks.task(1)
+    x, y = torch.cat([task.support_x, task.query_x[:2]]), [2, 0, 1, 2, 2]
+    adapted = model.adapt(x, y)
+    assert adapted.classes == [2, 0, 1]
+    assert adapted.predict(task.query_x).shape == (9, 3)
+
+
+def test_a_regression_predicts_numbers(tmp_path: Path) -> None:
+    train(sinusoid(iterations=1), tmp_path)
+    evaluation.main([str(tmp_path), "--tasks", "3"])
+    row = json.loads((tmp_path / "evaluations.jsonl").read_text())
+    model = maml.load(tmp_path)
+    tasks = maml.episodes("sinusoid", shots=4, queries=4)
+    losses = []
+    for id in range(3):
+        task = tasks.task(id)
+        adapted = model.adapt(task.support_x, task.support_y)
+        assert adapted.classes is None
+        losses.append((adapted.predict(task.query_x) - task.query_y).square().mean().item())
+    assert np.mean(losses) == pytest.approx(row["loss"], rel=1e-5)
+    with pytest.raises(maml.UserError, match=r"support_x: int64 of shape \[3, 1\]"):
+        model.adapt(np.array([[1], [2], [3]]), task.support_y)
+
+
+def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
+    assert (maml.load(run_dir).iteration, maml.load(str(run_dir), 2).iteration) == (4, 2)
+    file = run_dir / "checkpoints" / "iteration-00000002.pt"
+    assert maml.load(file).iteration == 2
+    with pytest.raises(maml.UserError, match=r"no checkpoint after iteration 3; of 2, 4$"):
+        maml.load(run_dir, iteration=3)
+    with pytest.raises(maml.UserError, match="a file is one iteration"):
+        maml.load(file, iteration=4)
+    with pytest.raises(maml.UserError, match="no such run directory or checkpoint"):
+        maml.load(tmp_path / "missing")
+    with pytest.raises(maml.UserError, match="not a run directory"):
+        maml.load(tmp_path)
+    damaged = Path(shutil.copytree(run_dir, tmp_path / "damaged"))
+    for path in (damaged / "checkpoints").iterdir():
+        path.unlink()
+        path.write_bytes(b"no checkpoint")
+    with pytest.raises(maml.UserError, match="not a readable checkpoint"):
+        maml.load(damaged)
+
+
+def test_what_does_not_adapt_is_refused(tmp_path: Path) -> None:
+    train(supervised(iterations=1), tmp_path)
+    with pytest.raises(maml.UserError, match="--learner supervised: it does not adapt"):
+        maml.load(tmp_path)
+
+
+GOOD = torch.rand(3, 1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        (GOOD[:, 0], NAMES, r"support_x: floats of shape [3, 28, 28]; the model takes [n, 1, 28"),
+        (GOOD[..., :20], NAMES, r"support_x: floats of shape [3, 1, 28, 20]"),
+        (255 * GOOD, NAMES, r"they must be in [0, 1]"),
+        (GOOD / 0, NAMES, r"they must be in [0, 1]"),
+        (GOOD.long(), NAMES, r"support_x: of type int64; give floats in [0, 1], or uint8"),
+        (
+            np.zeros((3, 32, 32), np.uint8), NAMES,
+            "support_x: uint8 of shape [3, 32, 32]; the model takes [n, 28, 28] or [n, 28, 28, 1]",
+        ),
+        (GOOD[:0], [], "support_x: empty"),
+        ([], [], "support_x: empty"),
+        ([GOOD[0], GOOD[0, 0]], NAMES, "support_x: arrays of different shapes: [1, 28, 28], [28"),
+        ([[1.0], [1.0, 2.0]], NAMES, "support_x: "),
+        (Image.new("L", (28, 28)), NAMES, "support_x: one PIL image; give a list of them"),
+        ([Image.new("L", (28, 28)), GOOD[0]], NAMES, "support_x: PIL images and others"),
+        (None, NAMES, "support_x: of type object"),
+        (GOOD, NAMES[:2], "support_y: 2 labels for 3 examples"),
+        (GOOD, ["a", "a", "b"], "support_y: 2 classes ('a', 'b'); the model tells 3 apart"),
+        (GOOD, "abc", "support_y: 'abc'; give a list"),
+        (GOOD, [[1], [2], [3]], "support_y: a label must be hashable"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line(model: maml.Model, x: Any, y: Any, says: str) -> None:
+    with pytest.raises(maml.UserError) as caught:
+        model.adapt(x, y)
+    assert says in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_of_queries_and_settings_too(model: maml.Model) -> None:
+    adapted = model.adapt(GOOD, NAMES)
+    with pytest.raises(maml.UserError, match="query_x: uint8 of shape"):
+        adapted.predict(np.zeros((3, 1, 28, 28), np.uint8))
+    with pytest.raises(maml.UserError, match="batch_statistics 'batch': support or query"):
+        adapted.predict(GOOD, batch_statistics="batch")  # type: ignore[arg-type]
+    with pytest.raises(maml.UserError, match="steps -1: at least 0"):
+        model.adapt(GOOD, NAMES, steps=-1)
+
+
+# ---- episodes -----------------------------------------------------------------------------------
+
+
+def test_a_task_is_the_same_alone_and_among_others(tasks: maml.Tasks) -> None:
+    batch = tasks.tasks([5, 7])
+    for part, own in zip(batch, tasks.task(7), strict=True):
+        assert torch.equal(part[1], own)
+    assert batch.support_x.shape == (2, 3, 1, 28, 28)
+    assert not torch.equal(batch.support_x[0], batch.support_x[1])
+
+
+# ---- the command --------------------------------------------------------------------------------
+
+
+def folders(root: Path, x: Tensor, y: Tensor, *, flat: bool = False) -> Path:
+    """Write images as a user has them: dark ink on white paper, a folder a class."""
+    for i, (one, label) in enumerate(zip(drawn(x), y, strict=True)):
+        folder = root if flat else root / NAMES[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(255 - one).save(folder / f"{i}.png")
+    return root
+
+
+def test_folders_of_images(
+    run_dir: Path, model: maml.Model, task: Any, tmp_path: Path, cache_dir: Path
+) -> None:
+    support = folders(tmp_path / "support", task.support_x, task.support_y)
+    queries = folders(tmp_path / "queries", task.query_x, task.query_y)
+    file = tmp_path / "found.json"
+    # Classes in the order of their folders' names.
+    order = sorted(range(3), key=lambda label: NAMES[label])
+    adapted = model.adapt(task.support_x[order], [NAMES[label] for label in order], steps=2)
+    command = [sys.executable, "-m", "maml.predict", str(run_dir), "--support", str(support)]
+    done = run(
+        [*command, "--query", str(queries), "--steps", "2", "--json", str(file)],
+        timeout=280,
+        env={"MAML_CACHE": str(cache_dir)},
+    )
+    report = json.loads(file.read_text())
+    probabilities = adapted.predict(task.query_x)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10
+    for line, row in zip(lines, report["predictions"], strict=False):
+        path, name, share = line.split("\t")
+        expected = probabilities[int(Path(path).stem)]
+        assert list(row["probabilities"]) == adapted.classes
+        assert list(row["probabilities"].values()) == pytest.approx(expected.tolist(), abs=1e-5)
+        assert name == row["class"] == adapted.classes[expected.argmax()]  # type: ignore[index]
+        assert float(share) == pytest.approx(expected.max().item(), abs=1e-4)
+        assert row["truth"] == Path(path).parent.name
+    labels = [adapted.classes[i] for i in probabilities.argmax(1)]  # type: ignore[index]
+    right = np.mean([name == NAMES[i] for name, i in zip(labels, task.query_y, strict=True)])
+    assert report["accuracy"] == pytest.approx(right)
+    assert lines[-1] == f"accuracy {100 * right:.2f} % of 9 images"
+    assert (report["steps"], report["iteration"]) == (2, 4)
+    assert done.stderr == ""
+
+
+def test_mistakes_of_the_command(
+    run_dir: Path, task: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    support = folders(tmp_path / "support", task.support_x, task.support_y)
+    flat = folders(tmp_path / "flat", task.query_x[:4], task.query_y[:4], flat=True)
+    predict.main([str(run_dir), "--support", str(support), "--query", str(flat)])
+    assert len(capsys.readouterr().out.splitlines()) == 4  # and no accuracy: nobody knows it
+
+    def refusal(support: Path, query: Path, *more: str) -> str:
+        with pytest.raises((maml.UserError, DataError)) as caught:
+            predict.main([str(run_dir), "--support", str(support), "--query", str(query), *more])
+        assert len(str(caught.value).splitlines()) == 1
+        return str(caught.value)
+
+    strange = folders(tmp_path / "strange", task.query_x[:1], task.query_y[:1])
+    (strange / NAMES[0]).rename(strange / "unicorn")
+    assert "class unicorn is not among those of --support: cat, dog, owl" in refusal(
+        support, strange
+    )
+    assert "needs a folder for each class" in refusal(flat, flat)
+    assert f"{tmp_path}/none" in refusal(support, tmp_path / "none")
+    assert "--steps must be at least 0, not -1" in refusal(support, flat, "--steps", "-1")
+    assert "--json" in refusal(support, flat, "--json", str(tmp_path / "none" / "file"))
+    shutil.rmtree(support / "owl")
+    assert f"--support {support}: 2 classes; the model tells 3 apart" in refusal(support, flat)

@@ -1,26 +1,32 @@
-"""The documentation's code runs, and its tables are what their records hold."""
+"""The code of README.md and docs/library.md runs; of their tables see tests/test_tables.py."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import functional_memory
 from tests.launching import REPO
 from tests.runs import glyphs, train
 
-PAGE = (REPO / "docs" / "library.md").read_text()
+
+def blocks_of(name: str) -> list[str]:
+    """Return the Python code of a page."""
+    text = (REPO / name).read_text()
+    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_library_s_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_s_page_and_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom in one namespace, as in a notebook; the run is a tiny one."""
     train(glyphs(ways=5), tmp_path / "runs" / "glyphs")
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    readme: dict[str, Any] = {}
+    (block,) = blocks_of("README.md")
+    exec(compile(block, "README.md", "exec"), readme)
+    assert readme["probabilities"].shape == (15, 5) and len(readme["answers"]) == 15
+    blocks = blocks_of("docs/library.md")
     assert len(blocks) >= 6
     names: dict[str, Any] = {}
     for block in blocks:
@@ -36,10 +42,3 @@ def test_the_library_s_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for way in ("mixed", "reverse")
     )
     assert (mixed - reverse).abs().max() < 1e-4 * reverse.abs().max()
-
-
-def test_the_library_s_table_is_its_record() -> None:
-    (path,) = re.findall(r"record: `(\S+\.json)`", PAGE)
-    record = json.loads((REPO / path).read_text())
-    assert functional_memory.table(record) in PAGE
-    assert len(record["hardware"]["git_commit"]) == 40  # of a clean commit

@@ -1,14 +1,12 @@
 """Train a few-shot learner, or an ordinary classifier.
 
-    python train_maml.py maml-glyphs-5way-1shot
-    torchrun --standalone --nproc_per_node=2 train_maml.py maml-omniglot-5way-1shot
-    torchrun --standalone --nproc_per_node=2 train_maml.py maml-omniglot-20way-5shot \
-        --partition chunk --data-root ~/data --run-dir runs/20w5s
-    python train_maml.py maml-sinusoid-10shot --iterations 5000 --logger none
-    python train_maml.py supervised-glyphs-lenet --epochs 40
+    python train_maml.py maml-glyphs-5way-1shot --run-dir runs/glyphs
+    torchrun --standalone --nproc_per_node=2 train_maml.py maml-omniglot-5way-1shot \
+        --partition chunk --data-root ~/data --run-dir runs/omniglot-5w1s
+    python train_maml.py supervised-glyphs-lenet --epochs 40 --logger none
     python train_maml.py --help
 
-A run continues from its checkpoint when the same command with its --run-dir is given again.
+Give the same command with its --run-dir again, and the run continues from its last checkpoint.
 """
 
 from __future__ import annotations

@@ -19,13 +19,14 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torchvision.models import resnet50
 
 from benchmarks.command import command_line, count, positive
+from benchmarks.markdown import grid
 from maml.config.presets import PRESETS
 from maml.learners import build_learner
 
@@ -106,40 +107,50 @@ def models() -> dict[str, int]:
     }
 
 
-def seconds_a_task() -> tuple[float, str]:
-    """Return a task's seconds on one core, and the record of `benchmarks.throughput` they are of.
+def seconds_a_task(record: dict[str, Any]) -> float:
+    """Return a task's seconds on one core, from a record of `benchmarks.throughput`.
 
     Omniglot 5-way 1-shot, one inner step, second order, as users run it.
     """
-    path = max(RECORDS.glob("*-throughput-omniglot-5w1s.json"))
-    report = json.loads(path.read_text())
+    rows = next(r["rows"] for r in record["records"] if r["setting"] == "omniglot-5w1s")
     rate = next(
         row["tasks_per_second"]
-        for row in report["records"][0]["rows"]
+        for row in rows
         if row["peer"] == "ours" and row["allocator"] == "as users run it"
     )
-    return report["hardware"]["threads"] / rate, path.name
+    return float(record["hardware"]["threads"] / rate)
 
 
-def table(workers: int, share: float, network: Need) -> str:
-    """Return the tables for all examples, in Markdown."""
-    lines = []
-    core, record = seconds_a_task()
-    example = f"{8 * network.bandwidth / 1e9:g} Gbit/s, {1e6 * network.latency:g} µs"
+def table(
+    record: dict[str, Any],
+    workers: int | str = 64,
+    share: float | str = 0.1,
+    gbits: float | str = 100,
+    micros: float | str = 5,
+) -> str:
+    """Return the tables for all examples, in Markdown.
+
+    Args:
+        record: Of `benchmarks.throughput`: how long a task computes.
+        workers: How many compute.
+        share: Of a step's computing time, what communication may take.
+        gbits: Bandwidth of the last column, Gbit/s each way.
+        micros: One-way latency of the last column, µs.
+    """
+    workers, share = int(workers), float(share)
+    network = Need(float(gbits) * 1e9 / 8, float(micros) / 1e6)
+    parts = []
+    core = seconds_a_task(record)
     for model, p in models().items():
         times = {f"t = {1e3 * t:g} ms": t for t in (0.001, 0.01, 0.1)}
         if model.startswith("conv4"):
             times = {f"a task on one core, t = {1e3 * core:.2f} ms": core, **times}
-        lines += [
-            f"{model}: P = {p:,}, 4 P = {4 * p / 1e6:.3f} MB; n = {workers}",
-            "",
-            "| | rank zero's link carries | serial | trips | "
-            + " | ".join(times)
-            + f" | {example} |",
-            "|---|---|---|---|---|" + "---|" * len(times),
-        ]
+        header = ["", "rank 0's link carries", "serial", "trips", *times]
+        header.append(f"{float(gbits):g} Gbit/s, {float(micros):g} µs")
+        rows = []
         for name, pattern in PATTERNS.items():
             cells = [
+                name,
                 f"{pattern.carried(workers, p) / 1e6:,.2f} MB",
                 f"{pattern.serial(workers, p) / 1e6:,.2f} MB",
                 f"{pattern.trips(workers):.0f}",
@@ -148,11 +159,10 @@ def table(workers: int, share: float, network: Need) -> str:
                 least, longest = need(pattern, workers, p, t, share)
                 cells.append(f"≥ {_three(8 * least / 1e9)} Gbit/s, ≤ {_three(1e6 * longest)} µs")
             t = least_seconds(pattern, workers, p, network, share)
-            cells.append(f"t ≥ {_three(1e3 * t)} ms")
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        lines.append("")
-    lines.append(f"A task on one core: {record}")
-    return "\n".join(lines)
+            rows.append([*cells, f"t ≥ {_three(1e3 * t)} ms"])
+        title = f"{model}: P = {p:,}, 4 P = {4 * p / 1e6:.3f} MB; n = {workers}"
+        parts.append(f"{title}\n\n{grid(header, rows)}")
+    return "\n\n".join(parts)
 
 
 def _three(x: float) -> str:
@@ -169,8 +179,10 @@ def main() -> None:
     parser.add_argument("--gbits", type=positive, default=100, help="bandwidth, Gbit/s each way")
     parser.add_argument("--micros", type=positive, default=5, help="one-way latency, µs")
     options = parser.parse_args()
-    network = Need(options.gbits * 1e9 / 8, options.micros / 1e6)
-    print(table(options.workers, options.share, network))
+    path = max(RECORDS.glob("*-throughput-omniglot-5w1s.json"))
+    record = json.loads(path.read_text())
+    print(table(record, options.workers, options.share, options.gbits, options.micros))
+    print(f"\nA task on one core: {path.name}")
 
 
 if __name__ == "__main__":

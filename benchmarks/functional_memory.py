@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from benchmarks.command import command_line, write
+from benchmarks.markdown import grid
 from benchmarks.memory import peak_mib
 
 WAYS = ("reverse", "mixed")
@@ -94,15 +95,14 @@ def measure(way: Any, steps: int) -> Measurement:
 
 def table(record: dict[str, Any]) -> str:
     """Return a record as a table in Markdown: MiB of the process, and what the gradient added."""
-    steps = record["steps"]
-    lines = [f"| inner steps | {' | '.join(map(str, steps))} |", "|---" * (len(steps) + 1) + "|"]
-    for way in record["ways"]:
-        cells = []
-        for n in steps:
-            (row,) = (row for row in record["rows"] if (row["way"], row["steps"]) == (way, n))
-            cells.append(f"{row['peak_mib']:.0f} (+{row['growth_mib']:.0f})")
-        lines.append(f"| `{way}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    cells = {
+        (row["way"], row["steps"]): f"{row['peak_mib']:.0f} (+{row['growth_mib']:.0f})"
+        for row in record["rows"]
+    }
+    return grid(
+        ["inner steps", *map(str, record["steps"])],
+        [[f"`{way}`", *(cells[way, n] for n in record["steps"])] for way in record["ways"]],
+    )
 
 
 def main() -> None:

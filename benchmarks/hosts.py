@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
+from benchmarks.markdown import grid
 from benchmarks.scaling import TOPOLOGIES
 from maml.run.log import read_metrics
 from tests.launching import run_together
@@ -67,31 +68,37 @@ def measure(network: Network, iterations: int) -> list[dict[str, Any]]:
     return found
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Lay the rows out."""
+def table(report: dict[str, Any]) -> str:
+    """Return a record as Markdown."""
+    rows = report["rows"]
     # The last to be entered is the one with the least delay.
     base = {
         (row["strategy"], row["loss"]): row
         for row in sorted(rows, key=lambda row: row["delay_ms"], reverse=True)
     }
     slowest = max(row["delay_ms"] for row in rows)
-    lines = [
-        "| strategy | delay each way | loss | ms a step (quartiles) | trips | kB a step on rank "
-        "zero's link | counted by the run |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    cells = []
     for row in sorted(rows, key=lambda row: (STRATEGIES.index(row["strategy"]), row["loss"])):
         low, high = row["quartiles"]
         first = base[row["strategy"], row["loss"]]
         more = row["delay_ms"] - first["delay_ms"]
         longer = low - first["quartiles"][0]
-        trips = f"{1e3 * longer / more:.1f}" if more and row["delay_ms"] == slowest else ""
-        lines.append(
-            f"| `{row['strategy']}` | {row['delay_ms']:g} ms | {100 * row['loss']:g} % "
-            f"| {1e3 * row['seconds']:.1f} ({1e3 * low:.1f}–{1e3 * high:.1f}) | {trips} "
-            f"| {row['link_bytes'] / 1e3:.0f} | {row['wire_bytes'] / 1e3:.0f} |"
+        cells.append(
+            [
+                f"`{row['strategy']}`",
+                f"{row['delay_ms']:g} ms",
+                f"{100 * row['loss']:g} %",
+                f"{1e3 * row['seconds']:.1f} ({1e3 * low:.1f}–{1e3 * high:.1f})",
+                f"{1e3 * longer / more:.1f}" if more and row["delay_ms"] == slowest else "",
+                f"{row['link_bytes'] / 1e3:.0f}",
+                f"{row['wire_bytes'] / 1e3:.0f}",
+            ]
         )
-    return "\n".join(lines)
+    header = [
+        *("strategy", "delay each way", "loss", "ms a step (quartiles)", "trips"),
+        *("kB a step on rank 0's link", "counted by the run"),
+    ]
+    return grid(header, cells)
 
 
 def main() -> None:
@@ -113,7 +120,6 @@ def main() -> None:
             rows += measure(network, options.iterations)
     control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     print(f"{options.hosts} hosts, {PRESET}, {options.hosts} tasks a step; {links}, TCP {control}")
-    print(table(rows))
     report = {
         "hardware": hardware,
         "preset": PRESET,
@@ -123,6 +129,7 @@ def main() -> None:
         "mtu": network.mtu,
         "rows": rows,
     }
+    print(table(report))
     write(options.json, report)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.command import command_line, write
+from benchmarks.markdown import grid
 
 SETTING, TASKS = "omniglot-5w1s", 8
 STEPS = (1, 5, 10, 25, 50)
@@ -58,6 +59,20 @@ def measure(peer: str, steps: int) -> tuple[float, float]:
 def peak_mib() -> float:
     """Return the most memory that this process has held so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def table(report: dict[str, Any]) -> str:
+    """Return a record as Markdown: MiB of the process, by inner steps."""
+    rows = report["rows"]
+    peaks = {(row["peer"], row["steps"]): row["peak_mib"] for row in rows}
+    steps = list(dict.fromkeys(row["steps"] for row in rows))
+    return grid(
+        ["inner steps", *map(str, steps)],
+        [
+            [peer, *(f"{peaks[peer, n]:.0f}" for n in steps)]
+            for peer in dict.fromkeys(row["peer"] for row in rows)
+        ],
+    )
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:

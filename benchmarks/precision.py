@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
+from benchmarks.markdown import grid
 from benchmarks.settings import SETTINGS, make_tasks
 from datasets.tasks import Task
 from maml.config import Config
@@ -93,21 +94,25 @@ def measure(setting: str, n_tasks: int, rounds: int, device: torch.device) -> di
     }
 
 
-def table(record: dict[str, Any]) -> str:
-    """Return a record as text."""
-    lines = [
-        f"{record['title']}, {record['device']}: {record['tasks']} tasks, median of "
-        f"{record['rounds']} rounds; errors against float64",
-        f"  {'precision':<14} {'relative error':>14} {'cosine':>10} {'tasks/s':>9} "
-        f"{'quartiles':>17}",
+def table(report: dict[str, Any]) -> str:
+    """Return a record as Markdown; errors are relative to float64."""
+    record = report["record"]
+    rows = [
+        [
+            row["precision"],
+            f"{row['relative_error']:.1e}",
+            f"{row['cosine']:.6f}",
+            f"{row['tasks_per_second']:.1f}",
+            "{:.1f}–{:.1f}".format(*row["quartiles"]),
+        ]
+        for row in record["rows"]
     ]
-    for row in record["rows"]:
-        low, high = row["quartiles"]
-        lines.append(
-            f"  {row['precision']:<14} {row['relative_error']:>14.1e} {row['cosine']:>10.6f} "
-            f"{row['tasks_per_second']:>9.1f} {low:>8.1f}–{high:<8.1f}"
-        )
-    return "\n".join(lines)
+    title = (
+        f"**{record['title']}**, {record['device']}: {record['tasks']} tasks, "
+        f"median of {record['rounds']} rounds"
+    )
+    header = ["precision", "relative error", "cosine", "tasks/s", "quartiles"]
+    return f"{title}\n\n{grid(header, rows)}"
 
 
 def main() -> None:
@@ -123,8 +128,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     hardware = describe(options.threads)
     record = measure(options.setting, options.tasks, options.rounds, torch.device(options.device))
-    print(table(record), flush=True)
-    write(options.json, {"hardware": hardware, "record": record})
+    report = {"hardware": hardware, "record": record}
+    print(table(report), flush=True)
+    write(options.json, report)
 
 
 if __name__ == "__main__":

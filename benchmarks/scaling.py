@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
+from benchmarks.markdown import grid
 from maml.run.log import read_metrics
 
 _SERVER = ["--strategy", "param-server"]
@@ -160,28 +162,34 @@ def summarise(topology: str, workers: int, rounds: list[dict[str, Any]]) -> dict
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Lay the rows out; ``×`` is relative to the first row, and so is the one behind ``calm``."""
+def table(report: dict[str, Any]) -> str:
+    """Return a record as Markdown; ``×`` is relative to the first row, and so is the calm one."""
+    rows = report["rows"]
     base, calm_base = rows[0]["tasks_per_second"], rows[0].get("calm", math.nan)
-    lines = [
-        "  topology           workers  tasks/s        range      ×   calm     ×   KiB a step  "
-        "server ms  reduce ms  staleness  dropped"
-    ]
-    for row in rows:
-        low, high = row["range"]
-        server = f"{1e3 * row['server_seconds']:.1f}" if "server_seconds" in row else ""
-        reduce = f"{1e3 * row['reduce_seconds']:.1f}" if "reduce_seconds" in row else ""
-        stale = f"{row['staleness']:.2f}" if "staleness" in row else ""
-        dropped = f"{row['dropped']:.2f}" if "dropped" in row else ""
-        calm = f"{row['calm']:.1f} {row['calm'] / calm_base:>5.2f}" if "calm" in row else ""
-        rate = row["tasks_per_second"]
-        lines.append(
-            f"  {row['topology']:<18} {row['workers']:>7} {rate:>8.1f} {low:>6.1f}–{high:<6.1f} "
-            f"{rate / base:>5.2f} {calm:>12} "
-            f"{row['wire_bytes'] / 1024:>12.0f}  {server:>9}  {reduce:>9}  {stale:>9}  "
-            f"{dropped:>7}".rstrip()
-        )
-    return "\n".join(lines)
+    shown: dict[str, Callable[[dict[str, Any]], str]] = {
+        "topology": lambda row: f"`{row['topology']}`",
+        "workers": lambda row: str(row["workers"]),
+        "tasks/s": lambda row: f"{row['tasks_per_second']:.1f}",
+        "range": lambda row: "{:.1f}–{:.1f}".format(*row["range"]),
+        "×": lambda row: f"{row['tasks_per_second'] / base:.2f}",
+        "calm": lambda row: f"{row['calm']:.1f}",
+        "× calm": lambda row: f"{row['calm'] / calm_base:.2f}",
+        "KiB a step": lambda row: f"{row['wire_bytes'] / 1024:.0f}",
+        "server ms": lambda row: f"{1e3 * row['server_seconds']:.1f}",
+        "reduce ms": lambda row: f"{1e3 * row['reduce_seconds']:.1f}",
+        "staleness": lambda row: f"{row['staleness']:.2f}",
+        "dropped": lambda row: f"{row['dropped']:.2f}",
+    }
+
+    def cell(name: str, row: dict[str, Any]) -> str:
+        try:
+            return shown[name](row)
+        except KeyError:
+            return ""  # no topology has all figures
+
+    cells = {name: [cell(name, row) for row in rows] for name in shown}
+    cells = {name: column for name, column in cells.items() if any(column)}
+    return grid(list(cells), list(zip(*cells.values(), strict=True)))
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -256,7 +264,7 @@ def main() -> None:
         # After each round: hours of them may not all be had.
         write(options.json, report)
     print(f"{options.preset}, {options.meta_batch_size} tasks a step, medians of {options.rounds}")
-    print(table(report["rows"]))
+    print(table(report))
     if options.plot:
         draw(report, options.plot)
 

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
+from benchmarks.markdown import grid
 from benchmarks.peers import PEERS
 from benchmarks.process import GEMM_REPEATS, GEMM_SIZE, GEMMS
 from benchmarks.settings import SETTINGS, make_tasks
@@ -182,24 +183,28 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
     }
 
 
-def table(record: dict[str, Any]) -> str:
-    """Return a record as text: rates, and how many times each rate ours is."""
+def table(report: dict[str, Any], setting: str) -> str:
+    """Return a setting as Markdown: rates, and how many times each rate ours is."""
+    record = next(record for record in report["records"] if record["setting"] == setting)
     ours = [row["tasks_per_second"] for row in record["rows"] if row["peer"] == "ours"]
     best = max(ours, default=math.nan)
-    lines = [
-        f"{record['title']}: {record['tasks']} tasks, median of {record['rounds']} rounds; "
-        f"sgemm {record['gemm_gflops']:.0f} GFLOP/s, {record['gflop_per_task']:.3f} GFLOP a task",
-        f"  {'peer':<12} {'allocator':<16} {'tasks/s':>8} {'quartiles':>15} {'ours is':>9} "
-        f"{'of sgemm':>9}",
+    rows = [
+        [
+            row["peer"],
+            row["allocator"],
+            f"{row['tasks_per_second']:.1f}",
+            "{:.1f}–{:.1f}".format(*row["quartiles"]),
+            f"{best / row['tasks_per_second']:.2f} ×",
+            f"{100 * row['roofline_fraction']:.1f} %",
+        ]
+        for row in record["rows"]
     ]
-    for row in record["rows"]:
-        low, high = row["quartiles"]
-        rate = row["tasks_per_second"]
-        lines.append(
-            f"  {row['peer']:<12} {row['allocator']:<16} {rate:>8.1f} {low:>7.1f}–{high:<7.1f} "
-            f"{best / rate:>7.2f} × {100 * row['roofline_fraction']:>7.1f} %"
-        )
-    return "\n".join(lines)
+    title = (
+        f"**{record['title']}**: {record['tasks']} tasks, median of {record['rounds']} rounds; "
+        f"sgemm {record['gemm_gflops']:.0f} GFLOP/s, {record['gflop_per_task']:.3f} GFLOP a task"
+    )
+    header = ["peer", "allocator", "tasks/s", "quartiles", "ours is", "of sgemm"]
+    return f"{title}\n\n{grid(header, rows)}"
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
@@ -249,7 +254,7 @@ def main() -> None:
         record = measure(setting, peers, options.threads, options.rounds)
         report["records"].append(record)
         write(options.json, report)
-        print(table(record), end="\n\n", flush=True)
+        print(table(report, setting), end="\n\n", flush=True)
     if options.plot:
         draw(report["records"], options.plot)
 

@@ -16,6 +16,7 @@ COMMANDS = (
     "memory",
     "precision",
     "scaling",
+    "tables",
     "throughput",
 )
 
@@ -38,7 +39,9 @@ def test_help_says_how_it_is_called(monkeypatch, capsys, name):
     assert f"python -m benchmarks.{name}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "communication"])
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if name not in ("communication", "tables")]
+)
 def test_a_file_that_cannot_be_written_is_refused_at_once(monkeypatch, capsys, tmp_path, name):
     for path in (tmp_path, tmp_path / "none" / "record.json"):
         line = refusal(monkeypatch, capsys, name, "--json", str(path))

@@ -175,4 +175,4 @@ def test_the_benchmark_shows_the_errors() -> None:
         assert low < row["relative_error"] < high, name
         assert row["cosine"] == pytest.approx(1, abs=high)
         assert row["tasks_per_second"] > 0
-        assert name in table(record)
+        assert name in table({"record": record})

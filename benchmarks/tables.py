@@ -1,0 +1,139 @@
+"""The tables of README.md and docs/, made from the records of benchmarks/records.
+
+    python -m benchmarks.tables            # write every table anew
+    python -m benchmarks.tables --check    # name those that differ from their records; exit code 1
+
+A table that shows a measurement stands between two comments:
+
+    <!-- table: throughput benchmarks/records/2026-11-21-throughput-others.json sinusoid -->
+    <!-- /table -->
+
+The first word names the benchmark, whose ``table(record, *words)`` returns Markdown; below it
+stands where the record is and what it was measured on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.command import command_line
+
+REPO = Path(__file__).resolve().parent.parent
+MARKED = re.compile(r"<!-- table: (?P<call>[^\n]+?) -->\n(?P<shown>.*?)<!-- /table -->", re.DOTALL)
+LEFT_OUT = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv:\S+")
+"""No measurements: commands, links, papers."""
+MEASURED = re.compile(
+    r"\d ?(%|[mµ]?s\b|min\b|[kKMG]i?B\b|tasks/s|×(?! ?\d))|\d ± ?\d|^\s*\d[\d,.–]+\s*$"
+)
+
+
+def documents() -> list[Path]:
+    """Return the files whose tables are made here."""
+    return [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+
+
+def render(call: str, document: Path) -> str:
+    """Return what stands between the two comments, given the words of the first.
+
+    Raises:
+        ValueError: if there is no such record or benchmark, in one line.
+    """
+    benchmark, path, *words = call.split()
+    try:
+        record = json.loads((REPO / path).read_text())
+        table = importlib.import_module(f"benchmarks.{benchmark}").table
+    except (OSError, ImportError, AttributeError) as error:
+        raise ValueError(f"table: {call}: {error}") from error
+    link = os.path.relpath(REPO / path, document.parent)
+    return f"{table(record, *words)}\n\n[Record]({link}): {measured_on(record)}\n"
+
+
+def measured_on(record: dict[str, Any]) -> str:
+    """Return a sentence: hardware, date and commit, and the source of a transcribed record."""
+    hardware = record["hardware"]
+    words = [
+        f"{hardware['cores']} cores of {hardware['processor']}" if "cores" in hardware else "",
+        hardware.get("gpu") or "",
+        f"torch {hardware['versions']['torch']}" if "versions" in hardware else "",
+        hardware["date"],
+    ]
+    commit = hardware.get("git_commit")
+    if commit:
+        clean = commit.removesuffix("-dirty")
+        words.append(f"commit {clean[:7]}" + " with uncommitted changes" * (clean != commit))
+    said = ", ".join(word for word in words if word) + "."
+    return f"{said} {record['source']}" if "source" in record else said
+
+
+def rewritten(text: str, document: Path) -> str:
+    """Return a document's text with all of its tables made anew."""
+
+    def one(match: re.Match[str]) -> str:
+        call = match["call"]
+        return f"<!-- table: {call} -->\n{render(call, document)}<!-- /table -->"
+
+    return MARKED.sub(one, text)
+
+
+def unmarked(text: str) -> list[str]:
+    """Return the first line of each table in ``text`` that shows a measurement without a record."""
+    found: list[str] = []
+    fence: str | None = None
+    told = False
+    for line in MARKED.sub("", text).splitlines():
+        if line.startswith("```"):
+            fence, told = (line[3:] if fence is None else None), False
+            continue
+        if fence is None and line.lstrip().startswith("|"):
+            cells = LEFT_OUT.sub("", line).strip().strip("|").split("|")
+            measured = any(MEASURED.search(cell) for cell in cells)
+        elif fence == "":
+            # Text set as a table: several numbers in a line.
+            measured = len(re.findall(r"(?<!\S)\d+\.\d+(?!\S)|\d ?[±–] ?\d", line)) > 1
+        else:
+            measured = told = False
+        if measured and not told:
+            found.append(line)
+        told = told or measured
+    return found
+
+
+def problems(document: Path) -> list[str]:
+    """Return a line for each table of ``document`` that is not what its record says."""
+    text, name = document.read_text(), document.name
+    lines = [f"{name}: a measurement without a record: {line}" for line in unmarked(text)]
+    for match in MARKED.finditer(text):
+        try:
+            if render(match["call"], document) != match["shown"]:
+                lines.append(f"{name}: differs from its record: table: {match['call']}")
+        except ValueError as error:
+            lines.append(f"{name}: {error}")
+    return lines
+
+
+def main() -> None:
+    """Write the tables, or check them."""
+    parser = command_line("tables", __doc__, record=False)
+    parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
+    options = parser.parse_args()
+    wrong = []
+    for document in documents():
+        try:
+            if not options.check:
+                document.write_text(rewritten(document.read_text(), document))
+        except ValueError as error:
+            wrong.append(f"{document.name}: {error}")
+        else:
+            wrong += problems(document)
+    print("\n".join(wrong), file=sys.stderr, end="\n" * bool(wrong))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""README and docs: every measurement comes from a record, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tables
+
+DOCUMENTS = {"ids": lambda path: path.name}
+
+
+@pytest.mark.parametrize("document", tables.documents(), **DOCUMENTS)
+def test_every_table_is_what_its_record_says(document: Path) -> None:
+    assert tables.problems(document) == []
+
+
+@pytest.mark.parametrize("document", tables.documents(), **DOCUMENTS)
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), link
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if anchor else []
+        anchors = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+        assert not anchor or anchor in anchors, link
+
+
+def test_readme_is_short() -> None:
+    assert len((tables.REPO / "README.md").read_text().splitlines()) <= 150
+
+
+def test_transcribed_records_say_so() -> None:
+    """A record has the commit that was measured, or names where its numbers are from."""
+    for path in sorted((tables.REPO / "benchmarks" / "records").glob("*.json")):
+        record = json.loads(path.read_text())
+        known = record["hardware"]["git_commit"] is not None
+        assert known != record.get("source", "").startswith("Transcribed from "), path.name
+
+
+@pytest.fixture
+def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A README of its own beside a record of its own."""
+    record = {
+        "hardware": {"cores": 2, "processor": "abacus", "date": "2026-11-22", "git_commit": None},
+        "source": "Transcribed from a stone.",
+        "columns": {
+            "peer": {"title": "peer"},
+            "accuracy": {"title": "accuracy", "format": "{:.1f} ± {:.1f} %"},
+        },
+        "rows": [{"peer": "ours", "accuracy": [97.5, 0.25]}, {"peer": "theirs"}],
+    }
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    path = tmp_path / "README.md"
+    path.write_text(
+        "Before.\n\n<!-- table: transcribed record.json -->\n<!-- /table -->\n\nAfter.\n"
+    )
+    monkeypatch.setattr(tables, "REPO", tmp_path)
+    return path
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
+    monkeypatch.setattr(sys, "argv", ["tables", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        tables.main()
+    return caught.value.code
+
+
+def test_tables_are_written_and_a_digit_that_differs_is_found(document, monkeypatch, capsys):
+    assert command(monkeypatch, "--check") == 1  # nothing is written yet
+    assert "README.md: differs from its record: table: transcribed" in capsys.readouterr().err
+    assert command(monkeypatch) == 0
+    text = document.read_text()
+    assert "| ours   | 97.5 ± 0.2 % |" in text and "| theirs | –            |" in text
+    assert "[Record](record.json): 2 cores of abacus, 2026-11-22. Transcribed from a" in text
+    assert text.startswith("Before.\n") and text.endswith("\n\nAfter.\n")
+    assert command(monkeypatch, "--check") == 0
+
+    document.write_text(text.replace("97.5", "98.5"))
+    assert command(monkeypatch, "--check") == 1
+    assert command(monkeypatch) == 0 and document.read_text() == text
+
+
+def test_a_record_or_benchmark_that_is_not_there_is_one_line(document, monkeypatch, capsys):
+    for old, new in (("record.json", "none.json"), ("transcribed", "astrology")):
+        text = document.read_text()
+        document.write_text(text.replace(old, new))
+        for arguments in ([], ["--check"]):
+            assert command(monkeypatch, *arguments) == 1
+            assert new in capsys.readouterr().err.strip().splitlines()[-1]
+        document.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "shown, measured",
+    [
+        ("| a | b |\n|---|---|\n| x | 12.5 |", True),
+        ("| a | b |\n|---|---|\n| x | 97 ± 1 |", True),
+        ("| a | b |\n|---|---|\n| x | takes 3 ms |", True),
+        ("| a | b |\n|---|---|\n| x | 1.97 × |", True),
+        ("```\n  ours    622.5   469.3\n```", True),
+        ("| a | b |\n|---|---|\n| x | 1,623 characters of 28×28, arXiv:1909.09157 |", False),
+        ("| a | b |\n|---|---|\n| `--iterations 3000` | [here](a-12.5.md) |", False),
+        ("```\npython train_maml.py PRESET --inner-lr 0.5\n```", False),
+        ("```python\nx = [0.5, 0.25, 1.5]\n```", False),
+        ("It took 12.5 s.", False),
+    ],
+)
+def test_measurements_without_a_record_are_found(document, shown, measured):
+    document.write_text(f"{shown}\n")
+    assert len(tables.problems(document)) == measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -32,16 +33,33 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the session: glyphs are drawn once, and the user's cache is never touched."""
-    return tmp_path_factory.mktemp("cache")
+    """One cache for the session: glyphs are drawn once, and the user's cache is never touched.
+
+    Its compiled kernels stay in the checkout, for all of pytest's processes and for later sessions:
+    a minute of compiling for each. A file's name is a hash of what it was compiled from.
+    """
+    folder = tmp_path_factory.mktemp("cache")
+    kernels = REPO / "build" / "test-kernels"
+    with contextlib.suppress(OSError):  # where the checkout cannot be written: the session's own
+        kernels.mkdir(parents=True, exist_ok=True)
+        (kernels / ".writable").touch()
+        (folder / "kernels").symlink_to(kernels)
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_settings(cache_dir: Path) -> Iterator[None]:
+    """Keep the user's settings out of tests, and of what fixtures of whole modules launch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MAML_CACHE", str(cache_dir))
+        for name in ("MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "RANK", "WORLD_SIZE"):
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
-def _as_found(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep the user's settings out of tests, and put back what a run in this process changes."""
-    monkeypatch.setenv("MAML_CACHE", str(cache_dir))
-    for name in ("MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+def _as_found() -> Iterator[None]:
+    """Put back what a run in this process changes."""
     # The tensors are too small to share out, and the subprocesses of other tests want cores too.
     torch.set_num_threads(1)
     float32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32

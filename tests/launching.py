@@ -1,8 +1,9 @@
 """Start the program as a user does, in processes of its own, and never leave one behind.
 
 ``run_train`` runs ``python train_maml.py …``, ``run_torchrun`` the same under torchrun, ``run``
-any command line; each waits, within a hard time limit, and returns a ``CompletedProcess`` with
-text output. ``start`` returns a `Launched` at once, for tests that send signals.
+any command line; each waits, within a hard time limit (see `SLACK`), and returns a
+``CompletedProcess`` with text output. ``start`` returns a `Launched` at once, for tests that send
+signals.
 
 Every launched process inherits a variable with a value of its own, by which its descendants are
 found whatever session or process group they move to. Past the time limit the Python stacks of all
@@ -35,6 +36,12 @@ _NOT_INHERITED = (
     "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
     "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID",
 )  # fmt: skip
+SLACK = 5.0
+"""What every time limit of a test is multiplied by.
+
+A limit says how long a slow machine takes. Limits are there to end what hangs: beside neighbours
+that are busy on every core, what is healthy must still end well within them.
+"""
 # Processes may finish up for this long after the one that was started has ended.
 _AFTERLIFE_S = 10.0
 
@@ -96,7 +103,7 @@ def run(
 
     Args:
         command: The command line.
-        timeout: Seconds after which everything is dumped and killed, and the test fails.
+        timeout: Seconds (times `SLACK`) after which all is dumped and killed, and the test fails.
         env: Variables to add; with the value None, to remove.
         expect: The exit code that it must end with; None: any.
         cwd: The working directory.
@@ -108,9 +115,10 @@ def run(
 def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Completed]:
     """Run ``commands`` at the same time to their ends, as hosts of one run do; each must end well.
 
-    Once one fails, or ``timeout`` seconds have passed, all are killed and the test fails.
+    Once one fails, or ``timeout`` seconds (times `SLACK`) have passed, all are killed and the test
+    fails.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + SLACK * timeout
     started: list[Launched] = []
     try:
         started += [start(command) for command in commands]
@@ -120,7 +128,7 @@ def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Comp
                 break
             time.sleep(0.05)
         started.sort(key=lambda one: not one.process.poll())
-        return [one.wait(max(0.0, deadline - time.monotonic())) for one in started]
+        return [one.wait(max(0.0, deadline - time.monotonic()) / SLACK) for one in started]
     finally:
         for one in started:
             one.kill()
@@ -193,7 +201,7 @@ class Launched:
 
     def wait_for(self, text: str, timeout: float) -> None:
         """Wait until ``text`` was printed; kill everything and fail if it is not, in time."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + SLACK * timeout
         while text not in self.stdout and text not in self.stderr:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self._fail(f"{text!r} was never printed")
@@ -206,9 +214,9 @@ class Launched:
     def wait(self, timeout: float, *, expect: int | None = 0) -> Completed:
         """Wait for the end; assert the exit code and that no process is left behind."""
         try:
-            code = self.process.wait(timeout)
+            code = self.process.wait(SLACK * timeout)
         except subprocess.TimeoutExpired:
-            self._fail(f"not done within {timeout:g} s; stacks:\n{self._stacks()}")
+            self._fail(f"not done within {SLACK * timeout:g} s; stacks:\n{self._stacks()}")
         left = self._left_behind()
         if left:
             names = [" ".join(process.cmdline()) for process in left if process.is_running()]
@@ -230,7 +238,7 @@ class Launched:
         self.process.wait()
 
     def _left_behind(self) -> list[psutil.Process]:
-        deadline = time.monotonic() + _AFTERLIFE_S
+        deadline = time.monotonic() + SLACK * _AFTERLIFE_S
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left

@@ -211,11 +211,11 @@ class Network:
     def _take_down(self) -> None:
         # The keeper first: while it kills, links may as well be there.
         for process in self._helpers:
-            process.communicate(timeout=30)
+            process.communicate(timeout=150)
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout

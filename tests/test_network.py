@@ -12,7 +12,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.launching import REPO, run, start
+from tests.launching import REPO, SLACK, run, start
 from tests.network import Network, namespaces, why_not
 
 
@@ -134,7 +134,7 @@ def test_nothing_is_left_behind_by_an_error() -> None:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + SLACK * 15
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -93,7 +93,7 @@ b = open_batches("glyphs", "train", evaluation=False, batch_size=7, ways=3, seed
 task = b.tasks(torch.tensor([11, 2, 500]))
 print(task.query_y.tolist(), task.query_x.double().sum(dim=(1, 2, 3, 4)).tolist())
 """
-    outs = [run_python(code, PYTHONHASHSEED=str(i)).communicate(timeout=120) for i in (1, 2)]
+    outs = [run_python(code, PYTHONHASHSEED=str(i)).communicate(timeout=600) for i in (1, 2)]
     assert outs[0][0] == outs[1][0] != "", outs[0][1]
 
 

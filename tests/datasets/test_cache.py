@@ -124,7 +124,7 @@ def test_processes_that_start_together_build_once(empty_cache, run_python, tmp_p
     log = tmp_path / "builds"
     children = [run_python(CHILD, BUILDS=str(log)) for _ in range(4)]
     for child in children:
-        out, err = child.communicate(timeout=120)
+        out, err = child.communicate(timeout=600)
         assert child.returncode == 0, err
         assert out.strip() == str(VALUES.sum())
     assert log.read_text() == "built\n"
@@ -134,7 +134,7 @@ def test_processes_that_start_together_build_once(empty_cache, run_python, tmp_p
 def test_a_killed_builder_leaves_nothing_that_anyone_uses(empty_cache, run_python, tmp_path):
     die = CHILD.replace("time.sleep(0.05)", "row[0] == 12 and os.kill(os.getpid(), signal.SIGKILL)")
     child = run_python(die, BUILDS=str(tmp_path / "builds"))
-    child.communicate(timeout=120)
+    child.communicate(timeout=600)
     assert child.returncode == -signal.SIGKILL
     assert not (empty_cache / "x" / "a.npy").exists()
     assert len(leftovers(empty_cache)) == 1, "the kill should have come in the middle of the build"
@@ -154,7 +154,7 @@ try:
 except DataError as error:
     print(error)
 """
-    out, err = run_python(code).communicate(timeout=120)
+    out, err = run_python(code).communicate(timeout=600)
     assert out.count("\n") == 1, err
     assert "big.npy" in out and "$MAML_CACHE" in out and "too large" in out
     assert leftovers(empty_cache) == []

@@ -101,7 +101,7 @@ Part.characters = logged
 print(hashlib.sha256(omniglot.open_parts(Path({str(folder)!r}), tiny.PARTS).tobytes()).hexdigest())
 """
     children = [run_python(code) for _ in range(2)]
-    results = [(child.communicate(timeout=120), child.returncode) for child in children]
+    results = [(child.communicate(timeout=600), child.returncode) for child in children]
     assert all(code == 0 for _, code in results), results
     digests = {out.strip() for (out, _), _ in results}
     assert digests == {hashlib.sha256(open_tiny(folder).tobytes()).hexdigest()}

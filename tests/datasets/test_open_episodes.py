@@ -69,7 +69,7 @@ from datasets import paths, registry
 assert "glyphs" in registry.data_sets() and paths.default_data_root()
 print([m for m in ("torch", "numpy") if m in sys.modules])
 """
-    out, err = run_python(code).communicate(timeout=120)
+    out, err = run_python(code).communicate(timeout=600)
     assert out.strip() == "[]", err
 
 
@@ -82,5 +82,5 @@ open_episodes("glyphs", "validation", ways=5, shots=1, queries=1, seed=0)
 heavy = [m for m in ("torchvision", "PIL", "maml", "learn2learn") if m in sys.modules]
 print(heavy)
 """
-    out, err = run_python(code).communicate(timeout=120)
+    out, err = run_python(code).communicate(timeout=600)
     assert out.strip() == "[]", err

@@ -15,7 +15,7 @@ import yaml
 
 from maml.run import directory
 from maml.run.lock import Lock
-from tests.launching import REPO, start
+from tests.launching import REPO, SLACK, start
 from tests.runs import as_flags, last, metrics, sinusoid
 
 
@@ -26,7 +26,7 @@ def test_a_requeued_job_goes_on(tmp_path: Path) -> None:
     for count in (1, 2):
         env = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(count - 1)}
         launched = start(command, env=env, cwd=tmp_path)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SLACK * 60
         while not [path for path in tmp_path.glob("runs/*/metrics.jsonl") if _starts(path) == count
                    and len(path.read_text().splitlines()) > 20 * count]:  # fmt: skip
             assert launched.process.poll() is None and time.monotonic() < deadline

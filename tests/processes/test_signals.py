@@ -13,7 +13,7 @@ import pytest
 from maml.config.presets import with_values
 from maml.run.checkpoint import last_checkpoint
 from maml.trainer import Trainer
-from tests.launching import TRAIN, Launched, start, torchrun
+from tests.launching import SLACK, TRAIN, Launched, start, torchrun
 from tests.runs import as_flags, last, metrics, sinusoid
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -23,7 +23,7 @@ ENDLESS = sinusoid(iterations=10**9, compile="off")
 
 def wait_for_rows(launched: Launched, run_dir: Path, count: int, timeout: float = 90) -> None:
     """Wait until a run has trained a little."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + SLACK * timeout
     path = run_dir / "metrics.jsonl"
     while not path.exists() or path.read_text().count("\n") < count:
         if launched.process.poll() is not None or time.monotonic() > deadline:
@@ -126,7 +126,7 @@ def test_a_killed_launcher_leaves_nobody_behind(tmp_path: Path) -> None:
     launched = start([*torchrun(2), *as_flags(config)])
     wait_for_rows(launched, tmp_path, 3, timeout=120)
     launched.process.kill()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + SLACK * 60
     while len(launched.processes()) and time.monotonic() < deadline:
         time.sleep(0.1)
     done = launched.wait(10, expect=-signal.SIGKILL)

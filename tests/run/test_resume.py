@@ -374,7 +374,7 @@ for round in range(1, 31):
             checkpoint.save(path, {"iteration": step, "model": model, **rest})
         os._exit(0)
     temporary = path.with_name(f".{path.name}.{child}.tmp")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while not temporary.exists() and time.monotonic() < deadline:
         pass
     time.sleep(0.0005 * (round % 8))

@@ -1,6 +1,6 @@
 """Checks that need an RPC world, run in processes of their own by ``test_rpc.py``.
 
-python -m tests.strategies.rpc_checks NAME (under torchrun for more than one process)
+python -m tests.strategies.rpc_checks NAME… (under torchrun for more than one process)
 """
 
 from __future__ import annotations
@@ -164,8 +164,9 @@ def counting(owner: Any, name: str) -> Iterator[list[int]]:
 
 
 def main(arguments: list[str]) -> None:
-    globals()[arguments[0]]()
-    print(f"{arguments[0]}: holds")
+    for name in arguments:
+        globals()[name]()
+        print(f"{name}: holds", flush=True)
 
 
 if __name__ == "__main__":

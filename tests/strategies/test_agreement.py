@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from maml.config import MUST_MATCH, OF_A_HOST
-from tests.launching import TRAIN, run_train, start, start_ranks
+from maml.config.cli import parse
+from maml.trainer import Trainer
+from tests.launching import TRAIN, run, start, start_ranks
 from tests.runs import metrics
 
 SINUSOID = [
@@ -41,27 +45,22 @@ def test_other_flags_end_the_start(
     assert "error" not in done[1].stderr
 
 
-def test_a_host_has_its_own_folders(tmp_path: Path) -> None:
-    """And its own number of threads; rank zero's run directory is the one that counts."""
-    other = ["--run-dir", str(tmp_path / "1"), "--data-root", str(tmp_path), "--threads", "2"]
-    own = {0: ["--run-dir", str(tmp_path / "0")], 1: other}
-    for launched in start_ranks(2, SINUSOID, own=own):
-        launched.wait(60)
-    assert (tmp_path / "0" / "metrics.jsonl").exists()
-    assert not (tmp_path / "1").exists()
-
-
-def test_a_checkpoint_is_read_on_rank_zero_alone(tmp_path: Path) -> None:
-    """It may be a file of rank zero's host."""
-    run_train([*SINUSOID, "--run-dir", str(tmp_path / "first"), "--iterations", "1"])
+def test_what_is_a_host_s_own(tmp_path: Path) -> None:
+    """Folders, the number of threads, and the checkpoint, which rank zero alone reads."""
+    first = ["--run-dir", str(tmp_path / "first"), "--iterations", "1"]
+    assert Trainer(parse([*SINUSOID, *first])).run() == 0
     saved = tmp_path / "first" / "checkpoints" / "last.pt"
     own = {
-        0: ["--run-dir", str(tmp_path / "second"), "--resume", str(saved)],
-        1: ["--resume", str(tmp_path / "not here.pt")],
+        0: ["--run-dir", str(tmp_path / "0"), "--resume", str(saved)],
+        1: [
+            *("--run-dir", str(tmp_path / "1"), "--resume", str(tmp_path / "not here.pt")),
+            *("--data-root", str(tmp_path), "--threads", "2"),
+        ],
     }
     for launched in start_ranks(2, SINUSOID, own=own):
         launched.wait(60)
-    assert metrics(tmp_path / "second")[-1]["iteration"] == 3
+    assert [row["iteration"] for row in metrics(tmp_path / "0")][-1] == 3
+    assert not (tmp_path / "1").exists()
 
 
 def test_what_decides_the_result_must_agree() -> None:
@@ -87,9 +86,10 @@ def test_a_job_scripts_environment(env: dict[str, str], says: str, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_alone_nobody_is_met(strategy: str, tmp_path: Path) -> None:
+def test_alone_nobody_is_met(tmp_path: Path) -> None:
     """A world of one, as some launchers make it, needs no address."""
-    args = [*SINUSOID, "--run-dir", str(tmp_path), "--strategy", strategy]
-    start([*TRAIN, *args], env={"RANK": "0", "WORLD_SIZE": "1"}).wait(60)
-    assert metrics(tmp_path)[-1]["iteration"] == 3
+    strategies = {name: [*SINUSOID, "--strategy", name] for name in ("rpc", "allreduce")}
+    command = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(strategies)]
+    run([sys.executable, *command], timeout=60, env={"RANK": "0", "WORLD_SIZE": "1"})
+    for name in strategies:
+        assert metrics(tmp_path / name)[-1]["iteration"] == 3

@@ -9,19 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import run, run_train, start, torchrun
-from tests.runs import last, metrics, result, same
+from tests.launching import run, start, torchrun
+from tests.runs import last, metrics, same
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--test-tasks", "8"),
     *("--log-every", "5", "--compile", "off", "--strategy", "allreduce"),
 ]  # fmt: skip
-
-
-def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
-    run_train([*SINUSOID, "--iterations", "5", "--run-dir", str(tmp_path)], timeout=90)
-    assert result(tmp_path)["tasks"] == 8
 
 
 def test_a_signal_to_one_rank_stops_all(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.launching import run, run_torchrun, run_train, torchrun
+from tests.launching import run, run_torchrun, torchrun
 from tests.runs import metrics, result
 
 # To validate on: fewer than five ranks, and than the four trainers of five; to test on: more than
@@ -30,16 +30,37 @@ STRATEGIES = {
     "param-server rpc": [*SERVER, "--ps-transport", "rpc"],
     "param-server collective": [*SERVER, "--ps-transport", "collective"],
 }
-BY_SIZE = {
-    1: ["rpc exclusive", "allreduce"],
-    # With one trainer there is no other whose update could come between.
-    2: [*STRATEGIES, "param-server async"],
-    3: [*STRATEGIES, "param-server backup"],
-    5: [*STRATEGIES],
-}
 MODES = {
     "param-server async": [*SERVER, "--ps-mode", "async"],
     "param-server backup": [*SERVER, "--ps-mode", "backup", "--ps-backup-workers", "0"],
+}
+# Other learners, and what they are compared with: one process's.
+LEARNERS = {
+    "local": SEVEN_TASKS,
+    "metasgd": [*SEVEN_TASKS, "--learner", "metasgd"],
+    "imaml": [*SEVEN_TASKS, "--learner", "imaml"],
+    # Three mini-batches, each normalised by itself wherever it is.
+    "supervised": [
+        *("supervised-glyphs-lenet", "--network", "conv4", "--filters", "8", "--ways", "5"),
+        *("--batch-size", "9", "--meta-batch-size", "3", "--iterations", "3"),
+        *("--dtype", "float64", "--logger", "none", *EVALUATED),
+    ],
+}
+# What is trained in one launch of so many processes, by (learner, strategy): zero is no launcher.
+BY_SIZE = {
+    0: [("local", "rpc exclusive"), ("local", "allreduce")],
+    1: [("local", "rpc exclusive"), ("local", "allreduce")],
+    # With one trainer there is no other whose update could come between.
+    2: [
+        *(("local", name) for name in [*STRATEGIES, "param-server async"]),
+        ("supervised", "rpc chunk"),
+    ],
+    3: [
+        *(("local", name) for name in [*STRATEGIES, "param-server backup"]),
+        *(("metasgd", name) for name in ("rpc exclusive", "allreduce")),
+        *(("imaml", name) for name in ("rpc chunk", "param-server rpc")),
+    ],
+    5: [("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")],
 }
 # What a clock says, what was sent, and what was asked for.
 OF_THE_TOPOLOGY = (
@@ -94,38 +115,52 @@ def evaluations(run_dir: Path) -> Tensors:
     return rows
 
 
+def of(world_size: int) -> dict[str, list[str]]:
+    """The configurations of a launch, by the folder that each trains into."""
+    return {
+        f"{learner} {name}": [*LEARNERS[learner], *(STRATEGIES | MODES)[name]]
+        for learner, name in BY_SIZE[world_size]
+    }
+
+
 @pytest.fixture(scope="module")
-def local_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process trains that no launcher has started."""
     folder = tmp_path_factory.mktemp("runs")
-    configuration = json.dumps({"local": [*SEVEN_TASKS, "--strategy", "local"]})
-    run([sys.executable, *TOPOLOGIES, str(folder), configuration], timeout=120)
-    return folder / "local"
+    configurations = {name: [*flags, "--strategy", "local"] for name, flags in LEARNERS.items()}
+    configurations["untrained"] = [*SEVEN_TASKS, "--iterations", "0"]
+    configurations |= of(0)
+    run([sys.executable, *TOPOLOGIES, str(folder), json.dumps(configurations)], timeout=240)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def local(local_dir: Path) -> Trained:
-    return trained(local_dir)
+def local(alone: Path) -> Trained:
+    return trained(alone / "local")
 
 
 @pytest.mark.parametrize("world_size", BY_SIZE)
-def test_equals_local(local: Trained, local_dir: Path, tmp_path: Path, world_size: int) -> None:
+def test_equals_local(alone: Path, tmp_path: Path, world_size: int) -> None:
     """Seven tasks divide by no world size: a mean over workers would be biased.
 
+    Meta-SGD's rates are no weights of the network: whatever is learned travels and is summed.
+    iMAML's steps of conjugate gradient are each task's own, whoever else is in its batch.
     One launch a world size: most of it is importing.
     """
-    flags = STRATEGIES | MODES
-    configurations = {name: [*SEVEN_TASKS, *flags[name]] for name in BY_SIZE[world_size]}
-    command = [*torchrun(world_size, TOPOLOGIES), str(tmp_path), json.dumps(configurations)]
-    run(command, timeout=240)
-    for name in configurations:
-        assert_same(trained(tmp_path / name), local, name)
+    folder = tmp_path if world_size else alone
+    if world_size:
+        command = [*torchrun(world_size, TOPOLOGIES), str(folder), json.dumps(of(world_size))]
+        run(command, timeout=240)
+    for learner, name in BY_SIZE[world_size]:
+        what = f"{learner} {name}"
+        assert_same(trained(folder / what), trained(alone / learner), what)
         # Means do not know the order of tasks; rows do.
-        assert_close(evaluations(tmp_path / name), evaluations(local_dir), name)
+        assert_close(evaluations(folder / what), evaluations(alone / learner), what)
 
 
-def test_tasks_are_told_apart(local: Trained, local_dir: Path) -> None:
+def test_tasks_are_told_apart(local: Trained, alone: Path) -> None:
     """Equality above would be empty if all tasks had the same metrics."""
-    rows = evaluations(local_dir)
+    rows = evaluations(alone / "local")
     assert {split: len(of) for split, of in rows.items()} == {"validation": 3, "test": 7}
     losses = rows["test"][:, 0]
     assert (losses[:, None] - losses).abs().fill_diagonal_(1).min() > 1e-4
@@ -137,7 +172,7 @@ def test_tasks_are_told_apart(local: Trained, local_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("world_size", "flags"),
-    [(3, []), (2, ["--ps-mode", "async"])],
+    [(3, []), pytest.param(2, ["--ps-mode", "async"], marks=pytest.mark.slow)],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_a_model_that_stays_on_the_server(
@@ -150,54 +185,17 @@ def test_a_model_that_stays_on_the_server(
     assert_same(trained(tmp_path), local)
 
 
-def test_training_moves_every_parameter(local: Trained, tmp_path: Path) -> None:
-    """Equality above would be empty if nothing trained."""
-    untrained = [*SEVEN_TASKS, "--iterations", "0", "--run-dir", str(tmp_path)]
-    run_train(untrained, timeout=120)
-    start = torch.load(tmp_path / "checkpoints" / "last.pt", weights_only=True)["model"]
+def test_training_moves_every_parameter(local: Trained, alone: Path) -> None:
+    """Equality above would be empty if nothing trained, or learners were alike."""
+    saved = torch.load(alone / "untrained" / "checkpoints" / "last.pt", weights_only=True)
     for name, tensor in local.parameters.items():
         # A convolution's bias is cancelled by the normalisation after it: no gradient.
         if not name.endswith("conv.bias"):
-            assert (tensor - start[name]).abs().max() > 1e-4, name
-
-
-def check_another_learner(name: str, folder: Path) -> Trained:
-    """Train it in four topologies; return what it comes to in each."""
-    flags = [*SEVEN_TASKS, "--learner", name]
-    names = ("rpc exclusive", "rpc chunk", "allreduce", "param-server rpc")
-    configurations = {name: [*flags, *STRATEGIES[name]] for name in names}
-    run_train([*flags, "--run-dir", str(folder / "local")], timeout=120)
-    run([*torchrun(3, TOPOLOGIES), str(folder), json.dumps(configurations)], timeout=240)
-    expected = trained(folder / "local")
-    for name in names:
-        assert_same(trained(folder / name), expected, name)
-    return expected
-
-
-def test_a_learner_of_other_parameters(tmp_path: Path) -> None:
-    """Meta-SGD's rates are no weights of the network: whatever is learned travels and is summed."""
-    found = check_another_learner("metasgd", tmp_path)
-    rates = {k: t for k, t in found.parameters.items() if k.startswith("rates.")}
-    assert len(rates) == len(found.parameters) / 2
+            assert (tensor - saved["model"][name]).abs().max() > 1e-4, name
+    meta_sgd, imaml = (trained(alone / name).parameters for name in ("metasgd", "imaml"))
+    rates = {k: t for k, t in meta_sgd.items() if k.startswith("rates.")}
+    assert len(rates) == len(meta_sgd) / 2
     # They have moved, each another way; but for those of biases that normalisation takes away.
     assert all(len(t.unique()) > 1 for k, t in rates.items() if not k.endswith("conv.bias"))
-
-
-def test_a_learner_that_solves(local: Trained, tmp_path: Path) -> None:
-    """IMAML's steps of conjugate gradient are each task's own, whoever else is in its batch."""
-    found = check_another_learner("imaml", tmp_path)
     head = "network.head.weight"
-    assert (found.parameters[head] - local.parameters[head]).abs().max() > 1e-4
-
-
-def test_a_classifier_is_the_same_classifier(tmp_path: Path) -> None:
-    """Three mini-batches on two workers, each normalised by itself wherever it is."""
-    common = [
-        *("supervised-glyphs-lenet", "--network", "conv4", "--filters", "8", "--ways", "5"),
-        *("--batch-size", "9", "--meta-batch-size", "3", "--iterations", "3"),
-        *("--dtype", "float64", "--logger", "none", *EVALUATED),
-    ]
-    run_train([*common, "--run-dir", str(tmp_path / "local")], timeout=120)
-    away = ["--strategy", "rpc", "--partition", "chunk", "--run-dir", str(tmp_path / "rpc")]
-    run_torchrun(2, [*common, *away], timeout=180)
-    assert_same(trained(tmp_path / "rpc"), trained(tmp_path / "local"))
+    assert (imaml[head] - local.parameters[head]).abs().max() > 1e-4

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import Completed, start_ranks
+from tests.launching import SLACK, Completed, start_ranks
 from tests.strategies.waiting import wait_for_iteration
 
 SINUSOID = [
@@ -28,6 +28,9 @@ STRATEGIES = {
 }
 
 
+SLOW_COLLECTIVE = pytest.param("collective", marks=pytest.mark.slow)
+
+
 def lose(
     run_dir: Path, strategy: str, size: int, rank: int, number: signal.Signals, *flags: str
 ) -> list[Completed]:
@@ -39,7 +42,7 @@ def lose(
         os.kill(ranks[rank].process.pid, number)
         for other, launched in enumerate(ranks):
             if other != rank or number == signal.SIGTERM:
-                launched.process.wait(60)
+                launched.process.wait(60 * SLACK)
     finally:
         if number == signal.SIGSTOP:
             os.kill(ranks[rank].process.pid, signal.SIGKILL)
@@ -51,9 +54,12 @@ def lose(
 @pytest.mark.parametrize(
     ("strategy", "number"),
     [
-        *((strategy, signal.SIGSTOP) for strategy in STRATEGIES),
-        ("rpc", signal.SIGKILL),
+        ("rpc", signal.SIGSTOP),
+        ("allreduce", signal.SIGSTOP),
+        ("server", signal.SIGSTOP),
         ("server", signal.SIGKILL),
+        pytest.param("rpc", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("collective", signal.SIGSTOP, marks=pytest.mark.slow),
         # As collectives end everywhere: by a closed connection.
         pytest.param("allreduce", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("collective", signal.SIGKILL, marks=pytest.mark.slow),
@@ -76,9 +82,9 @@ def test_a_lost_worker_ends_the_run(tmp_path: Path, strategy: str, number: signa
     ("strategy", "number"),
     [
         ("rpc", signal.SIGSTOP),
-        ("allreduce", signal.SIGSTOP),
         ("server", signal.SIGKILL),
         ("collective", signal.SIGSTOP),
+        pytest.param("allreduce", signal.SIGSTOP, marks=pytest.mark.slow),
         pytest.param("collective", signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
@@ -87,7 +93,7 @@ def test_nobody_outlives_rank_zero(tmp_path: Path, strategy: str, number: signal
     assert [rank.returncode for rank in done] == [-signal.SIGKILL, 1]
 
 
-@pytest.mark.parametrize("strategy", ["rpc", "server", "collective"])
+@pytest.mark.parametrize("strategy", ["rpc", "server", SLOW_COLLECTIVE])
 def test_a_signal_to_a_worker_stops_all(tmp_path: Path, strategy: str) -> None:
     """As when one host of a job is taken away: in good order, with a checkpoint.
 

@@ -140,8 +140,8 @@ def test_a_busy_server_is_waited_for(tmp_path: Path, transport: str) -> None:
     script = tmp_path / "slow_disk.py"
     script.write_text(
         "import sys, time\n"
-        "from maml import checkpoint\n"
         "from maml.processes.program import run_program\n"
+        "from maml.run import checkpoint\n"
         "import train_maml\n"
         "save_in = checkpoint.save_in\n"
         "def slowly(*args, **kwargs):\n"

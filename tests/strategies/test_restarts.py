@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import REPO, run_train, start
+from tests.launching import REPO, SLACK, run_train, start
 from tests.runs import last, metrics, same
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
@@ -23,7 +23,6 @@ SINUSOID = [
 COLLECTIVE = ("param-server", "--ps-transport", "collective")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -48,7 +47,6 @@ def test_a_restart_goes_on(strategy: tuple[str, ...], tmp_path: Path) -> None:
     _assert_went_on(done.stdout, directory, tmp_path / "straight")
 
 
-@pytest.mark.timeout(300)
 def test_a_restart_finds_its_run(tmp_path: Path) -> None:
     """Without --run-dir; another run of the same preset is there, too, and newer."""
     run_train([*SINUSOID, "--run-dir", str(tmp_path / "straight")])
@@ -56,7 +54,7 @@ def test_a_restart_finds_its_run(tmp_path: Path) -> None:
     script = [str(REPO / "train_maml.py"), *SINUSOID, "--strategy", "allreduce"]
     command = [*launcher, "--nproc_per_node=2", "--max-restarts=1", *script]
     launched = start(command, cwd=tmp_path)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + SLACK * 120
     while not (found := list(tmp_path.glob("runs/*/metrics.jsonl"))):
         assert launched.process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)

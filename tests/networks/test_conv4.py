@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maml.networks import build_network
-from maml.networks.conv4 import MLP, BatchNorm, ConvBlock
+from maml.networks.conv4 import BatchNorm, ConvBlock
+from maml.networks.mlp import MLP
 
 EPS = 1e-3
 """Of the batch normalisation of MAML's released code."""

@@ -29,7 +29,7 @@ from tests.runs import glyphs, name_of, same, sinusoid
 
 CPU = torch.device("cpu")
 # Compiling takes half a minute of an idle machine, and as much more as others leave of it.
-PATIENT = pytest.mark.timeout(900)
+PATIENT = pytest.mark.timeout(3600)
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
 
@@ -57,20 +57,18 @@ def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @PATIENT
+@pytest.mark.slow  # What is compiled by a command, below, is of the default suite.
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        # The other network is compiled by the commands below.
         (glyphs, {}),
-        pytest.param(sinusoid, {"inner_steps": 2}, marks=pytest.mark.slow),
-        pytest.param(glyphs, {"network": "conv4-pool"}, marks=pytest.mark.slow),
-        pytest.param(glyphs, {"meta_gradient": "mixed", "inner_steps": 2}, marks=pytest.mark.slow),
-        pytest.param(sinusoid, {"meta_gradient": "mixed"}, marks=pytest.mark.slow),
-        pytest.param(sinusoid, {"order": "first"}, marks=pytest.mark.slow),
+        (sinusoid, {"inner_steps": 2}),
+        (glyphs, {"network": "conv4-pool"}),
+        (glyphs, {"meta_gradient": "mixed", "inner_steps": 2}),
+        (sinusoid, {"meta_gradient": "mixed"}),
+        (sinusoid, {"order": "first"}),
         *(
-            pytest.param(
-                sinusoid, {"inner_optimizer": name, "inner_steps": 2}, marks=pytest.mark.slow
-            )
+            (sinusoid, {"inner_optimizer": name, "inner_steps": 2})
             for name in OPTIMIZERS
             if name != "sgd"
         ),

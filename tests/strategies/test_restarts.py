@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import REPO, SLACK, run_train, start
+from maml.config.cli import parse
+from maml.trainer import Trainer
+from tests.launching import REPO, SLACK, start
 from tests.runs import last, metrics, same
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
@@ -23,33 +25,40 @@ SINUSOID = [
 COLLECTIVE = ("param-server", "--ps-transport", "collective")
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that nothing has stopped."""
+    folder = tmp_path_factory.mktemp("straight")
+    assert Trainer(parse([*SINUSOID, "--run-dir", str(folder)])).run() == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     "strategy",
     [
         ("rpc", "--partition", "chunk"),
-        ("allreduce",),
+        # The other test's, but for the name of its directory.
+        pytest.param(("allreduce",), marks=pytest.mark.slow),
         pytest.param(("rpc",), marks=pytest.mark.slow),
         pytest.param(("param-server",), marks=pytest.mark.slow),
         pytest.param(COLLECTIVE, marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
-def test_a_restart_goes_on(strategy: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_restart_goes_on(strategy: tuple[str, ...], straight: Path, tmp_path: Path) -> None:
     """The launcher's store still holds what the first attempt had left there."""
-    run_train([*SINUSOID, "--run-dir", str(tmp_path / "straight")])
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launcher, "--nproc_per_node=3", "--max-restarts=1", "train_maml.py", *SINUSOID]
+    command = [*launcher, "--nproc_per_node=2", "--max-restarts=1", "train_maml.py", *SINUSOID]
     directory = tmp_path / "restarted"
     launched = start([*command, "--strategy", *strategy, "--run-dir", str(directory)])
     wait_for_iteration(launched, directory, 20, limit=120)
     os.kill(process_of_rank(launched, 1), signal.SIGKILL)
     done = launched.wait(150)
-    _assert_went_on(done.stdout, directory, tmp_path / "straight")
+    _assert_went_on(done.stdout, directory, straight)
 
 
-def test_a_restart_finds_its_run(tmp_path: Path) -> None:
+def test_a_restart_finds_its_run(straight: Path, tmp_path: Path) -> None:
     """Without --run-dir; another run of the same preset is there, too, and newer."""
-    run_train([*SINUSOID, "--run-dir", str(tmp_path / "straight")])
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     script = [str(REPO / "train_maml.py"), *SINUSOID, "--strategy", "allreduce"]
     command = [*launcher, "--nproc_per_node=2", "--max-restarts=1", *script]
@@ -65,7 +74,7 @@ def test_a_restart_finds_its_run(tmp_path: Path) -> None:
     other.write_text(other.read_text().replace("--strategy", "--dtype"))
     os.kill(process_of_rank(launched, 1), signal.SIGKILL)
     done = launched.wait(150)
-    _assert_went_on(done.stdout, directory, tmp_path / "straight")
+    _assert_went_on(done.stdout, directory, straight)
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 

@@ -43,7 +43,7 @@ from datasets.folder_source import (
 
 COMPONENTS = {
     "folder": {
-        "help": "your own images: folders of classes under --data-root, of any size and number",
+        "help": "your own images: a folder of folders of classes, of any size and number",
         "episodes": "open_classes",
         "image_shape": "image_shape",
         "reads": ("image_size", "image_mode", "split_fractions"),

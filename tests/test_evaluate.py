@@ -316,7 +316,7 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         ("--iteration", "2", "--watch"): "--iteration: --watch evaluates every checkpoint",
         ("--data", "glyfs"): "--data glyfs",
         ("--dat", "glyphs"): "--dat",
-        ("--data", "miniimagenet"): "--data",
+        ("--data", "sinusoid"): "--network conv4 takes images",
     }.items():
         assert line in refusal(str(run_dir), *arguments)
     config = run_dir / "config.yaml"

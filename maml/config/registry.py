@@ -109,13 +109,14 @@ def _theirs(kind: str, name: str, loaded: Any) -> Component:
     """Return the facts of a user's own component: those of the first base class that has some."""
     module, _, attribute = name.partition(":")
     of_base = {(other.module, other.attribute): other for other in known(kind).values()}
-    for base in getattr(loaded, "__mro__", ()):
+    for base in getattr(loaded, "__mro__", ()) if kind != "network" else ():
         found = of_base.get((base.__module__, base.__name__))
         if found is not None:
             return dataclasses.replace(
                 found, name=name, module=module, attribute=attribute, reads=None
             )
     if kind == "network":
+        # A subclass of one of ours too is called with (image_shape, ways) alone.
         return NetworkFacts(name, module, attribute, reads=None, takes=None)
     return KINDS[kind](name, module, attribute, reads=None)
 

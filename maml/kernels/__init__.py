@@ -6,16 +6,17 @@ object, even a function that wraps one, is not, and cannot meet a kernel.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
 from maml.kernels import library
 from maml.kernels.derivatives import Derivatives, Gradient, Part, of_each_task
-from maml.networks.conv4 import Conv4, ConvBlock
+from maml.networks.conv4 import Conv4
 from maml.networks.loss import NetworkLoss
-from maml.networks.statistics import BatchNorm
 from maml.params import Params
 
 if TYPE_CHECKING:
@@ -67,26 +68,39 @@ def obstacle(support: object, query: object, params: Params) -> str | None:
     return None
 
 
-_KNOWN = (Conv4, ConvBlock, BatchNorm, nn.ModuleList, nn.Conv2d, nn.Linear)
-
-
 def _unknown(network: nn.Module) -> str | None:
     """Say what of a network is not as `Conv4` builds it."""
     if type(network) is not Conv4:
         return f"there are none for the network {type(network).__name__}"
-    for name, module in network.named_modules():
-        changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
-        if type(module) not in _KNOWN or changed:
+    built = _as_built(network.image_shape, network.ways, network.filters, network.pool)
+    found = _described(network)
+    for name, description in found.items():
+        if built.get(name) != description:
             return f"{name or 'the network'} is not as Conv4 builds it"
-    blocks = [block for block in network.blocks if isinstance(block, ConvBlock)]
-    first = blocks[0].conv
-    for block in blocks:
-        conv = block.conv
-        alike = all(
-            getattr(conv, name) == getattr(first, name)
-            for name in ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+    return None if found.keys() == built.keys() else "it has other layers than Conv4 builds"
+
+
+@functools.cache
+def _as_built(
+    image_shape: tuple[int, int, int], ways: int, filters: int, pool: bool
+) -> dict[str, object]:
+    with torch.device("meta"):
+        return _described(Conv4(image_shape, ways, filters=filters, pool=pool))
+
+
+def _described(network: nn.Module) -> dict[str, object]:
+    """Return what each module of a network computes with, by its name."""
+    # Layers that are shared under two names appear once.
+    return {
+        name: (
+            type(module),
+            module.extra_repr(),
+            getattr(module, "eps", None),
+            getattr(module, "pool", None),
+            tuple(
+                (name, tuple(p.shape)) for name, p in module._parameters.items() if p is not None
+            ),
+            bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)),
         )
-        alike = alike and conv.bias is not None and conv.padding_mode == "zeros"
-        if not alike or block.norm.eps != blocks[0].norm.eps:
-            return "its blocks differ"
-    return None
+        for name, module in network.named_modules()
+    }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.base import Learner, OuterGradient
+from maml.seeds import seed_of
 
 
 def build_learner(config: Config) -> Learner:
@@ -18,7 +21,9 @@ def build_learner(config: Config) -> Learner:
     kind = known.load()
     if not (isinstance(kind, type) and issubclass(kind, Learner)):
         raise UserError(f"--learner {config.learner}: is no subclass of maml.learners.Learner")
-    with registry.calling("learner", known):
+    # What a learner of a user's own draws at its making is the same in every process.
+    with registry.calling("learner", known), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(config.seed, "learner"))
         learner = kind(config)
     if known.adapts_head and not isinstance(getattr(learner.network, "head_prefix", None), str):
         raise UserError(

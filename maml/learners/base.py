@@ -84,7 +84,8 @@ class Learner(nn.Module, ABC):
 
     A subclass states its inner problem in `problem`, and may override any of `support_loss`,
     `query_loss`, `set_loss`, `call_network` and `answers`, all written for *one* task and pure:
-    whatever they are is what is differentiated, and what is evaluated.
+    whatever they are is what is differentiated. Evaluation adapts by them, too, and scores the
+    `answers` by the data set's own loss and by `metrics`.
 
     Attributes:
         metric_names: The metrics that `metrics` returns, in order.
@@ -273,6 +274,9 @@ class Learner(nn.Module, ABC):
     def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
         """Return each task's loss and metrics, ``{name: [B]}``, of its queries' targets ``y``.
 
+        The loss is the data set's own, of the learner's `answers`, whatever it was trained with: so
+        that learners can be compared.
+
         Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
         """
         results = {}
@@ -303,8 +307,9 @@ class Learner(nn.Module, ABC):
 
     def obstacle(self, device: torch.device) -> str | None:
         """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
-        params = {name: tensor.to(device) for name, tensor in self.meta_parameters().items()}
-        problem = self.problem(params, self.config.inner_steps)
+        problem = self.problem(self.meta_parameters(), self.config.inner_steps)
+        if device.type != "cpu":
+            return f"they run on the CPU, not on --device {device.type}"
         return differentiate.obstacle(problem, self.config.meta_gradient, self._kernels)
 
     def in_torch(self, device: torch.device) -> bool:

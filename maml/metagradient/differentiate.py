@@ -9,16 +9,18 @@ serve the network's plain cross-entropy, and nothing else can meet them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from maml import kernels
 from maml.kernels.native import NativeDerivatives
 from maml.metagradient import forward_over_reverse, implicit, unrolled
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Outer, Problem
+from maml.networks.loss import NetworkLoss
 from maml.params import Params
 
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
@@ -59,6 +61,29 @@ def obstacle(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> 
     return kernels.obstacle(problem.support, problem.query, problem.params(problem.start, 0))
 
 
+def _check_closed(problem: Problem, tasks: Any) -> None:
+    """Raise `ValueError` if a loss reads parameters that are not handed to it.
+
+    What the function closes over is a constant to every way of differentiating.
+    """
+    tensors = pytree.tree_map(torch.detach, problem.tensors())
+    params = problem.at(tensors).params(tensors.start, 0)
+    for part in ("support", "query"):
+        loss = getattr(problem, part)
+        if isinstance(loss, NetworkLoss) or (part == "support" and not problem.steps):
+            continue
+        task = pytree.tree_map(lambda tensor: tensor[0], tasks)
+        value, _ = loss(params, task, 0)
+        if value.requires_grad:
+            raise ValueError(
+                f"the {part} loss reads parameters that are not among its params, and would not be "
+                "differentiated by them: put them into the problem's fixed, and read them from "
+                "params"
+            )
+        if value.dim():
+            raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
+
+
 def differentiate(
     problem: Problem, tasks: Any, way: Way = "auto", allowed: Kernels = "auto"
 ) -> Outer:
@@ -71,6 +96,9 @@ def differentiate(
         way: How; no result depends on it beyond rounding.
         allowed: Which kernels may serve.
     """
+    for value, choices in ((way, get_args(Way)), (allowed, get_args(Kernels))):
+        if value not in choices:
+            raise ValueError(f"{value!r}: one of {', '.join(choices)}")
     derivatives = native(problem, way, allowed)
     if problem.implicit is not None:
         return implicit.meta_gradient(problem, tasks, derivatives or FunctionDerivatives(problem))
@@ -105,6 +133,7 @@ def meta_gradient(
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)
+    _check_closed(problem, tasks)
     outer = differentiate(problem, tasks, way, allowed)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
     return OuterGradient(gradients, outer.losses, outer.outputs)

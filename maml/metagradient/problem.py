@@ -94,6 +94,12 @@ class Problem:
     implicit: Implicit | None = None
 
     def __post_init__(self) -> None:
+        numbers = (self.lr, self.proximal, *(self.query_weights or ()))
+        if any(isinstance(number, Tensor) for number in numbers):
+            raise ValueError(
+                "lr, proximal and query_weights are numbers, of which nothing is learned: learned "
+                "rates go into rates"
+            )
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer {self.optimizer!r}: one of {', '.join(OPTIMIZERS)}")
         if self.order not in ("first", "second"):

@@ -5,6 +5,7 @@ What is written here for one task is pure; ``torch.func.vmap`` batches it over t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,10 @@ import torchopt
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from maml.execution.norms import ExactNorms
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.metagradient.problem import Outer, Problem
+from maml.networks.loss import NetworkLoss
 from maml.params import Params
 
 
@@ -74,16 +77,23 @@ def meta_gradient(problem: Problem, tasks: Any) -> Outer:
     """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps.
 
     Raises:
-        RuntimeError: for a tensor of the problem that no loss depends on: a mistake, not a zero.
+        RuntimeError: for a parameter that adapts and no loss depends on: a mistake, not a zero.
     """
     leaves, structure = pytree.tree_flatten(problem.tensors())
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
     own = problem.at(pytree.tree_unflatten(leaves, structure))
-    losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
-    # To first order, what acts through the inner gradients alone has a gradient of zero.
-    first = problem.order == "first"
-    gradients = torch.autograd.grad(
-        losses.sum(), leaves, allow_unused=first, materialize_grads=first
-    )
+    # Our own networks do without these layers, and without a look at every operation.
+    known = isinstance(problem.support, NetworkLoss) and not problem.support.theirs
+    with contextlib.nullcontext() if known else ExactNorms():
+        losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
+    found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+    for name, gradient in zip(problem.start, found, strict=False):
+        # What stands still may be of no use at some step, or to first order; what adapts may not.
+        if gradient is None:
+            raise RuntimeError(f"{name!r} appears to not have been used by any loss")
+    gradients = [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(leaves, found, strict=True)
+    ]
     tensors = pytree.tree_unflatten(gradients, structure)
     return Outer(tensors, losses.detach(), outputs.detach())

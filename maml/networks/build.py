@@ -47,9 +47,31 @@ def build_network(
             return network
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
+        _check_parameters(network, name)
         network = explicit(network, name)
         _try(network, name, image_shape, ways)
     return network
+
+
+def _check_parameters(network: nn.Module, name: str) -> None:
+    """Refuse what would be trained otherwise than its author thinks."""
+    seen: dict[int, str] = {}
+    for path, module in network.named_modules():
+        for attribute, parameter in module._parameters.items():
+            where = f"{path}.{attribute}" if path else attribute
+            if parameter is None:
+                continue
+            if not parameter.requires_grad:
+                raise UserError(
+                    f"--network {name}: {where} does not require a gradient, but all parameters of "
+                    "a network are learned; make it a buffer, or let a learner of your own state "
+                    "what adapts (docs/extending.md)"
+                )
+            if seen.setdefault(id(parameter), where) != where:
+                raise UserError(
+                    f"--network {name}: {where} and {seen[id(parameter)]} are one parameter; share "
+                    "the layer, not its weight"
+                )
 
 
 def _try(

@@ -79,7 +79,7 @@ class Conv4(nn.Module):
             )
         self.image_shape = image_shape
         self.pool = pool
-        self.filters = filters
+        self.filters, self.ways = filters, ways
         self.blocks = nn.ModuleList(
             ConvBlock(channels if i == 0 else filters, filters, pool=pool)
             for i in range(self.blocks_n)

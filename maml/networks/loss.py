@@ -14,6 +14,12 @@ from maml.execution import precision
 from maml.networks.statistics import Statistics
 from maml.params import Params
 
+_OURS = (
+    "maml.networks.", "torch.nn.modules.conv", "torch.nn.modules.linear", "torchvision.models.",
+    "torch.nn.modules.container", "torch.nn.modules.pooling", "torch.nn.modules.activation",
+)  # fmt: skip
+"""Modules of which our own networks are made."""
+
 
 @dataclass(frozen=True)
 class NetworkLoss:
@@ -32,6 +38,12 @@ class NetworkLoss:
     part: Literal["support", "query"]
     loss: Callable[[Tensor, Tensor], Tensor]
     precision: str = "float32"
+
+    @property
+    def theirs(self) -> bool:
+        """Whether the network, or a part of it, is not this project's."""
+        modules = self.network.modules()
+        return not all(type(module).__module__.startswith(_OURS) for module in modules)
 
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and the network's outputs ``[E, …]``."""

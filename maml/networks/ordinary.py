@@ -35,6 +35,15 @@ def explicit(module: nn.Module, name: str) -> nn.Module:
                 f"{what} draws random numbers, and everything random has an address "
                 "here; leave it out, or give it p=0"
             )
+        if isinstance(layer, _BatchNorm) and (
+            type(layer).forward is not _BatchNorm.forward
+            or layer._forward_hooks
+            or layer._forward_pre_hooks
+        ):
+            raise UserError(
+                f"{what} has a forward or hooks of its own, which explicit batch statistics would "
+                "leave out; wrap the layer instead"
+            )
         running = getattr(layer, "track_running_stats", False)
         if running and not isinstance(layer, _BatchNorm):
             raise UserError(
@@ -109,10 +118,19 @@ class _ExplicitNorm(nn.Module):
         return x * scale.view(shape) + shift.view(shape)
 
 
-def _replaced(module: nn.Module, tape: _Tape) -> nn.Module:
-    """Return ``module`` with its batch normalisations, or itself, made explicit."""
+def _replaced(
+    module: nn.Module, tape: _Tape, made: dict[nn.Module, nn.Module] | None = None
+) -> nn.Module:
+    """Return ``module`` with its batch normalisations, or itself, made explicit.
+
+    One that stands in two places is made once: its weights are shared.
+    """
+    made = {} if made is None else made
     if isinstance(module, _BatchNorm):
-        return _ExplicitNorm(module, tape)
-    for name, child in module.named_children():
-        setattr(module, name, _replaced(child, tape))
+        if module not in made:
+            made[module] = _ExplicitNorm(module, tape)
+        return made[module]
+    for name, child in module._modules.items():
+        if child is not None:
+            module._modules[name] = _replaced(child, tape, made)
     return module

@@ -333,7 +333,7 @@ def test_learner(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"network": "lenet"}, "there are none for --network lenet"),
+        ({"network": "lenet"}, "there are none for the network LeNet"),
         ({"precision": "bf16"}, "not in --precision bf16"),
         ({"network": "lenet", "kernels": "torch"}, None),
         ({"network": "lenet", "meta_gradient": "reverse"}, None),

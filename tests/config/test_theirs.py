@@ -36,6 +36,7 @@ SMALL = [
     "--meta-batch-size", "3", "--iterations", "2", "--eval-every", "0", "--test-tasks", "4",
     "--log-every", "1", "--logger", "none", "--threads", "1", "--dtype", "float64",
 ]  # fmt: skip
+IMAGES = ["maml-glyphs-5way-1shot", "--logger", "none", "--threads", "1"]
 _numbers = itertools.count()
 
 
@@ -225,6 +226,70 @@ def test_every_gradient_of_their_network_is_the_same(folder: Path) -> None:
     assert all(float(gradient.abs().max()) > 0 for gradient in found[0].values())
 
 
+class Frozen(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.weight.requires_grad_(False)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.two.weight = self.one.weight
+
+
+class Doubling(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+ODD_NETWORKS = """
+import torch
+from torch import nn
+from maml.networks.conv4 import Conv4
+from tests.config.test_theirs import Doubling, Frozen, Tied
+def frozen(shape, ways): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), Frozen())
+def tied(shape, ways): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), Tied())
+def doubling(shape, ways): return nn.Sequential(Doubling(1), nn.Flatten(), nn.Linear(784, ways))
+class Shared(nn.Module):
+    def __init__(self, shape, ways):
+        super().__init__()
+        self.first = self.second = nn.BatchNorm2d(1)
+        self.head = nn.Linear(784, ways)
+    def forward(self, x):
+        return self.head(torch.relu(self.second(torch.relu(self.first(x)))).flatten(1))
+class Mine(Conv4):
+    def __init__(self, shape, ways): super().__init__(shape, ways, filters=8, pool=False)
+    def forward(self, x, statistics=None):
+        outputs, used = super().forward(x, statistics)
+        return 2 * outputs, used
+"""
+
+
+def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(
+    write: Callable[[str], str],
+) -> None:
+    module = write(ODD_NETWORKS)
+    lines = {"frozen": "does not require a gradient", "tied": "are one parameter",
+             "doubling": "has a forward or hooks of its own"}  # fmt: skip
+    for name, line in lines.items():
+        with pytest.raises(UserError, match=f"--network {module}:{name}: .*{line}"):
+            build_learner(parse([*IMAGES, "--network", f"{module}:{name}"]))
+
+
+@pytest.mark.parametrize("name", ["Shared", "Mine"])
+def test_shared_layers_and_subclasses_of_ours_train(
+    name: str, write: Callable[[str], str], tmp_path: Path
+) -> None:
+    module = write(ODD_NETWORKS)
+    config = parse([*IMAGES, "--network", f"{module}:{name}", "--run-dir", str(tmp_path / "run")])
+    worker = Worker(config, torch.device("cpu"))
+    assert worker.learner.obstacle(torch.device("cpu")) is not None
+    share = worker.meta_gradient(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
+    assert all(gradient.isfinite().all() for gradient in share.gradients.values())
+
+
 # ---- data -------------------------------------------------------------------------------------
 
 DATA = """
@@ -235,7 +300,8 @@ def colours(split):
     return [np.full((6, 8, 10, 3), 20 * label, np.uint8) for label in range(5)]
 def mapped(split, data_root):
     assert data_root.name == "here"
-    return ImageClasses(np.zeros((9, 6, 8, 8), np.uint8), np.arange(9), rotate=True)
+    images = np.zeros((9, 6, 8, 8), np.uint8)
+    return ImageClasses.of_equal_size(images, np.arange(9), rotate=True)
 def waves(split, shots, queries, seed, dtype):
     return Sinusoid(split=split, shots=shots, queries=queries, seed=seed, dtype=dtype)
 def labelled(split):
@@ -279,7 +345,7 @@ def test_what_a_data_set_may_return(
         ("labelled", [], r"Examples is for --learner supervised alone"),
         ("mapped", ["--learner", "supervised", "--data-root", "here"], r"for few-shot learners al"),
         ("waves", [], r"--network lenet takes images, and the data set has none"),
-        ("unequal", ["--ways", "2"], r"class few has 2 images and others have up to 3"),
+        ("unequal", ["--ways", "2"], r"the train split has 2 of few, 3 of many"),
     ],
 )
 def test_what_a_data_set_may_not(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.metagradient.differentiate import differentiate, obstacle
+from maml.metagradient.differentiate import differentiate, meta_gradient, obstacle
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.metagradient.problem import Implicit, Outer, Problem, Tensors
 from maml.networks.conv4 import Conv4
@@ -243,6 +244,19 @@ def test_kernels_are_chosen_by_the_loss() -> None:
             for name, gradient in differentiate(problem, tasks).gradients.start.items()
         ]
         assert max(apart) > 1e-3
+    changes: list[Callable[[], object]] = [
+        lambda: setattr(network.blocks[1].conv, "dilation", (2, 2)),
+        lambda: setattr(network.blocks[1], "conv", torch.nn.Conv2d(16, 16, 3, 2, 1, bias=False)),
+        lambda: setattr(network, "head", torch.nn.Linear(16, 3, bias=False)),
+        lambda: setattr(network.blocks[2].norm, "eps", 1e-5),
+    ]
+    for change in changes:
+        problem, tasks = convnet_problem(False, steps=2)
+        network = problem.support.network  # type: ignore[attr-defined]
+        change()
+        assert obstacle(problem) is not None
+    problem, tasks = convnet_problem(False, steps=2)
+    network = problem.support.network  # type: ignore[attr-defined]
     network.blocks[1].register_forward_hook(lambda module, args, result: result)
     assert obstacle(problem) is not None
 
@@ -256,6 +270,8 @@ def test_kernels_are_chosen_by_the_loss() -> None:
         ({"steps": 2, "query_weights": [1.0]}, "query_weights: 1 of them for 2 steps"),
         ({"steps": 0, "query_weights": []}, "query_weights"),
         ({"steps": 1, "rates": [{"b": torch.ones(())}]}, "rates"),
+        ({"lr": torch.tensor(0.1)}, "lr, proximal and query_weights are numbers"),
+        ({"query_weights": [torch.tensor(1.0)]}, "lr, proximal and query_weights are numbers"),
         ({"fixed": {"a": torch.ones(())}}, "share a name"),
         ({"implicit": Implicit(3)}, "proximal"),
         ({"implicit": Implicit(3), "proximal": 1.0, "fixed": {"f": torch.ones(())}}, "no fixed"),
@@ -268,3 +284,53 @@ def test_what_does_not_go_together_is_refused(values: dict[str, Any], line: str)
 
     with pytest.raises(ValueError, match=line):
         Problem({"a": torch.ones(2)}, loss, loss, **values)
+
+
+@pytest.mark.parametrize("way", ["reverse", "mixed"])
+def test_what_a_loss_closes_over_is_refused(way: Any) -> None:
+    """It would be a constant, although it is made of what is differentiated by."""
+    x = randn(1, 3, seed=1)
+
+    def state(meta_params: Params) -> Problem:
+        def support(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
+            away = params["w"] - meta_params["w"]
+            return (params["w"] * task).square().sum() + away.square().sum(), params["w"]
+
+        def query(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
+            return params["w"].square().sum(), params["w"]
+
+        return Problem({"w": meta_params["w"]}, support, query, lr=0.1, steps=3)
+
+    with pytest.raises(ValueError, match="support loss reads parameters that are not among"):
+        meta_gradient(state, {"w": randn(3, seed=2)}, x, way)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        torch.nn.LayerNorm(5),
+        torch.nn.InstanceNorm1d(4, affine=True),
+        torch.nn.GroupNorm(2, 4),
+    ],
+    ids=["layer", "instance", "group"],
+)
+def test_normalisations_that_torch_batches_wrongly(layer: torch.nn.Module) -> None:
+    """Each way, against plain autograd, task by task."""
+    layer = layer.double()
+    tasks = Task(*(randn(N_TASKS, 2, 4, 5, seed=i) for i in range(4)))
+    params = {n: p.detach() + 0.3 * randn(*p.shape, seed=8) for n, p in layer.named_parameters()}
+    params["scale"] = randn(4, 5, seed=9)
+
+    def loss_of(part: str) -> Any:
+        def loss(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+            x, y = getattr(task, f"{part}_x"), getattr(task, f"{part}_y")
+            own = {name: params[name] for name in params if name != "scale"}
+            outputs = torch.func.functional_call(layer, own, (x * params["scale"],))
+            return (outputs - y).square().mean(), outputs
+
+        return loss
+
+    problem = Problem(params, loss_of("support"), loss_of("query"), lr=0.1, steps=2)
+    expected = by_hand(problem, tasks)
+    assert_same(differentiate(problem, tasks, "reverse"), expected)
+    assert_same(differentiate(problem, tasks, "mixed"), expected)

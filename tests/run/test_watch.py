@@ -213,9 +213,12 @@ def test_another_question_is_another_row(directory: Path) -> None:
 
 def test_data_and_device_may_be_elsewhere(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
-    monkeypatch.setattr(
-        evaluation, "Worker", lambda config, device: seen.append(config) or Worker(config, device)
-    )
+
+    def worker(config: Config, device: torch.device, **rest: Any) -> Worker:
+        seen.append(config)
+        return Worker(config, device, **rest)
+
+    monkeypatch.setattr(evaluation, "Worker", worker)
     assert command(directory, "--data-root", "elsewhere", "--device", "cpu") == 0
     # One worker for four checkpoints.
     assert [(config.data_root, config.device) for config in seen] == [("elsewhere", "cpu")]
@@ -286,7 +289,7 @@ def test_a_damaged_last_checkpoint_is_no_success(
         (["--patience", "3"], "--patience goes with --watch"),
         (["--poll", "3"], "--poll goes with --watch"),
         (["--watch", "--tasks", "0"], "--tasks must be at least 1"),
-        (["--data", "glyphs"], "unknown flag --data: did you mean --data-root"),
+        (["--dat", "glyphs"], "unknown flag --dat: did you mean --data"),
         (["--task", "6"], "unknown flag --task: did you mean --tasks"),
         (["--tasks", "1.5"], "--tasks: '1.5' is not a whole number"),
         (["--split", "tests"], "--split: invalid choice: 'tests'"),

@@ -214,7 +214,9 @@ def test_another_question_is_another_row(directory: Path) -> None:
 def test_data_and_device_may_be_elsewhere(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
     monkeypatch.setattr(
-        evaluation, "Worker", lambda config, device: seen.append(config) or Worker(config, device)
+        evaluation,
+        "Worker",
+        lambda config, device, **rest: seen.append(config) or Worker(config, device, **rest),
     )
     assert command(directory, "--data-root", "elsewhere", "--device", "cpu") == 0
     # One worker for four checkpoints.

@@ -70,12 +70,14 @@ def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_stopped_before_training_begins(cache_dir: Path) -> None:
     """While libraries load there is nothing to save: it ends, and says so without a traceback."""
     code = """
-import os, signal, sys
+import os, signal, sys, time
 import maml.trainer
 from maml.processes.program import run_program
 
 def main(arguments):
     os.kill(os.getpid(), signal.SIGINT)
+    while True:  # another thread may take it, and the main one hears of it a little later
+        time.sleep(0.01)
 
 run_program(main, [])
 """

@@ -135,7 +135,7 @@ class Steps:
 )
 def test_a_host_that_vanishes_ends_the_run(tmp_path: Path, strategy: str) -> None:
     """Its cable is cut: nobody says a word. Both ends end, and progress is kept."""
-    args = [*SINUSOID, *STRATEGIES[strategy], "--timeout", "8", "--run-dir", str(tmp_path)]
+    args = [*SINUSOID, *STRATEGIES[strategy], "--timeout", "20", "--run-dir", str(tmp_path)]
     with Network(2) as network:
         ranks = [start(network.by_hand(host, [*TRAIN, *args])) for host in range(2)]
         try:
@@ -148,5 +148,5 @@ def test_a_host_that_vanishes_ends_the_run(tmp_path: Path, strategy: str) -> Non
     assert all(rank.returncode == 1 for rank in done)
     said = [line for line in done[0].stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
-    assert "within --timeout 8 s" in said[0]
+    assert "within --timeout 20 s" in said[0]
     assert (tmp_path / "checkpoints" / "last.pt").exists()

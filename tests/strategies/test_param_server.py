@@ -145,12 +145,12 @@ def test_a_busy_server_is_waited_for(tmp_path: Path, transport: str) -> None:
         "import train_maml\n"
         "save_in = checkpoint.save_in\n"
         "def slowly(*args, **kwargs):\n"
-        "    time.sleep(5)\n"
+        "    time.sleep(20)\n"
         "    save_in(*args, **kwargs)\n"
         "checkpoint.save_in = slowly\n"
         "run_program(train_maml.main, sys.argv[1:])\n"
     )
-    args = [*SINUSOID, "--ps-transport", transport, "--iterations", "5", "--timeout", "3"]
+    args = [*SINUSOID, "--ps-transport", transport, "--iterations", "5", "--timeout", "15"]
     args += ["--run-dir", str(tmp_path / "run")]
     run([*torchrun(2, [str(script)]), *args], timeout=120)
     assert result(tmp_path / "run")["tasks"] == 8

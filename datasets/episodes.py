@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +27,8 @@ class Episodes(ABC):
     split: str
     # Tasks after which the same examples come again; None: they never do.
     one_pass: int | None = None
+    # A digest of which classes the split has, for sets whose classes a user may change; else None.
+    division: str | None = None
 
     def ids(self, iteration: int, meta_batch_size: int) -> Tensor:
         """The task ids of a meta-batch: int64 ``[B]``, ``iteration * B + (0, ..., B - 1)``."""
@@ -169,6 +172,9 @@ class FewShotImages(Episodes):
         self.first = np.asarray(first, dtype=np.int64)
         self.counts = np.asarray(counts, dtype=np.int64)
         self._names, self._files = names, files
+        if names is not None:
+            listed = "\0".join(names).encode()
+            self.division = hashlib.blake2b(listed, digest_size=8).hexdigest()
         # A plain view of the same pages: the memmap subclass makes every small operation slower.
         self._images: ImageArray = (
             images.view(np.ndarray) if isinstance(images, np.memmap) else images

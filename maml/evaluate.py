@@ -235,6 +235,9 @@ class RunEvaluator:
         options, question = self.options, self.question()
         params = self.strategy.worker.learner.meta_parameters()
         checkpoint.check_model(saved, params, f"{options.run_dir}, after {saved['iteration']}")
+        if saved.get("division") is not None and options.data is None:
+            training = self.strategy.worker.learner.open_tasks("train")
+            checkpoint.check_division(saved, training.division, options.run_dir)
         # A line that goes on for hours is for terminals.
         progress = sys.stderr.isatty() or not options.watch
         result = evaluate(

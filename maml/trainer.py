@@ -61,6 +61,8 @@ class Trainer:
             try:
                 params = self.worker.learner.meta_parameters()
                 self.start = beginning(directory, self.config, params)
+                if self.start is not None:
+                    checkpoint.check_division(self.start, self.worker.training.division, directory)
             except BaseException:
                 self.claim.release()
                 raise
@@ -311,6 +313,7 @@ class _Run:
                     "iteration": self.iteration,
                     "seconds": self.seconds,
                     "strategy": self.strategy.state(),
+                    "division": self.worker.training.division,
                     "config": {name: getattr(self.config, name) for name in MUST_MATCH},
                 },
                 keep=self.config.keep_checkpoints,

@@ -199,6 +199,29 @@ def check_model(content: dict[str, Any], params: Params, what: str) -> None:
             )
 
 
+def check_division(content: dict[str, Any], division: str | None, run_dir: Path) -> None:
+    """Refuse a checkpoint that learned from other classes than the training split has now.
+
+    A folder of classes that nobody divided is divided anew when one is added: what was learned from
+    would be tested on.
+
+    Args:
+        content: The checkpoint.
+        division: `datasets.episodes.Episodes.division` of the training split.
+        run_dir: Its run directory, for the message.
+
+    Raises:
+        UserError: naming the run.
+    """
+    then = content.get("division")
+    if then is not None and division is not None and then != division:
+        raise UserError(
+            f"{run_dir}: it was trained on other classes than the training split has now, so that "
+            "a test could be on classes that it learned from; put the folder back as it was, or "
+            "divide it into train, validation and test yourself and train anew"
+        )
+
+
 def _way_out(path: Path) -> str:
     """Say from where a run can go on whose ``last.pt`` cannot be read."""
     run_dir = path.parent.parent

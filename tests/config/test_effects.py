@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from maml import evaluate
 from maml.config import MUST_MATCH, Config
 from maml.config.cli import parse
 from maml.config.presets import with_values
@@ -424,6 +426,12 @@ def test_folder(tmp_path: Path) -> None:
     assert {(4, 3, 3, 3), (config.ways, 16)} <= {tuple(tensor.shape) for tensor in model.values()}
     with pytest.raises(UserError, match=r"--network conv4-pool: .* 15x15; .*--image-size"):
         Trainer(with_values(config, image_size=15))
+    # One more class, and what was learned from would be tested on.
+    shutil.copytree(tmp_path / "mine" / "class 3", tmp_path / "mine" / "another class")
+    again = with_values(config, image_mode="rgb", image_size=32)
+    for command in (lambda: Trainer(again), lambda: evaluate.main([str(tmp_path / "run")])):
+        with pytest.raises(UserError, match="trained on other classes than the training split has"):
+            command()
 
 
 def test_omniglot_split(data_root: Path, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from datasets.folder_source import (
     say_ignored,
     shown,
 )
+from datasets.paths import default_data_root
 
 COMPONENTS = {
     "folder": {
@@ -109,19 +110,23 @@ def open_classes(
     image_size: int = 84,
     image_mode: Mode = "rgb",
     split_fractions: str = FRACTIONS,
+    ways: int = 0,
     **_unused: object,
 ) -> ImageClasses:
     """The classes of a split, in the order of their names, not to be rotated.
 
     ``image_size`` is in pixels; what is done to an image is in
     :func:`datasets.folder_source.decode`. Where the user did not divide the classes,
-    ``split_fractions`` of them, drawn once and for all, are each split's.
+    ``split_fractions`` of them, drawn once and for all, are each split's. That it has fewer than
+    ``ways`` is said before anything is decoded.
 
     Raises :class:`DataError`, in one line, for a folder that is not in order: none or empty, a
     class without images or in two splits, images that cannot be decoded.
     """
     if split not in SPLITS:
         raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
+    if Path(data_root) == default_data_root():
+        raise DataError("--data folder needs --data-root, the folder of your images")
     root = _folder(data_root)
     decoding = _decoding(image_size, image_mode)
     found = divide(root, split_fractions)
@@ -130,6 +135,14 @@ def open_classes(
             f"{shown(root)}: no folder {' or '.join(SPLITS[split])} with classes in it, as there "
             f"is for {' and '.join(found.splits)}; make one, or put all classes beside one "
             "another into one folder: --split-fractions divides them"
+        )
+    sizes = {name: len(rows) for name, rows in found.splits.items()}
+    if sizes[split] < ways:
+        there = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        way_out = "add classes" if found.divided else "add classes, or give other --split-fractions"
+        raise DataError(
+            f"--ways {ways}: the {split} split has only {sizes[split]} classes; {shown(root)} has "
+            f"{there}: give a smaller --ways, {way_out}"
         )
     images = [image for files in found.classes for image in files]
     name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
@@ -228,8 +241,13 @@ def divide(root: Path, split_fractions: str = FRACTIONS) -> Division:
     )
 
 
-def parse_fractions(text: str) -> tuple[float, float, float]:
-    """The fractions in ``0.64,0.16,0.2``. Raises :class:`DataError`, naming the flag."""
+def parse_fractions(text: str | Sequence[float]) -> tuple[float, float, float]:
+    """The fractions in ``0.64,0.16,0.2``, or three numbers.
+
+    Raises :class:`DataError`, naming the flag.
+    """
+    if not isinstance(text, str):
+        text = ",".join(map(str, text))
     try:
         train, validation, test = (float(part) for part in text.split(","))
     except ValueError:

@@ -23,7 +23,7 @@ def parse(arguments: Sequence[str]) -> Config:
         SystemExit: with code 0 after ``--help``.
     """
     if not arguments:
-        raise UserError(f"no PRESET given; `{USAGE} --help` lists them all")
+        raise UserError("no PRESET given; `train_maml.py --help` lists them all")
     name, *flags = arguments
     if name in ("-h", "--help"):
         name, flags = "maml-glyphs-5way-1shot", ["--help"]

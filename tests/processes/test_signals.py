@@ -75,6 +75,8 @@ import maml.trainer
 from maml.processes.program import run_program
 
 def main(arguments):
+    # A job that a shell started in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
     while True:  # another thread may take it, and the main one hears of it a little later
         time.sleep(0.01)

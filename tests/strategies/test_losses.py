@@ -38,8 +38,10 @@ def lose(
 ) -> list[Completed]:
     """Train with ``size`` processes, send ``rank`` a signal on the way; return how all ended."""
     args = [*SINUSOID, *STRATEGIES[strategy], "--run-dir", str(run_dir)]
-    # One that is killed, or leaves, closes its connections: nobody waits for the time to be up.
-    args += ["--timeout", str(SILENT_S if number == signal.SIGSTOP else 600)]
+    # One that is killed, or leaves, closes its connections, and nobody waits for the time to be up;
+    # but for the server, which hears of a trainer's end by its silence alone.
+    by_silence = number == signal.SIGSTOP or strategy == "server"
+    args += ["--timeout", str(SILENT_S if by_silence else 600)]
     ranks = start_ranks(size, args)
     try:
         wait_for_iteration(ranks[0], run_dir, 10, limit=90)

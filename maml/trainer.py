@@ -347,7 +347,7 @@ def why_no_kernels(config: Config, worker: Worker) -> str | None:
     asked_otherwise = config.kernels != "auto" or config.meta_gradient == "reverse"
     if facts.tasks != "episodes" or asked_otherwise or worker.device.type != "cpu":
         return None
-    return worker.learner.obstacle(worker.device) if worker.learner.metric_names else None
+    return None if worker.learner.image_shape is None else worker.learner.obstacle(worker.device)
 
 
 class _Window:

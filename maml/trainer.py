@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from maml.config import MUST_MATCH, Config, registry
 from maml.config.presets import changed, with_values
-from maml.errors import UserError
+from maml.errors import UserError, WorkerLostError
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process
@@ -79,6 +79,10 @@ class Trainer:
         strategy = build_strategy(self.config, self.world, self.worker)
         # Before any peer waits for this process.
         self.worker.get_ready(strategy.share_sizes())
+        liveness = strategy.liveness
+        liveness.note = self.config.run_dir or ""
+        if self.world.rank:
+            liveness.last_words = lambda line: directory.lose(Path(liveness.note))
         with _settled(), strategy:
             if not strategy.drives:
                 strategy.serve()
@@ -127,6 +131,8 @@ class _Run:
     def run(self) -> int:
         """Train to the end, or to a stop signal; return the exit code."""
         self.strategy.stop.install()
+        if self.speaks:
+            self.strategy.liveness.last_words = self._last_words
         config = self.config
         self._say(
             f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
@@ -150,11 +156,12 @@ class _Run:
                 self._status("finished")
                 return 0
             except _Stopped:
+                # Torchrun stops all when one was killed, and that is another end.
+                self.strategy.liveness.check()
                 self._save()
             return self._stopped(self.strategy.stopping)
-        except BaseException:
-            with contextlib.suppress(UserError):
-                self._status("failed")
+        except BaseException as error:
+            self._keep(error)
             raise
         finally:
             self.log.close()
@@ -173,6 +180,19 @@ class _Run:
         )
         return 130 if by == "SIGINT" else 143
 
+    def _keep(self, error: BaseException | str) -> None:
+        """Save what a run has that fails: all of it where the reason was another process."""
+        with contextlib.suppress(UserError):
+            if isinstance(error, (WorkerLostError, str)):
+                self._save()
+        with contextlib.suppress(UserError):
+            self._status("failed")
+
+    def _last_words(self, line: str) -> None:
+        """Save the last whole iteration, in a thread, as this process ends for another's loss."""
+        if self._between.acquire(timeout=5):
+            self._keep(line)
+
     def _abandon(self, by: str) -> None:
         """Save the last whole iteration and end, while the main thread is in the middle of one."""
         with self._between:
@@ -180,6 +200,8 @@ class _Run:
             try:
                 self._save()
                 code = self._stopped(by)
+                # So that the others know that nobody was lost.
+                self.strategy.liveness.fail(WorkerLostError(f"stopped by {by}"))
             except UserError as error:
                 print(f"error: {error}", file=sys.stderr, flush=True)
             os._exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import NamedTuple
@@ -11,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from maml.processes.goodbye import let_rank_zero_be_last, without_waiting, worlds
-from maml.processes.heartbeat import Heartbeat
+from maml.processes.goodbye import without_waiting
 from maml.processes.interface import choose_interface
 from maml.processes.store import START_TIMEOUT, own_connection
 from maml.processes.world import World
@@ -21,13 +21,40 @@ from maml.processes.world import World
 class Groups(NamedTuple):
     """Process groups over the same processes, which differ in their patience.
 
-    ``work``: ``--timeout``. ``idle``: for ever; where a process waits for work, or for rank zero
-    to finish writing, and ``heartbeat`` says that rank zero lives.
+    ``work``: ``--timeout``. ``idle``: for ever, as far as `maml.processes.liveness` allows; where
+    a process waits for work, or for rank zero to finish writing. Wait there with `wait_idly`.
     """
 
     work: dist.ProcessGroup
     idle: dist.ProcessGroup
-    heartbeat: Heartbeat
+
+
+POLL = 0.5
+"""Seconds after which a process that waits idly looks around for signals."""
+
+_worlds = itertools.count()
+"""A process may do several runs, one after the other; the launcher's store outlives them all."""
+
+
+def wait_idly(work: dist.Work) -> None:
+    """Wait for a collective that rank zero begins when it pleases.
+
+    Args:
+        work: What ``async_op=True`` returned.
+
+    Raises:
+        RuntimeError: as ``work`` does.
+    """
+    while True:
+        try:
+            # Python heeds no signal within a collective.
+            work.wait(timedelta(seconds=POLL))
+            return
+        except RuntimeError:
+            if work.is_completed():
+                # It has failed, or was done just after the time was up.
+                work.wait()
+                return
 
 
 @contextlib.contextmanager
@@ -43,8 +70,7 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
         store = dist.HashStore()  # type: ignore[attr-defined]
     else:
         store = own_connection(world, start_timeout.total_seconds())
-    number = next(worlds)
-    store = PrefixStore(f"collective world {number}", store)
+    store = PrefixStore(f"collective world {next(_worlds)}", store)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=store,
@@ -59,19 +85,17 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
         # It returns a number in place of a group of which this process is no member.
         assert isinstance(work, dist.ProcessGroup)
         assert isinstance(idle, dist.ProcessGroup)
-        groups = Groups(work, idle, Heartbeat(store, world.rank, timeout))
+        groups = Groups(work, idle)
         dist.barrier()
         dist.set_timeout(timedelta(seconds=timeout), work)
         dist.set_timeout(timedelta(days=30), idle)
-        with groups.heartbeat.beating():
-            yield groups
-            # Rank zero may still write for long; once it is done, so is everyone, or is lost.
-            end = dist.broadcast(torch.zeros(1), src=0, group=groups.idle, async_op=True)
-            assert end is not None
-            groups.heartbeat.wait(end)
-            dist.barrier(groups.work)
+        yield groups
+        # Rank zero may still write for long; once it is done, so is everyone, or is lost.
+        end = dist.broadcast(torch.zeros(1), src=0, group=groups.idle, async_op=True)
+        assert end is not None
+        wait_idly(end)
+        dist.barrier(groups.work)
     except BaseException:
         without_waiting(dist.destroy_process_group)
         raise
     dist.destroy_process_group()
-    let_rank_zero_be_last(world, number, timeout)

@@ -17,12 +17,12 @@ GOODBYE = 10.0
 """Seconds that rank zero waits for the others at most, once all is done."""
 
 
-worlds = itertools.count()
+_departures = itertools.count()
 """A process may do several runs, one after the other; the launcher's store outlives them all."""
 
 
-def let_rank_zero_be_last(world: World, number: int, timeout: float) -> None:
-    """On rank zero wait until the others have left world ``number`` in good order; there, say so.
+def let_rank_zero_be_last(world: World, timeout: float) -> None:
+    """On rank zero wait until the others have left in good order; there, say so.
 
     Where no launcher holds the store, rank zero does, and it goes with its process: leaving RPC,
     a slower peer then failed at the very end. One that does not come is not waited for longer
@@ -30,7 +30,7 @@ def let_rank_zero_be_last(world: World, number: int, timeout: float) -> None:
     """
     if world.size == 1:
         return
-    store = PrefixStore(f"departure {number}", launchers_store(world))
+    store = PrefixStore(f"departure {next(_departures)}", launchers_store(world))
     with contextlib.suppress(RuntimeError):
         if world.rank:
             store.set(str(world.rank), "left")

@@ -36,8 +36,6 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     except WorkerLostError as error:
         if str(error):
             print(f"error: {error}", file=sys.stderr)
-        if error.__cause__ is not None and "--timeout" not in str(error):
-            print(f"{error.__cause__}", file=sys.stderr)
         _exit(1)
     except Exception:
         if not _has_peers():

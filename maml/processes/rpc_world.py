@@ -12,7 +12,7 @@ import torch
 import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 
-from maml.processes.goodbye import let_rank_zero_be_last, without_waiting, worlds
+from maml.processes.goodbye import without_waiting
 from maml.processes.interface import choose_interface
 from maml.processes.store import START_TIMEOUT
 from maml.processes.world import World
@@ -29,7 +29,6 @@ def rpc_world(
     peer would hold a graceful shutdown for ever.
     """
     choose_interface(world)
-    number = next(worlds)
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=threads,
         rpc_timeout=max(START_TIMEOUT, timeout),
@@ -60,7 +59,6 @@ def rpc_world(
         raise
     if not left_rpc():
         rpc.shutdown(graceful=True, timeout=timeout)
-        let_rank_zero_be_last(world, number, timeout)
 
 
 def leave_rpc() -> None:

@@ -198,6 +198,16 @@ def write_status(run_dir: Path, state: str, iteration: int, start: int, config: 
     write_text(run_dir / "status.json", json.dumps(content) + "\n")
 
 
+def lose(run_dir: Path) -> None:
+    """Note that the process which trained into ``run_dir`` was lost, if it can be seen from here.
+
+    It is on another host, perhaps, and its directory there.
+    """
+    status = read_status(run_dir)
+    if status is not None and status["state"] == "training" and not Lock.is_held(run_dir):
+        write_text(run_dir / "status.json", json.dumps(status | {"state": "failed"}) + "\n")
+
+
 def read_status(run_dir: Path) -> dict[str, Any] | None:
     """Return what `write_status` wrote; None where it is not there (yet)."""
     try:

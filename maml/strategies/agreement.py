@@ -28,8 +28,8 @@ def agree(config: Config, world: World, device: torch.device) -> None:
 
     Raises:
         UserError: on rank 0, naming the first rank and flag that differ.
-        WorkerLostError: on every other rank then, without a word; on rank 0 if one does not come,
-            and on every rank that does not reach the store.
+        WorkerLostError: on every other rank then, without a word; and where one does not come, or
+            the store is not reached.
     """
     if world.size == 1:
         return
@@ -47,10 +47,9 @@ def agree(config: Config, world: World, device: torch.device) -> None:
         # A prefix of its own: the store outlives a run, of which a process may do several.
         difference = _compare(values, world, PrefixStore(f"flags {next(_agreements)}", kept))
     except RuntimeError as error:
-        if world.rank:
-            raise WorkerLostError("") from None
         line = str(error).strip().splitlines()[0]
-        raise WorkerLostError(f"a process did not come to the start: {line}") from error
+        who = "rank 0" if world.rank else "a process"
+        raise WorkerLostError(f"{who} did not come to the start: {line}") from error
     if difference:
         raise WorkerLostError("") if world.rank else UserError(difference)
 

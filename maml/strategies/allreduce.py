@@ -107,4 +107,4 @@ class AllReduce(Collective):
         others = [rank for rank, other in enumerate(all_digests) if other != all_digests[0]]
         if others:
             message = f"rank(s) {', '.join(map(str, others))} hold other parameters than rank 0"
-            raise WorkerLostError("" if self.world.rank else message)
+            raise WorkerLostError(message)

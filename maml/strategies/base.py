@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from datasets.errors import DataError
 from maml.config import Config
+from maml.errors import UserError, WorkerLostError
 from maml.params import Params
+from maml.processes.goodbye import let_rank_zero_be_last
+from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
 from maml.strategies.agreement import agree
@@ -25,6 +31,7 @@ class Strategy(ABC):
 
     Attributes:
         stop: The process's stop signals, which every driving process heeds at the same iteration.
+        liveness: Who takes part, and who lives.
         wire_bytes: Bytes of tensors sent between processes so far, as far as this process knows
             of them; headers and retransmissions come on top.
     """
@@ -34,6 +41,7 @@ class Strategy(ABC):
         self.world = world
         self.worker = worker
         self.stop = StopRequest()
+        self.liveness = Liveness(world, config.timeout)
         self.wire_bytes = 0
         self._entered = ExitStack()
 
@@ -56,21 +64,55 @@ class Strategy(ABC):
         if self.worker.device.type == "cuda":
             torch.cuda.set_device(self.worker.device)
         agree(self.config, self.world, self.worker.device)
-        with self.guard():
-            self._entered.enter_context(self.transport())
+        try:
+            with self.guard():
+                self.liveness.watch()
+                self._entered.push(self._leave)
+                self._entered.enter_context(self.transport())
+        except BaseException as error:
+            self._fail(error)
+            raise
         return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self._entered.__exit__(kind, error, traceback)
+        if error is None:
+            try:
+                with self.guard(), self._entered:
+                    self.finish()
+                return
+            except BaseException as at_the_end:
+                error = at_the_end
+        self._fail(error)
+        raise error
+
+    def _leave(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Leave those who watch over each other; rank zero last, if all is done."""
+        self.liveness.leave()
+        if kind is None:
+            let_rank_zero_be_last(self.world, self.config.timeout)
+
+    def _fail(self, error: BaseException) -> None:
+        """End all processes, as this one fails by ``error``; one of all says why.
+
+        Raises:
+            WorkerLostError: for an error, with the line where this process is to say it, and else
+                without a word.
+        """
+        line = self.liveness.fail(error)
+        self._entered.__exit__(type(error), error, error.__traceback__)
+        if self.world.size == 1 or not isinstance(error, Exception):
             return
-        with self.guard(), self._entered:
-            self.finish()
+        if isinstance(error, (UserError, DataError)):
+            if line and self.world.rank == 0:
+                return
+        elif not isinstance(error, WorkerLostError):
+            traceback.print_exception(error)
+        raise WorkerLostError(line) from error.__cause__
 
     def transport(self) -> AbstractContextManager[None]:
         """Join the other processes; leave when all are done, and on an error wait for nobody."""
@@ -80,9 +122,13 @@ class Strategy(ABC):
         """Do what is left before all leave in good order."""
         return None
 
-    def guard(self) -> AbstractContextManager[None]:
-        """Turn a failure of the transport into a `WorkerLostError`."""
-        return nullcontext()
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn a failure of the transport into a `WorkerLostError`, once it is known whose."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.liveness.explain(error) from error
 
     def share_sizes(self) -> set[int]:
         """Return how many training tasks a call of this process's worker may hold."""

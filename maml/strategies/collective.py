@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from maml.config import Config
-from maml.errors import WorkerLostError, timed_out
 from maml.processes.collectives import Groups, collective_world
 from maml.processes.setup import init_process
 from maml.processes.world import World
@@ -77,18 +76,3 @@ class Collective(Strategy):
         # What a ring sends a rank: 2 (n - 1) / n of the tensor, and there are n of them.
         self.wire_bytes += 2 * (self.world.size - 1) * flat.nbytes
         return flat
-
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Turn a failure of the transport into one error; rank zero says it."""
-        try:
-            yield
-        except RuntimeError as error:
-            line = str(error).strip().splitlines()[0]
-            if self.world.rank:
-                raise WorkerLostError("") from None
-            if timed_out(error):
-                raise WorkerLostError(
-                    f"a worker did not answer within --timeout {self.config.timeout:g} s ({line})"
-                ) from error
-            raise WorkerLostError(f"a worker was lost: {line}") from error

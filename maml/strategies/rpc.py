@@ -12,11 +12,9 @@ CPU tensors cross RPC; a worker computes on its own device.
 from __future__ import annotations
 
 import functools
-import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -25,16 +23,17 @@ import torchopt.distributed as todist
 from torch import Tensor
 
 from maml.config import Config
-from maml.errors import WorkerLostError, timed_out
+from maml.errors import WorkerLostError
 from maml.params import Params
-from maml.processes.rpc_world import left_rpc, rpc_world
+from maml.processes.liveness import Liveness
+from maml.processes.rpc_world import rpc_world
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.strategies.base import Strategy
-from maml.strategies.liveness import answering, heed, wait_for
 from maml.strategies.outer_loss import OuterLoss
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
+from maml.strategies.serving import heed, reported, wait_for
 from maml.worker import Share, Worker
 
 COMPONENTS = {
@@ -59,10 +58,15 @@ def _this() -> Rpc:
     return _serving
 
 
+def _liveness() -> Liveness:
+    return _this().liveness
+
+
 def _finish() -> None:
     _finished.set()
 
 
+@reported(_liveness)
 def _outer_sums(task: Tensor, reference: Reference) -> Tensor:
     """Run on a worker: ``[1 + M + 1]``, loss, metrics and count of the task with id ``task``, 0-d.
 
@@ -78,6 +82,7 @@ def _outer_sums(task: Tensor, reference: Reference) -> Tensor:
     return sums
 
 
+@reported(_liveness)
 def _share(ids: Tensor, flat: Tensor) -> Tensor:
     """Run on a worker: the packed share of the tasks ``ids`` at the parameters ``flat [P]``."""
     worker, packing = _this().worker, _this().packing
@@ -88,6 +93,7 @@ def _share(ids: Tensor, flat: Tensor) -> Tensor:
     return packing.share(share).cpu()
 
 
+@reported(_liveness)
 def _evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
     """Run on a worker: per-task metrics of ``split``'s tasks ``ids`` at ``flat [P]``."""
     worker, params = _this().worker, _this().packing.to_params(flat)
@@ -173,7 +179,7 @@ class Rpc(Strategy):
     def serve(self) -> None:
         """Answer calls until the driver says that it is done."""
         self.stop.install()
-        wait_for(_finished, self.stop, self.config.timeout)
+        wait_for(_finished, self.stop)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for all tasks, wave by wave; or for the others' chunks, and compute one here."""
@@ -243,31 +249,3 @@ class Rpc(Strategy):
                 rows += pending.wait()
             self.wire_bytes += (len(rows) - 1) * flat.nbytes
         return torch.cat(rows)
-
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Turn a peer's silence or failure into one error that names it."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise WorkerLostError(self._first_line(error)) from error
-
-    def _first_line(self, error: Exception) -> str:
-        text = str(error).strip()
-        remote = re.search(r"On WorkerInfo\(id=(\d+).*?\):\s*(.+)", text)
-        if remote:
-            return f"rank {remote[1]} failed: {remote[2]}"
-        line = text.splitlines()[0]
-        silent = self._silent()
-        if silent:
-            line = f"rank(s) {', '.join(map(str, silent))} ({line})"
-        if timed_out(error):
-            return f"a worker did not answer within --timeout {self.config.timeout:g} s: {line}"
-        return f"a worker was lost: {line}"
-
-    def _silent(self) -> list[int]:
-        """Return the ranks that do not answer a call that costs nothing."""
-        if not self.drives or left_rpc():
-            return []
-        others = set(range(1, self.world.size))
-        return sorted(others - answering(others))

@@ -34,18 +34,16 @@ class Result(NamedTuple):
     """From a trainer: what came of an order.
 
     Attributes:
-        kind: The order's kind, or "failed".
+        kind: The order's kind.
         number: The order's number.
         flat: Of a train order ``[P + 1 + M + 1]``, a packed share; of an evaluation the rows
             ``[T, …]``.
-        reason: Why it failed.
         wire_bytes: Bytes that were sent for it, if not those of ``flat``.
     """
 
     kind: str
     number: int
     flat: Tensor
-    reason: str = ""
     wire_bytes: int | None = None
 
     @property

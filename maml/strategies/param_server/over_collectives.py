@@ -14,6 +14,7 @@ from torch import Tensor
 from maml.config import Config
 from maml.errors import UserError
 from maml.params import Params
+from maml.processes.collectives import wait_idly
 from maml.processes.world import World
 from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
@@ -108,7 +109,7 @@ class CollectiveServer(Collective):
         with self.guard():
             work = dist.broadcast(tensor, src=0, group=self.groups.idle, async_op=True)
             assert work is not None
-            self.groups.heartbeat.wait(work)
+            wait_idly(work)
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return tensor
 

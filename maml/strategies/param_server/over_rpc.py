@@ -11,10 +11,9 @@ import functools
 import sys
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.futures import Future
 
-from datasets.errors import DataError
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.params import Params
@@ -31,12 +29,12 @@ from maml.processes.rpc_world import rpc_world
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.strategies.base import Strategy
-from maml.strategies.liveness import heed, wait_for
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
-from maml.strategies.param_server.shutdown import Address, Shutdown, introduce, leave
+from maml.strategies.param_server.shutdown import Shutdown, leave
+from maml.strategies.serving import heed, wait_for
 from maml.worker import Share, Worker
 
 _inbox: Inbox | None = None
@@ -75,6 +73,7 @@ class ParameterServer(Strategy):
                 f"{len(self.trainers)} trainers"
             )
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
+        self.liveness.survives = self._survives
         self._inbox = Inbox()
         self._served: ServedModel | None = None
         self._idle: set[int] = set()
@@ -106,7 +105,7 @@ class ParameterServer(Strategy):
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
-            _inbox, self._shutdown = self._inbox, Shutdown()
+            _inbox, self._shutdown = self._inbox, Shutdown(self.liveness)
             if self.config.ps_forward == "remote":
                 self._served = ServedModel(
                     self.worker,
@@ -283,10 +282,6 @@ class ParameterServer(Strategy):
             self._idle.add(event.rank)
         if event.result is not None:
             self.wire_bytes += event.result.nbytes
-            if event.result.kind == "failed":
-                self._failed(event.rank, event.result.reason)
-                self._idle.discard(event.rank)
-                return event.rank, None
         return event.rank, event.result
 
     def _give(self, rank: int, order: Order) -> None:
@@ -294,18 +289,16 @@ class ParameterServer(Strategy):
         self.wire_bytes += order.nbytes
         self._inbox.give(rank, order)
 
-    def _failed(self, rank: int, reason: str) -> None:
-        line = f"rank {rank} failed: {reason}"
+    def _survives(self, rank: int, line: str) -> bool:
+        """Say whether training goes on without a trainer that was lost; in a thread of its own."""
         self._failures.add(rank)
         if len(self._failures) > self._spared:
-            raise WorkerLostError(line)
+            return False
         print(f"{line}; training goes on without it", file=sys.stderr, flush=True)
+        return True
 
     def _lost(self, missing: set[int]) -> WorkerLostError:
-        ranks = ", ".join(map(str, sorted(missing)))
-        return WorkerLostError(
-            f"a worker did not answer within --timeout {self.config.timeout:g} s: rank(s) {ranks}"
-        )
+        return self.liveness.explain(RuntimeError(f"timed out: {self.liveness.name(missing)}"))
 
     def _forget_counts(self) -> None:
         self._dropped, self._busy, self._waited = 0, 0.0, 0.0
@@ -327,25 +320,12 @@ class ParameterServer(Strategy):
     def serve(self) -> None:
         """Do what the server orders, until it says that all is done."""
         self.stop.install()
-        address = Address.own()
-        self._from_server(lambda: rpc.rpc_sync(0, introduce, (self.world.rank, address)))
         do: Callable[[Order], Result | None] = self._do
         if self.config.ps_forward == "remote":
             do = Caller(self.worker, self.world.rank)
         result: Result | None = None
         while (order := self._order(result)).kind != "finish":
-            try:
-                result = do(order)
-            except WorkerLostError:
-                raise
-            except Exception as error:
-                # Here and now: the server has one line for it, and may do without this trainer for
-                # hours. Then on to the launcher.
-                if not isinstance(error, (UserError, DataError)):
-                    traceback.print_exc()
-                with suppress(WorkerLostError):
-                    self._order(Result("failed", order.number, torch.empty(0), repr(error)))
-                raise WorkerLostError("") from None
+            result = do(order)
         # Its references to the server's model, if any, must be gone before it leaves.
         del do
         leave(self.world.rank, self.config.timeout)
@@ -367,16 +347,10 @@ class ParameterServer(Strategy):
         answer.then(lambda _: arrived.set())
         if result is not None and result.kind == "train":
             self.worker.look_ahead(self._latest)
-        wait_for(arrived, self.stop, self.config.timeout)
-        order: Order = self._from_server(answer.wait)
+        wait_for(arrived, self.stop)
+        with self.guard():
+            order: Order = answer.wait()
         return order
-
-    def _from_server(self, get: Callable[[], Any]) -> Any:
-        try:
-            return get()
-        except RuntimeError:
-            # Without a word: the server has said why, or the launcher will.
-            raise WorkerLostError("") from None
 
     # ---- the end ----------------------------------------------------------------------------
 
@@ -384,15 +358,9 @@ class ParameterServer(Strategy):
         """Send everyone home; wait for those who live."""
         if not self.drives:
             return
+        # All is done: nobody is missed any more.
+        self._spared = len(self.trainers)
         nothing = torch.empty(0)
         self._inbox.give_all(Order("finish", 0, nothing, nothing))
         patience = GOODBYE if self.stop else self.config.timeout
         self._shutdown.take(self.trainers, self._failures, patience)
-
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Turn a failure at the beginning or the end into one error."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise WorkerLostError(f"a worker was lost: {str(error).splitlines()[0]}") from error

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
-import psutil
 import torch.distributed.rpc as rpc
 from torch.futures import Future
 
 from maml.processes.goodbye import GOODBYE
+from maml.processes.liveness import Liveness
 from maml.processes.rpc_world import leave_rpc
-from maml.strategies.liveness import answering
 
-
-class Address(NamedTuple):
-    """Where a process runs, and since when (a Unix time): ids of processes are used again."""
-
-    host: str
-    pid: int
-    since: float
-
-    @classmethod
-    def own(cls) -> Address:
-        """Return this process's."""
-        return cls(socket.gethostname(), os.getpid(), psutil.Process().create_time())
+SILENT = 3.0
+"""Seconds without a heartbeat after which a trainer is not waited for, once all is done."""
 
 
 class Shutdown:
     """On the server: where the trainers run, who has left, and whether all have."""
 
-    def __init__(self) -> None:
+    def __init__(self, liveness: Liveness) -> None:
         global _shutdown
+        self._liveness = liveness
         self._changed = threading.Condition()
         self._leaving: dict[int, Future[bool]] = {}
-        self._addresses: dict[int, Address] = {}
         _shutdown = self
-
-    def introduce(self, rank: int, address: Address) -> None:
-        """Note where a trainer runs."""
-        self._addresses[rank] = address
 
     def leave(self, rank: int) -> Future[bool]:
         """Return the future of whether all trainers leave."""
@@ -65,13 +47,17 @@ class Shutdown:
         deadline = time.monotonic() + patience
         missing = self._missing(set(trainers) - failed, GOODBYE)
         while missing and time.monotonic() < deadline:
-            slow = answering(missing)
+            slow = missing - self._liveness.silent(SILENT)
             if not slow:
                 break
             left = min(GOODBYE, deadline - time.monotonic())
             missing = missing - slow | self._missing(slow, max(left, 0))
         for rank in sorted(missing):
             self._leave_behind(rank)
+        for rank in failed:
+            # One that was given up may be stopped, and would wait for ever.
+            if self._liveness.members[rank].is_near:
+                self._liveness.members[rank].kill()
         all_leave = not missing and not failed
         with self._changed:
             leaving = list(self._leaving.values())
@@ -89,26 +75,14 @@ class Shutdown:
 
     def _leave_behind(self, rank: int) -> None:
         """End a trainer that does not answer, if it is one of this host's: it may be frozen."""
-        address = self._addresses.get(rank)
-        line = f"rank {rank} did not leave in time"
-        if address is not None and address.host == socket.gethostname():
-            try:
-                process = psutil.Process(address.pid)
-                if process.create_time() == address.since:
-                    process.kill()
-                    line += "; killed"
-            except psutil.Error:
-                line += "; it is gone"
+        member = self._liveness.members[rank]
+        line = f"{member} did not leave in time"
+        if member.is_near:
+            line += "; killed" if member.kill() else "; it is gone"
         print(f"{line}; all work is done", file=sys.stderr, flush=True)
 
 
 _shutdown: Shutdown | None = None
-
-
-def introduce(rank: int, address: Address) -> None:
-    """Run on the server: see `Shutdown.introduce`."""
-    assert _shutdown is not None
-    _shutdown.introduce(rank, address)
 
 
 @rpc.functions.async_execution

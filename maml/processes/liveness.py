@@ -1,0 +1,384 @@
+"""Who takes part in a run, and who lives: the one place that knows, for every strategy.
+
+Each process writes a number into the launcher's store every second, its heartbeat. Rank 0 reads
+those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0. What is seen:
+
+- A process of this host that has ended: within two seconds.
+- One of another host whose connection broke: when it has been silent for `EVIDENCE` seconds, too.
+- One that is silent for ``--timeout`` seconds, whatever the reason: stopped, hung, or gone with
+  its host.
+- The store, which is gone, or silent, with the process that holds it.
+- A failure that a process tells of itself, in place of its next number.
+
+Then all end: one process says in one line who was lost, and how. A thread does all this, as the
+main thread may wait in a transport's call, where Python runs nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from tqdm import tqdm
+
+from maml.errors import WorkerLostError, timed_out
+from maml.processes.member import Member
+from maml.processes.store import START_TIMEOUT, own_connection
+from maml.processes.world import World
+
+BEAT = 1.0
+"""Seconds between two heartbeats."""
+
+EVIDENCE = 5.0
+"""Seconds of silence that are enough where a connection has broken as well."""
+
+SPEAK = 4.0
+"""Seconds in which rank 0 says why all end. Then another process does."""
+
+LAST_WORDS = 20.0
+"""Seconds that a process takes at most to save what it has, before it ends."""
+
+_LEFT, _FAILED = b"left", b"!"
+"""In place of a number: it has left in good order; it has failed, and what follows is the line."""
+
+_runs = itertools.count()
+"""A process may do several runs, one after the other; the launcher's store outlives them all."""
+
+T = TypeVar("T")
+
+
+class Finding(NamedTuple):
+    """Why processes are to end: the line for it, and which rank was lost, if one was."""
+
+    line: str
+    rank: int | None = None
+
+
+class Liveness:
+    """Watches over the processes of a run, from `watch` to `leave`. One process watches nobody.
+
+    Attributes:
+        survives: Called on rank 0, in a thread, with a rank that was lost and the line for it;
+            where it returns True, the others go on.
+        last_words: Called in a thread before this process ends, with the line: to save what it has.
+        note: Rank 0's, a text for all; the others have it once they `watch`.
+    """
+
+    def __init__(self, world: World, timeout: float) -> None:
+        """Give a process up after ``timeout`` seconds of silence."""
+        self.world, self.timeout = world, timeout
+        self.survives: Callable[[int, str], bool] = lambda rank, line: False
+        self.last_words: Callable[[str], None] = lambda line: None
+        self.note = ""
+        self.members: dict[int, Member] = {}
+        self._over = threading.Event()
+        self._ending = threading.RLock()
+        self._threads: list[threading.Thread] = []
+        # What the store has told: when it last answered, the others' numbers, and since when they
+        # stand; and the line by which all end.
+        self._answered, self._broken = 0.0, ""
+        self._beats: dict[int, bytes] = {}
+        self._heard: dict[int, float] = {}
+        self._told = b""
+        # Its own failure; why it suspects another; who has ended, and since when;
+        # and who is not missed.
+        self._failed, self._suspected = b"", ""
+        self._ended: dict[int, float] = {}
+        self._excused: set[int] = set()
+
+    # ---- from the beginning to an end in good order ------------------------------------------
+
+    def watch(self) -> None:
+        """Meet all others, and watch over them from here on.
+
+        Raises:
+            RuntimeError: if one does not come.
+        """
+        if self.world.size == 1:
+            return
+        store = PrefixStore(f"members {next(_runs)}", own_connection(self.world))
+        rank, ranks = self.world.rank, range(self.world.size)
+        if rank == 0:
+            for key, value in (("told", ""), ("spoken", ""), ("note", self.note)):
+                store.set(key, value)
+        store.set(f"beat {rank}", "0")
+        store.set(f"spared {rank}", "")
+        store.set(f"member {rank}", Member.own(rank).to_text())
+        keys = [f"member {other}" for other in ranks]
+        store.wait([*keys, "note"], timedelta(seconds=START_TIMEOUT))
+        *members, note = store.multi_get([*keys, "note"])
+        self.members = dict(enumerate(Member.from_text(text.decode()) for text in members))
+        self.note = note.decode()
+        self._store: Store = store
+        self._answered = time.monotonic()
+        judged = range(1, self.world.size) if rank == 0 else [0]
+        self._heard = dict.fromkeys(judged, self._answered)
+        for action, name in ((self._beat, "heartbeat"), (self._judge, "liveness")):
+            self._threads.append(threading.Thread(target=action, name=name, daemon=True))
+            self._threads[-1].start()
+
+    def leave(self) -> None:
+        """Watch no more, and be missed by nobody: all is done."""
+        self._over.set()
+        for thread in self._threads:
+            # One that is in a question to the store must not meet the interpreter's end; but a
+            # frozen store does not answer.
+            thread.join(2.0)
+
+    # ---- what the rest of the program asks and tells -----------------------------------------
+
+    def name(self, ranks: Iterable[int]) -> str:
+        """Return how to call the processes of these ranks."""
+        return ", ".join(str(self.members.get(rank, f"rank {rank}")) for rank in sorted(ranks))
+
+    def silent(self, seconds: float) -> set[int]:
+        """Return the ranks that have ended, or were silent for so long, of those it watches."""
+        return {
+            rank
+            for rank, at in self._heard.items()
+            if self._answered - at > seconds or self._has_ended(rank)
+        }
+
+    def check(self) -> None:
+        """End this process if another one of this host was killed.
+
+        Torchrun ends all when one is lost, by the signal that a scheduler stops a run with: this
+        tells which of the two it was.
+        """
+        if any(self._has_ended(rank) for rank in self._judged()):
+            # Whoever leaves in good order has said so, and the thread may not have read it.
+            time.sleep(4 * BEAT)
+
+    def explain(self, error: BaseException) -> WorkerLostError:
+        """Return what to raise for a transport's ``error``, where the thread finds no reason.
+
+        A connection that broke and a time that is up are seen here before it is known who was
+        lost. The thread, which will know, ends this process meanwhile.
+        """
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if self._threads:
+            overdue = f"--timeout {self.timeout:g}"
+            self._suspected = overdue if timed_out(error) else "a connection broke"
+            # Rank 0 is to be the first to know; the others hear of it.
+            time.sleep(EVIDENCE + (2 if self.world.rank == 0 else 5) * BEAT)
+        if timed_out(error):
+            alive = ", although all processes are alive" if self._threads else ""
+            return WorkerLostError(f"no answer within --timeout {self.timeout:g} s{alive}: {line}")
+        return WorkerLostError(f"a worker was lost: {line}")
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others that this process has failed by ``error``: they end, for this reason."""
+        if not self._failed:
+            self._failed = _FAILED + self._line_of(error).encode()
+
+    def fail(self, error: BaseException) -> str:
+        """End the others, as this process fails by ``error``.
+
+        Returns:
+            The line that this process is to say; empty where another one has said it, for all.
+        """
+        if not self._threads or self._over.is_set():
+            return self._line_of(error)
+        self.report(error)
+        line = self._failed[1:].decode()
+        with self._ending:
+            if self.world.rank == 0:
+                line = self._tell(line)
+                speaks = self._may_speak()
+                self._wait_for_all()
+            else:
+                speaks = self._may_speak(SPEAK)
+            self._over.set()
+        return line if speaks else ""
+
+    # ---- the heartbeat -----------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Raise this process's number, and read the others', until it is over.
+
+        In a thread of its own: a frozen store answers no question, whatever its time limit.
+        """
+        keys = [f"beat {other}" for other in self._heard]
+        for number in itertools.count(1):
+            over = self._over.wait(BEAT)
+            mine = _LEFT if over or self._told else self._failed or str(number).encode()
+            try:
+                self._store.set(f"beat {self.world.rank}", mine.decode())
+                if over:
+                    return
+                *beats, self._told = self._store.multi_get([*keys, "told"])
+            except RuntimeError as error:
+                self._broken = (str(error) or "closed").splitlines()[0]
+                if over:
+                    return
+                continue
+            now = time.monotonic()
+            for other, beat in zip(self._heard, beats, strict=True):
+                if beat != self._beats.get(other):
+                    self._beats[other], self._heard[other] = beat, now
+            self._answered, self._broken = now, ""
+
+    # ---- the judgement -----------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        """Look around, until something is found that ends this process."""
+        while not self._over.wait(BEAT / 2):
+            found = self._look()
+            if found is None:
+                continue
+            if found.rank is not None and self.survives(found.rank, found.line):
+                self._excused.add(found.rank)
+                with contextlib.suppress(RuntimeError):
+                    self._store.set(f"spared {found.rank}", "yes")
+                continue
+            self._end(found)
+
+    def _look(self) -> Finding | None:
+        """Return what ends this process, if anything."""
+        if self._told:
+            return Finding(self._told.decode())
+        for rank in self._judged():
+            beat = self._beats.get(rank, b"")
+            if beat.startswith(_FAILED):
+                return Finding(beat[1:].decode(), rank)
+            # Whether it has left in good order is in its last heartbeat.
+            if self._has_ended(rank) and self._has_been_read(since=self._ended[rank]):
+                return Finding(f"{self.members[rank]} was killed", rank)
+        now = time.monotonic()
+        if self._broken and now > self._answered + EVIDENCE:
+            return Finding(f"{self._holder()} the connection broke: {self._broken}")
+        if now > self._answered + self.timeout:
+            silent = f"silent for {now - self._answered:.0f} s (--timeout {self.timeout:g})"
+            return Finding(f"{self._holder()} {silent}")
+        patience = min(EVIDENCE, self.timeout) if self._suspected else self.timeout
+        for rank in self._judged():
+            silence = self._answered - self._heard[rank]
+            if silence > patience:
+                why = self._suspected or f"--timeout {self.timeout:g}"
+                line = f"{self._state(rank)}: silent for {silence:.0f} s ({why})"
+                return Finding(line, rank)
+        return None
+
+    def _state(self, rank: int) -> str:
+        """Say what a silent process does, as far as it can be seen from here."""
+        member = self.members[rank]
+        if not member.is_near:
+            return f"{member} does not answer"
+        return f"{member} is stopped by a signal" if member.is_stopped() else f"{member} hangs"
+
+    def _judged(self) -> list[int]:
+        """Return who is still to be there."""
+        gone = {rank for rank, beat in self._beats.items() if beat == _LEFT}
+        return [rank for rank in self._heard if rank not in gone | self._excused]
+
+    def _has_ended(self, rank: int) -> bool:
+        """Say whether a process of this host has ended; of other hosts nothing is known."""
+        member = self.members[rank]
+        if rank not in self._ended and member.is_near and member.process() is None:
+            self._ended[rank] = time.monotonic()
+        return rank in self._ended
+
+    def _has_been_read(self, since: float) -> bool:
+        """Say whether the store was read after that moment, or will not be."""
+        return self._answered > since + BEAT / 4 or time.monotonic() > since + 3 * BEAT
+
+    def _holder(self) -> str:
+        """Name whoever holds the store."""
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return "the launcher, torchrun of the first host, is gone or stopped:"
+        return f"{self._state(0)}:"
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def _end(self, found: Finding) -> None:
+        """Say what was found, unless another one does, save what is to be saved, and end."""
+        with self._ending:
+            if self._over.is_set():
+                return
+            line = self._tell(found.line)
+            lost_zero = found.rank == 0 or bool(self._broken)
+            wait = 0.0 if self.world.rank == 0 else (0.2 * self.world.rank if lost_zero else SPEAK)
+            if self._may_speak(wait):
+                # A bar may be drawn at this moment.
+                tqdm.write(f"error: {line}", file=sys.stderr)
+                sys.stderr.flush()
+            for member in self.members.values():
+                # A launcher would wait half a minute for one that is stopped.
+                if member.is_near and (member.rank == found.rank or member.is_stopped()):
+                    member.kill()
+            _within(LAST_WORDS, lambda: self.last_words(line), None)
+            if self.world.rank == 0:
+                self._wait_for_all()
+            os._exit(1)
+
+    def _tell(self, line: str) -> str:
+        """Tell all the line by which they end; return it, or the one told before."""
+
+        def tell() -> bytes:
+            told: bytes = self._store.compare_set("told", "", line)
+            return told
+
+        return self._from_store(tell, line.encode()).decode() or line
+
+    def _may_speak(self, wait: float = 0.0) -> bool:
+        """Say whether this process, of all, says the line; after ``wait`` seconds for another."""
+        mine = str(self.world.rank).encode()
+
+        def speaks() -> bool:
+            keys = ["spoken", f"spared {self.world.rank}"]
+            deadline = time.monotonic() + wait
+            while time.monotonic() < deadline and not any(self._store.multi_get(keys)):
+                time.sleep(0.1)
+            if self._store.get(keys[1]):
+                return False
+            told: bytes = self._store.compare_set("spoken", "", mine.decode())
+            return told == mine
+
+        # Without a store, one that went with rank 0, it is the next one.
+        return self._from_store(speaks, self.world.rank <= 1, wait)
+
+    def _from_store(self, ask: Callable[[], T], otherwise: T, wait: float = 0.0) -> T:
+        """Return what the store answers to a question that takes ``wait`` seconds, if it does."""
+        if time.monotonic() > self._answered + EVIDENCE:
+            return otherwise
+        return _within(wait + 2.0, ask, otherwise)
+
+    def _wait_for_all(self) -> None:
+        """On rank 0, with whom the store may go: wait until the others have read why."""
+        deadline = time.monotonic() + SPEAK
+        while time.monotonic() < deadline and set(self._judged()) - set(self._ended):
+            for rank in self._judged():
+                self._has_ended(rank)
+            time.sleep(0.1)
+
+    def _line_of(self, error: BaseException) -> str:
+        """Return the line for this process's own ``error``."""
+        text = " ".join(str(error).split())
+        me = self.name([self.world.rank])
+        if isinstance(error, WorkerLostError):
+            return text if self.world.rank == 0 else f"{me}: {text}"
+        if isinstance(error, KeyboardInterrupt):
+            return f"{me} was interrupted"
+        return f"{me} failed: {type(error).__name__}: {text}"
+
+
+def _within(seconds: float, action: Callable[[], T], otherwise: T) -> T:
+    """Return ``action()``, or ``otherwise`` if it fails or takes longer: a store may be frozen."""
+    found = [otherwise]
+
+    def act() -> None:
+        with contextlib.suppress(RuntimeError, OSError):
+            found[0] = action()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0]

@@ -1,0 +1,73 @@
+"""How a process that serves over RPC waits, and what it tells rank zero meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+import torch.distributed.rpc as rpc
+
+from datasets.errors import DataError
+from maml.errors import UserError
+from maml.processes.liveness import Liveness
+from maml.processes.signals import StopRequest
+
+TELL = 5.0
+"""Seconds in which rank zero hears of a stop signal, or is about to be lost."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_heeding: StopRequest | None = None
+
+
+def heed(stop: StopRequest) -> None:
+    """On rank zero: let the signals that other ranks receive be its own."""
+    global _heeding
+    _heeding = stop
+
+
+def _hear(seen: str) -> None:
+    """Run on rank zero: another rank has received a stop signal."""
+    if _heeding is not None and _heeding.signal is None:
+        _heeding.signal = seen
+
+
+def wait_for(event: threading.Event, stop: StopRequest) -> None:
+    """Wait for ``event``, as long as rank zero lives, which `Liveness` watches over.
+
+    A stop signal may reach this process alone: rank zero is told, and decides when to end. It may
+    be in the middle of a step; while it lives, it is served.
+    """
+    told = False
+    while not event.wait(0.5):
+        if stop.signal is not None and not told:
+            told = True
+            with suppress(RuntimeError):
+                rpc.rpc_sync(0, _hear, (stop.signal,), timeout=TELL)
+
+
+def reported(liveness: Callable[[], Liveness]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a function that others call over RPC tell its failure itself, with its rank and host.
+
+    Over RPC, an exception's text is cut into lines, or cannot be read at all.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                liveness().report(error)
+                if not isinstance(error, (UserError, DataError)):
+                    traceback.print_exc()
+                raise RuntimeError("it has told why") from None
+
+        return call
+
+    return decorate

@@ -12,13 +12,17 @@ from maml.processes.world import World
 
 
 def choose_interface(world: World) -> None:
-    """Talk over the network interface that leads to the master, where several hosts take part.
+    """Talk over the loopback on one host, and else over the interface that leads to the master.
 
-    Left to themselves, the transports listen where the host's own name points to, which on many
-    clusters is the loopback. ``GLOO_SOCKET_IFNAME``, ``TP_SOCKET_IFNAME`` and
-    ``NCCL_SOCKET_IFNAME`` override it.
+    Left to themselves, the transports listen where the host's own name points to. On many clusters
+    that is the loopback, where no other host reaches them. In containers it is an address that
+    others reach, and RPC unpickles whatever it is sent. ``GLOO_SOCKET_IFNAME``,
+    ``TP_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` override it.
     """
-    if world.size <= world.local_size or "MASTER_ADDR" not in os.environ:
+    if world.size <= world.local_size:
+        _use("127.0.0.1")
+        return
+    if "MASTER_ADDR" not in os.environ:
         return
     master = os.environ["MASTER_ADDR"]
     own = _address_towards(master)
@@ -28,8 +32,13 @@ def choose_interface(world: World) -> None:
         own = _address_towards("192.0.2.1") or _address_towards("2001:db8::1")
     if own is None:
         return  # The rendezvous will say what is wrong with the address.
+    _use(str(own))
+
+
+def _use(own: str) -> None:
+    """Let all transports talk over the interface that has the address ``own``."""
     for interface, addresses in psutil.net_if_addrs().items():
-        if any(found.address.partition("%")[0] == str(own) for found in addresses):
+        if any(found.address.partition("%")[0] == own for found in addresses):
             for transport in ("GLOO", "TP", "NCCL"):
                 os.environ.setdefault(f"{transport}_SOCKET_IFNAME", interface)
             return

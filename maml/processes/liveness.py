@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from maml.errors import WorkerLostError, timed_out
 from maml.processes.member import Member
-from maml.processes.store import START_TIMEOUT, own_connection
+from maml.processes.store import START_TIMEOUT, launcher_holds_store, own_connection
 from maml.processes.world import World
 
 BEAT = 1.0
@@ -253,11 +253,11 @@ class Liveness:
             if self._has_ended(rank) and self._has_been_read(since=self._ended[rank]):
                 return Finding(f"{self.members[rank]} was killed", rank)
         now = time.monotonic()
-        if self._broken and now > self._answered + EVIDENCE:
-            return Finding(f"{self._holder()} the connection broke: {self._broken}")
         if now > self._answered + self.timeout:
             silent = f"silent for {now - self._answered:.0f} s (--timeout {self.timeout:g})"
             return Finding(f"{self._holder()} {silent}")
+        if self._broken and now > self._answered + EVIDENCE:
+            return Finding(f"{self._holder()} the connection broke: {self._broken}")
         patience = min(EVIDENCE, self.timeout) if self._suspected else self.timeout
         for rank in self._judged():
             silence = self._answered - self._heard[rank]
@@ -292,7 +292,7 @@ class Liveness:
 
     def _holder(self) -> str:
         """Name whoever holds the store."""
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if launcher_holds_store():
             return "the launcher, torchrun of the first host, is gone or stopped:"
         return f"{self._state(0)}:"
 
@@ -310,14 +310,20 @@ class Liveness:
                 # A bar may be drawn at this moment.
                 tqdm.write(f"error: {line}", file=sys.stderr)
                 sys.stderr.flush()
-            for member in self.members.values():
-                # A launcher would wait half a minute for one that is stopped.
-                if member.is_near and (member.rank == found.rank or member.is_stopped()):
-                    member.kill()
+            self._kill_stopped(found.rank)
             _within(LAST_WORDS, lambda: self.last_words(line), None)
             if self.world.rank == 0:
                 self._wait_for_all()
             os._exit(1)
+
+    def _kill_stopped(self, lost: int | None) -> None:
+        """Kill who is stopped, on this host: a launcher would wait for half a minute."""
+        near = [member for member in self.members.values() if member.is_near]
+        stopped = [m for m in near if m.rank == lost or (m.pid != os.getpid() and m.is_stopped())]
+        # One process of a host does it: another one might still look at how it was lost.
+        if self.world.rank == min(member.rank for member in near if member not in stopped):
+            for member in stopped:
+                member.kill()
 
     def _tell(self, line: str) -> str:
         """Tell all the line by which they end; return it, or the one told before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -54,9 +55,22 @@ def end_with_launcher() -> None:
     """Be told to stop (SIGTERM) when torchrun is gone (Linux): nobody would end this process then.
 
     A killed launcher's processes would train on beside those that take their place.
+
+    Raises:
+        WorkerLostError: if it is gone already.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # It may have ended before it was asked for. Torchrun opens its store before any process.
+    where = (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and all(where):
+        try:
+            socket.create_connection((where[0], int(where[1])), timeout=10).close()
+        except ConnectionRefusedError:
+            raise WorkerLostError("torchrun is gone: its store refuses connections") from None
+        except (OSError, ValueError):
+            pass  # What else is wrong with the address is said later, by whoever needs it.
 
 
 def _bad_input() -> tuple[type[Exception], ...]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
@@ -17,11 +20,45 @@ START_TIMEOUT = 300.0
 
 
 def _connect(world: World, timeout: float) -> Store:
-    """Connect to the store of ``MASTER_ADDR``."""
+    """Connect to the store of ``MASTER_ADDR``; where no launcher holds one, rank 0 does."""
     seconds = timedelta(seconds=timeout)
     store: Store
-    store, *_ = next(rendezvous("env://", world.rank, world.size, timeout=seconds))
-    return store
+    if launcher_holds_store():
+        store, *_ = next(rendezvous("env://", world.rank, world.size, timeout=seconds))
+        return store
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if world.rank == 0 and not _served:
+        listener = _listener(world, address)
+        # Without a listener of its own it would be open to all hosts that reach this one.
+        _served.append(TCPStore(
+            *address, None, True, seconds, False, master_listen_fd=listener.detach()
+        ))  # fmt: skip
+    return TCPStore(*address, None, False, seconds, False)
+
+
+def launcher_holds_store() -> bool:
+    """Whether the store is torchrun's: it outlives the processes, and their restarts."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+_served: list[TCPStore] = []
+"""Rank 0's own, kept as long as its process."""
+
+
+def _listener(world: World, address: tuple[str, int]) -> socket.socket:
+    """Return a socket that listens: at no other address where all processes are on one host.
+
+    Raises:
+        RuntimeError: if it cannot, since another process listens there, for one.
+    """
+    host, port = address
+    try:
+        if world.size > world.local_size:
+            return socket.create_server(("", port), backlog=2048)
+        family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(where[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise RuntimeError(f"cannot listen there: {error.strerror or error}") from error
 
 
 @functools.cache

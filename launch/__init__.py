@@ -1,0 +1,1 @@
+"""Commands around a training: start it, sweep it, compare it, and print its tables."""

@@ -57,6 +57,7 @@ def start_ranks(
     args: Sequence[str],
     own: Mapping[int, Sequence[str]] | None = None,
     script: str = "train_maml.py",
+    env: Mapping[str, str] | None = None,
 ) -> list[Launched]:
     """Start every rank of ``script args`` on its own, as a cluster's launcher does.
 
@@ -70,6 +71,7 @@ def start_ranks(
         start(
             [sys.executable, script, *args, *(own or {}).get(rank, ())],
             env={
+                **(env or {}),
                 **{"RANK": str(rank), "WORLD_SIZE": str(world_size)},
                 **{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)},
                 **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},

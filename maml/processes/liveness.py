@@ -164,12 +164,13 @@ class Liveness:
         lost. The thread, which will know, ends this process meanwhile.
         """
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        late = isinstance(error, TimeoutError) or timed_out(error)
         if self._threads:
             overdue = f"--timeout {self.timeout:g}"
-            self._suspected = overdue if timed_out(error) else "a connection broke"
+            self._suspected = overdue if late else "a connection broke"
             # Rank 0 is to be the first to know; the others hear of it.
             time.sleep(EVIDENCE + (2 if self.world.rank == 0 else 5) * BEAT)
-        if timed_out(error):
+        if late:
             alive = ", although all processes are alive" if self._threads else ""
             return WorkerLostError(f"no answer within --timeout {self.timeout:g} s{alive}: {line}")
         return WorkerLostError(f"a worker was lost: {line}")
@@ -256,7 +257,8 @@ class Liveness:
         if now > self._answered + self.timeout:
             silent = f"silent for {now - self._answered:.0f} s (--timeout {self.timeout:g})"
             return Finding(f"{self._holder()} {silent}")
-        if self._broken and now > self._answered + EVIDENCE:
+        # Later than rank 0, which finds this process silent, if it is this one that was cut off.
+        if self._broken and now > self._answered + EVIDENCE + 3 * BEAT:
             return Finding(f"{self._holder()} the connection broke: {self._broken}")
         patience = min(EVIDENCE, self.timeout) if self._suspected else self.timeout
         for rank in self._judged():

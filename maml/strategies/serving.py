@@ -44,7 +44,7 @@ def wait_for(event: threading.Event, stop: StopRequest) -> None:
     be in the middle of a step; while it lives, it is served.
     """
     told = False
-    while not event.wait(0.5):
+    while (stop and not told) or not event.wait(0.5):
         if stop.signal is not None and not told:
             told = True
             with suppress(RuntimeError):

@@ -1,110 +1,87 @@
-"""What every strategy does when a process is frozen, killed or told to stop: injected for real.
-
-Every rank is started on its own, as a cluster's launcher does: the end of one is not the end of
-all, and each has an exit code.
-"""
+"""What every strategy does when a process is lost or told to stop: injected for real."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.launching import SLACK, Completed, start_ranks
+from tests.launching import SLACK, start_ranks
+from tests.strategies.faults import DEATH_S, FAULTS, SINUSOID, STRATEGIES, inject
 from tests.strategies.waiting import wait_for_iteration
 
-SINUSOID = [
-    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
-    *("--compile", "off", "--iterations", "100000", "--log-every", "5", "--checkpoint-every", "5"),
-]  # fmt: skip
-PARAM_SERVER = ["--strategy", "param-server"]
-STRATEGIES = {
-    "rpc": ["--strategy", "rpc", "--partition", "chunk"],
-    "allreduce": ["--strategy", "allreduce"],
-    "server": PARAM_SERVER,
-    "collective": [*PARAM_SERVER, "--ps-transport", "collective"],
-}
-
-
 SILENT_S = 20
-"""When a frozen one is given up. A healthy one's first gradient takes seconds on a busy machine."""
-SLOW_COLLECTIVE = pytest.param("collective", marks=pytest.mark.slow)
+"""When a silent one is given up. A healthy one's first gradient takes seconds on a busy machine."""
+
+# Every fault, every strategy, a worker and rank zero: each in one of these.
+QUICK = (
+    ("rpc exclusive", "killed", 0),
+    ("rpc exclusive", "failed", 2),
+    ("rpc chunk", "stopped", 2),
+    ("allreduce", "stopped", 2),
+    ("allreduce", "holds the interpreter's lock", 0),
+    ("param-server sync", "crashed", 2),
+    ("param-server sync", "stopped", 0),
+    ("param-server collective", "disconnected", 2),
+)
+SLOW = (
+    ("rpc exclusive", "stopped", 0),
+    ("rpc chunk", "killed", 2),
+    ("rpc chunk", "disconnected", 2),
+    ("allreduce", "killed", 2),
+    ("allreduce", "failed", 0),
+    ("param-server async", "failed", 2),
+    ("param-server sync", "holds the interpreter's lock", 2),
+    ("param-server collective", "stopped", 2),
+    ("param-server collective", "killed", 0),
+    ("param-server remote", "killed", 2),
+    ("param-server remote", "stopped", 2),
+)
 
 
-def lose(
-    run_dir: Path, strategy: str, size: int, rank: int, number: signal.Signals
-) -> list[Completed]:
-    """Train with ``size`` processes, send ``rank`` a signal on the way; return how all ended."""
-    args = [*SINUSOID, *STRATEGIES[strategy], "--run-dir", str(run_dir)]
-    # One that is killed, or leaves, closes its connections, and nobody waits for the time to be up;
-    # but for the server, which hears of a trainer's end by its silence alone.
-    by_silence = number == signal.SIGSTOP or strategy == "server"
-    args += ["--timeout", str(SILENT_S if by_silence else 600)]
-    ranks = start_ranks(size, args)
-    try:
-        wait_for_iteration(ranks[0], run_dir, 10, limit=90)
-        os.kill(ranks[rank].process.pid, number)
-        for other, launched in enumerate(ranks):
-            if other != rank or number == signal.SIGTERM:
-                launched.process.wait(60 * SLACK)
-    finally:
-        if number == signal.SIGSTOP:
-            os.kill(ranks[rank].process.pid, signal.SIGKILL)
-        done = [launched.wait(30, expect=None) for launched in ranks]
+@pytest.mark.parametrize(
+    ("strategy", "fault", "rank"),
+    [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)],
+)
+def test_a_lost_process_ends_the_run(tmp_path: Path, strategy: str, fault: str, rank: int) -> None:
+    """One line in all, which names rank, process and cause; status right, progress kept."""
+    run_dir = tmp_path / "run"
+    done = inject(run_dir, strategy, fault, rank, SILENT_S)
+    (line,) = done.said
+    assert f"rank {rank} (host " in line
+    assert f"pid {done.pid})" in line or fault == "disconnected"
+    assert re.search(FAULTS[fault].cause, line)
+    assert done.state == "failed"
+    assert all(code in (1, -signal.SIGKILL, -signal.SIGSEGV) for code in done.codes), done.codes
+    assert sum(code < 0 for code in done.codes) <= 1, done.codes
+    limit = DEATH_S if FAULTS[fault].ends else SILENT_S + DEATH_S
+    assert done.seconds < limit * SLACK
     assert (run_dir / "checkpoints" / "last.pt").exists()
-    return done
 
 
 @pytest.mark.parametrize(
-    ("strategy", "number"),
+    "strategy",
     [
-        ("rpc", signal.SIGSTOP),
-        ("allreduce", signal.SIGSTOP),
-        ("server", signal.SIGSTOP),
-        ("server", signal.SIGKILL),
-        pytest.param("rpc", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("collective", signal.SIGSTOP, marks=pytest.mark.slow),
-        # As collectives end everywhere: by a closed connection.
-        pytest.param("allreduce", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("collective", signal.SIGKILL, marks=pytest.mark.slow),
+        "rpc chunk",
+        "param-server sync",
+        pytest.param("param-server collective", marks=pytest.mark.slow),
     ],
 )
-def test_a_lost_worker_ends_the_run(tmp_path: Path, strategy: str, number: signal.Signals) -> None:
-    """One line on rank zero, a non-zero exit code on all, progress kept."""
-    done = lose(tmp_path, strategy, 3, 2, number)
-    assert [rank.returncode for rank in done] == [1, 1, -signal.SIGKILL]
-    said = [line for rank in done[:2] for line in rank.stderr.splitlines() if "error: " in line]
-    assert len(said) == 1, said
-    assert said[0] in done[0].stderr
-    if number == signal.SIGSTOP:
-        assert f"--timeout {SILENT_S}" in said[0]
-    if strategy in ("rpc", "server"):
-        assert "rank(s) 2" in said[0]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "number"),
-    [
-        ("rpc", signal.SIGSTOP),
-        ("server", signal.SIGKILL),
-        ("collective", signal.SIGSTOP),
-        pytest.param("allreduce", signal.SIGSTOP, marks=pytest.mark.slow),
-        pytest.param("collective", signal.SIGKILL, marks=pytest.mark.slow),
-    ],
-)
-def test_nobody_outlives_rank_zero(tmp_path: Path, strategy: str, number: signal.Signals) -> None:
-    done = lose(tmp_path, strategy, 2, 0, number)
-    assert [rank.returncode for rank in done] == [-signal.SIGKILL, 1]
-
-
-@pytest.mark.parametrize("strategy", ["rpc", "server", SLOW_COLLECTIVE])
 def test_a_signal_to_a_worker_stops_all(tmp_path: Path, strategy: str) -> None:
     """As when one host of a job is taken away: in good order, with a checkpoint.
 
     With allreduce all ranks drive: `test_allreduce.py`, which also goes on from there.
     """
-    done = lose(tmp_path, strategy, 3, 2, signal.SIGTERM)
+    args = [*SINUSOID, *STRATEGIES[strategy], "--run-dir", str(tmp_path), "--timeout", "600"]
+    ranks = start_ranks(3, args)
+    try:
+        wait_for_iteration(ranks[0], tmp_path, 10, limit=90)
+        os.kill(ranks[2].process.pid, signal.SIGTERM)
+    finally:
+        done = [launched.wait(60, expect=None) for launched in ranks]
     assert "stopped by SIGTERM" in done[0].stdout
     assert [rank.returncode for rank in done] == [143, 0, 0]
+    assert (tmp_path / "checkpoints" / "last.pt").exists()

@@ -298,7 +298,7 @@ class ParameterServer(Strategy):
         return True
 
     def _lost(self, missing: set[int]) -> WorkerLostError:
-        return self.liveness.explain(RuntimeError(f"timed out: {self.liveness.name(missing)}"))
+        return self.liveness.explain(TimeoutError(self.liveness.name(missing)))
 
     def _forget_counts(self) -> None:
         self._dropped, self._busy, self._waited = 0, 0.0, 0.0

@@ -1,0 +1,162 @@
+"""Every fault, by every strategy: injected for real, and what came of it.
+
+    python -m tests.strategies.faults --json benchmarks/records/….json      # all of them, twice
+
+``docs/faults.md`` is made from that record; `test_losses.py` has the same as tests. Every rank is
+started on its own, as a cluster's launcher does: the end of one is not the end of all, and each has
+an exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.hardware import describe
+from tests.launching import SLACK, start_ranks
+from tests.strategies.waiting import wait_for_iteration
+
+SINUSOID = [
+    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+    *("--compile", "off", "--iterations", "100000", "--log-every", "5", "--checkpoint-every", "5"),
+]  # fmt: skip
+PARAM_SERVER = ["--strategy", "param-server"]
+STRATEGIES = {
+    "rpc exclusive": ["--strategy", "rpc"],
+    "rpc chunk": ["--strategy", "rpc", "--partition", "chunk"],
+    "allreduce": ["--strategy", "allreduce"],
+    "param-server sync": PARAM_SERVER,
+    "param-server async": [*PARAM_SERVER, "--ps-mode", "async"],
+    "param-server collective": [*PARAM_SERVER, "--ps-transport", "collective"],
+    "param-server remote": [*PARAM_SERVER, "--ps-forward", "remote"],
+}
+WORLD = 3
+DEATH_S = 10.0
+"""Seconds after which a run has ended that has lost a process by its death."""
+
+
+class Fault(NamedTuple):
+    """What happens to a process.
+
+    Attributes:
+        by: A signal that it is sent, or a function of `tests.strategies.faulty`.
+        cause: What the line says by which the run ends, a regular expression.
+        ends: Whether the process is gone, and so seen to be; else silence tells.
+    """
+
+    by: signal.Signals | str
+    cause: str
+    ends: bool
+
+
+FAULTS = {
+    "killed": Fault(signal.SIGKILL, "was killed", ends=True),
+    "crashed": Fault(signal.SIGSEGV, "was killed", ends=True),
+    "failed": Fault("raises", r"failed: ValueError: C:\\users\\new and a second line", ends=True),
+    "stopped": Fault(signal.SIGSTOP, "is stopped by a signal: silent for", ends=False),
+    "holds the interpreter's lock": Fault("holds_lock", "hangs: silent for", ends=False),
+    # gloo, finding its connections gone, ends its own process.
+    "disconnected": Fault("disconnects", r"(a connection broke)|was killed", ends=True),
+}
+
+
+class Outcome(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        seconds: From the fault to the end of the last process.
+        codes: The exit code of each rank.
+        said: The lines with "error: ", of all ranks.
+        pid: Of the process that the fault was of.
+        state: What status.json says.
+    """
+
+    seconds: float
+    codes: list[int]
+    said: list[str]
+    pid: int
+    state: str
+
+
+def inject(run_dir: Path, strategy: str, name: str, rank: int, timeout: float) -> Outcome:
+    """Train with ``strategy``, let the fault ``name`` happen to ``rank``; return how all ended."""
+    fault = FAULTS[name]
+    marker = run_dir.with_name(f"{run_dir.name}-fault")
+    env, script = {}, "train_maml.py"
+    if isinstance(fault.by, str):
+        env = {"FAULT": fault.by, "FAULT_RANK": str(rank), "FAULT_FILE": str(marker)}
+        script = "tests/strategies/faulty.py"
+    args = [*SINUSOID, *STRATEGIES[strategy], "--run-dir", str(run_dir)]
+    ranks = start_ranks(WORLD, [*args, "--timeout", f"{timeout:g}"], script=script, env=env)
+    pid = ranks[rank].process.pid
+    try:
+        wait_for_iteration(ranks[0], run_dir, 10, limit=90)
+        if isinstance(fault.by, str):
+            marker.touch()
+            deadline = time.monotonic() + 60 * SLACK
+            while marker.exists():
+                assert time.monotonic() < deadline, f"{name} never happened"
+                time.sleep(0.01)
+        else:
+            os.kill(pid, fault.by)
+        began = time.monotonic()
+        for launched in ranks:
+            launched.process.wait((timeout + 60) * SLACK)
+        seconds = time.monotonic() - began
+    finally:
+        done = [launched.wait(30, expect=None) for launched in ranks]
+    lines = [line for one in done for line in one.stderr.replace("\r", "\n").splitlines()]
+    said = [line for line in lines if re.search("(?<!Fatal Python )error: ", line)]
+    status = json.loads((run_dir / "status.json").read_text())
+    return Outcome(seconds, [one.returncode for one in done], said, pid, status["state"])
+
+
+def main() -> None:
+    """Inject all; write what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=20)
+    own = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for strategy in STRATEGIES:
+        for name, fault in FAULTS.items():
+            for rank in (0, 2):
+                if isinstance(fault.by, str) and not _computes(strategy, rank):
+                    continue
+                outcomes = []
+                for _ in range(own.rounds):
+                    with tempfile.TemporaryDirectory() as folder:
+                        run_dir = Path(folder) / "run"
+                        outcomes.append(inject(run_dir, strategy, name, rank, own.timeout))
+                row = {
+                    "strategy": strategy, "fault": name, "rank": rank,
+                    "seconds": [round(one.seconds, 1) for one in outcomes],
+                    "median": statistics.median(one.seconds for one in outcomes),
+                    "said": outcomes[0].said, "state": outcomes[0].state,
+                    "codes": outcomes[0].codes,
+                }  # fmt: skip
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    own.json.write_text(
+        json.dumps({**describe(threads=1), "timeout": own.timeout, "rows": rows}, indent=1) + "\n"
+    )
+
+
+def _computes(strategy: str, rank: int) -> bool:
+    """Whether ``rank`` computes gradients of tasks of its own."""
+    if strategy == "param-server remote":
+        return False
+    return rank > 0 or not strategy.startswith("param-server")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""``train_maml.py``, in which one rank goes wrong in the middle of a gradient.
+
+``FAULT`` names a function here, ``FAULT_RANK`` the rank, ``FAULT_FILE`` a file: once it is there,
+the fault happens, and the file is removed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import train_maml
+from maml.processes.program import run_program
+from maml.worker import Worker
+
+TEXT = "C:\\users\\new\nand a second line"
+"""What an exception may say: no escape sequence, though it looks like one, and two lines."""
+
+
+def raises() -> None:
+    """Fail, as code of a user's own may."""
+    raise ValueError(TEXT)
+
+
+def holds_lock() -> None:
+    """Hold the interpreter's lock, as a broken extension does: no other thread runs."""
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def disconnects() -> None:
+    """Break all connections, as a network card that is reset."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue
+
+
+_right = Worker.meta_gradient
+
+
+def _meta_gradient(*args: Any) -> Any:
+    file = Path(os.environ["FAULT_FILE"])
+    if os.environ["RANK"] == os.environ["FAULT_RANK"] and file.exists():
+        file.unlink()
+        globals()[os.environ["FAULT"]]()
+    return _right(*args)
+
+
+if __name__ == "__main__":
+    Worker.meta_gradient = _meta_gradient  # type: ignore[method-assign]
+    run_program(train_maml.main, sys.argv[1:])

@@ -46,6 +46,8 @@ class Network:
         links: "netem" or "relay"; auto: relay where the kernel has no netem.
         seed: Of the relay's losses; netem's are its own.
         mtu: Largest packet, bytes; the default is that of jumbo frames.
+        own_names: Where a host's own name points to, for itself; "address": to its address on the
+            link, as in a container.
 
     Attributes:
         addresses: Each host's IPv4 address.
@@ -62,11 +64,12 @@ class Network:
         links: str = "auto",
         seed: int = 0,
         mtu: int = 9000,
+        own_names: str = "127.0.1.1",
     ) -> None:
         self.delay_ms, self.loss, self.mtu, self._seed = delay_ms, loss, mtu, seed
         if links == "auto":
             links = "veth" if not (delay_ms or loss) else "netem" if has_netem() else "relay"
-        self.links = links
+        self.links, self._own_names = links, own_names
         name = f"maml-{os.getpid()}-{next(_serial)}"
         self.namespaces = [f"{name}-host{host}" for host in range(hosts)]
         self._switch = f"{name}-switch"
@@ -110,7 +113,8 @@ class Network:
 
     def on(self, host: int, command: Sequence[str]) -> list[str]:
         """Return the command line that runs ``command`` on ``host``, as a machine of its own."""
-        names = ["127.0.0.1 localhost", f"127.0.1.1 host{host}"]
+        own = self.addresses[host] if self._own_names == "address" else self._own_names
+        names = ["127.0.0.1 localhost", f"{own} host{host}"]
         names += [
             f"{address} host{other}"
             for other, address in enumerate(self.addresses)
@@ -139,6 +143,11 @@ class Network:
             f"--rdzv-id={self._switch}",
         ]
         return self.on(host, [*launcher, *script])
+
+    def listeners(self, host: int) -> set[str]:
+        """Return the addresses at which processes of ``host`` listen, without their ports."""
+        told = _run("ip", "netns", "exec", self.namespaces[host], "ss", "-Htln")
+        return {line.split()[3].rpartition(":")[0] for line in told.splitlines()}
 
     def by_hand(self, host: int, command: Sequence[str]) -> list[str]:
         """Return the command line of ``host``'s one rank, as a cluster's launcher starts it.

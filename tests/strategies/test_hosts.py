@@ -150,3 +150,21 @@ def test_a_host_that_vanishes_ends_the_run(tmp_path: Path, strategy: str) -> Non
     assert len(said) == 1
     assert "within --timeout 20 s" in said[0]
     assert (tmp_path / "checkpoints" / "last.pt").exists()
+
+
+def test_one_host_listens_to_nobody_outside(tmp_path: Path) -> None:
+    """Through launch/local, by every transport, where the host's name has an outer address."""
+    launcher = [sys.executable, "-m", "launch.workers", *SINUSOID, "--workers", "2"]
+    with Network(1, own_names="address") as network:
+        runs = {name: tmp_path / name.replace(" ", "-") for name in ALL}
+        launched = {
+            name: start(network.on(0, [*launcher, *STRATEGIES[name], "--run-dir", str(run_dir)]))
+            for name, run_dir in runs.items()
+        }
+        try:
+            for name, run_dir in runs.items():
+                wait_for_iteration(launched[name], run_dir, 10, limit=LIMIT_S)
+            assert network.listeners(0) == {"127.0.0.1"}
+        finally:
+            for one in launched.values():
+                one.kill()

@@ -6,10 +6,12 @@ wait for each other in different transports, or train a mixture without a word.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from maml.config import OF_A_HOST, Config, flag
 from maml.errors import UserError, WorkerLostError
 from maml.processes.store import launchers_store
 from maml.processes.world import World
+
+HEAR = 10.0
+"""Seconds in which the others hear why rank 0 ends."""
 
 _agreements = itertools.count()
 
@@ -58,11 +63,18 @@ def _compare(values: dict[str, Any], world: World, store: Store) -> str:
     """Return, on every rank, what rank 0 finds different; empty if nothing is."""
     if world.rank:
         store.set(str(world.rank), json.dumps(values))
-        return store.get("difference").decode()
+        difference = store.get("difference").decode()
+        store.set(f"{world.rank} has heard", "")
+        return difference
     difference = ""
     for rank in range(1, world.size):
         difference = difference or _difference(values, json.loads(store.get(str(rank))), rank)
     store.set("difference", difference)
+    if difference:
+        # The store may go with this process, which ends now.
+        with contextlib.suppress(RuntimeError):
+            others = [f"{rank} has heard" for rank in range(1, world.size)]
+            store.wait(others, timedelta(seconds=HEAR))
     return difference
 
 

@@ -62,6 +62,9 @@ class Worker:
         """
         self.config = config
         self.device = device
+        if device.type == "cuda":
+            # Before the first operation: libraries make their contexts on the device that is set.
+            torch.cuda.set_device(device)
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.learner = build_learner(config)
         precision.use(config.precision)
@@ -174,4 +177,7 @@ class Worker:
         return [batch for batch in ids.split(self.config.task_batch) if len(batch)]
 
     def _on_device(self, tasks: Task) -> Task:
+        if self.device.type == "cuda":
+            # From memory that stays in place the copy goes on beside the computation.
+            tasks = Task(*(tensor.pin_memory() for tensor in tasks))
         return Task(*(tensor.to(self.device, non_blocking=True) for tensor in tasks))

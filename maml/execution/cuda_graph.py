@@ -84,12 +84,18 @@ class CudaRecorder:
             graph = torch.cuda.CUDAGraph()
             # The outer context returns to the current stream even if the capture fails. Errors of
             # this thread only: others may go on allocating meanwhile.
-            with (
-                torch.cuda.stream(current),
-                torch.cuda.graph(
-                    graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
-                ),
-            ):
-                outputs = run()
+            try:
+                with (
+                    torch.cuda.stream(current),
+                    torch.cuda.graph(
+                        graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+                    ),
+                ):
+                    outputs = run()
+            except BaseException:
+                # The memory that it has taken is nobody else's as long as the graph is there.
+                del graph
+                torch.cuda.empty_cache()
+                raise
             self._pool = graph.pool()
         return graph.replay, outputs

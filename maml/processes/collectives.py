@@ -58,8 +58,8 @@ def wait_idly(work: dist.Work) -> None:
 
 
 @contextlib.contextmanager
-def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
-    """Join all processes for collectives: gloo between CPUs, nccl between GPUs.
+def collective_world(world: World, *, timeout: float, shared_gpu: bool = False) -> Iterator[Groups]:
+    """Join all processes for collectives: gloo between CPUs, nccl between GPUs of one process each.
 
     A body that ends well leaves when all are done; one that ends in an error waits for nobody.
     """
@@ -72,7 +72,7 @@ def collective_world(world: World, *, timeout: float) -> Iterator[Groups]:
         store = own_connection(world, start_timeout.total_seconds())
     store = PrefixStore(f"collective world {next(_worlds)}", store)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and not shared_gpu else "gloo",
         store=store,
         rank=world.rank,
         world_size=world.size,

@@ -9,6 +9,14 @@ from maml.errors import UserError
 from maml.processes.world import World
 
 
+def shares_gpu(config: Config, device: torch.device, world: World) -> bool:
+    """Whether another process of this host computes on the same GPU: NCCL refuses that."""
+    if device.type != "cuda" or world.local_size == 1:
+        return False
+    by_number = torch.device(config.device).index is not None if config.device != "auto" else False
+    return by_number or world.local_size > torch.cuda.device_count()
+
+
 def choose_device(config: Config, world: World) -> torch.device:
     """Return the device of ``--device``; raise `UserError` if it is not there."""
     name = config.device

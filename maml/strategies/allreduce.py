@@ -100,7 +100,8 @@ class AllReduce(Collective):
         """Raise `WorkerLostError` if this rank's parameters are not bit for bit rank zero's."""
         flat = self.packing.params(meta_params).cpu()
         digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).digest()
-        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], device=self.home)
+        # On the CPU, wherever the parameters are: every backend gathers there.
+        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
         all_digests = [torch.empty_like(mine) for _ in range(self.world.size)]
         with self.guard():
             dist.all_gather(all_digests, mine, group=self.groups.work)

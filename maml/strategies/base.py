@@ -61,8 +61,6 @@ class Strategy(ABC):
         return self.stop.signal
 
     def __enter__(self) -> Strategy:
-        if self.worker.device.type == "cuda":
-            torch.cuda.set_device(self.worker.device)
         agree(self.config, self.world, self.worker.device)
         try:
             with self.guard():

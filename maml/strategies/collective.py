@@ -14,6 +14,7 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.processes.collectives import Groups, collective_world
+from maml.processes.device import shares_gpu
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.strategies.base import Strategy
@@ -37,7 +38,10 @@ class Collective(Strategy):
     def transport(self) -> Iterator[None]:
         """Join the process groups."""
         init_process(self.config, self.world)
-        with collective_world(self.world, timeout=self.config.timeout) as self.groups:
+        shared = shares_gpu(self.config, self.worker.device, self.world)
+        with collective_world(
+            self.world, timeout=self.config.timeout, shared_gpu=shared
+        ) as self.groups:
             yield
 
     def report(self) -> dict[str, Any]:

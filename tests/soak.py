@@ -1,0 +1,122 @@
+"""Disturb runs for as long as is asked, and see that they end with the undisturbed run's bits.
+
+    python -m tests.soak --minutes 30 --seed 0 [--json FILE]
+
+Each round takes a strategy whose sums have one order, trains with it, and at random moments kills,
+stops or slows one of its processes, or kills all. A run that has ended early is started again by
+the same command. The parameters at its end are those of a run that nobody disturbed, bit for bit.
+The seed decides strategies, faults and the moments; how far a run has come by then is chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.launching import Launched, start_ranks
+from tests.runs import last
+from tests.strategies.faults import STRATEGIES
+
+COMMAND = [
+    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "8", "--eval-every", "0"),
+    *("--compile", "off", "--iterations", "600", "--log-every", "20", "--checkpoint-every", "50"),
+    *("--timeout", "20"),
+]  # fmt: skip
+SYNCHRONOUS = [name for name in STRATEGIES if "async" not in name and name != "param-server remote"]
+FAULTS = ("kill", "kill all", "stop", "slow")
+LIMIT_S = 600.0
+"""One round, whatever the machine does beside."""
+
+
+def soak(minutes: float, seed: int) -> list[dict[str, Any]]:
+    """Disturb one run after the other; return a row for each."""
+    chance, rows = random.Random(seed), []
+    undisturbed: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
+    until = time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        while time.monotonic() < until:
+            key = chance.choice(SYNCHRONOUS), chance.choice((2, 3))
+            where = Path(folder) / str(len(rows))
+            if key not in undisturbed:
+                _finish(_start(*key, where.with_name(f"{where.name}-undisturbed")))
+                undisturbed[key] = last(where.with_name(f"{where.name}-undisturbed"))["model"]
+            row = {"strategy": key[0], "processes": key[1], **_disturbed(*key, where, chance)}
+            expected, found = undisturbed[key], last(where)["model"]
+            row["equal"] = all(torch.equal(found[name], expected[name]) for name in expected)
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            assert row["equal"], row
+    return rows
+
+
+def _disturbed(strategy: str, size: int, run_dir: Path, chance: random.Random) -> dict[str, Any]:
+    """Train to the end through faults; return what was done."""
+    faults: list[str] = []
+    began, starts = time.monotonic(), 0
+    while not (run_dir / "result.json").exists():
+        assert time.monotonic() < began + LIMIT_S, f"{strategy}: not done after {faults}"
+        ranks, starts = _start(strategy, size, run_dir), starts + 1
+        # The last start is left alone, or a slow machine would never come to an end.
+        while len(faults) < 4 and any(one.process.poll() is None for one in ranks):
+            time.sleep(chance.uniform(0.5, 12))
+            faults.append(chance.choice(FAULTS))
+            _do(faults[-1], ranks, chance)
+            if faults[-1].startswith("kill"):
+                break
+        _finish(ranks, expect=None)
+    return {"faults": faults, "starts": starts, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _start(strategy: str, size: int, run_dir: Path) -> list[Launched]:
+    return start_ranks(size, [*COMMAND, *STRATEGIES[strategy], "--run-dir", str(run_dir)])
+
+
+def _finish(ranks: list[Launched], expect: int | None = 0) -> None:
+    """Wait until all have ended, which they do whatever happened to one; none is left behind."""
+    for one in ranks:
+        one.wait(LIMIT_S / 5, expect=expect)
+
+
+def _do(fault: str, ranks: list[Launched], chance: random.Random) -> None:
+    victims = ranks if fault == "kill all" else [chance.choice(ranks)]
+    for victim in victims:
+        with suppress(ProcessLookupError):
+            if fault.startswith("kill"):
+                victim.process.send_signal(signal.SIGKILL)
+            elif fault == "stop":
+                # Shorter than --timeout: everyone waits, and goes on.
+                _stop(victim, chance.uniform(1, 8))
+            else:
+                for _ in range(20):
+                    _stop(victim, 0.15)
+                    time.sleep(0.05)
+
+
+def _stop(victim: Launched, seconds: float) -> None:
+    victim.process.send_signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    victim.process.send_signal(signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    own = parser.parse_args()
+    done = soak(own.minutes, own.seed)
+    print(f"{len(done)} runs, {sum(len(row['faults']) for row in done)} faults, all equal")
+    if own.json is not None:
+        from benchmarks.hardware import describe
+
+        record = {**describe(threads=1), "minutes": own.minutes, "seed": own.seed, "rows": done}
+        own.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -118,5 +118,6 @@ if __name__ == "__main__":
     if own.json is not None:
         from benchmarks.hardware import describe
 
-        record = {**describe(threads=1), "minutes": own.minutes, "seed": own.seed, "rows": done}
+        hardware = describe(threads=1)
+        record = {"hardware": hardware, "minutes": own.minutes, "seed": own.seed, "rows": done}
         own.json.write_text(json.dumps(record, indent=1) + "\n")

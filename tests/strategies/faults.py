@@ -14,7 +14,6 @@ import json
 import os
 import re
 import signal
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -140,14 +139,16 @@ def main() -> None:
                 row = {
                     "strategy": strategy, "fault": name, "rank": rank,
                     "seconds": [round(one.seconds, 1) for one in outcomes],
-                    "median": statistics.median(one.seconds for one in outcomes),
                     "said": outcomes[0].said, "state": outcomes[0].state,
                     "codes": outcomes[0].codes,
                 }  # fmt: skip
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     own.json.write_text(
-        json.dumps({**describe(threads=1), "timeout": own.timeout, "rows": rows}, indent=1) + "\n"
+        json.dumps(
+            {"hardware": describe(threads=1), "timeout": own.timeout, "rows": rows}, indent=1
+        )
+        + "\n"
     )
 
 

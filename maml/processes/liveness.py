@@ -321,7 +321,9 @@ class Liveness:
     def _kill_stopped(self, lost: int | None) -> None:
         """Kill who is stopped, on this host: a launcher would wait for half a minute."""
         near = [member for member in self.members.values() if member.is_near]
-        stopped = [m for m in near if m.rank == lost or (m.pid != os.getpid() and m.is_stopped())]
+        # One that has failed ends by itself.
+        hangs = {lost} - {rank for rank, beat in self._beats.items() if beat.startswith(_FAILED)}
+        stopped = [m for m in near if m.rank in hangs or (m.pid != os.getpid() and m.is_stopped())]
         # One process of a host does it: another one might still look at how it was lost.
         if self.world.rank == min(member.rank for member in near if member not in stopped):
             for member in stopped:

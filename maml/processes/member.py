@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+
+
+KILLED = 2.0
+"""Seconds that a killed process takes at most to be gone."""
 
 
 class Member(NamedTuple):
@@ -75,10 +80,12 @@ class Member(NamedTuple):
         try:
             if process is not None:
                 process.kill()
-                process.wait(2.0)
-            return process is not None
         except psutil.Error:
             return False
+        deadline = time.monotonic() + KILLED
+        while self.process() is not None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return process is not None
 
 
 def _place() -> str:

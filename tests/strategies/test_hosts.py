@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from itertools import pairwise
@@ -148,7 +149,7 @@ def test_a_host_that_vanishes_ends_the_run(tmp_path: Path, strategy: str) -> Non
     assert all(rank.returncode == 1 for rank in done)
     said = [line for line in done[0].stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
-    assert "within --timeout 20 s" in said[0]
+    assert re.search(r"rank 1 \(host .*\) does not answer: silent for \d+ s", said[0])
     assert (tmp_path / "checkpoints" / "last.pt").exists()
 
 

@@ -34,11 +34,14 @@ class Share(NamedTuple):
             worker's device.
         totals: ``[1 + M]``: Σ over tasks of the outer loss and of the learner's M metrics.
         n_tasks: How many tasks.
+        rows: ``[B, 1 + M]``: what ``totals`` is the sum of, for each task, in the order of their
+            ids; None once shares have been added up.
     """
 
     gradients: Params
     totals: Tensor
     n_tasks: int
+    rows: Tensor | None = None
 
 
 class Worker:
@@ -138,18 +141,19 @@ class Worker:
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
+        rows = [totals.new_empty(0, len(totals))]
         n_tasks = 0
         self.progress = (0, self.progress[1])
         for tasks in batches:
             outer = self._differentiate(params, self._on_device(tasks), learner)
             for name, total in sums.items():
                 total += outer.gradients[name]
-            totals[0] += outer.losses.sum()
-            for i, name in enumerate(learner.metric_names, start=1):
-                totals[i] += outer.metrics[name].sum()
+            metrics = [outer.metrics[name] for name in learner.metric_names]
+            rows.append(torch.stack([outer.losses, *metrics], dim=1))
+            totals += rows[-1].sum(0)
             n_tasks += len(outer.losses)
             self.progress = (n_tasks, self.progress[1])
-        return Share(sums, totals, n_tasks)
+        return Share(sums, totals, n_tasks, torch.cat(rows))
 
     def _differentiate(self, params: Params, tasks: Task, learner: Learner) -> OuterGradient:
         if self.compiled is None:

@@ -1,9 +1,10 @@
 """``--strategy rpc``: tasks mapped over processes by RPC, gradients summed on rank 0.
 
 Rank 0 drives and computes; the others serve. Exclusively, as in TorchOpt's distributed training,
-there is a call a task, on rank 0 too, in waves: each carries the learner as a by-reference clone,
-the outer losses come home through a mean reducer, and the distributed backward brings the
-gradients. By chunks, there is one call to each other worker, and rank 0 computes its own chunk
+there is a call a task, on rank 0 too: the outer losses come home through a mean reducer, and the
+distributed backward brings the gradients. What all tasks share goes ahead of them: the learner, a
+clone by reference, once a run, and its parameters once a step. The calls that a worker has gathered
+are one batch there, with one node in the graph, so that one gradient leaves it. By chunks, there is one call to each other worker, and rank 0 computes its own chunk
 meanwhile: the call carries the parameters, and the answer is the sum of the gradients itself.
 
 CPU tensors cross RPC; a worker computes on its own device.
@@ -11,7 +12,6 @@ CPU tensors cross RPC; a worker computes on its own device.
 
 from __future__ import annotations
 
-import functools
 import re
 import threading
 import time
@@ -32,7 +32,8 @@ from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.strategies.base import Strategy
 from maml.strategies.liveness import answering, heed, wait_for
-from maml.strategies.outer_loss import OuterLoss
+from maml.strategies.outer_loss import OuterLosses
+from maml.strategies.gathering import Gathering
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
@@ -63,19 +64,23 @@ def _finish() -> None:
     _finished.set()
 
 
-def _outer_sums(task: Tensor, reference: Reference) -> Tensor:
-    """Run on a worker: ``[1 + M + 1]``, loss, metrics and count of the task with id ``task``, 0-d.
+def _learn(reference: Reference) -> None:
+    """Run on a worker, before its first step: take the learner that calls are for."""
+    _this().arrived = reference
 
-    The learner came with this call: others compute at the same time.
+
+def _begin(step: int, flat: Tensor, calls: int) -> None:
+    """Run on a worker: take the parameters ``flat [P]`` of a step that has ``calls`` for it."""
+    _this().gathering.begin(step, flat, calls)
+
+
+@rpc.functions.async_execution
+def _outer_row(task: Tensor, step: int) -> torch.futures.Future[Tensor]:
+    """Run on a worker: ``[1 + M + 1]``, loss, metrics and a one of the task with id ``task``, 0-d.
+
+    It is answered with the step's other calls, and holds no thread until then.
     """
-    worker, (learner, params) = _this().worker, reference.resolve()
-
-    def compute() -> Share:
-        return worker.on_own_thread(lambda: worker.meta_gradient(params, task[None], learner))
-
-    with torch.enable_grad():
-        sums: Tensor = OuterLoss.apply(compute, reference.packing, reference.flat)
-    return sums
+    return _this().gathering.call(step, task)
 
 
 def _share(ids: Tensor, flat: Tensor) -> Tensor:
@@ -108,9 +113,10 @@ def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, .
     partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
     reducer=todist.mean_reducer,
 )
-def exclusive_outer_sums(ids: Tensor, reference: Reference) -> Tensor:
-    """One call a task: the mean over calls of `_outer_sums`."""
-    return _outer_sums(ids, reference)
+@rpc.functions.async_execution
+def exclusive_outer_rows(ids: Tensor, step: int) -> torch.futures.Future[Tensor]:
+    """One call a task: the mean over calls of `_outer_row`."""
+    return _outer_row(ids, step)
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)
@@ -131,10 +137,9 @@ class Rpc(Strategy):
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
-        # Made once: a step only points it at other values.
-        self._reference = Reference(worker.learner, self.packing)
-        # A call in flight never waits for another, but it does hold a thread and a gradient.
-        self._wave = world.size * (config.rpc_threads - 1)
+        self.arrived: Reference | None = None
+        self.gathering = Gathering(self._outer_rows)
+        self._taught = False
 
     def transport(self) -> AbstractContextManager[None]:
         """Join the RPC world."""
@@ -165,9 +170,7 @@ class Rpc(Strategy):
                 rpc.rpc_sync(rank, _finish)
 
     def share_sizes(self) -> set[int]:
-        """One task, or as many as `chunk_partitioner` hands this rank."""
-        if self.config.partition == "exclusive":
-            return {1}
+        """As many as either partitioner hands this rank."""
         return {self.part_size(self.world.rank, self.world.size)}
 
     def serve(self) -> None:
@@ -176,29 +179,63 @@ class Rpc(Strategy):
         wait_for(_finished, self.stop, self.config.timeout)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Call for all tasks, wave by wave; or for the others' chunks, and compute one here."""
-        if self.config.partition == "chunk":
-            packed = self._by_chunks(meta_params, ids)
-        else:
-            waves = [self._by_autograd(meta_params, wave) for wave in ids.split(self._wave)]
-            packed = functools.reduce(torch.add, waves)
-        return self.packing.to_share(packed)
+        """Call for all tasks, or for the others' chunks while one is computed here."""
+        by_partition = {"exclusive": self._by_autograd, "chunk": self._by_chunks}
+        return self.packing.to_share(by_partition[self.config.partition](meta_params, ids))
 
     def _by_autograd(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Call for each task, reduce, bring the gradients home; return a packed share."""
-        with todist.autograd.context() as context:
-            flat = self._reference.to(meta_params)
-            with self.guard():
-                mean = exclusive_outer_sums(ids, self._reference).wait()
-                assert isinstance(mean, Tensor)
-                # Over calls, which are as many as there are tasks.
-                sums = mean * len(ids)
-                (gradient,) = todist.autograd.grad(context, sums[0], flat)
+        flat = self.packing.params(meta_params).requires_grad_()
+        # Exclusively partitioned tasks go round the ranks, beginning with 0.
+        calls = [len(part) for part in ids.tensor_split(self.world.size) if len(part)]
+        with todist.autograd.context() as context, self.guard():
+            self._teach()
+            # A node of the graph for each rank, so that gradients are added in their order.
+            of_ranks = flat.expand(len(calls), -1).unbind()
+            begun = [
+                rpc.rpc_async(rank, _begin, (context, own, n))
+                for rank, (own, n) in enumerate(zip(of_ranks, calls, strict=True))
+            ]
+            mean = exclusive_outer_rows(ids, context).wait()
+            torch.futures.wait_all(begun)
+            assert isinstance(mean, Tensor)
+            # Over calls, which are as many as there are tasks.
+            sums = mean * len(ids)
+            (gradient,) = todist.autograd.grad(context, sums[0], flat)
         if gradient is None or gradient.shape != flat.shape:
             raise WorkerLostError("no gradient came home; refusing to step")
-        # Exclusively partitioned tasks go round the ranks, beginning with 0.
-        self._count(len(ids) - -(-len(ids) // self.world.size), flat, ids)
+        self._count(len(calls) - 1, flat, ids)
         return torch.cat([gradient, sums.detach()])
+
+    def _teach(self) -> None:
+        """Send the learner to all ranks, once."""
+        if not self._taught:
+            reference = Reference(self.worker.learner)
+            everyone = range(self.world.size)
+            torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in everyone])
+            self._taught = True
+
+    def _outer_rows(self, ids: Tensor, flat: Tensor) -> Tensor:
+        """Compute this rank's calls of a step: a row of `OuterLosses` for each of ``ids [B]``."""
+        if self.arrived is None:
+            raise RuntimeError("a task came before its learner")
+        # Views without a graph: it is `flat` that leads home.
+        params = self.packing.to_params(flat.detach())
+        worker, learner = self.worker, self.arrived.put(params)
+
+        def share_of(ids: Tensor) -> Share:
+            return worker.on_own_thread(lambda: worker.meta_gradient(params, ids, learner))
+
+        with torch.enable_grad():
+            rows: Tensor = OuterLosses.apply(
+                lambda: share_of(ids),
+                lambda place: share_of(ids[place : place + 1]),
+                self.packing,
+                flat,
+            )
+        # Not before the answers are on their way.
+        worker.look_ahead(ids, delay=0.001)
+        return rows
 
     def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Call each other worker, compute a chunk here, add up; return a packed share."""

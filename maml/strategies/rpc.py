@@ -1,11 +1,12 @@
 """``--strategy rpc``: tasks mapped over processes by RPC, gradients summed on rank 0.
 
 Rank 0 drives and computes; the others serve. Exclusively, as in TorchOpt's distributed training,
-there is a call a task, on rank 0 too: the outer losses come home through a mean reducer, and the
-distributed backward brings the gradients. What all tasks share goes ahead of them: the learner, a
-clone by reference, once a run, and its parameters once a step. The calls that a worker has gathered
-are one batch there, with one node in the graph, so that one gradient leaves it. By chunks, there is one call to each other worker, and rank 0 computes its own chunk
-meanwhile: the call carries the parameters, and the answer is the sum of the gradients itself.
+there is a call a task: outer losses come home through a mean reducer, and the distributed backward
+brings the gradients. What all tasks share goes ahead of them: the learner, a clone by reference,
+once a run, and its parameters once a step. The calls that a worker has gathered are one batch
+there, and one node of the graph, so that one gradient leaves it. By chunks, there is one call to
+each other worker, which carries the parameters, and the answer is the sum of the gradients itself.
+Either way rank 0 computes its own tasks meanwhile, without a call.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
@@ -26,14 +27,15 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.errors import WorkerLostError, timed_out
+from maml.learners import Learner
 from maml.params import Params
 from maml.processes.rpc_world import left_rpc, rpc_world
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.strategies.base import Strategy
+from maml.strategies.gathering import Gathering
 from maml.strategies.liveness import answering, heed, wait_for
 from maml.strategies.outer_loss import OuterLosses
-from maml.strategies.gathering import Gathering
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
@@ -109,13 +111,18 @@ def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, .
     return [(rank, (part, *rest), kwargs) for rank, part in enumerate(parts, 1) if len(part)]
 
 
-@todist.parallelize_async(
-    partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
-    reducer=todist.mean_reducer,
-)
+EXCLUSIVE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
+
+
+def exclusive_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, Any, Any]]:
+    """One call a task, as TorchOpt partitions exclusively; but rank 0 need not call itself."""
+    return [call for call in EXCLUSIVE(*args, **kwargs) if call[0] != 0]
+
+
+@todist.parallelize_async(partitioner=exclusive_partitioner, reducer=todist.mean_reducer)
 @rpc.functions.async_execution
 def exclusive_outer_rows(ids: Tensor, step: int) -> torch.futures.Future[Tensor]:
-    """One call a task: the mean over calls of `_outer_row`."""
+    """One call a task of other ranks: the mean over calls of `_outer_row`."""
     return _outer_row(ids, step)
 
 
@@ -138,7 +145,7 @@ class Rpc(Strategy):
         super().__init__(config, world, worker)
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         self.arrived: Reference | None = None
-        self.gathering = Gathering(self._outer_rows)
+        self.gathering = Gathering(self._gathered_rows)
         self._taught = False
 
     def transport(self) -> AbstractContextManager[None]:
@@ -187,54 +194,68 @@ class Rpc(Strategy):
         """Call for each task, reduce, bring the gradients home; return a packed share."""
         flat = self.packing.params(meta_params).requires_grad_()
         # Exclusively partitioned tasks go round the ranks, beginning with 0.
-        calls = [len(part) for part in ids.tensor_split(self.world.size) if len(part)]
-        with todist.autograd.context() as context, self.guard():
-            self._teach()
+        own, *others = [ids[rank :: self.world.size] for rank in range(self.world.size)]
+        others = [part for part in others if len(part)]
+        n_calls = sum(map(len, others))
+        with todist.autograd.context() as context:
             # A node of the graph for each rank, so that gradients are added in their order.
-            of_ranks = flat.expand(len(calls), -1).unbind()
-            begun = [
-                rpc.rpc_async(rank, _begin, (context, own, n))
-                for rank, (own, n) in enumerate(zip(of_ranks, calls, strict=True))
-            ]
-            mean = exclusive_outer_rows(ids, context).wait()
-            torch.futures.wait_all(begun)
-            assert isinstance(mean, Tensor)
-            # Over calls, which are as many as there are tasks.
-            sums = mean * len(ids)
-            (gradient,) = todist.autograd.grad(context, sums[0], flat)
+            own_flat, *of_others = flat.expand(1 + len(others), -1).unbind()
+            if others:
+                with self.guard():
+                    self._teach()
+                    begun = [
+                        rpc.rpc_async(rank, _begin, (context, their_flat, len(part)))
+                        for rank, (their_flat, part) in enumerate(
+                            zip(of_others, others, strict=True), 1
+                        )
+                    ]
+                    pending = exclusive_outer_rows(ids, context)
+                time.sleep(YIELD)  # as in `_by_chunks`
+            sums = self._outer_rows(own, own_flat, self.worker.learner).sum(0)
+            self.worker.look_ahead(own)
+            with self.guard():
+                if others:
+                    mean = pending.wait()
+                    torch.futures.wait_all(begun)
+                    assert isinstance(mean, Tensor)
+                    sums = sums + mean * n_calls
+                (gradient,) = todist.autograd.grad(context, sums[0], flat)
         if gradient is None or gradient.shape != flat.shape:
             raise WorkerLostError("no gradient came home; refusing to step")
-        self._count(len(calls) - 1, flat, ids)
+        self._count(len(others), flat, ids[:n_calls])
         return torch.cat([gradient, sums.detach()])
 
     def _teach(self) -> None:
-        """Send the learner to all ranks, once."""
+        """Send the learner to the other ranks, once."""
         if not self._taught:
             reference = Reference(self.worker.learner)
-            everyone = range(self.world.size)
-            torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in everyone])
+            others = range(1, self.world.size)
+            torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
             self._taught = True
 
-    def _outer_rows(self, ids: Tensor, flat: Tensor) -> Tensor:
-        """Compute this rank's calls of a step: a row of `OuterLosses` for each of ``ids [B]``."""
+    def _gathered_rows(self, ids: Tensor, flat: Tensor) -> Tensor:
+        """Compute the calls of a step that this rank has gathered, on a thread of the worker's."""
         if self.arrived is None:
             raise RuntimeError("a task came before its learner")
+        learner = self.arrived.put(self.packing.to_params(flat.detach()))
+        rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
+        # Not before the answers are on their way.
+        self.worker.look_ahead(ids, delay=0.001)
+        return rows
+
+    def _outer_rows(self, ids: Tensor, flat: Tensor, learner: Learner) -> Tensor:
+        """Return `OuterLosses` of the tasks ``ids [B]`` as a function of ``flat [P]``."""
         # Views without a graph: it is `flat` that leads home.
         params = self.packing.to_params(flat.detach())
-        worker, learner = self.worker, self.arrived.put(params)
 
         def share_of(ids: Tensor) -> Share:
-            return worker.on_own_thread(lambda: worker.meta_gradient(params, ids, learner))
+            return self.worker.meta_gradient(params, ids, learner)
+
+        def alone(place: int) -> Share:
+            return share_of(ids[place : place + 1])
 
         with torch.enable_grad():
-            rows: Tensor = OuterLosses.apply(
-                lambda: share_of(ids),
-                lambda place: share_of(ids[place : place + 1]),
-                self.packing,
-                flat,
-            )
-        # Not before the answers are on their way.
-        worker.look_ahead(ids, delay=0.001)
+            rows: Tensor = OuterLosses.apply(lambda: share_of(ids), alone, self.packing, flat)
         return rows
 
     def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:

@@ -245,6 +245,8 @@ class Rpc(Strategy):
 
     def _outer_rows(self, ids: Tensor, flat: Tensor, learner: Learner) -> Tensor:
         """Return `OuterLosses` of the tasks ``ids [B]`` as a function of ``flat [P]``."""
+        if not flat.requires_grad:
+            raise RuntimeError("parameters came outside the graph: no gradient would come home")
         # Views without a graph: it is `flat` that leads home.
         params = self.packing.to_params(flat.detach())
 

@@ -20,6 +20,7 @@ from maml.config import Config, registry
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
 from maml.learners import Learner, OuterGradient, build_learner
+from maml.metagradient.differentiate import Making
 from maml.params import Params
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ class Worker:
 
     Attributes:
         progress: Of the latest call for training tasks, how many are done, and of how many.
+        derivatives_of: What makes the derivatives of training losses, if a strategy has its own.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Worker:
         precision.use(config.precision)
         self.learner.prepare(device)
         self.compiled: compiled.Compiled | None = None
+        self.derivatives_of: Making | None = None
         self.progress = (0, 0)
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
@@ -107,6 +110,8 @@ class Worker:
 
         A worker that is not told to get ready for a run compiles nothing.
         """
+        if self.derivatives_of is not None:
+            return
         in_torch = self.learner.in_torch(self.device)
         self.compiled = compiled.choose(self.config, self.device, in_torch=in_torch)
         if self.compiled is None:
@@ -157,7 +162,7 @@ class Worker:
 
     def _differentiate(self, params: Params, tasks: Task, learner: Learner) -> OuterGradient:
         if self.compiled is None:
-            return learner.outer_gradient(params, tasks)
+            return learner.outer_gradient(params, tasks, self.derivatives_of)
         return self.compiled(learner.outer_gradient, params, tasks)
 
     @torch.no_grad()

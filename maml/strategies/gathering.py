@@ -1,68 +1,67 @@
-"""Calls of a step that wait at a worker: computed as one batch, answered one by one."""
+"""Calls that wait for each other at one process, and hold no thread until they are answered."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 from torch.distributed.rpc.internal import PythonUDF, RemoteException, _run_function
+
+Answer: TypeAlias = torch.futures.Future[Any]
 
 
 @dataclasses.dataclass
-class _Step:
-    """What has come of a step, in whatever order: its parameters, how many calls, those calls."""
+class _Round:
+    """What has come of a round, in whatever order: what all share, how many calls, those calls."""
 
-    flat: Tensor | None = None
+    shared: Any = None
     expected: int | None = None
-    calls: list[tuple[int, torch.futures.Future[Tensor]]] = dataclasses.field(default_factory=list)
+    calls: list[tuple[int, Any, Answer]] = dataclasses.field(default_factory=list)
 
 
 class Gathering:
-    """Gathers the calls of each step, one a task; the one that comes last computes them all.
+    """Gathers the calls of each round; the one that comes last computes the answers to all.
 
     A call that waits holds no thread. What is computed does not depend on the order in which
-    calls come: tasks go in the order of their ids.
+    calls come: they go by their places.
     """
 
-    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Gather for ``compute``, from task ids ``[B]`` and parameters ``[P]`` to rows ``[B, …]``.
-
-        A row of the result answers the call for the task at its place.
-        """
+    def __init__(self, compute: Callable[[list[int], list[Any], Any], Sequence[Any]]) -> None:
+        """Gather for ``compute``, from places, values and what all share to an answer for each."""
         self._compute = compute
         self._lock = threading.Lock()
-        self._steps: dict[int, _Step] = {}
+        self._rounds: dict[int, _Round] = {}
 
-    def begin(self, number: int, flat: Tensor, expected: int) -> None:
-        """Take the parameters of a step, and how many calls it has for this worker, at least 1."""
+    def begin(self, number: int, shared: Any, expected: int) -> None:
+        """Take what the calls of round ``number`` share, and how many there are, at least 1."""
         with self._lock:
-            step = self._steps.setdefault(number, _Step())
-            step.flat, step.expected = flat, expected
+            of_round = self._rounds.setdefault(number, _Round())
+            of_round.shared, of_round.expected = shared, expected
         self._compute_if_complete(number)
 
-    def call(self, number: int, task: Tensor) -> torch.futures.Future[Tensor]:
-        """Take a call for a task, by its id, 0-d; return its answer to come."""
-        answer: torch.futures.Future[Tensor] = torch.futures.Future()
+    def call(self, number: int, place: int, value: Any = None) -> Answer:
+        """Take a call of round ``number``, with a place of its own; return its answer to come."""
+        answer: Answer = torch.futures.Future()
         with self._lock:
-            step = self._steps.setdefault(number, _Step())
-            step.calls.append((int(task), answer))
+            of_round = self._rounds.setdefault(number, _Round())
+            of_round.calls.append((place, value, answer))
         self._compute_if_complete(number)
         return answer
 
     def _compute_if_complete(self, number: int) -> None:
         with self._lock:
-            step = self._steps.get(number)
-            if step is None or step.expected != len(step.calls):
+            of_round = self._rounds.get(number)
+            if of_round is None or of_round.expected != len(of_round.calls):
                 return
-            del self._steps[number]
-        step.calls.sort(key=lambda call: call[0])
-        ids = torch.tensor([task for task, _ in step.calls])
+            del self._rounds[number]
+        calls = sorted(of_round.calls, key=lambda call: call[0])
+        places, values, answers = map(list, zip(*calls, strict=True))
         # As RPC runs a function: it turns an exception into what the caller will raise.
-        rows = _run_function(PythonUDF(self._compute, (ids, step.flat), {}))
-        failed = isinstance(rows, RemoteException)
-        answers = [rows] * len(ids) if failed else rows.unbind()
-        for (_, answer), row in zip(step.calls, answers, strict=True):
-            answer.set_result(row)
+        found = _run_function(PythonUDF(self._compute, (places, values, of_round.shared), {}))
+        if isinstance(found, RemoteException):
+            found = [found] * len(answers)
+        for answer, content in zip(answers, found, strict=True):
+            answer.set_result(content)

@@ -6,13 +6,15 @@ brings the gradients. What all tasks share goes ahead of them: the learner, a cl
 once a run, and its parameters once a step. The calls that a worker has gathered are one batch
 there, and one node of the graph, so that one gradient leaves it. By chunks, there is one call to
 each other worker, which carries the parameters, and the answer is the sum of the gradients itself.
-Either way rank 0 computes its own tasks meanwhile, without a call.
+Either way rank 0 computes its own tasks meanwhile, without a call. Nested, all ranks walk through
+all tasks in step, each with a part of every task's examples; their derivatives meet on rank 0.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
 
 from __future__ import annotations
 
+import queue
 import re
 import threading
 import time
@@ -25,15 +27,19 @@ import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 from torch import Tensor
 
+from datasets.tasks import Task
 from maml.config import Config
-from maml.errors import WorkerLostError, timed_out
+from maml.errors import UserError, WorkerLostError, timed_out
 from maml.learners import Learner
+from maml.metagradient.divided import DividedDerivatives, obstacle
+from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.processes.rpc_world import left_rpc, rpc_world
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.strategies.base import Strategy
-from maml.strategies.gathering import Gathering
+from maml.strategies.gathering import Answer, Gathering
 from maml.strategies.liveness import answering, heed, wait_for
 from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.packing import Packing
@@ -43,7 +49,7 @@ from maml.worker import Share, Worker
 COMPONENTS = {
     "rpc": {
         "attribute": "Rpc",
-        "help": "every process, called by rank 0; distributed autograd or sums with the answers",
+        "help": "every process, called by rank 0; distributed autograd, or sums with the answers",
         "reads": ("partition",),
     }
 }
@@ -77,12 +83,34 @@ def _begin(step: int, flat: Tensor, calls: int) -> None:
 
 
 @rpc.functions.async_execution
-def _outer_row(task: Tensor, step: int) -> torch.futures.Future[Tensor]:
+def _outer_row(task: Tensor, step: int) -> Answer:
     """Run on a worker: ``[1 + M + 1]``, loss, metrics and a one of the task with id ``task``, 0-d.
 
     It is answered with the step's other calls, and holds no thread until then.
     """
-    return _this().gathering.call(step, task)
+    return _this().gathering.call(step, int(task))
+
+
+def _walk(ids: Tensor, flat: Tensor) -> None:
+    """Run on a worker: go through the tasks ``ids`` in step with all others; rank 0 has it all."""
+    worker, packing = _this().worker, _this().packing
+    params = packing.to_params(flat)
+    worker.on_own_thread(lambda: worker.meta_gradient(params, ids, worker.learner))
+    worker.look_ahead(ids)
+
+
+@rpc.functions.async_execution
+def _add(number: int, rank: int, part: Tensor) -> Answer:
+    """Run on rank 0: the sum ``number`` over ranks, of which ``part`` is that of ``rank``."""
+    return _this().summing.call(number, rank, part)
+
+
+def _sum_up(ranks: list[int], parts: list[Tensor], _: None) -> list[Tensor]:
+    """Add up in the order of ranks; all get the sum."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return [total] * len(ranks)
 
 
 def _share(ids: Tensor, flat: Tensor) -> Tensor:
@@ -121,7 +149,7 @@ def exclusive_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, Any, Any
 
 @todist.parallelize_async(partitioner=exclusive_partitioner, reducer=todist.mean_reducer)
 @rpc.functions.async_execution
-def exclusive_outer_rows(ids: Tensor, step: int) -> torch.futures.Future[Tensor]:
+def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
     """One call a task of other ranks: the mean over calls of `_outer_row`."""
     return _outer_row(ids, step)
 
@@ -147,6 +175,31 @@ class Rpc(Strategy):
         self.arrived: Reference | None = None
         self.gathering = Gathering(self._gathered_rows)
         self._taught = False
+        self.summing = Gathering(_sum_up)
+        self._sums = 0
+        self._news: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        if config.partition == "nested":
+            self._divide()
+
+    def _divide(self) -> None:
+        """Let the worker compute its part of each task's sets.
+
+        Raises:
+            UserError: if a task's losses are no sums over parts of its sets.
+        """
+        worker, world = self.worker, self.world
+        learner = worker.learner
+        first = Task(*(part[0] for part in worker.training.tasks(torch.arange(1))))
+        stated = learner.problem(learner.meta_parameters(), self.config.inner_steps)
+        reason = obstacle(stated, first)
+        if reason is not None:
+            raise UserError(f"--partition nested: {reason}")
+
+        def derivatives_of(problem: Problem) -> DividedDerivatives:
+            own = FunctionDerivatives(problem)
+            return DividedDerivatives(own, world.rank, world.size, self._sum)
+
+        worker.derivatives_of = derivatives_of
 
     def transport(self) -> AbstractContextManager[None]:
         """Join the RPC world."""
@@ -177,7 +230,9 @@ class Rpc(Strategy):
                 rpc.rpc_sync(rank, _finish)
 
     def share_sizes(self) -> set[int]:
-        """As many as either partitioner hands this rank."""
+        """As many as the partitioners hand this rank; nested, it has a part of all."""
+        if self.config.partition == "nested":
+            return {self.config.meta_batch_size}
         return {self.part_size(self.world.rank, self.world.size)}
 
     def serve(self) -> None:
@@ -186,8 +241,12 @@ class Rpc(Strategy):
         wait_for(_finished, self.stop, self.config.timeout)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Call for all tasks, or for the others' chunks while one is computed here."""
-        by_partition = {"exclusive": self._by_autograd, "chunk": self._by_chunks}
+        """Call for each task, or each other worker's chunk, or its part of each task's sets."""
+        by_partition = {
+            "exclusive": self._by_autograd,
+            "chunk": self._by_chunks,
+            "nested": self._by_sets,
+        }
         return self.packing.to_share(by_partition[self.config.partition](meta_params, ids))
 
     def _by_autograd(self, meta_params: Params, ids: Tensor) -> Tensor:
@@ -233,15 +292,15 @@ class Rpc(Strategy):
             torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
             self._taught = True
 
-    def _gathered_rows(self, ids: Tensor, flat: Tensor) -> Tensor:
-        """Compute the calls of a step that this rank has gathered, on a thread of the worker's."""
+    def _gathered_rows(self, tasks: list[int], _: list[None], flat: Tensor) -> list[Tensor]:
+        """Answer the calls of a step that this rank has gathered: a row for each task."""
         if self.arrived is None:
             raise RuntimeError("a task came before its learner")
-        learner = self.arrived.put(self.packing.to_params(flat.detach()))
+        learner, ids = self.arrived.put(self.packing.to_params(flat.detach())), torch.tensor(tasks)
         rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
         # Not before the answers are on their way.
         self.worker.look_ahead(ids, delay=0.001)
-        return rows
+        return list(rows.unbind())
 
     def _outer_rows(self, ids: Tensor, flat: Tensor, learner: Learner) -> Tensor:
         """Return `OuterLosses` of the tasks ``ids [B]`` as a function of ``flat [P]``."""
@@ -281,6 +340,40 @@ class Rpc(Strategy):
             packed += others
             self._count(min(len(rest), self.world.size - 1), flat, rest)
         return packed
+
+    def _by_sets(self, meta_params: Params, ids: Tensor) -> Tensor:
+        """Walk through all tasks in step with all other workers; return a packed share."""
+        flat = self.packing.params(meta_params)
+        self._news = queue.SimpleQueue()
+        with self.guard():
+            walking = [
+                rpc.rpc_async(rank, _walk, (ids, flat)) for rank in range(1, self.world.size)
+            ]
+            for call in walking:
+                # It ends before its time only if it fails: then no sum will come any more.
+                call.add_done_callback(self._news.put)
+        share = self.worker.meta_gradient(meta_params, ids, self.worker.learner)
+        self.worker.look_ahead(ids)
+        with self.guard():
+            torch.futures.wait_all(walking)
+        self.wire_bytes += len(walking) * (flat.nbytes + ids.nbytes)
+        return self.packing.share(share).cpu()
+
+    def _sum(self, part: Tensor) -> Tensor:
+        """Return the sum of ``part`` over all ranks, which call this equally often."""
+        self._sums += 1
+        cpu, rank = part.cpu(), self.world.rank
+        if rank:
+            total: Tensor = rpc.rpc_sync(0, _add, (self._sums, rank, cpu))
+            return total.to(part.device)
+        answer = self.summing.call(self._sums, rank, cpu)
+        answer.add_done_callback(self._news.put)
+        self.summing.begin(self._sums, None, self.world.size)
+        with self.guard():
+            # This sum, or the failure of a worker that it waits for.
+            total = self._news.get().wait()
+        self.wire_bytes += 2 * (self.world.size - 1) * part.nbytes
+        return total.to(part.device)
 
     def _count(self, calls: int, flat: Tensor, ids: Tensor) -> None:
         """Note the bytes of ``calls`` to other ranks: the parameters there, the gradients back."""

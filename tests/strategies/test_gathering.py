@@ -6,9 +6,8 @@ import random
 import threading
 
 import torch
-from torch import Tensor
 
-from maml.strategies.gathering import Gathering
+from maml.strategies.gathering import Answer, Gathering
 from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.packing import Packing
 from maml.worker import Share
@@ -18,29 +17,28 @@ def test_calls_in_any_order_are_one_batch_in_order() -> None:
     """Two steps at once, their calls and parameters on threads of their own, in random orders."""
     batches = []
 
-    def compute(ids: Tensor, flat: Tensor) -> Tensor:
-        batches.append((ids.tolist(), flat.item()))
-        return ids[:, None] * flat
+    def compute(places: list[int], values: list[str], shared: float) -> list[tuple[str, float]]:
+        batches.append((places, shared))
+        return [(value, shared) for value in values]
 
     for seed in range(20):
         batches.clear()
         gathering = Gathering(compute)
-        answers: dict[tuple[int, int], torch.futures.Future[Tensor]] = {}
+        answers: dict[tuple[int, int], Answer] = {}
 
         def call(
             step: int,
             task: int,
             gathering: Gathering = gathering,
-            answers: dict[tuple[int, int], torch.futures.Future[Tensor]] = answers,
+            answers: dict[tuple[int, int], Answer] = answers,
         ) -> None:
-            answers[step, task] = gathering.call(step, torch.tensor(task))
+            answers[step, task] = gathering.call(step, task, f"task {task}")
 
         threads = [
             threading.Thread(target=call, args=(step, task)) for step in (1, 2) for task in range(9)
         ]
         threads += [
-            threading.Thread(target=gathering.begin, args=(step, torch.tensor([0.5 * step]), 9))
-            for step in (1, 2)
+            threading.Thread(target=gathering.begin, args=(step, 0.5 * step, 9)) for step in (1, 2)
         ]
         random.Random(seed).shuffle(threads)
         for thread in threads:
@@ -52,7 +50,7 @@ def test_calls_in_any_order_are_one_batch_in_order() -> None:
             (list(range(9)), 1.0),
         ]
         for (step, task), answer in answers.items():
-            assert answer.wait().item() == 0.5 * step * task
+            assert answer.wait() == (f"task {task}", 0.5 * step)
 
 
 def test_outer_losses_weigh_tasks_as_they_are_weighed() -> None:

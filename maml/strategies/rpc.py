@@ -82,15 +82,6 @@ def _begin(step: int, flat: Tensor, calls: int) -> None:
     _this().gathering.begin(step, flat, calls)
 
 
-@rpc.functions.async_execution
-def _outer_row(task: Tensor, step: int) -> Answer:
-    """Run on a worker: ``[1 + M + 1]``, loss, metrics and a one of the task with id ``task``, 0-d.
-
-    It is answered with the step's other calls, and holds no thread until then.
-    """
-    return _this().gathering.call(step, int(task))
-
-
 def _walk(ids: Tensor, flat: Tensor) -> None:
     """Run on a worker: go through the tasks ``ids`` in step with all others; rank 0 has it all."""
     worker, packing = _this().worker, _this().packing
@@ -142,16 +133,24 @@ def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, .
 EXCLUSIVE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
 
 
-def exclusive_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, Any, Any]]:
-    """One call a task, as TorchOpt partitions exclusively; but rank 0 need not call itself."""
-    return [call for call in EXCLUSIVE(*args, **kwargs) if call[0] != 0]
+def exclusive_partitioner(ids: Tensor, step: int) -> list[tuple[int, tuple[int, int], Any]]:
+    """One call a task, as TorchOpt partitions exclusively; but rank 0 need not call itself.
+
+    A task's id goes as a number: a tensor would be a message part of its own.
+    """
+    calls = EXCLUSIVE(ids, step)
+    return [(rank, (int(args[0]), step), {}) for rank, args, _ in calls if rank != 0 and args]
 
 
 @todist.parallelize_async(partitioner=exclusive_partitioner, reducer=todist.mean_reducer)
 @rpc.functions.async_execution
 def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
-    """One call a task of other ranks: the mean over calls of `_outer_row`."""
-    return _outer_row(ids, step)
+    """One call a task of other ranks, whose ``ids`` is its id: the mean over calls of their rows.
+
+    A row ``[1 + M + 1]`` is loss, metrics and a one. A call is answered with the step's others, and
+    holds no thread until then.
+    """
+    return _this().gathering.call(step, int(ids))
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)

@@ -297,8 +297,8 @@ class Rpc(Strategy):
             raise RuntimeError("a task came before its learner")
         learner, ids = self.arrived.put(self.packing.to_params(flat.detach())), torch.tensor(tasks)
         rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
-        # Not before the answers are on their way.
-        self.worker.look_ahead(ids, delay=0.001)
+        # Not before the gradient is on its way.
+        flat.register_hook(lambda gradient: self.worker.look_ahead(ids, delay=0.001))
         return list(rows.unbind())
 
     def _outer_rows(self, ids: Tensor, flat: Tensor, learner: Learner) -> Tensor:

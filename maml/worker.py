@@ -20,6 +20,7 @@ from maml.config import Config, registry
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
 from maml.learners import Learner, OuterGradient, build_learner
+from maml.metagradient.differentiate import Making
 from maml.params import Params
 
 T = TypeVar("T")
@@ -34,11 +35,14 @@ class Share(NamedTuple):
             worker's device.
         totals: ``[1 + M]``: Σ over tasks of the outer loss and of the learner's M metrics.
         n_tasks: How many tasks.
+        rows: ``[B, 1 + M]``: what ``totals`` is the sum of, for each task, in the order of their
+            ids; None once shares have been added up.
     """
 
     gradients: Params
     totals: Tensor
     n_tasks: int
+    rows: Tensor | None = None
 
 
 class Worker:
@@ -46,6 +50,7 @@ class Worker:
 
     Attributes:
         progress: Of the latest call for training tasks, how many are done, and of how many.
+        derivatives_of: What makes the derivatives of training losses, if a strategy has its own.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Worker:
         precision.use(config.precision)
         self.learner.prepare(device)
         self.compiled: compiled.Compiled | None = None
+        self.derivatives_of: Making | None = None
         self.progress = (0, 0)
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
@@ -107,6 +113,8 @@ class Worker:
 
         A worker that is not told to get ready for a run compiles nothing.
         """
+        if self.derivatives_of is not None:
+            return
         in_torch = self.learner.in_torch(self.device)
         self.compiled = compiled.choose(self.config, self.device, in_torch=in_torch)
         if self.compiled is None:
@@ -141,22 +149,23 @@ class Worker:
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
+        rows = [totals.new_empty(0, len(totals))]
         n_tasks = 0
         self.progress = (0, self.progress[1])
         for tasks in batches:
             outer = self._differentiate(params, self._on_device(tasks), learner)
             for name, total in sums.items():
                 total += outer.gradients[name]
-            totals[0] += outer.losses.sum()
-            for i, name in enumerate(learner.metric_names, start=1):
-                totals[i] += outer.metrics[name].sum()
+            metrics = [outer.metrics[name] for name in learner.metric_names]
+            rows.append(torch.stack([outer.losses, *metrics], dim=1))
+            totals += rows[-1].sum(0)
             n_tasks += len(outer.losses)
             self.progress = (n_tasks, self.progress[1])
-        return Share(sums, totals, n_tasks)
+        return Share(sums, totals, n_tasks, torch.cat(rows))
 
     def _differentiate(self, params: Params, tasks: Task, learner: Learner) -> OuterGradient:
         if self.compiled is None:
-            return learner.outer_gradient(params, tasks)
+            return learner.outer_gradient(params, tasks, self.derivatives_of)
         return self.compiled(learner.outer_gradient, params, tasks)
 
     @torch.no_grad()

@@ -143,12 +143,14 @@ class Config:
         None, SAME_RUN, "Clip every element of the meta-gradient to this magnitude.", above=0
     )
     strategy: str = _distribution("auto", WAY, "Where tasks run.", names=True)
-    partition: Literal["exclusive", "chunk"] = _distribution(
-        "exclusive", WAY, "One call a task (exclusive) or one call a worker (chunk)."
+    partition: Literal["exclusive", "chunk", "nested"] = _distribution(
+        "exclusive",
+        WAY,
+        "One call a task (exclusive), one a worker (chunk), or each task's sets divided (nested).",
     )
     rpc_threads: int = _distribution(
         16, HOST,
-        "rpc, param-server: threads that serve calls; rpc keeps the calls in flight below it.",
+        "rpc, param-server: threads that serve calls.",
         least=2, most=4096,  # they are all started at once
     )  # fmt: skip
     timeout: float = _distribution(

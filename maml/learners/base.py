@@ -223,8 +223,15 @@ class Learner(nn.Module, ABC):
             return getattr(self, f"{part}_loss")
         return NetworkLoss(self.network, part, self.objective.loss, self.config.precision)
 
-    def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
+    def outer_gradient(
+        self,
+        meta_params: Params,
+        tasks: Task,
+        derivatives_of: differentiate.Making | None = None,
+    ) -> OuterGradient:
         """Differentiate the outer loss summed over B tasks by the meta-parameters.
+
+        ``derivatives_of``: see `differentiate.differentiate`.
 
         Raises:
             RuntimeError: for a meta-parameter that no loss depends on: a mistake, not a zero.
@@ -235,6 +242,7 @@ class Learner(nn.Module, ABC):
             tasks,
             self.config.meta_gradient,
             self._kernels,
+            derivatives_of,
         )
         metrics = self.metrics(found.outputs, tasks.query_y)
         return OuterGradient(found.gradients, found.losses, metrics)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from maml import kernels
+from maml.kernels.derivatives import Derivatives
 from maml.kernels.native import NativeDerivatives
 from maml.metagradient import forward_over_reverse, implicit, unrolled
 from maml.metagradient.function import FunctionDerivatives
@@ -23,6 +24,8 @@ from maml.metagradient.problem import Outer, Problem
 from maml.networks.loss import NetworkLoss
 from maml.params import Params
 
+Making: TypeAlias = Callable[[Problem], Derivatives]
+"""Makes the derivatives of a problem's losses."""
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
 """auto: forward over reverse with kernels, reverse without; mixed: forward over reverse."""
 Kernels: TypeAlias = Literal["auto", "torch"]
@@ -85,7 +88,11 @@ def _check_closed(problem: Problem, tasks: Any) -> None:
 
 
 def differentiate(
-    problem: Problem, tasks: Any, way: Way = "auto", allowed: Kernels = "auto"
+    problem: Problem,
+    tasks: Any,
+    way: Way = "auto",
+    allowed: Kernels = "auto",
+    derivatives_of: Making | None = None,
 ) -> Outer:
     """Differentiate the outer loss of B tasks by the problem's tensors.
 
@@ -95,11 +102,17 @@ def differentiate(
             dimension.
         way: How; no result depends on it beyond rounding.
         allowed: Which kernels may serve.
+        derivatives_of: Makes the derivatives of the losses, in place of those that ``way`` and
+            ``allowed`` choose; forward over reverse, where the problem is not implicit.
     """
     for value, choices in ((way, get_args(Way)), (allowed, get_args(Kernels))):
         if value not in choices:
             raise ValueError(f"{value!r}: one of {', '.join(choices)}")
-    derivatives = native(problem, way, allowed)
+    derivatives: Derivatives | None
+    if derivatives_of is None:
+        derivatives = native(problem, way, allowed)
+    else:
+        derivatives = derivatives_of(problem)
     if problem.implicit is not None:
         return implicit.meta_gradient(problem, tasks, derivatives or FunctionDerivatives(problem))
     if derivatives is None and way != "mixed":
@@ -116,6 +129,7 @@ def meta_gradient(
     tasks: Any,
     way: Way = "auto",
     allowed: Kernels = "auto",
+    derivatives_of: Making | None = None,
 ) -> OuterGradient:
     """Differentiate the outer loss summed over B tasks by meta-parameters.
 
@@ -126,6 +140,7 @@ def meta_gradient(
         tasks: As in `differentiate`.
         way: As in `differentiate`.
         allowed: As in `differentiate`.
+        derivatives_of: As in `differentiate`.
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on: a mistake, not
@@ -134,6 +149,6 @@ def meta_gradient(
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)
     _check_closed(problem, tasks)
-    outer = differentiate(problem, tasks, way, allowed)
+    outer = differentiate(problem, tasks, way, allowed, derivatives_of)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
     return OuterGradient(gradients, outer.losses, outer.outputs)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import psutil
 
-
 KILLED = 2.0
 """Seconds that a killed process takes at most to be gone."""
 

@@ -1,4 +1,4 @@
-"""Σ outer loss as a node of an autograd graph that may reach over processes."""
+"""The outer losses of some tasks as a node of an autograd graph that may reach over processes."""
 
 from __future__ import annotations
 
@@ -12,33 +12,45 @@ from maml.strategies.packing import Packing
 from maml.worker import Share
 
 
-class OuterLoss(torch.autograd.Function):
-    """Σ outer loss as a function of the flat meta-parameters, its gradient computed on the way.
+class OuterLosses(torch.autograd.Function):
+    """Each task's outer loss as a function of the flat meta-parameters.
 
-    The gradient is taken at once by `Worker.meta_gradient`, in batches of bounded memory, and
-    scaled in ``backward``: exact, since the sum is all that leaves the worker. A call in flight
-    therefore holds one gradient, not the graphs of its tasks.
+    The gradient is taken at once by `Worker.meta_gradient`, in batches of bounded memory, as the
+    sum over the tasks. ``backward`` scales it: exact where all tasks weigh the same, as in a sum
+    or a mean. So one gradient waits, not the graphs of the tasks. Where the weights differ, each
+    task is differentiated again, by itself.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         compute: Callable[[], Share],
+        alone: Callable[[int], Share],
         packing: Packing,
         leaf: Tensor,
     ) -> Tensor:
-        """Return ``[1 + M + 1]`` on the CPU: Σ loss, Σ metrics and the count of ``compute()``.
+        """Return ``[B, 1 + M + 1]`` on the CPU: of each task its loss, its metrics, and a one.
 
-        ``leaf [P]``: the parameters that it is a function of.
+        ``compute`` returns the share of all B tasks, with its rows; ``alone``, called in
+        ``backward`` if at all, that of the task at a place. ``leaf [P]``: the parameters that both
+        are a function of.
         """
-        packed = packing.share(compute()).cpu()
-        ctx.save_for_backward(packed[: packing.n_params])
-        # A copy: a view would take all it is a view of with it.
-        return packed[packing.n_params :].clone()
+        share = compute()
+        assert share.rows is not None
+        ctx.alone, ctx.packing = alone, packing
+        ctx.save_for_backward(packing.params(share.gradients).cpu())
+        rows = share.rows.cpu()
+        return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
 
     @staticmethod
-    def backward(ctx: Any, *from_totals: Tensor) -> Any:
-        """Scale the gradient that was kept."""
-        # Only the loss, element 0, is differentiable; metrics and the count are constants.
+    def backward(ctx: Any, *from_rows: Tensor) -> Any:
+        """Return the sum over tasks of gradients times weights, in the order of the tasks."""
+        # Only the losses, column 0, are differentiable; metrics and the ones are constants.
+        weights = from_rows[0][:, 0]
         (gradient,) = ctx.saved_tensors
-        return None, None, from_totals[0][0] * gradient
+        if bool((weights == weights[0]).all()):
+            return None, None, None, weights[0] * gradient
+        gradient = torch.zeros_like(gradient)
+        for place, weight in enumerate(weights):
+            gradient += weight * ctx.packing.params(ctx.alone(place).gradients).cpu()
+        return None, None, None, gradient

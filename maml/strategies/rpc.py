@@ -1,17 +1,20 @@
 """``--strategy rpc``: tasks mapped over processes by RPC, gradients summed on rank 0.
 
 Rank 0 drives and computes; the others serve. Exclusively, as in TorchOpt's distributed training,
-there is a call a task, on rank 0 too, in waves: each carries the learner as a by-reference clone,
-the outer losses come home through a mean reducer, and the distributed backward brings the
-gradients. By chunks, there is one call to each other worker, and rank 0 computes its own chunk
-meanwhile: the call carries the parameters, and the answer is the sum of the gradients itself.
+there is a call a task: outer losses come home through a mean reducer, and the distributed backward
+brings the gradients. What all tasks share goes ahead of them: the learner, a clone by reference,
+once a run, and its parameters once a step. The calls that a worker has gathered are one batch
+there, and one node of the graph, so that one gradient leaves it. By chunks, there is one call to
+each other worker, which carries the parameters, and the answer is the sum of the gradients itself.
+Either way rank 0 computes its own tasks meanwhile, without a call. Nested, all ranks walk through
+all tasks in step, each with a part of every task's examples; their derivatives meet on rank 0.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
 
 from __future__ import annotations
 
-import functools
+import queue
 import threading
 import time
 from contextlib import AbstractContextManager
@@ -22,15 +25,21 @@ import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 from torch import Tensor
 
+from datasets.tasks import Task
 from maml.config import Config
-from maml.errors import WorkerLostError
+from maml.errors import UserError, WorkerLostError
+from maml.learners import Learner
+from maml.metagradient.divided import DividedDerivatives, obstacle
+from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.processes.liveness import Liveness
 from maml.processes.rpc_world import rpc_world
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.strategies.base import Strategy
-from maml.strategies.outer_loss import OuterLoss
+from maml.strategies.gathering import Answer, Gathering
+from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.strategies.serving import heed, reported, wait_for
@@ -39,7 +48,7 @@ from maml.worker import Share, Worker
 COMPONENTS = {
     "rpc": {
         "attribute": "Rpc",
-        "help": "every process, called by rank 0; distributed autograd or sums with the answers",
+        "help": "every process, called by rank 0; distributed autograd, or sums with the answers",
         "reads": ("partition",),
     }
 }
@@ -67,19 +76,37 @@ def _finish() -> None:
 
 
 @reported(_liveness)
-def _outer_sums(task: Tensor, reference: Reference) -> Tensor:
-    """Run on a worker: ``[1 + M + 1]``, loss, metrics and count of the task with id ``task``, 0-d.
+def _learn(reference: Reference) -> None:
+    """Run on a worker, before its first step: take the learner that calls are for."""
+    _this().arrived = reference
 
-    The learner came with this call: others compute at the same time.
-    """
-    worker, (learner, params) = _this().worker, reference.resolve()
 
-    def compute() -> Share:
-        return worker.on_own_thread(lambda: worker.meta_gradient(params, task[None], learner))
+def _begin(step: int, flat: Tensor, calls: int) -> None:
+    """Run on a worker: take the parameters ``flat [P]`` of a step that has ``calls`` for it."""
+    _this().gathering.begin(step, flat, calls)
 
-    with torch.enable_grad():
-        sums: Tensor = OuterLoss.apply(compute, reference.packing, reference.flat)
-    return sums
+
+@reported(_liveness)
+def _walk(ids: Tensor, flat: Tensor) -> None:
+    """Run on a worker: go through the tasks ``ids`` in step with all others; rank 0 has it all."""
+    worker, packing = _this().worker, _this().packing
+    params = packing.to_params(flat)
+    worker.on_own_thread(lambda: worker.meta_gradient(params, ids, worker.learner))
+    worker.look_ahead(ids)
+
+
+@rpc.functions.async_execution
+def _add(number: int, rank: int, part: Tensor) -> Answer:
+    """Run on rank 0: the sum ``number`` over ranks, of which ``part`` is that of ``rank``."""
+    return _this().summing.call(number, rank, part)
+
+
+def _sum_up(ranks: list[int], parts: list[Tensor], _: None) -> list[Tensor]:
+    """Add up in the order of ranks; all get the sum."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return [total] * len(ranks)
 
 
 @reported(_liveness)
@@ -110,13 +137,27 @@ def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, .
     return [(rank, (part, *rest), kwargs) for rank, part in enumerate(parts, 1) if len(part)]
 
 
-@todist.parallelize_async(
-    partitioner=todist.dim_partitioner(0, exclusive=True, keepdim=False),
-    reducer=todist.mean_reducer,
-)
-def exclusive_outer_sums(ids: Tensor, reference: Reference) -> Tensor:
-    """One call a task: the mean over calls of `_outer_sums`."""
-    return _outer_sums(ids, reference)
+EXCLUSIVE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
+
+
+def exclusive_partitioner(ids: Tensor, step: int) -> list[tuple[int, tuple[int, int], Any]]:
+    """One call a task, as TorchOpt partitions exclusively; but rank 0 need not call itself.
+
+    A task's id goes as a number: a tensor would be a message part of its own.
+    """
+    calls = EXCLUSIVE(ids, step)
+    return [(rank, (int(args[0]), step), {}) for rank, args, _ in calls if rank != 0 and args]
+
+
+@todist.parallelize_async(partitioner=exclusive_partitioner, reducer=todist.mean_reducer)
+@rpc.functions.async_execution
+def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
+    """One call a task of other ranks, whose ``ids`` is its id: the mean over calls of their rows.
+
+    A row ``[1 + M + 1]`` is loss, metrics and a one. A call is answered with the step's others, and
+    holds no thread until then.
+    """
+    return _this().gathering.call(step, int(ids))
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)
@@ -137,10 +178,34 @@ class Rpc(Strategy):
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
-        # Made once: a step only points it at other values.
-        self._reference = Reference(worker.learner, self.packing)
-        # A call in flight never waits for another, but it does hold a thread and a gradient.
-        self._wave = world.size * (config.rpc_threads - 1)
+        self.arrived: Reference | None = None
+        self.gathering = Gathering(reported(_liveness)(self._gathered_rows))
+        self._taught = False
+        self.summing = Gathering(_sum_up)
+        self._sums = 0
+        self._news: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        if config.partition == "nested":
+            self._divide()
+
+    def _divide(self) -> None:
+        """Let the worker compute its part of each task's sets.
+
+        Raises:
+            UserError: if a task's losses are no sums over parts of its sets.
+        """
+        worker, world = self.worker, self.world
+        learner = worker.learner
+        first = Task(*(part[0] for part in worker.training.tasks(torch.arange(1))))
+        stated = learner.problem(learner.meta_parameters(), self.config.inner_steps)
+        reason = obstacle(stated, first)
+        if reason is not None:
+            raise UserError(f"--partition nested: {reason}")
+
+        def derivatives_of(problem: Problem) -> DividedDerivatives:
+            own = FunctionDerivatives(problem)
+            return DividedDerivatives(own, world.rank, world.size, self._sum)
+
+        worker.derivatives_of = derivatives_of
 
     def transport(self) -> AbstractContextManager[None]:
         """Join the RPC world."""
@@ -171,9 +236,9 @@ class Rpc(Strategy):
                 rpc.rpc_sync(rank, _finish)
 
     def share_sizes(self) -> set[int]:
-        """One task, or as many as `chunk_partitioner` hands this rank."""
-        if self.config.partition == "exclusive":
-            return {1}
+        """As many as the partitioners hand this rank; nested, it has a part of all."""
+        if self.config.partition == "nested":
+            return {self.config.meta_batch_size}
         return {self.part_size(self.world.rank, self.world.size)}
 
     def serve(self) -> None:
@@ -182,29 +247,83 @@ class Rpc(Strategy):
         wait_for(_finished, self.stop)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Call for all tasks, wave by wave; or for the others' chunks, and compute one here."""
-        if self.config.partition == "chunk":
-            packed = self._by_chunks(meta_params, ids)
-        else:
-            waves = [self._by_autograd(meta_params, wave) for wave in ids.split(self._wave)]
-            packed = functools.reduce(torch.add, waves)
-        return self.packing.to_share(packed)
+        """Call for each task, or each other worker's chunk, or its part of each task's sets."""
+        by_partition = {
+            "exclusive": self._by_autograd,
+            "chunk": self._by_chunks,
+            "nested": self._by_sets,
+        }
+        return self.packing.to_share(by_partition[self.config.partition](meta_params, ids))
 
     def _by_autograd(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Call for each task, reduce, bring the gradients home; return a packed share."""
+        flat = self.packing.params(meta_params).requires_grad_()
+        # Exclusively partitioned tasks go round the ranks, beginning with 0.
+        own, *others = [ids[rank :: self.world.size] for rank in range(self.world.size)]
+        others = [part for part in others if len(part)]
+        n_calls = sum(map(len, others))
         with todist.autograd.context() as context:
-            flat = self._reference.to(meta_params)
+            # A node of the graph for each rank, so that gradients are added in their order.
+            own_flat, *of_others = flat.expand(1 + len(others), -1).unbind()
+            if others:
+                with self.guard():
+                    self._teach()
+                    begun = [
+                        rpc.rpc_async(rank, _begin, (context, their_flat, len(part)))
+                        for rank, (their_flat, part) in enumerate(
+                            zip(of_others, others, strict=True), 1
+                        )
+                    ]
+                    pending = exclusive_outer_rows(ids, context)
+                time.sleep(YIELD)  # as in `_by_chunks`
+            sums = self._outer_rows(own, own_flat, self.worker.learner).sum(0)
+            self.worker.look_ahead(own)
             with self.guard():
-                mean = exclusive_outer_sums(ids, self._reference).wait()
-                assert isinstance(mean, Tensor)
-                # Over calls, which are as many as there are tasks.
-                sums = mean * len(ids)
+                if others:
+                    mean = pending.wait()
+                    torch.futures.wait_all(begun)
+                    assert isinstance(mean, Tensor)
+                    sums = sums + mean * n_calls
                 (gradient,) = todist.autograd.grad(context, sums[0], flat)
         if gradient is None or gradient.shape != flat.shape:
             raise WorkerLostError("no gradient came home; refusing to step")
-        # Exclusively partitioned tasks go round the ranks, beginning with 0.
-        self._count(len(ids) - -(-len(ids) // self.world.size), flat, ids)
+        self._count(len(others), flat, ids[:n_calls])
         return torch.cat([gradient, sums.detach()])
+
+    def _teach(self) -> None:
+        """Send the learner to the other ranks, once."""
+        if not self._taught:
+            reference = Reference(self.worker.learner)
+            others = range(1, self.world.size)
+            torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
+            self._taught = True
+
+    def _gathered_rows(self, tasks: list[int], _: list[None], flat: Tensor) -> list[Tensor]:
+        """Answer the calls of a step that this rank has gathered: a row for each task."""
+        if self.arrived is None:
+            raise RuntimeError("a task came before its learner")
+        learner, ids = self.arrived.put(self.packing.to_params(flat.detach())), torch.tensor(tasks)
+        rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
+        # Not before the gradient is on its way.
+        flat.register_hook(lambda gradient: self.worker.look_ahead(ids, delay=0.001))
+        return list(rows.unbind())
+
+    def _outer_rows(self, ids: Tensor, flat: Tensor, learner: Learner) -> Tensor:
+        """Return `OuterLosses` of the tasks ``ids [B]`` as a function of ``flat [P]``."""
+        if not flat.requires_grad:
+            raise RuntimeError("parameters came outside the graph: no gradient would come home")
+        # Views without a graph: it is `flat` that leads home.
+        params = self.packing.to_params(flat.detach())
+
+        def share_of(ids: Tensor) -> Share:
+            return self.worker.meta_gradient(params, ids, learner)
+
+        def alone(place: int) -> Share:
+            return share_of(ids[place : place + 1])
+
+        with torch.enable_grad():
+            rows: Tensor = OuterLosses.apply(lambda: share_of(ids), alone, self.packing, flat)
+        return rows
 
     def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Call each other worker, compute a chunk here, add up; return a packed share."""
@@ -227,6 +346,40 @@ class Rpc(Strategy):
             packed += others
             self._count(min(len(rest), self.world.size - 1), flat, rest)
         return packed
+
+    def _by_sets(self, meta_params: Params, ids: Tensor) -> Tensor:
+        """Walk through all tasks in step with all other workers; return a packed share."""
+        flat = self.packing.params(meta_params)
+        self._news = queue.SimpleQueue()
+        with self.guard():
+            walking = [
+                rpc.rpc_async(rank, _walk, (ids, flat)) for rank in range(1, self.world.size)
+            ]
+            for call in walking:
+                # It ends before its time only if it fails: then no sum will come any more.
+                call.add_done_callback(self._news.put)
+        share = self.worker.meta_gradient(meta_params, ids, self.worker.learner)
+        self.worker.look_ahead(ids)
+        with self.guard():
+            torch.futures.wait_all(walking)
+        self.wire_bytes += len(walking) * (flat.nbytes + ids.nbytes)
+        return self.packing.share(share).cpu()
+
+    def _sum(self, part: Tensor) -> Tensor:
+        """Return the sum of ``part`` over all ranks, which call this equally often."""
+        self._sums += 1
+        cpu, rank = part.cpu(), self.world.rank
+        if rank:
+            total: Tensor = rpc.rpc_sync(0, _add, (self._sums, rank, cpu))
+            return total.to(part.device)
+        answer = self.summing.call(self._sums, rank, cpu)
+        answer.add_done_callback(self._news.put)
+        self.summing.begin(self._sums, None, self.world.size)
+        with self.guard():
+            # This sum, or the failure of a worker that it waits for.
+            total = self._news.get().wait()
+        self.wire_bytes += 2 * (self.world.size - 1) * part.nbytes
+        return total.to(part.device)
 
     def _count(self, calls: int, flat: Tensor, ids: Tensor) -> None:
         """Note the bytes of ``calls`` to other ranks: the parameters there, the gradients back."""

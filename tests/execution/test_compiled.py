@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from maml.execution.compiled import Compiled, choose, stages
 from maml.learners.base import OuterGradient
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.processes.world import World
-from maml.strategies.rpc import Rpc, chunk_partitioner
+from maml.strategies.rpc import EXCLUSIVE, Rpc, chunk_partitioner
 from maml.worker import Worker
 from tests.launching import Completed, run_torchrun, run_train
 from tests.runs import glyphs, name_of, same, sinusoid
@@ -206,7 +207,8 @@ def test_kernels_come_before_compilation() -> None:
 def test_workers_get_ready_for_the_shares_they_are_sent(
     world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchopt.distributed.get_world_size", lambda: world_size)
+    for module in ("torchopt.distributed", "torchopt.distributed.api"):
+        monkeypatch.setattr(f"{module}.get_world_size", lambda: world_size)
     config = sinusoid(meta_batch_size=7, partition="chunk")
     worker = Worker(config, CPU)
     ids = torch.arange(7)
@@ -214,11 +216,12 @@ def test_workers_get_ready_for_the_shares_they_are_sent(
     sent = {rank: len(args[0]) for rank, args, _ in chunk_partitioner(ids[len(own) :])}
     sent[0] = len(own)
     assert sum(sent.values()) == 7
+    # Exclusively, too: a call a task, but those of a worker are computed together.
+    called = Counter(rank for rank, *_ in EXCLUSIVE(ids))
+    assert called == sent
     for rank in range(world_size):
         world = World(rank, world_size, rank, world_size, launched=True)
         assert Rpc(config, world, worker).share_sizes() == {sent[rank]}
-        exclusive = with_values(config, partition="exclusive")
-        assert Rpc(exclusive, world, worker).share_sizes() == {1}
 
 
 # ---- Compiled, with stages that cost nothing --------------------------------------------------

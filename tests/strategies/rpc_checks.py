@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -22,15 +18,13 @@ import maml.strategies.rpc as rpc_module
 from maml.config import Config
 from maml.config.presets import PRESETS
 from maml.errors import WorkerLostError
-from maml.params import Params
 from maml.processes.program import run_program
 from maml.processes.world import World
-from maml.strategies.local import Local
 from maml.strategies.reference import Reference
 from maml.strategies.rpc import Rpc
 from maml.worker import Worker
 
-IDS = torch.arange(24)
+IDS = torch.arange(2)
 
 
 def make_config(**changes: object) -> Config:
@@ -69,104 +63,49 @@ def parameter_is_detached() -> None:
         torch.testing.assert_close(gradient, 2 * weight.detach())
 
 
-class Forgetful(Reference):
-    """Sends the parameters outside the graph."""
-
-    def to(self, meta_params: Params) -> torch.Tensor:
-        leaf = super().to(meta_params)
-        self.flat = leaf.detach()
-        return leaf
+def _forget(step: int, flat: torch.Tensor, calls: int) -> None:
+    """In place of `rpc_module._begin`: parameters arrive outside the graph."""
+    rpc_module._this().gathering.begin(step, flat.detach(), calls)
 
 
 def missing_gradient_is_refused() -> None:
-    """A strategy whose calls carry parameters outside the graph must not step."""
+    """Where rank 1 has lost the graph, a gradient without its tasks would come home: no step."""
     with make(partition="exclusive") as strategy:
+        if not strategy.drives:
+            strategy.serve()
+            return
         learner = strategy.worker.learner
-        strategy._reference = Forgetful(learner, strategy.packing)
+        share = strategy.meta_step(learner.meta_parameters(), IDS)
+        assert share.n_tasks == 2
+        rpc_module._begin = _forget
         try:
-            strategy.meta_step(learner.meta_parameters(), IDS[:2])
+            strategy.meta_step(learner.meta_parameters(), IDS)
         except WorkerLostError as error:
-            assert "grad" in str(error), error
+            assert "rank 1 failed" in str(error) and "graph" in str(error), error
             return
         raise AssertionError("stepped without gradients")
 
 
-def parameters_travel_as_one_tensor() -> None:
-    """A reference is pickled as one tensor of P elements, and arrives as the same parameters."""
+def learner_travels_without_parameters() -> None:
+    """What is pickled of a learner does not grow with them: they follow as one tensor."""
     with make() as strategy:
-        params = strategy.worker.learner.meta_parameters()
-        reference = strategy._reference
-        leaf = reference.to(params)
-        pickled, tensors = _internal_rpc_pickler.serialize(reference)
-        assert [tensor.numel() for tensor in tensors] == [sum(p.numel() for p in params.values())]
-        assert tensors[0].requires_grad and tensors[0].data_ptr() == leaf.data_ptr()
-        # What else travels does not grow with the parameters: 450 kB of them here.
-        assert len(pickled) < 10_000, len(pickled)
-        learner, arrived = _internal_rpc_pickler.deserialize(pickled, tensors).resolve()
-        assert learner is not strategy.worker.learner
-        for found in (arrived, learner.meta_parameters()):
-            assert list(found) == list(params)
-            for name, tensor in found.items():
-                assert torch.equal(tensor, params[name])
-
-
-def concurrent_calls_do_not_mix() -> None:
-    """8 calls at once in one process, each on its own module, equal the same tasks in turn."""
-    torch.set_num_threads(8)
-    with make(rpc_threads=16, partition="exclusive", inner_steps=2, threads=8) as strategy:
-        params = strategy.worker.learner.meta_parameters()
-        local = Local(strategy.config, strategy.world, strategy.worker)
-        expected = local.meta_step(params, IDS)
-        for _ in range(3):
-            with counting(Worker, "meta_gradient") as most:
-                share = strategy.meta_step(params, IDS)
-            assert 4 < most[0] <= 8, most
-            assert share.n_tasks == expected.n_tasks == len(IDS)
-            torch.testing.assert_close(share.totals, expected.totals, rtol=0, atol=1e-9)
-            for name, gradient in expected.gradients.items():
-                torch.testing.assert_close(share.gradients[name], gradient, rtol=1e-9, atol=1e-10)
-        rows = strategy.evaluate(params, "test", IDS)
-        torch.testing.assert_close(rows, local.evaluate(params, "test", IDS))
-
-
-def calls_in_flight_stay_below_threads() -> None:
-    """Count the calls served at once; ``num_worker_threads`` is 4, one thread computes."""
-    torch.set_num_threads(1)
-    with make(rpc_threads=4, partition="exclusive", threads=1) as strategy:
-        params = strategy.worker.learner.meta_parameters()
-        with counting(rpc_module, "_outer_sums") as served, counting(Worker, "meta_gradient") as at:
-            strategy.meta_step(params, IDS)
-    assert 1 < served[0] < 4, served
-    assert at[0] == 1, at
-
-
-@contextmanager
-def counting(owner: Any, name: str) -> Iterator[list[int]]:
-    """Give the most calls of ``owner.name`` that ran at once."""
-    function, lock, now, most = getattr(owner, name), threading.Lock(), 0, [0]
-
-    def counted(*args: Any) -> Any:
-        nonlocal now
-        with lock:
-            now += 1
-            most[0] = max(most[0], now)
-        try:
-            return function(*args)
-        finally:
-            with lock:
-                now -= 1
-
-    setattr(owner, name, counted)
-    try:
-        yield most
-    finally:
-        setattr(owner, name, function)
+        learner = strategy.worker.learner
+        params = learner.meta_parameters()
+        pickled, tensors = _internal_rpc_pickler.serialize(Reference(learner))
+        # 450 kB of parameters.
+        assert not tensors and len(pickled) < 10_000, len(pickled)
+        arrived = _internal_rpc_pickler.deserialize(pickled, tensors).put(params)
+        assert arrived is not learner
+        assert list(arrived.meta_parameters()) == list(params)
+        for name, tensor in arrived.meta_parameters().items():
+            assert torch.equal(tensor, params[name])
 
 
 def main(arguments: list[str]) -> None:
     for name in arguments:
         globals()[name]()
-        print(f"{name}: holds", flush=True)
+        if World.from_environment().rank == 0:
+            print(f"{name}: holds", flush=True)
 
 
 if __name__ == "__main__":

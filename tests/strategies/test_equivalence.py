@@ -31,6 +31,8 @@ STRATEGIES = {
     "param-server collective": [*SERVER, "--ps-transport", "collective"],
 }
 MODES = {
+    # Of networks without batch norm alone.
+    "rpc nested": ["--strategy", "rpc", "--partition", "nested"],
     "param-server async": [*SERVER, "--ps-mode", "async"],
     "param-server backup": [*SERVER, "--ps-mode", "backup", "--ps-backup-workers", "0"],
 }
@@ -46,6 +48,15 @@ LEARNERS = {
         *("--dtype", "float64", "--logger", "none", *EVALUATED),
     ],
 }
+# Five support examples and seven queries: two workers or three have parts of different sizes.
+LEARNERS["sinusoid"] = [
+    *("maml-sinusoid-10shot", "--shots", "5", "--queries", "7", "--meta-batch-size", "7"),
+    *("--inner-steps", "2", "--iterations", "3", "--compile", "off"),
+    *("--dtype", "float64", "--logger", "none", *EVALUATED),
+]
+LEARNERS["lenet"] = [*SEVEN_TASKS, "--network", "lenet"]
+LEARNERS["lenet few"] = [*LEARNERS["lenet"], "--ways", "3"]
+LEARNERS["lenet imaml"] = [*LEARNERS["lenet"], "--learner", "imaml"]
 # What is trained in one launch of so many processes, by (learner, strategy): zero is no launcher.
 BY_SIZE = {
     0: [("local", "rpc exclusive"), ("local", "allreduce")],
@@ -54,13 +65,19 @@ BY_SIZE = {
     2: [
         *(("local", name) for name in [*STRATEGIES, "param-server async"]),
         ("supervised", "rpc chunk"),
+        *((learner, "rpc nested") for learner in ("sinusoid", "lenet", "lenet imaml")),
     ],
     3: [
         *(("local", name) for name in [*STRATEGIES, "param-server backup"]),
         *(("metasgd", name) for name in ("rpc exclusive", "allreduce")),
         *(("imaml", name) for name in ("rpc chunk", "param-server rpc")),
+        *((learner, "rpc nested") for learner in ("sinusoid", "lenet")),
     ],
-    5: [("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")],
+    5: [
+        *(("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")),
+        # More workers than a set has examples: some have none of it.
+        ("lenet few", "rpc nested"),
+    ],
 }
 # What a clock says, what was sent, and what was asked for.
 OF_THE_TOPOLOGY = (

@@ -57,7 +57,7 @@ def test_torchrun_over_a_slow_lossy_link(local: Trained, tmp_path: Path) -> None
         assert_same(trained(tmp_path / name), local, name)
 
 
-ALL = ["rpc chunk", "allreduce", "param-server rpc", "param-server collective"]
+ALL = ["rpc exclusive", "rpc chunk", "allreduce", "param-server rpc", "param-server collective"]
 BYTES = [
     "maml-glyphs-5way-1shot",
     *("--iterations", "6", "--log-every", "1", "--checkpoint-every", "100"),
@@ -107,6 +107,7 @@ def test_bytes_grow_with_workers_not_with_tasks(three_hosts: Path, strategy: str
 
 
 PATTERNS = {
+    "rpc exclusive": (communication.PATTERNS["rpc chunk"], 3),
     "rpc chunk": (communication.PATTERNS["rpc chunk"], 3),
     "allreduce": (communication.PATTERNS["allreduce, gloo's ring"], 3),
     "param-server rpc": (communication.PATTERNS["param-server"], 2),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.params import Params
-from maml.strategies.outer_loss import OuterLoss
+from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
@@ -84,13 +84,18 @@ class ServedModel:
             raise RuntimeError("no model is served yet")
         learner = self._learners[rank]
 
-        def compute() -> Share:
+        def share_of(batches: list[Task]) -> Share:
             return self.worker.on_own_thread(
                 lambda: self.worker.meta_gradient_of(model.params, batches, learner)
             )
 
+        def alone(place: int) -> Share:
+            tasks = [Task(*part) for batch in batches for part in zip(*batch, strict=True)]
+            return share_of([Task(*(part[None] for part in tasks[place]))])
+
         with torch.enable_grad():
-            totals: Tensor = OuterLoss.apply(compute, self._packing, self.leaf)
+            rows = OuterLosses.apply(lambda: share_of(batches), alone, self._packing, self.leaf)
+            totals: Tensor = rows.sum(0)
         wire_bytes = sum(x.nbytes for tasks in batches for x in tasks)
         step = number if self._of_its_order else model.step
         self.pending[rank] = _Pending(step, totals.detach(), wire_bytes)

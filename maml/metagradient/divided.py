@@ -1,0 +1,113 @@
+"""Derivatives of losses whose examples are divided over processes: sums over all of them.
+
+The loss of a set is the mean over its examples, so with a part of the set on each of n processes
+
+    L(φ) = Σ_r (E_r / E) L_r(φ),        E_r examples of E on process r,
+
+and its gradient and Hessian-vector products are the same sums. Every process walks the whole inner
+loop in step with the others, over parts of its own; what is summed is the same everywhere, and so
+is all that is computed from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.kernels.derivatives import Derivatives, Gradient, Part
+from maml.metagradient.problem import Problem
+from maml.networks.loss import NetworkLoss, apply, part_of
+from maml.params import Params
+
+Sum: TypeAlias = Callable[[Tensor], Tensor]
+"""Add up a flat tensor over all processes, which call it in step; the same bits everywhere."""
+
+
+class DividedDerivatives:
+    """See `maml.kernels.derivatives.Derivatives`: those of others, of a part of each task's sets.
+
+    Tasks are given whole; outputs are those of whole sets.
+    """
+
+    def __init__(self, own: Derivatives, rank: int, size: int, sum_over_all: Sum) -> None:
+        """Sum the derivatives ``own`` of part ``rank`` of ``size`` over all parts."""
+        self._own, self._rank, self._size, self._sum = own, rank, size, sum_over_all
+        self.whole = own.whole
+
+    def enter(self, params: Params) -> Params:
+        """See `Derivatives.enter`."""
+        return self._own.enter(params)
+
+    def leave(self, gradients: Params) -> Params:
+        """See `Derivatives.leave`."""
+        return self._own.leave(gradients)
+
+    def put(self, at: Params, params: Params) -> Params:
+        """See `Derivatives.put`."""
+        return self._own.put(at, params)
+
+    def gradient(self, part: Part, at: Params, tasks: Task, step: int, *, again: bool) -> Gradient:
+        """See `Derivatives.gradient`."""
+        n_examples = part_of(tasks, part)[0].shape[1]
+        begin, end = self._bounds(n_examples)
+        weight = (end - begin) / n_examples
+        # Of more parts than examples some are empty: any example, at a weight of zero.
+        begin = min(begin, n_examples - 1)
+        end = max(end, begin + 1)
+        mine = Task(
+            *(x[:, begin:end] if own == part else x for own, x in zip(_PARTS, tasks, strict=True))
+        )
+        found = self._own.gradient(part, at, mine, step, again=again)
+        outputs = found.outputs.new_zeros(len(found.losses), n_examples, *found.outputs.shape[2:])
+        if weight:
+            outputs[:, begin:end] = found.outputs
+        losses, outputs, *gradients = self._summed(
+            [weight * found.losses, outputs, *(weight * g for g in found.gradients.values())]
+        )
+        named = dict(zip(found.gradients, gradients, strict=True))
+        return Gradient(losses, outputs, named, (weight, found.point))
+
+    def hessian_vector(
+        self, point: Any, vector: Params, *, total: bool, again: bool = False
+    ) -> Params:
+        """See `Derivatives.hessian_vector`."""
+        weight, own = point
+        found = self._own.hessian_vector(own, vector, total=total, again=again)
+        products = self._summed([weight * product for product in found.values()])
+        return dict(zip(found, products, strict=True))
+
+    def _bounds(self, n: int) -> tuple[int, int]:
+        """Return where this part of n examples begins and ends, as even as n allows."""
+        size, left_over = divmod(n, self._size)
+        begin = self._rank * size + min(self._rank, left_over)
+        return begin, begin + size + (self._rank < left_over)
+
+    def _summed(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return the sums over all processes, by one message."""
+        flat = self._sum(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+
+_PARTS = ("support", "support", "query", "query")
+"""Which set each tensor of a `Task` is of."""
+
+
+def obstacle(problem: Problem, task: Task) -> str | None:
+    """Say why a problem's losses are no sums over parts of a task's sets; None: they are."""
+    for part in ("support", "query"):
+        loss = getattr(problem, part)
+        if not isinstance(loss, NetworkLoss) or loss.part != part:
+            return f"the {part} loss is the learner's own, which need be no mean over examples"
+        params = {name: t.detach() for name, t in problem.params(problem.start, 0).items()}
+        x = part_of(task, "query")[0]
+        if apply(loss.network, params, x, precision_=loss.precision)[1]:
+            return (
+                "the network normalises a set by the statistics of all of it; a network without "
+                "batch norm can be divided, as lenet or mlp"
+            )
+    return None

@@ -1,0 +1,98 @@
+"""The same command, the same bits: twice, and killed on the way and resumed; in float32."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launching import SLACK, run, start, torchrun
+from tests.runs import last, same
+from tests.strategies.test_equivalence import STRATEGIES, TOPOLOGIES
+
+# Six tasks for each of two workers: in float32 another order is another sum.
+GLYPHS = [
+    *("maml-glyphs-5way-1shot", "--filters", "8", "--meta-batch-size", "12", "--threads", "1"),
+    *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+    *("--log-every", "1", "--checkpoint-every", "5"),
+]  # fmt: skip
+# Nested serves networks without batch norm; with the preset's --filters, which lenet has not.
+SYNCHRONOUS = STRATEGIES | {
+    "rpc nested": [
+        *("--strategy", "rpc", "--partition", "nested", "--network", "lenet", "--filters", "64"),
+    ]
+}
+ONCE, OFTEN = 40, 400
+"""Iterations of a run that is killed once, and of one that is killed time and again."""
+
+
+def train(folder: Path, iterations: int, names: dict[str, str]) -> None:
+    """Train with two workers into folders of these names, each with the strategy that it has."""
+    flags = [*GLYPHS, "--iterations", str(iterations)]
+    runs = {name: [*flags, *SYNCHRONOUS[strategy]] for name, strategy in names.items()}
+    run([*torchrun(2, TOPOLOGIES), str(folder), json.dumps(runs)], timeout=240)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What runs that nothing has stopped leave, by strategy; each twice."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(folder, ONCE, {f"{name} {i}": name for name in SYNCHRONOUS for i in (1, 2)})
+    return folder
+
+
+@pytest.mark.parametrize("strategy", SYNCHRONOUS)
+def test_twice(straight: Path, strategy: str) -> None:
+    one, two = (last(straight / f"{strategy} {i}") for i in (1, 2))
+    assert one["iteration"] == ONCE
+    assert same(one["model"], two["model"])
+    assert same(one["optimizer"], two["optimizer"])
+
+
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.slow) for name in SYNCHRONOUS if name != "rpc exclusive"
+]
+
+
+@pytest.mark.parametrize("strategy", ["rpc exclusive", *OTHERS])
+def test_killed_and_resumed(straight: Path, tmp_path: Path, strategy: str) -> None:
+    kill_and_resume(tmp_path / "killed", strategy, ONCE, [8])
+    assert same(last(tmp_path / "killed")["model"], last(straight / f"{strategy} 1")["model"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SYNCHRONOUS)
+def test_killed_at_random_moments(tmp_path: Path, strategy: str) -> None:
+    """Twenty moments of one run, in no order to its steps: among them are those of a checkpoint."""
+    train(tmp_path, OFTEN, {"straight": strategy})
+    moments = sorted(random.Random(0).sample(range(5, OFTEN - 20), 20))
+    kill_and_resume(tmp_path / "killed", strategy, OFTEN, moments)
+    assert same(last(tmp_path / "killed")["model"], last(tmp_path / "straight")["model"])
+
+
+def kill_and_resume(run_dir: Path, strategy: str, iterations: int, moments: list[int]) -> None:
+    """Train, with a SIGKILL to all processes once each of ``moments``, iterations, has come."""
+    args = [*GLYPHS, "--iterations", str(iterations), *SYNCHRONOUS[strategy]]
+    command = [*torchrun(2), *args, "--run-dir", str(run_dir)]
+    for moment in moments:
+        launched = start(command)
+        deadline = time.monotonic() + SLACK * 120
+        while not has_come(run_dir, moment):
+            assert launched.process.poll() is None, launched.stderr
+            assert time.monotonic() < deadline, f"no iteration {moment} in time"
+            time.sleep(0.005)
+        launched.kill()
+        launched.wait(10, expect=None)
+        # Otherwise nothing would be resumed.
+        assert last(run_dir)["iteration"] < iterations
+    run(command, timeout=240)
+    assert last(run_dir)["iteration"] == iterations
+
+
+def has_come(run_dir: Path, iteration: int) -> bool:
+    """Say whether a run has written the row of ``iteration``."""
+    path = run_dir / "metrics.jsonl"
+    return path.exists() and f'"iteration": {iteration},' in path.read_text()

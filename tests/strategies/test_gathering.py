@@ -1,0 +1,84 @@
+"""The calls of a step that wait at a worker, and the one node of the graph that answers them."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import torch
+
+from maml.strategies.gathering import Answer, Gathering
+from maml.strategies.outer_loss import OuterLosses
+from maml.strategies.packing import Packing
+from maml.worker import Share
+
+
+def test_calls_in_any_order_are_one_batch_in_order() -> None:
+    """Two steps at once, their calls and parameters on threads of their own, in random orders."""
+    batches = []
+
+    def compute(places: list[int], values: list[str], shared: float) -> list[tuple[str, float]]:
+        batches.append((places, shared))
+        return [(value, shared) for value in values]
+
+    for seed in range(20):
+        batches.clear()
+        gathering = Gathering(compute)
+        answers: dict[tuple[int, int], Answer] = {}
+
+        def call(
+            step: int,
+            task: int,
+            gathering: Gathering = gathering,
+            answers: dict[tuple[int, int], Answer] = answers,
+        ) -> None:
+            answers[step, task] = gathering.call(step, task, f"task {task}")
+
+        threads = [
+            threading.Thread(target=call, args=(step, task)) for step in (1, 2) for task in range(9)
+        ]
+        threads += [
+            threading.Thread(target=gathering.begin, args=(step, 0.5 * step, 9)) for step in (1, 2)
+        ]
+        random.Random(seed).shuffle(threads)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert sorted(batches, key=lambda batch: batch[1]) == [
+            (list(range(9)), 0.5),
+            (list(range(9)), 1.0),
+        ]
+        for (step, task), answer in answers.items():
+            assert answer.wait() == (f"task {task}", 0.5 * step)
+
+
+def test_outer_losses_weigh_tasks_as_they_are_weighed() -> None:
+    """Against autograd: tasks whose losses are (w · x)² for x of their own, float64."""
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    flat = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    packing = Packing({"w": flat}, 1)
+    again = []
+
+    @torch.enable_grad()
+    def share_of(places: list[int]) -> Share:
+        w = flat.detach().requires_grad_()
+        losses = (x[places] @ w).square()
+        (gradient,) = torch.autograd.grad(losses.sum(), w)
+        rows = losses.detach()[:, None]
+        return Share({"w": gradient}, rows.sum(0), len(places), rows)
+
+    def alone(place: int) -> Share:
+        again.append(place)
+        return share_of([place])
+
+    for weights in (torch.full((4,), 0.25), torch.tensor([0.5, -1.0, 0.0, 3.0])):
+        weights = weights.double()
+        rows = OuterLosses.apply(lambda: share_of([0, 1, 2, 3]), alone, packing, flat)
+        losses = (x @ flat).square()
+        assert torch.equal(rows, torch.stack([losses, torch.ones_like(losses)], dim=1))
+        (found,) = torch.autograd.grad(weights @ rows[:, 0], flat)
+        (expected,) = torch.autograd.grad(weights @ losses, flat)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    # Where all weigh the same, nothing is computed twice.
+    assert again == [0, 1, 2, 3]

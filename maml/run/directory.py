@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from maml.config import Config, from_values, registry, user_path
-from maml.config.checks import check_values
+from maml.config.checks import check_values, most_threads
+from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.job import continues, this_job
 from maml.run.files import read_rows, write_text
@@ -170,6 +171,26 @@ def read_config(run_dir: Path) -> Config:
             check_values(config)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
+    return config
+
+
+def config_here(run_dir: Path, data_root: str | None, device: str | None) -> Config:
+    """Return `read_config` for one process of this machine, which may differ from the run's own.
+
+    Args:
+        run_dir: The run directory.
+        data_root: Where the data sets are here; None: as in the run.
+        device: What to compute on here; None: as in the run.
+
+    Raises:
+        UserError: as `read_config`.
+    """
+    here = {"data_root": data_root, "device": device}
+    given = {name: value for name, value in here.items() if value is not None}
+    config = with_values(read_config(run_dir), strategy="local", **given)
+    if config.threads is not None and config.threads > most_threads():
+        # As many as the run's machine had cores for, perhaps; results do not depend on it.
+        config = with_values(config, threads=None)
     return config
 
 

@@ -228,12 +228,14 @@ def test_non_transductive_headline_is_consistent(tmp_path: Path) -> None:
 
 
 def test_divergence_is_an_error_and_keeps_what_was_good(tmp_path: Path) -> None:
-    """A loss that is no number ends the run; neither metrics nor checkpoints hold one."""
+    """A loss that is no number ends the run; neither metrics nor the checkpoint hold one."""
     train(sinusoid(iterations=2), tmp_path)
     good = last(tmp_path)
     lost = sinusoid(iterations=9, inner_lr=1e30, run_dir=str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"at iteration 1: training has diverged"):
         Trainer(lost).run()
-    assert not (tmp_path / "other" / "checkpoints" / "last.pt").exists()
+    kept = last(tmp_path / "other")
+    assert kept["iteration"] == 0
+    assert all(tensor.isfinite().all() for tensor in kept["model"].values())
     assert not (tmp_path / "other" / "metrics.jsonl").exists()
     assert same(last(tmp_path), good)

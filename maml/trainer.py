@@ -113,6 +113,7 @@ class _Run:
         self._guard = Guard(config, self.run_dir, speaks=self.speaks)
         # Whether parameters, optimizer and iteration belong together; what is saved of them.
         self._whole, self._saved = True, -1
+        self._done = False
         if start is not None:
             self._restore(start)
         self.began_at = self.iteration
@@ -153,6 +154,7 @@ class _Run:
                     self._save()
                     self._test()
                 self._status("finished")
+                self._done = True
                 return 0
             except _Stopped:
                 self._save()
@@ -164,7 +166,7 @@ class _Run:
                 self._status("failed")
             raise
         finally:
-            self.log.close()
+            self.log.close(failed=not self._done)
 
     def _status(self, state: str) -> None:
         if self.speaks:
@@ -316,6 +318,7 @@ class _Run:
                 progress=self.speaks,
                 between=self._heed_stop,
             )
+            self.log.write({"iteration": self.iteration, **test, "seconds": self.seconds})
             result |= test
             headline = "" if config.transductive else "non_transductive_"
             for name in self.worker.metric_names:

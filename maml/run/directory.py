@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import itertools
@@ -19,8 +20,9 @@ from maml.config import Config, from_values, registry, user_path
 from maml.config.checks import check_values, most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
+from maml.processes.identity import Identity
 from maml.processes.job import continues, this_job
-from maml.run.files import read_rows, write_text
+from maml.run.files import read_rows, write_even_full, write_text
 from maml.run.lock import Lock
 from maml.run.provenance import git_commit, versions
 
@@ -205,6 +207,7 @@ def write_status(run_dir: Path, state: str, iteration: int, start: int, config: 
     Args:
         run_dir: The run directory.
         state: "training", "finished" (result.json is there), "stopped" (by a signal) or "failed".
+            What is "training" is so while its process lives: see `read_status`.
         iteration: Iterations done by now; of a finished or stopped run, its last checkpoint's.
         start: The iteration at which this training began: 0, or what it continued from.
         config: Of which it holds how often checkpoints are made, and how many are kept.
@@ -215,15 +218,26 @@ def write_status(run_dir: Path, state: str, iteration: int, start: int, config: 
         "start": start,
         "checkpoint_every": config.checkpoint_every,
         "keep_checkpoints": config.keep_checkpoints,
+        "process": Identity.own()._asdict(),
     }
-    write_text(run_dir / "status.json", json.dumps(content) + "\n")
+    write_even_full(run_dir / "status.json", json.dumps(content) + "\n")
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
-    """Return what `write_status` wrote; None where it is not there (yet)."""
+    """Return what `write_status` wrote; None where it is not there (yet).
+
+    The state is "lost" where it was "training" and the process is known to be gone: it was killed.
+    Of a process on another host nothing is known.
+    """
     try:
         content = json.loads((run_dir / "status.json").read_text())
     except (OSError, ValueError):
         return None
-    whole = isinstance(content, dict) and content.keys() >= STATUS
-    return content if whole else None
+    if not (isinstance(content, dict) and content.keys() >= STATUS):
+        return None
+    if content["state"] == "training":
+        # An earlier version did not write it.
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            if Identity(**content["process"]).is_gone():
+                content["state"] = "lost"
+    return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -136,8 +137,9 @@ def test_a_training_is_stopped_and_then_killed(
     assert command(tmp_path, "--tasks", "2", "--patience", "0.3") == 1
     assert iterations(tmp_path) == list(numbered_checkpoints(tmp_path))
     (error,) = re.findall("error: .*", capsys.readouterr().err)
-    assert f"{tmp_path}: training has not ended, but nothing has changed for 0.3 s" in error
-    assert "--patience" in error
+    assert f"{tmp_path}: training was lost after iteration " in error
+    assert f"process {launched.process.pid} of {platform.node()} is gone" in error
+    assert "nothing has changed for 0.3 s (--patience)" in error
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

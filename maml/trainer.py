@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
-from maml.config import MUST_MATCH, Config, registry
+from maml.config import MUST_MATCH, Config
 from maml.config.presets import changed, with_values
 from maml.errors import UserError
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
 from maml.processes.device import choose_device
+from maml.processes.garbage import settled
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory
@@ -81,7 +80,7 @@ class Trainer:
         strategy = build_strategy(self.config, self.world, self.worker)
         # Before any peer waits for this process.
         self.worker.get_ready(strategy.share_sizes())
-        with _settled(), strategy:
+        with settled(), strategy:
             if not strategy.drives:
                 strategy.serve()
                 return 0
@@ -138,7 +137,7 @@ class _Run:
             f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
-        slow = why_no_kernels(config, self.worker)
+        slow = self.worker.why_no_kernels()
         if slow is not None:
             self._say(f"not served by the compiled kernels, so slower than it might be: {slow}")
         try:
@@ -400,33 +399,5 @@ class _Run:
             print(text, flush=True)
 
 
-def why_no_kernels(config: Config, worker: Worker) -> str | None:
-    """Return why compiled kernels do not serve this run; None where they do, or nobody would ask.
-
-    Nobody asks without an inner loop, on a GPU, for what is no image, or where the flags say
-    otherwise.
-    """
-    facts = registry.learner(config.learner)
-    asked_otherwise = config.kernels != "auto" or config.meta_gradient == "reverse"
-    if facts.tasks != "episodes" or asked_otherwise or worker.device.type != "cpu":
-        return None
-    return None if worker.learner.image_shape is None else worker.learner.obstacle(worker.device)
-
-
 class _Stopped(Exception):
     """A stop signal came: end in good order."""
-
-
-@contextlib.contextmanager
-def _settled() -> Iterator[None]:
-    """Exempt what exists before the loop from garbage collection.
-
-    Modules and data sets are a million objects, which stay; to walk through them takes a tenth of
-    a second, and every process that is waited for does it at another time.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -583,6 +583,27 @@ def test_a_failed_training_is_told(
     assert error == f"error: {training.directory}: training failed after iteration 3"
 
 
+def test_a_training_that_was_killed_is_told(
+    play: Play, training: Training, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Long before patience ends, but not before a launcher may have started it again."""
+
+    def killed() -> None:
+        path = training.directory / "status.json"
+        status = json.loads(path.read_text())
+        status["process"]["since"] += "0"  # another process has its number by now
+        path.write_text(json.dumps(status))
+
+    begins = training.says("training", 2)
+    recorder = Recorder()
+    again = [killed, nothing, begins, training.saves(4), training.says("training", 4), killed]
+    code, script = play(recorder, training.saves(2), begins, *again, patience=3600)
+    assert (code, recorder.seen) == (1, [2, 4])
+    assert SETTLE < script.now - 1000 < SETTLE + 100
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {training.directory}: training was lost after iteration 4: ")
+
+
 def test_patience(play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It counts from the last change of anything that training writes, and of nothing else."""
     assert play(Recorder())[1].now == pytest.approx(1100, abs=1)

@@ -59,8 +59,8 @@ class OuterOptimizer:
         """
         gradient = self._layout.params(gradients).div_(n_tasks)
         # The largest magnitude, not a sum of squares: it is the same bits on every machine, so that
-        # all processes that take the same step decide the same.
-        peak = float(torch.linalg.vector_norm(gradient, ord=math.inf))
+        # all processes that take the same step decide the same. NaN if an element is.
+        peak = float(torch.stack(torch.aminmax(gradient)).abs().max())
         if not math.isfinite(peak):
             raise NotFiniteError("the gradient is not finite")
         if self._clip is not None:

@@ -4,22 +4,28 @@ Many workers start at the same moment and all want the same array. One of them b
 file lock and renames it into place; the others wait and map it. A file in the cache is therefore
 always whole: a crash, a full disk or a kill leaves at most a temporary file, which the next builder
 removes.
+
+What happens to it later, on a disk that loses bits or by another program, is found by its digest:
+each start of a run checks a file on each host before it maps it, one process for all of the host.
+A damaged file is built anew. ``python -m datasets.check`` checks all files at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from datasets import digest, siblings
 from datasets.errors import DataError
 from datasets.paths import cache_root
 
@@ -29,7 +35,11 @@ LOCK_TIMEOUT_S = 900.0
 REPORT_S = 30.0
 
 Chunks = Iterable[NDArray[np.uint8]]
+Part = TypeVar("Part", NDArray[np.uint8], int)
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
+
+_checked: set[tuple[Path, siblings.Stamp]] = set()
+"""What this process knows to be as it was written."""
 
 
 def map_array(path: Path, shape: tuple[int, ...]) -> Mapped:
@@ -55,21 +65,25 @@ def cached(
     """The uint8 array ``name`` of the cache, built on the first call of any process.
 
     ``name`` is a relative path ending in ``.npy``. ``build()`` yields uint8 chunks that fill
-    ``shape`` along its first dimension. A damaged cache file is built anew. The process that builds
-    says so on standard error, as ``title`` calls it, and shows on a terminal how far it is.
+    ``shape`` along its first dimension. A damaged cache file is built anew, after a line that says
+    so. The process that builds says so on standard error, as ``title`` calls it, and shows on a
+    terminal how far it is.
 
     Raises :class:`DataError` naming the file and ``$MAML_CACHE`` when the cache cannot be written;
     errors of ``build`` pass through. In either case nothing is left behind.
     """
     path = cache_root() / name
     with contextlib.suppress(DataError):
-        return map_array(path, shape)
+        return _map_checked(path, shape)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             # Another process may have built it while this one waited for the lock.
-            with contextlib.suppress(DataError):
-                return map_array(path, shape)
+            try:
+                return _map_checked(path, shape)
+            except DataError as error:
+                if path.exists():
+                    print(f"{error}; it is built anew", file=sys.stderr, flush=True)
             for stale in _temporaries(path):
                 stale.unlink(missing_ok=True)
             if title:
@@ -86,7 +100,44 @@ def cached(
             f"{path}: cannot write the cache ({error.strerror or error}); free space there, "
             "or set $MAML_CACHE to a folder that can be written"
         ) from error
-    return map_array(path, shape)
+    return _map_checked(path, shape)
+
+
+def check(path: Path) -> siblings.Stamp:
+    """Compare a file of the cache with its digest, once for all processes of this start and host.
+
+    Returns the stamp of the file that was compared. Raises :class:`DataError` naming it if it is
+    damaged, has no digest or cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            stamp = siblings.stamp(os.fstat(file.fileno()))
+            if (path, stamp) not in _checked:
+                with siblings.once(path, stamp) as done:
+                    if not done:
+                        _compare(path, file)
+                _checked.add((path, stamp))
+            return stamp
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _compare(path: Path, file: IO[bytes]) -> None:
+    for _ in _followed(digest.check(file), digest.blocks(file), f"checking {path.name}"):
+        pass
+
+
+def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
+    """:func:`map_array`, of a file that is as it was written."""
+    while True:
+        stamp = check(path)
+        array = map_array(path, shape)
+        # Another builder may have put a new file in its place between the two.
+        with contextlib.suppress(OSError):
+            if siblings.stamp(os.stat(path)) == stamp:
+                return array
 
 
 @contextlib.contextmanager
@@ -122,24 +173,27 @@ def _written(path: Path) -> list[tuple[str, int]]:
     return found
 
 
-def _followed(chunks: Chunks, rows: int, title: str) -> Iterator[NDArray[np.uint8]]:
-    """``chunks``, with a progress bar on a terminal, and a line now and then elsewhere."""
-    # Imported late: the cache is there already, most of the time.
+def _followed(parts: Iterable[Part], total: int, title: str) -> Iterator[Part]:
+    """``parts``, with a progress bar on a terminal, and a line now and then elsewhere.
+
+    ``total``: how many rows they have together; a part that is a number has so many.
+    """
     from tqdm import tqdm
 
     done, said = 0, time.monotonic()
-    with tqdm(total=rows, desc=title, delay=2.0, disable=None if title else True) as bar:
-        for chunk in chunks:
-            yield chunk
-            done += len(chunk)
-            bar.update(len(chunk))
+    with tqdm(total=total, desc=title, delay=2.0, disable=None if title else True) as bar:
+        for part in parts:
+            yield part
+            rows = part if isinstance(part, int) else len(part)
+            done += rows
+            bar.update(rows)
             if title and bar.disable and time.monotonic() - said >= REPORT_S:
                 said = time.monotonic()
-                print(f"{title}: {done} of {rows}", file=sys.stderr, flush=True)
+                print(f"{title}: {done} of {total}", file=sys.stderr, flush=True)
 
 
 def _write(path: Path, shape: tuple[int, ...], chunks: Chunks) -> None:
-    """Write a ``.npy`` file that appears whole or not at all.
+    """Write a ``.npy`` file, with its digest, that appears whole or not at all.
 
     Plain writes, not a writable memory map: on a full disk a write raises ``ENOSPC``, a mapped page
     kills the process.
@@ -147,18 +201,26 @@ def _write(path: Path, shape: tuple[int, ...], chunks: Chunks) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            rows = 0
+            header = io.BytesIO()
+            np.lib.format.write_array_header_1_0(
+                header, {"descr": "|u1", "fortran_order": False, "shape": shape}
+            )
+            # Of what is meant to be written, not of what the disk has made of it.
+            sealing, rows = digest.Digest(), 0
+            sealing.update(header.getvalue())
+            file.write(header.getvalue())
             for chunk in chunks:
                 if chunk.dtype != np.uint8 or chunk.shape[1:] != shape[1:]:
                     raise ValueError(
                         f"{path.name}: a chunk is {chunk.dtype} {chunk.shape}, not uint8 of {shape}"
                     )
-                file.write(np.ascontiguousarray(chunk).data)
+                data = np.ascontiguousarray(chunk).data
+                sealing.update(data)
+                file.write(data)
                 rows += len(chunk)
             if rows != shape[0]:
                 raise ValueError(f"{path.name}: built {rows} rows of {shape[0]}")
+            file.write(sealing.seal())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from maml.config import Config
-from maml.config.checks import MOST, most_threads
+from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
 from maml.config.presets import with_values
 from maml.errors import UserError
@@ -167,16 +167,10 @@ class RunEvaluator:
         Raises:
             UserError: as `directory.read_config`.
         """
-        config = with_values(directory.read_config(self.options.run_dir), strategy="local")
-        for name in ("data_root", "device"):
-            if getattr(self.options, name) is not None:
-                config = with_values(config, **{name: getattr(self.options, name)})
-        asked = {of[0]: getattr(self.options, name) for name, of in ASKED.items()}
-        config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
-        if config.threads is not None and config.threads > most_threads():
-            # As many as the run's machine had cores for, perhaps; results do not depend on it.
-            config = with_values(config, threads=None)
-        return config
+        options = self.options
+        config = directory.config_here(options.run_dir, options.data_root, options.device)
+        asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
+        return with_values(config, **{n: v for n, v in asked.items() if v is not None})
 
     def build(self, config: Config) -> None:
         """Build the worker and open its episodes."""

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
-from maml.config import MUST_MATCH, Config, registry
+from maml.config import MUST_MATCH, Config
 from maml.config.presets import changed, with_values
 from maml.errors import UserError, WorkerLostError
-from maml.metagradient.outer_optimizer import OuterOptimizer
+from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
 from maml.processes.device import choose_device
+from maml.processes.garbage import settled
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory
+from maml.run.guard import Guard
 from maml.run.lock import Lock
 from maml.run.log import RunLog
 from maml.run.plots import draw_curves
 from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
+from maml.run.window import Window
 from maml.scores import evaluate, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
@@ -83,7 +84,7 @@ class Trainer:
         liveness.note = self.config.run_dir or ""
         if self.world.rank:
             liveness.last_words = lambda line: directory.lose(Path(liveness.note))
-        with _settled(), strategy:
+        with settled(), strategy:
             if not strategy.drives:
                 strategy.serve()
                 return 0
@@ -112,6 +113,10 @@ class _Run:
         # Held while parameters, their optimizer, the iteration and the log do not belong together.
         self._between = threading.RLock()
         self._patience = Patience(lambda: worker.progress, speaks=self.speaks)
+        self._guard = Guard(config, self.run_dir, speaks=self.speaks)
+        # Whether parameters, optimizer and iteration belong together; what is saved of them.
+        self._whole, self._saved = True, -1
+        self._done = False
         if start is not None:
             self._restore(start)
         self.began_at = self.iteration
@@ -138,7 +143,7 @@ class _Run:
             f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
-        slow = why_no_kernels(config, self.worker)
+        slow = self.worker.why_no_kernels()
         if slow is not None:
             self._say(f"not served by the compiled kernels, so slower than it might be: {slow}")
         try:
@@ -154,6 +159,7 @@ class _Run:
                     self._save()
                     self._test()
                 self._status("finished")
+                self._done = True
                 return 0
             except _Stopped:
                 # Torchrun stops all when one was killed, and that is another end.
@@ -161,10 +167,13 @@ class _Run:
                 self._save()
             return self._stopped(self.strategy.stopping)
         except BaseException as error:
-            self._keep(error)
+            if isinstance(error, Exception):
+                self._rescue()
+            with contextlib.suppress(UserError):
+                self._status("failed")
             raise
         finally:
-            self.log.close()
+            self.log.close(failed=not self._done)
 
     def _status(self, state: str) -> None:
         if self.speaks:
@@ -175,23 +184,17 @@ class _Run:
         self._status("stopped")
         self._say(
             f"stopped by {by} after iteration {self.iteration}; checkpoint "
-            f"{checkpoint.last_checkpoint(self.run_dir)}; the same command with "
+            f"{self._last()}; the same command with "
             f"--run-dir {self.run_dir} continues"
         )
         return 130 if by == "SIGINT" else 143
 
-    def _keep(self, error: BaseException | str) -> None:
-        """Save what a run has that fails: all of it where the reason was another process."""
-        with contextlib.suppress(UserError):
-            if isinstance(error, (WorkerLostError, str)):
-                self._save()
-        with contextlib.suppress(UserError):
-            self._status("failed")
-
     def _last_words(self, line: str) -> None:
         """Save the last whole iteration, in a thread, as this process ends for another's loss."""
         if self._between.acquire(timeout=5):
-            self._keep(line)
+            self._rescue()
+            with contextlib.suppress(UserError):
+                self._status("failed")
 
     def _abandon(self, by: str) -> None:
         """Save the last whole iteration and end, while the main thread is in the middle of one."""
@@ -213,7 +216,7 @@ class _Run:
 
     def _train(self) -> None:
         config = self.config
-        window = _Window(self.worker.metric_names)
+        window = Window(self.worker.metric_names)
         episodes = self.worker.training
         bar = tqdm(
             total=config.iterations, initial=self.iteration, desc="training", unit="it",
@@ -228,35 +231,64 @@ class _Run:
                 ids = episodes.ids(self.iteration, config.meta_batch_size)
                 share = self.strategy.meta_step(self.meta_params, ids)
                 with self._between:
-                    self._step(share, began, window, bar)
+                    self._step(share, ids, began, window, bar)
                 if self._due(config.checkpoint_every):
                     self._save()
                     self._status("training")
                 if self._due(config.eval_every):
                     self._validate(bar)
 
-    def _step(self, share: Share, began: float, window: _Window, bar: Any) -> None:
+    def _step(self, share: Share, ids: Tensor, began: float, window: Window, bar: Any) -> None:
         """Step along the gradient that has come home; write the row that is due."""
-        config = self.config
         self._patience.end()
-        self.optimizer.step(share.gradients, share.n_tasks)
-        self.iteration += 1
-        took = time.perf_counter() - began
+        number, loss = self.iteration + 1, float(share.totals[0]) / share.n_tasks
+
+        def warn(line: str) -> None:
+            bar.write(f"warning: {line}", file=sys.stderr)
+
+        try:
+            self._move(share, loss)
+            took = time.perf_counter() - began
+            window.add(share, took)
+            self._guard.taken(number, loss, self.optimizer.peak, warn)
+        except NotFiniteError as error:
+            took = time.perf_counter() - began
+            window.skip(took)
+            tasks = self.strategy.tasks_of_step(ids)
+            try:
+                self._guard.refuse(number, loss, str(error), tasks, self.meta_params, warn)
+            except UserError as end:
+                raise self._with_checkpoint(end) from None
+        self.iteration, self._whole = number, True
         self.seconds += took
-        window.add(share, took)
         bar.update()
-        if self.iteration % config.log_every and self.iteration != config.iterations:
+        if self.iteration % self.config.log_every and self.iteration != self.config.iterations:
             return
         row = window.row() | self.strategy.report()
-        if not math.isfinite(row["loss"]):
-            raise self._diverged(f"the loss is {row['loss']}")
         self.log.write({"iteration": self.iteration, **row, "seconds": self.seconds})
         bar.set_postfix(
-            {name: f"{row[name]:.3f}" for name in self.worker.metric_names}
+            {name: f"{row[name]:.3f}" for name in self.worker.metric_names if name in row}
             | {"tasks/s": f"{row['tasks_per_second']:.0f}"},
             refresh=False,
         )
         window.clear()
+
+    def _move(self, share: Share, loss: float) -> None:
+        """Take the step, whole.
+
+        Every driving process holds the same sums, and so decides the same.
+
+        Raises:
+            NotFiniteError: if it cannot be taken; all is as it was.
+        """
+        if not math.isfinite(loss):
+            raise NotFiniteError(f"the loss is {loss}")
+        self._whole = False
+        try:
+            self.optimizer.step(share.gradients, share.n_tasks)
+        except NotFiniteError:
+            self._whole = True
+            raise
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.iteration % every == 0
@@ -302,6 +334,7 @@ class _Run:
                 progress=self.speaks,
                 between=self._heed_stop,
             )
+            self.log.write({"iteration": self.iteration, **test, "seconds": self.seconds})
             result |= test
             headline = "" if config.transductive else "non_transductive_"
             for name in self.worker.metric_names:
@@ -311,19 +344,17 @@ class _Run:
             result["ci95"] = result["accuracy_ci95" if "accuracy" in test else "loss_ci95"]
             self._say(summary(test, config, config.transductive))
         if self.speaks:
-            directory.write_result(self.run_dir, result)
+            directory.write_result(self.run_dir, result | self._guard.report(self.iteration))
             plot = draw_curves(self.run_dir, config, result, self.worker, self.meta_params)
             self._say(f"run directory {self.run_dir}, plot {plot}")
 
-    def _diverged(self, what: str) -> UserError:
-        return UserError(
-            f"{what} at iteration {self.iteration}: training has diverged; a smaller --meta-lr or "
-            f"--inner-lr may help; the checkpoints in {self.run_dir} are from before"
-        )
-
     def _save(self) -> None:
-        if not all(tensor.isfinite().all() for tensor in self.meta_params.values()):
-            raise self._diverged("parameters are not finite")
+        if not self.optimizer.is_finite():
+            before = f"{self._last()} is from before" if self._last().exists() else "none is saved"
+            raise UserError(
+                f"parameters are not finite after iteration {self.iteration}: training has "
+                f"diverged; {before}; a smaller --meta-lr may help"
+            )
         if not self.speaks:
             return
         with self._between:
@@ -336,10 +367,34 @@ class _Run:
                     "seconds": self.seconds,
                     "strategy": self.strategy.state(),
                     "division": self.worker.training.division,
+                    "guard": self._guard.state(),
                     "config": {name: getattr(self.config, name) for name in MUST_MATCH},
                 },
                 keep=self.config.keep_checkpoints,
             )
+            self._saved = self.iteration
+
+    def _with_checkpoint(self, error: UserError) -> UserError:
+        """Save the run as it is before a step that ends it; return the error that names the file.
+
+        Every process that takes steps comes here, and rank zero alone saves.
+        """
+        try:
+            self._save()
+        except UserError as other:
+            return UserError(f"{error}; and {other}")
+        return UserError(f"{error}; {self._last()} is from before that step")
+
+    def _rescue(self) -> None:
+        """Save the last whole iteration of a run that fails, if that can be done."""
+        if not (self.speaks and self._whole and self.iteration > self._saved):
+            return
+        with contextlib.suppress(UserError):
+            self._save()
+            self._say(f"saved after iteration {self.iteration}: {self._last()}")
+
+    def _last(self) -> Path:
+        return checkpoint.last_checkpoint(self.run_dir)
 
     def _restore(self, saved: dict[str, Any]) -> None:
         for name, tensor in self.meta_params.items():
@@ -353,65 +408,13 @@ class _Run:
             ) from error
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.strategy.restore(saved.get("strategy", {}))
+        self._guard.restore(saved.get("guard", {}))
+        self._saved = self.iteration
 
     def _say(self, text: str) -> None:
         if self.speaks:
             print(text, flush=True)
 
 
-def why_no_kernels(config: Config, worker: Worker) -> str | None:
-    """Return why compiled kernels do not serve this run; None where they do, or nobody would ask.
-
-    Nobody asks without an inner loop, on a GPU, for what is no image, or where the flags say
-    otherwise.
-    """
-    facts = registry.learner(config.learner)
-    asked_otherwise = config.kernels != "auto" or config.meta_gradient == "reverse"
-    if facts.tasks != "episodes" or asked_otherwise or worker.device.type != "cpu":
-        return None
-    return None if worker.learner.image_shape is None else worker.learner.obstacle(worker.device)
-
-
-class _Window:
-    """Sums over the iterations since the last row."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self.clear()
-
-    def clear(self) -> None:
-        self._totals: Tensor | None = None
-        self._count, self._seconds = 0, 0.0
-
-    def add(self, share: Share, seconds: float) -> None:
-        self._totals = share.totals if self._totals is None else self._totals + share.totals
-        self._count += share.n_tasks
-        self._seconds += seconds
-
-    def row(self) -> dict[str, float]:
-        """Return means over tasks by name, and tasks per second."""
-        assert self._totals is not None
-        means = (self._totals / self._count).tolist()
-        return {
-            **dict(zip(self._names, means, strict=True)),
-            "tasks_per_second": self._count / self._seconds,
-        }
-
-
 class _Stopped(Exception):
     """A stop signal came: end in good order."""
-
-
-@contextlib.contextmanager
-def _settled() -> Iterator[None]:
-    """Exempt what exists before the loop from garbage collection.
-
-    Modules and data sets are a million objects, which stay; to walk through them takes a tenth of
-    a second, and every process that is waited for does it at another time.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -122,6 +122,18 @@ class Worker:
         for size in sizes:
             self.meta_gradient(self.learner.meta_parameters(), torch.arange(size), self.learner)
 
+    def why_no_kernels(self) -> str | None:
+        """Return why compiled kernels do not serve this run; None where they do, or nobody asks.
+
+        Nobody asks without an inner loop, on a GPU, for what is no image, or where the flags say
+        otherwise.
+        """
+        asked_otherwise = self.config.kernels != "auto" or self.config.meta_gradient == "reverse"
+        few_shot = registry.learner(self.config.learner).tasks == "episodes"
+        if not few_shot or asked_otherwise or self.device.type != "cpu":
+            return None
+        return None if self.learner.image_shape is None else self.learner.obstacle(self.device)
+
     def meta_gradient(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
         """Sum the meta-gradient and the metrics over training tasks.
 

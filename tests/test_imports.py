@@ -28,7 +28,7 @@ FLOORS = (
     ("worker",),
     ("strategies", "run"),
     ("scores",),
-    ("library", "evaluate"),
+    ("library", "evaluate", "replay"),
     ("trainer", "predict"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

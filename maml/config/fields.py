@@ -142,6 +142,10 @@ class Config:
     grad_clip: float | None = _outer_loop(
         None, SAME_RUN, "Clip every element of the meta-gradient to this magnitude.", above=0
     )
+    on_nonfinite: Literal["stop", "skip"] = _outer_loop(
+        "stop", RESULT,
+        "A step whose loss or gradient is not finite is never taken: then stop, or go on without.",
+    )  # fmt: skip
     strategy: str = _distribution("auto", WAY, "Where tasks run.", names=True)
     partition: Literal["exclusive", "chunk", "nested"] = _distribution(
         "exclusive",

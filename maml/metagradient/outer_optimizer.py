@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,6 +10,10 @@ import torch
 from maml.config import Config
 from maml.metagradient.flat import ParamLayout
 from maml.params import Params
+
+
+class NotFiniteError(ArithmeticError):
+    """A step cannot be taken; ``str(error)`` says why. Nothing has changed."""
 
 
 class OuterOptimizer:
@@ -21,7 +26,10 @@ class OuterOptimizer:
     Attributes:
         params: The meta-parameters by name, views of that tensor: a step changes them, and writing
             to them in place sets them.
+        peak: The largest magnitude of an element of the latest gradient, clipped.
     """
+
+    peak = 0.0
 
     def __init__(self, config: Config, meta_params: Params) -> None:
         """Begin at ``meta_params``, of one dtype, on one device; they are copied."""
@@ -43,13 +51,33 @@ class OuterOptimizer:
         Args:
             gradients: Σ over tasks of the gradient, of each meta-parameter by name.
             n_tasks: How many tasks were summed; at least 1.
+
+        Raises:
+            NotFiniteError: if an element of the gradient is not finite; or, clipped, so large that
+                its square is not: Adam's second moment would be infinite for ever, and that weight
+                never move again. Parameters and state are as they were.
         """
         gradient = self._layout.params(gradients).div_(n_tasks)
+        # The largest magnitude, not a sum of squares: it is the same bits on every machine, so that
+        # all processes that take the same step decide the same. NaN if an element is.
+        peak = float(torch.stack(torch.aminmax(gradient)).abs().max())
+        if not math.isfinite(peak):
+            raise NotFiniteError("the gradient is not finite")
         if self._clip is not None:
             gradient.clamp_(-self._clip, self._clip)
+            peak = min(peak, self._clip)
+        if peak**2 > torch.finfo(gradient.dtype).max:
+            raise NotFiniteError(f"the gradient is too large, {peak:.1g}: its square is not finite")
+        self.peak = peak
         self._flat.grad = gradient
         self._optimizer.step()
         self._optimizer.zero_grad()
+
+    def is_finite(self) -> bool:
+        """Whether the parameters are finite, and what the optimizer remembers of gradients."""
+        remembered = self._optimizer.state[self._flat].values()
+        tensors = [self._flat, *(kept for kept in remembered if isinstance(kept, torch.Tensor))]
+        return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
     def state_dict(self) -> dict[str, Any]:
         """Return its state, for a checkpoint."""

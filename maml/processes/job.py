@@ -6,18 +6,21 @@ import os
 import platform
 from collections.abc import Mapping
 
+from maml.processes.identity import started
+
 
 def this_job() -> dict[str, str]:
     """Return by what names this start may be known again, by who would start it again.
 
-    torchrun: its own process, which lives on while its workers are started again. Not the name of
-    its rendezvous, which users type, the same one for many jobs. slurm: the job's id, which a
-    requeued job keeps.
+    torchrun: its own process, which lives on while its workers are started again, and when it was
+    started: in a container it is process 1 each time. Not the name of its rendezvous, which users
+    type, the same one for many jobs. slurm: the job's id, which a requeued job keeps.
     """
     names = {}
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        run_id = os.environ["TORCHELASTIC_RUN_ID"]
-        names["torchrun"] = f"{run_id} by process {os.getppid()} of {platform.node()}"
+        run_id, parent = os.environ["TORCHELASTIC_RUN_ID"], os.getppid()
+        launcher = f"process {parent} of {platform.node()}, started at {started(parent)}"
+        names["torchrun"] = f"{run_id} by {launcher}"
     if "SLURM_JOB_ID" in os.environ:
         names["slurm"] = os.environ["SLURM_JOB_ID"]
     return names

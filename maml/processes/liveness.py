@@ -284,7 +284,7 @@ class Liveness:
     def _has_ended(self, rank: int) -> bool:
         """Say whether a process of this host has ended; of other hosts nothing is known."""
         member = self.members[rank]
-        if rank not in self._ended and member.is_near and member.process() is None:
+        if rank not in self._ended and member.has_ended():
             self._ended[rank] = time.monotonic()
         return rank in self._ended
 
@@ -323,7 +323,9 @@ class Liveness:
         near = [member for member in self.members.values() if member.is_near]
         # One that has failed ends by itself.
         hangs = {lost} - {rank for rank, beat in self._beats.items() if beat.startswith(_FAILED)}
-        stopped = [m for m in near if m.rank in hangs or (m.pid != os.getpid() and m.is_stopped())]
+        stopped = [
+            m for m in near if m.rank in hangs or (m.rank != self.world.rank and m.is_stopped())
+        ]
         # One process of a host does it: another one might still look at how it was lost.
         if self.world.rank == min(member.rank for member in near if member not in stopped):
             for member in stopped:

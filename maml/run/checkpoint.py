@@ -8,17 +8,19 @@ names of their own, ``iteration-00001000.pt``, for whoever looks on: ``python -m
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from maml.errors import UserError
 from maml.params import Params
@@ -32,6 +34,10 @@ PARTS: dict[str, Callable[[Any], bool]] = {
     "config": lambda part: isinstance(part, dict),
 }
 """What a checkpoint holds, and whether a value can be that."""
+
+
+class DamagedError(UserError):
+    """A file that is no whole checkpoint any more; another one of the same run may be."""
 
 
 def last_checkpoint(run_dir: Path) -> Path:
@@ -73,7 +79,7 @@ def continue_from(run_dir: Path, content: dict[str, Any], *, is_last: bool) -> N
     """Make the checkpoints of ``run_dir`` end with the one that its run continues from.
 
     What an abandoned continuation has saved after it goes: it would be evaluated and kept as if
-    it were this run's. ``is_last``: whether ``content`` was read from ``last.pt``.
+    it were this run's. ``is_last``: whether ``content`` is what ``last.pt`` holds, if it exists.
 
     Raises:
         UserError: as `save`.
@@ -81,7 +87,7 @@ def continue_from(run_dir: Path, content: dict[str, Any], *, is_last: bool) -> N
     kept = numbered_checkpoints(run_dir)
     if not kept and not last_checkpoint(run_dir).exists():
         return  # it continues another directory's run, and has no checkpoint of its own yet
-    if not is_last:
+    if not (is_last and last_checkpoint(run_dir).exists()):
         save(last_checkpoint(run_dir), content)
     _number(run_dir, content)
     for iteration, path in kept.items():
@@ -135,25 +141,87 @@ def save(path: Path, content: dict[str, Any]) -> None:
         raise UserError(f"{path}: cannot write the checkpoint: {_reason(error)}{kept}") from error
 
 
+def newest_intact(run_dir: Path) -> tuple[Path, dict[str, Any], list[DamagedError]]:
+    """Return a run's newest checkpoint that is whole and finite, its content, and what newer ones
+    lack.
+
+    Raises:
+        UserError: if none is whole, naming the newest; or if one is of another format.
+    """
+    damaged: list[DamagedError] = []
+    numbered = reversed(numbered_checkpoints(run_dir).values())
+    for path in (last_checkpoint(run_dir), *numbered):
+        try:
+            content = load(path)
+            check_finite(content, path)
+            return path, content, damaged
+        except DamagedError as error:
+            damaged.append(error)
+    others = "; none of the others can be read either" if len(damaged) > 1 else ""
+    raise UserError(f"{damaged[0]}{others}") from damaged[0].__cause__
+
+
+def check_finite(content: dict[str, Any], path: Path) -> None:
+    """Refuse to go on from numbers that are none.
+
+    A weight whose second moment is infinite never moves again, and nothing else shows it.
+
+    Raises:
+        DamagedError: naming ``path``, and the part.
+    """
+    for part in ("model", "optimizer"):
+        if not all(tensor.isfinite().all() for tensor in _tensors(content[part])):
+            raise DamagedError(f"{path}: its {part} holds numbers that are not finite")
+
+
+def _tensors(part: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a nest of containers."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, (dict, list, tuple)):
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from _tensors(inner)
+
+
+def set_aside(run_dir: Path, until: Path) -> list[Path]:
+    """Rename a run's checkpoints that are newer than ``until``, one of them; return the new names.
+
+    For `newest_intact`'s damaged ones: they stay, for whoever can make something of them.
+
+    Raises:
+        UserError: naming the file, if one cannot be renamed.
+    """
+    aside = []
+    for path in (last_checkpoint(run_dir), *reversed(numbered_checkpoints(run_dir).values())):
+        if path == until:
+            break
+        target = path.with_name(f"{path.name}.damaged")
+        for n in itertools.count(2):
+            if not target.exists():
+                break
+            target = path.with_name(f"{path.name}.damaged-{n}")
+        try:
+            path.rename(target)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UserError(f"{path}: cannot set it aside: {error.strerror}") from error
+        aside.append(target)
+    return aside
+
+
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint, tensors on the CPU, without running any code it may hold.
 
     Raises:
-        UserError: if it is missing, damaged or of another format; it also names the newest
-            numbered one beside it that is another file.
+        DamagedError: if it is missing, damaged or not whole.
+        UserError: if it cannot be opened, or is of another format.
     """
-    try:
-        return _load(path)
-    except UserError as error:
-        raise UserError(f"{error}{_way_out(path)}") from error.__cause__
-
-
-def _load(path: Path) -> dict[str, Any]:
     try:
         # torch reads past the checksums that it writes: a damaged weight would be another weight.
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
-                raise UserError(f"{path}: not a readable checkpoint: {damaged} in it is damaged")
+                raise DamagedError(f"{path}: not a readable checkpoint: {damaged} in it is damaged")
         with warnings.catch_warnings():
             # About the bytes of a file that is refused below anyway.
             warnings.simplefilter("ignore")
@@ -161,21 +229,23 @@ def _load(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except FileNotFoundError:
-        raise UserError(f"{path}: no such checkpoint") from None
+        raise DamagedError(f"{path}: no such checkpoint") from None
+    except (PermissionError, IsADirectoryError, MemoryError) as error:
+        raise UserError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
     except pickle.UnpicklingError as error:
         # torch's own words advise to run the code.
         reason = "it holds other things than tensors and plain containers"
-        raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
+        raise DamagedError(f"{path}: not a readable checkpoint: {reason}") from error
     except Exception as error:
         # Damaged bytes lead the unpickler anywhere: KeyError, struct.error, IndexError …
-        raise UserError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
+        raise DamagedError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this project (format {FORMAT})")
     if missing := [part for part in PARTS if part not in content]:
-        raise UserError(f"{path}: an incomplete checkpoint, without {', '.join(missing)}")
+        raise DamagedError(f"{path}: an incomplete checkpoint, without {', '.join(missing)}")
     for part, whole in PARTS.items():
         if not whole(content[part]):
-            raise UserError(f"{path}: not a checkpoint of this project: its {part} is none")
+            raise DamagedError(f"{path}: not a checkpoint of this project: its {part} is none")
     return content
 
 
@@ -220,18 +290,6 @@ def check_division(content: dict[str, Any], division: str | None, run_dir: Path)
             "a test could be on classes that it learned from; put the folder back as it was, or "
             "divide it into train, validation and test yourself and train anew"
         )
-
-
-def _way_out(path: Path) -> str:
-    """Say from where a run can go on whose ``last.pt`` cannot be read."""
-    run_dir = path.parent.parent
-    if path != last_checkpoint(run_dir):
-        return ""
-    for other in reversed(numbered_checkpoints(run_dir).values()):
-        with contextlib.suppress(OSError):
-            if not path.exists() or not other.samefile(path):
-                return f"; --resume {other} continues from there"
-    return ""
 
 
 def _reason(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import itertools
@@ -16,10 +17,12 @@ from typing import Any
 import yaml
 
 from maml.config import Config, from_values, registry, user_path
-from maml.config.checks import check_values
+from maml.config.checks import check_values, most_threads
+from maml.config.presets import with_values
 from maml.errors import UserError
+from maml.processes.identity import Identity
 from maml.processes.job import continues, this_job
-from maml.run.files import read_rows, write_text
+from maml.run.files import read_rows, write_even_full, write_text
 from maml.run.lock import Lock
 from maml.run.provenance import git_commit, versions
 
@@ -173,6 +176,26 @@ def read_config(run_dir: Path) -> Config:
     return config
 
 
+def config_here(run_dir: Path, data_root: str | None, device: str | None) -> Config:
+    """Return `read_config` for one process of this machine, which may differ from the run's own.
+
+    Args:
+        run_dir: The run directory.
+        data_root: Where the data sets are here; None: as in the run.
+        device: What to compute on here; None: as in the run.
+
+    Raises:
+        UserError: as `read_config`.
+    """
+    here = {"data_root": data_root, "device": device}
+    given = {name: value for name, value in here.items() if value is not None}
+    config = with_values(read_config(run_dir), strategy="local", **given)
+    if config.threads is not None and config.threads > most_threads():
+        # As many as the run's machine had cores for, perhaps; results do not depend on it.
+        config = with_values(config, threads=None)
+    return config
+
+
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     """Write ``result.json``."""
     write_text(run_dir / "result.json", json.dumps(result, indent=2) + "\n")
@@ -184,6 +207,7 @@ def write_status(run_dir: Path, state: str, iteration: int, start: int, config: 
     Args:
         run_dir: The run directory.
         state: "training", "finished" (result.json is there), "stopped" (by a signal) or "failed".
+            What is "training" is so while its process lives: see `read_status`.
         iteration: Iterations done by now; of a finished or stopped run, its last checkpoint's.
         start: The iteration at which this training began: 0, or what it continued from.
         config: Of which it holds how often checkpoints are made, and how many are kept.
@@ -194,8 +218,9 @@ def write_status(run_dir: Path, state: str, iteration: int, start: int, config: 
         "start": start,
         "checkpoint_every": config.checkpoint_every,
         "keep_checkpoints": config.keep_checkpoints,
+        "process": Identity.own()._asdict(),
     }
-    write_text(run_dir / "status.json", json.dumps(content) + "\n")
+    write_even_full(run_dir / "status.json", json.dumps(content) + "\n")
 
 
 def lose(run_dir: Path) -> None:
@@ -209,10 +234,20 @@ def lose(run_dir: Path) -> None:
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
-    """Return what `write_status` wrote; None where it is not there (yet)."""
+    """Return what `write_status` wrote; None where it is not there (yet).
+
+    The state is "lost" where it was "training" and the process is known to be gone: it was killed.
+    Of a process on another host nothing is known.
+    """
     try:
         content = json.loads((run_dir / "status.json").read_text())
     except (OSError, ValueError):
         return None
-    whole = isinstance(content, dict) and content.keys() >= STATUS
-    return content if whole else None
+    if not (isinstance(content, dict) and content.keys() >= STATUS):
+        return None
+    if content["state"] == "training":
+        # An earlier version did not write it.
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            if Identity(**content["process"]).is_gone():
+                content["state"] = "lost"
+    return content

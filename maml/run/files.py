@@ -28,6 +28,23 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def write_even_full(path: Path, text: str) -> None:
+    """`write_text`; on a disk without room for another file, over the old one, in its place.
+
+    For what must be right when a disk is full. A reader may then see half of it for a moment.
+    """
+    try:
+        write_text(path, text)
+    except UserError as error:
+        content = text.encode()
+        try:
+            with open(path, "r+b") as file:
+                file.write(content)
+                file.truncate()
+        except OSError:
+            raise error from error.__cause__
+
+
 def append_line(path: Path, line: str) -> None:
     """Append a line in one write: it survives whatever comes next. Fails as `write_bytes` does."""
     try:

@@ -1,35 +1,35 @@
 """Where a run's numbers go: metrics.jsonl always, W&B or TensorBoard beside it.
 
 Written by rank zero only. A sink beside the file may fail at any time: it says so once and is
-left out from then on; the run goes on.
+left out from then on; the run goes on. It works in a thread of its own, so that a server which does
+not answer holds up nobody.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
+import psutil
 import torchopt.distributed as todist
 
 from maml.config import Config
+from maml.processes.goodbye import without_waiting
+from maml.run.background import Background, Row, Sink
 from maml.run.files import append_line, read_rows, write_text
 
-Row = dict[str, Any]
+__all__ = ["SINKS", "Row", "RunLog", "Sink", "read_metrics", "step_and_values"]
 
+LAST_WORDS = 20.0
+"""Seconds that a sink has at the end of a run to send what it holds."""
 
-class Sink(Protocol):
-    """Takes rows of numbers; may raise anything."""
-
-    def write(self, row: Row) -> None:
-        """Take one row; its ``iteration`` is the step."""
-
-    def close(self) -> None:
-        """Flush and let go."""
+LAST_WORDS_OF_A_FAILED_RUN = 5.0
+"""The same where the run was stopped or has failed: a launcher may kill it soon."""
 
 
 def step_and_values(row: Row) -> tuple[int, dict[str, float]]:
@@ -84,6 +84,26 @@ class WandbSink:
         """Finish the run."""
         self._run.finish()
 
+    @staticmethod
+    def abandon() -> None:
+        """End the library's own process: Python's end would wait for it, and it for a server."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "wandb" in child.name():
+                    child.kill()
+                    child.wait(1.0)
+        if "wandb" in sys.modules:
+            without_waiting(WandbSink._forget)
+
+    @staticmethod
+    def _forget() -> None:
+        """Take back what the library has registered for Python's end."""
+        import wandb
+
+        # It misses its process then, and says so.
+        with contextlib.suppress(Exception):
+            wandb.teardown()
+
 
 class TensorboardSink:
     """TensorBoard event files under the run directory."""
@@ -115,7 +135,7 @@ class RunLog:
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         self._path = run_dir / "metrics.jsonl"
-        self._sink: Sink | None = None
+        self._sink: Background | None = None
         self._sink_name = config.logger
         self._open(run_dir, config)
 
@@ -123,11 +143,11 @@ class RunLog:
     def _open(self, run_dir: Path, config: Config) -> None:
         make = SINKS.get(config.logger)
         if make is not None:
-            self._guard(lambda: setattr(self, "_sink", make(run_dir, config)))
+            self._sink = Background(lambda: make(run_dir, config), self._failed)
 
     @todist.rank_zero_only
     def forget_after(self, iteration: int) -> None:
-        """Drop rows after ``iteration``: a resumed run writes them again.
+        """Drop rows after ``iteration``, and of tests: a resumed run writes them again.
 
         Raises:
             UserError: as `read_metrics`, and then nothing is dropped.
@@ -135,10 +155,11 @@ class RunLog:
         rows = read_metrics(self._path)
         if not self._path.is_file():
             return
-        kept = "".join(json.dumps(row) + "\n" for row in rows if row["iteration"] <= iteration)
+        kept = [r for r in rows if r["iteration"] <= iteration and r.get("split") != "test"]
+        text = "".join(json.dumps(row) + "\n" for row in kept)
         # Also where a crash cut the last line short: the next row would join it.
-        if kept.encode() != self._path.read_bytes():
-            write_text(self._path, kept)
+        if text.encode() != self._path.read_bytes():
+            write_text(self._path, text)
 
     @todist.rank_zero_only
     def has(self, iteration: int, split: str) -> bool:
@@ -156,28 +177,24 @@ class RunLog:
             UserError: if metrics.jsonl cannot be written.
         """
         append_line(self._path, json.dumps(row))
-        sink = self._sink
-        if sink is not None:
-            self._guard(lambda: sink.write(row))
+        if self._sink is not None:
+            self._sink.write(row)
 
     @todist.rank_zero_only
-    def close(self) -> None:
-        """Close the sink, if it still works."""
+    def close(self, *, failed: bool = False) -> None:
+        """Close the sink, if it still works; wait for it a while, less long if the run failed."""
         sink, self._sink = self._sink, None
-        if sink is not None:
-            self._guard(sink.close)
+        seconds = LAST_WORDS_OF_A_FAILED_RUN if failed else LAST_WORDS
+        if sink is not None and not sink.close(seconds):
+            WandbSink.abandon()
+            self._say(f"not done after {seconds:g} s more, and left behind; metrics.jsonl has all")
 
-    def _guard(self, action: Callable[[], object]) -> None:
-        """Run ``action`` of the sink; if it fails in any way, go on without the sink."""
-        try:
-            action()
-        except Exception as error:
-            self._sink = None
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            print(
-                f"--logger {self._sink_name}: {reason}; the run goes on, with metrics.jsonl alone",
-                file=sys.stderr,
-            )
+    def _failed(self, error: Exception) -> None:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self._say(f"{reason}; the run goes on, with metrics.jsonl alone")
+
+    def _say(self, text: str) -> None:
+        print(f"--logger {self._sink_name}: {text}", file=sys.stderr, flush=True)
 
 
 def read_metrics(path: Path) -> list[Row]:

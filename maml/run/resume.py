@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,50 @@ def choose_run_dir(config: Config) -> Path:
 
 
 def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] | None:
-    """Return the content of the checkpoint to continue from, if any."""
+    """Return the content of the checkpoint to continue from, if any.
+
+    ``--resume auto`` takes the newest that is whole; a line says so if damaged ones are set aside.
+
+    Raises:
+        UserError: naming the flag or file, if there is none to continue from where there should be,
+            or it is of another run.
+    """
     last = checkpoint.last_checkpoint(run_dir)
     kept = checkpoint.numbered_checkpoints(run_dir)
     if config.resume == "auto":
-        # Without the last, but with others: its absence is an error, which names them.
-        return _load(last, config, params) if last.exists() or kept else None
+        return _newest(run_dir, config, params) if last.exists() or kept else None
     path = Path(config.resume)
     of_this_run = config.resume != "never" and run_dir.resolve() in path.resolve().parents
     if (last.exists() or kept) and not of_this_run:
         raise UserError(
             f"--resume {config.resume}: {run_dir} already holds a run; choose another --run-dir"
         )
-    return None if config.resume == "never" else _load(path, config, params)
+    if config.resume == "never":
+        return None
+    saved = _checked(checkpoint.load(path), path, config, params)
+    checkpoint.check_finite(saved, path)
+    return saved
 
 
-def _load(path: Path, config: Config, params: Params) -> dict[str, Any]:
-    """Return a checkpoint of the same run; refuse one that was made otherwise."""
-    saved, default = checkpoint.load(path), Config()
+def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
+    """Return the newest checkpoint that is whole."""
+    path, saved, damaged = checkpoint.newest_intact(run_dir)
+    saved = _checked(saved, path, config, params)
+    if damaged:
+        aside = ", ".join(each.name for each in checkpoint.set_aside(run_dir, until=path))
+        kept = f"; kept aside as {aside}" if aside else ""
+        print(
+            f"warning: {damaged[0]}; going on from {path}, after iteration {saved['iteration']}"
+            f"{kept}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return saved
+
+
+def _checked(saved: dict[str, Any], path: Path, config: Config, params: Params) -> dict[str, Any]:
+    """Return the checkpoint of ``path``; refuse one that was made otherwise."""
+    default = Config()
     for name in MUST_MATCH:
         # What an earlier version did not have yet, it did as the default does.
         then, now = saved["config"].get(name, getattr(default, name)), getattr(config, name)

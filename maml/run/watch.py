@@ -93,14 +93,19 @@ class _Watch:
                 self._report_missed(kept, status)
                 if any(self._evaluate(n, path) for n, path in kept.items()):
                     continue  # one at a time: there is more to see by now
-            if status is not None and status["state"] != "training":
+            if status is not None and status["state"] == "lost":
+                # A launcher may start it again.
+                if now - ended > SETTLE:
+                    _warn(f"error: {self._lost(status)}")
+                    return 1
+            elif status is not None and status["state"] != "training":
                 last_is_done = status["iteration"] in self.done
                 seen = last_is_done or status["iteration"] in self.damaged
                 if seen or status["state"] == "failed" or now - ended > SETTLE:
                     return self._end(status, last_is_done)
             left = patience - (now - changed)
             if left <= 0:
-                _warn(f"error: {self._silence()} for {patience:g} s (--patience)")
+                _warn(f"error: {self._silence(status)} for {patience:g} s (--patience)")
                 return 1
             time.sleep(min(poll, left))
 
@@ -169,7 +174,16 @@ class _Watch:
         print(f"{said} after iteration {iteration}{more}", flush=True)
         return 0
 
-    def _silence(self) -> str:
+    def _lost(self, status: dict[str, Any]) -> str:
+        pid, host = status["process"]["pid"], status["process"]["host"]
+        return (
+            f"{self.directory}: training was lost after iteration {status['iteration']}: process "
+            f"{pid} of {host} is gone, without a word; the same command continues it"
+        )
+
+    def _silence(self, status: dict[str, Any] | None) -> str:
+        if status is not None and status["state"] == "lost":
+            return f"{self._lost(status)}; nothing has changed"
         if not self.directory.exists():
             return f"{self.directory}: no such run directory"
         return f"{self.directory}: training has not ended, but nothing has changed"

@@ -166,6 +166,13 @@ class Strategy(ABC):
         have arrived.
         """
 
+    def tasks_of_step(self, ids: Tensor) -> Tensor:
+        """Return the ids of the tasks in what `meta_step`, asked for ``ids``, returned last.
+
+        A server that waits for some of them only may name those that it did without as well.
+        """
+        return ids
+
     @abstractmethod
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Return the metrics of each task of ``ids [T]``: ``[T, len(evaluation_names)]``, CPU."""

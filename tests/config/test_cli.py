@@ -81,6 +81,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "meta_optimizer": (["--meta-optimizer", "sgd"], "sgd"),
     "meta_momentum": (["--meta-momentum", "0.9", "--meta-optimizer", "sgd"], 0.9),
     "grad_clip": (["--grad-clip", "10"], 10.0),
+    "on_nonfinite": (["--on-nonfinite", "skip"], "skip"),
     "strategy": (["--strategy", "local"], "local"),
     "partition": (["--partition", "chunk"], "chunk"),
     "rpc_threads": (["--rpc-threads", "4"], 4),

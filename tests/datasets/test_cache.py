@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import re
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from datasets import DataError, cache
+from datasets import DataError, cache, digest
 from datasets.cache import cached
+from datasets.digest import Digest
 from datasets.paths import cache_root, default_data_root
 
 SHAPE = (6, 4)
@@ -72,7 +75,7 @@ def test_a_terminal_shows_how_far_a_build_is(empty_cache, capfd, monkeypatch):
 def test_a_log_has_a_line_now_and_then(empty_cache, capfd, monkeypatch):
     monkeypatch.setattr(cache, "REPORT_S", 0.0)
     cached("x/a.npy", SHAPE, chunks, title="drawing lines (train)")
-    assert capfd.readouterr().err.splitlines()[1:] == [
+    assert capfd.readouterr().err.splitlines()[1:3] == [
         "drawing lines (train): 4 of 6",
         "drawing lines (train): 6 of 6",
     ]
@@ -184,19 +187,117 @@ def test_a_cache_that_cannot_be_a_folder_is_named(tmp_path, monkeypatch):
         cached("x/a.npy", SHAPE, chunks)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "other shape", "other type"])
-def test_a_damaged_file_is_built_anew(empty_cache, damage):
+def flipped(content: bytes, count: int) -> bytes:
+    damaged = np.frombuffer(content, np.uint8).copy()
+    damaged[np.random.default_rng(0).choice(len(content), count, replace=False)] ^= 0x10
+    return damaged.tobytes()
+
+
+DAMAGES = {
+    "truncated": (lambda whole: whole[:-5], "digest"),
+    "empty": (lambda whole: b"", "digest"),
+    "text": (lambda whole: b"hello" * 40, "digest"),
+    "other shape": (lambda whole: npy(VALUES.T), "digest"),
+    "another array, sealed": (lambda whole: sealed(npy(VALUES.T)), r"holds uint8 \[4, 6\]"),
+    "another type, sealed": (lambda whole: sealed(npy(VALUES.astype(np.int8))), "holds int8"),
+    "written before there were digests": (lambda whole: npy(VALUES), "by an earlier version"),
+    "one bit of the array": (lambda whole: whole[:140] + b"\xff" + whole[141:], "is damaged"),
+    "flipped anywhere": (lambda whole: flipped(whole, 10), "digest|is damaged"),
+}
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def sealed(content: bytes) -> bytes:
+    digest = Digest()
+    digest.update(content)
+    return content + digest.seal()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_built_anew_and_said_so(empty_cache, damage, capfd):
     path = empty_cache / "x" / "a.npy"
     cached("x/a.npy", SHAPE, chunks)
-    whole = path.read_bytes()
-    if damage == "other shape":
-        np.save(path, VALUES.T)
-    elif damage == "other type":
-        np.save(path, VALUES.astype(np.int8))
-    else:
-        path.write_bytes({"truncated": whole[:-5], "empty": b"", "text": b"hello" * 40}[damage])
+    whole, (spoil, reason) = path.read_bytes(), DAMAGES[damage]
+    path.write_bytes(spoil(whole))
     assert (cached("x/a.npy", SHAPE, chunks) == VALUES).all()
     assert path.read_bytes() == whole
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(rf"{path}: .*({reason}).*; it is built anew", line)
+
+
+def test_a_thousand_flipped_bytes_of_many_blocks(empty_cache, monkeypatch, capfd):
+    """As a disk that fails leaves them: the size stays, and so does the time of change."""
+    monkeypatch.setattr(digest, "BLOCK", 1000)
+    shape = (40, 777)
+    array = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    cached("x/b.npy", shape, lambda: iter([array[:7], array[7:]]))
+    path, before = empty_cache / "x" / "b.npy", (empty_cache / "x" / "b.npy").stat()
+    path.write_bytes(flipped(path.read_bytes(), 1000))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (cached("x/b.npy", shape, lambda: iter([array])) == array).all()
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_what_cannot_be_read_is_built_anew(empty_cache, monkeypatch):
+    cached("x/a.npy", SHAPE, chunks)
+    real, failures = os.pread, iter([True])
+
+    def pread(*args):
+        if next(failures, False):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*args)
+
+    monkeypatch.setattr(cache, "_checked", set())
+    monkeypatch.setattr(os, "pread", pread)
+    assert (cached("x/a.npy", SHAPE, chunks) == VALUES).all()
+
+
+CHECKS = """
+import sys, time
+from datasets import cache
+real = cache._compare
+def compare(*args):
+    print("compared", flush=True)
+    time.sleep(0.5)
+    real(*args)
+cache._compare = compare
+for _ in range(2):
+    cache.cached("x/a.npy", (6, 4), lambda: sys.exit("built again"))
+"""
+
+
+def test_processes_of_one_start_check_once(empty_cache, run_python):
+    """The next start checks again, and a process that is alone checks for itself."""
+    cached("x/a.npy", SHAPE, chunks)
+    compared = []
+    for local, port in ((3, "1"), (3, "2"), (1, "2")):
+        environment = {"LOCAL_WORLD_SIZE": str(local), "MASTER_PORT": port}
+        children = [run_python(CHECKS, **environment) for _ in range(local)]
+        said = [child.communicate(timeout=600) for child in children]
+        assert not any(child.returncode for child in children), said
+        compared.append([out.split() for out, _ in said].count(["compared"]))
+    assert compared == [1, 1, 1]
+
+
+def test_all_are_checked_on_demand(empty_cache, run_python):
+    for name in ("a", "b"):
+        cached(f"x/{name}.npy", SHAPE, chunks)
+    codes, said = [], []
+    for spoil in (False, True):
+        if spoil:
+            path = empty_cache / "x" / "b.npy"
+            path.write_bytes(flipped(path.read_bytes(), 3))
+        child = run_python("import runpy; runpy.run_module('datasets.check', run_name='__main__')")
+        said.append(child.communicate(timeout=600)[0].splitlines())
+        codes.append(child.returncode)
+    assert codes == [0, 1]
+    assert [": whole, " in line for line in said[0] + said[1]] == [True, True, True, False]
+    assert "b.npy" in said[1][1] and "damaged" in said[1][1]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maml.metagradient.outer_optimizer import OuterOptimizer
+from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
 from maml.strategies.local import Local
 from maml.worker import Share, Worker
-from tests.runs import glyphs, metrics, sinusoid, train
+from tests.runs import glyphs, metrics, same, sinusoid, train
 
 CPU = torch.device("cpu")
 
@@ -68,6 +70,40 @@ def test_steps_as_pytorch_s_optimizer_does(optimizer: str, clip: float | None) -
         outer.step(gradients, n_tasks)
         for name, tensor in plain.items():
             torch.testing.assert_close(outer.params[name], tensor, rtol=0, atol=1e-14, msg=name)
+
+
+@pytest.mark.parametrize("clip", [None, 10.0])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e20])
+def test_what_is_not_finite_changes_nothing(wrong: float, clip: float | None) -> None:
+    """One such gradient freezes a weight of PyTorch's Adam, or makes it NaN; here nothing moves."""
+    start = {name: tensor.float() for name, tensor in meta_params().items()}
+    outer = OuterOptimizer(sinusoid(grad_clip=clip), start)
+    fine = {name: torch.ones_like(tensor) for name, tensor in start.items()}
+    outer.step(fine, 1)
+    bad = {name: tensor.clone() for name, tensor in fine.items()}
+    bad["bias"][2] = wrong
+    weight = torch.nn.Parameter(start["bias"].clone())
+    peer = torch.optim.Adam([weight], lr=1e-3)
+    for gradient in (bad["bias"], *[fine["bias"]] * 300):
+        before = weight.detach().clone()
+        weight.grad = gradient
+        peer.step()
+    moved = (weight - before).abs()
+    assert moved[2].isnan() or moved[2] < 1e-9 < moved[1]
+    params, state = copy.deepcopy((dict(outer.params), outer.state_dict()))
+    if clip is not None and math.isfinite(wrong):
+        outer.step(bad, 1)
+        assert outer.peak == clip
+    else:
+        with pytest.raises(
+            NotFiniteError, match=r"^the gradient is (not finite|too large, 1e\+20)"
+        ):
+            outer.step(bad, 1)
+        assert same(dict(outer.params), params) and same(outer.state_dict(), state)
+    assert outer.is_finite()
+    before = outer.params["bias"].clone()
+    outer.step(fine, 1)
+    assert (outer.params["bias"] != before).all()
 
 
 # ---- what the trainer hands it, and writes ----------------------------------------------------

@@ -95,6 +95,11 @@ def _another_launcher(begun: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "getppid", lambda: 1)
 
 
+def _the_same_number_again(begun: Path, patch: pytest.MonkeyPatch) -> None:
+    """In a container that is started again, torchrun is process 1 of the same host each time."""
+    patch.setattr("maml.processes.job.started", lambda pid: "later")
+
+
 def _no_launcher(begun: Path, patch: pytest.MonkeyPatch) -> None:
     patch.delenv("TORCHELASTIC_RUN_ID")
 
@@ -118,7 +123,15 @@ def _of_no_list(begun: Path, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "otherwise",
-    [_another_launcher, _no_launcher, _another_job, _another_command, _damaged, _of_no_list],
+    [
+        _another_launcher,
+        _the_same_number_again,
+        _no_launcher,
+        _another_job,
+        _another_command,
+        _damaged,
+        _of_no_list,
+    ],
 )
 def test_otherwise_a_new_one(
     otherwise: Callable[[Path, pytest.MonkeyPatch], None],

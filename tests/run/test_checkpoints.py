@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from maml import evaluate as evaluation
 from maml import trainer
 from maml.config.presets import with_values
 from maml.errors import UserError
+from maml.processes.identity import Identity
 from maml.run import checkpoint
 from maml.run.checkpoint import last_checkpoint, numbered_checkpoint, numbered_checkpoints
 from maml.run.directory import read_status
@@ -120,40 +120,96 @@ def test_from_another_run_nothing_is_taken_over(
     assert kept(tmp_path / "first") == [2, 4, 6, 7]
 
 
-def test_without_last_the_numbered_are_not_overwritten(tmp_path: Path) -> None:
+def warnings_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning: ")]
+
+
+def test_without_last_it_goes_on_from_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     straight = train(CONFIG, tmp_path)
     last_checkpoint(tmp_path).unlink()
-    newest = numbered_checkpoint(tmp_path, 7)
-    with pytest.raises(UserError, match=f"last.pt: no such checkpoint; --resume {newest} ") as no:
-        train(CONFIG, tmp_path)
-    assert len(str(no.value).splitlines()) == 1
     with pytest.raises(UserError, match="already holds a run"):
         train(CONFIG, tmp_path, resume="never")
-    assert list(numbered_checkpoints(tmp_path)) == [2, 4, 6, 7]
+    assert same(train(CONFIG, tmp_path)["model"], straight["model"])
+    (line,) = warnings_of(capsys)
+    newest = numbered_checkpoint(tmp_path, 7)
+    missing = f"{last_checkpoint(tmp_path)}: no such checkpoint"
+    assert line == f"warning: {missing}; going on from {newest}, after iteration 7"
+    assert kept(tmp_path) == [2, 4, 6, 7]
     again = train(CONFIG, tmp_path, resume=str(numbered_checkpoint(tmp_path, 4)))
     assert same(again["model"], straight["model"])
     assert kept(tmp_path) == [2, 4, 6, 7]
 
 
-def test_a_damaged_last_can_be_gone_back_from(tmp_path: Path) -> None:
-    train(CONFIG, tmp_path)
-    last_checkpoint(tmp_path).unlink()  # the newest numbered one is the same file
-    last_checkpoint(tmp_path).write_bytes(b"damaged")
-    with pytest.raises(UserError, match=r"last\.pt: not a readable checkpoint"):
-        train(CONFIG, tmp_path)
-    train(CONFIG, tmp_path, resume=str(numbered_checkpoint(tmp_path, 7)))
-    assert last(tmp_path)["iteration"] == 7
+def truncated(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(1000)
 
 
-def test_a_damaged_last_names_a_whole_one(tmp_path: Path) -> None:
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def frozen(path: Path) -> None:
+    """As a gradient whose square was infinite left it, before such steps were refused."""
+    content = checkpoint.load(path)
+    content["optimizer"]["state"][0]["exp_avg_sq"][3] = math.inf
+    with open(path, "r+b") as file:
+        torch.save(content, file)
+
+
+@pytest.mark.parametrize("spoil", [truncated, flipped, frozen])
+@pytest.mark.parametrize("others", [(), (6,), (6, 4, 2)], ids=str)
+def test_a_damaged_one_is_set_aside(
+    spoil: Any, others: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """7 is the same file as last.pt. Nothing is lost: they lie beside, under other names."""
+    straight = train(CONFIG, tmp_path)
+    names = [last_checkpoint(tmp_path), *(numbered_checkpoint(tmp_path, n) for n in (7, *others))]
+    for path in (names[0], *names[2:]):
+        spoil(path)
+    before = [path.read_bytes() for path in names]
+    capsys.readouterr()
+    if others == (6, 4, 2):
+        with pytest.raises(UserError, match=r"last\.pt: .*; none of the others can be") as caught:
+            train(CONFIG, tmp_path)
+        assert len(str(caught.value).splitlines()) == 1
+        assert [path.read_bytes() for path in names] == before
+        return
+    assert same(train(CONFIG, tmp_path)["model"], straight["model"])
+    (line,) = warnings_of(capsys)
+    source = numbered_checkpoint(tmp_path, min((7, *others)) - 2 + (others == ()))
+    assert line.startswith(f"warning: {names[0]}: ") and f"; going on from {source}, after" in line
+    aside = [path.with_name(f"{path.name}.damaged") for path in names]
+    assert line.endswith(f"kept aside as {', '.join(path.name for path in aside)}")
+    assert [path.read_bytes() for path in aside] == before
+    assert list(numbered_checkpoints(tmp_path)) == [2, 4, 6, 7]
+    assert [row["iteration"] for row in metrics(tmp_path)] == list(range(1, 8))
+    # Once more: the earlier ones stay as well.
+    spoil(names[0])
     train(CONFIG, tmp_path)
-    with open(last_checkpoint(tmp_path), "r+b") as file:
-        file.truncate(1000)  # 7 is the same file
-    way_out = re.escape(f"; --resume {numbered_checkpoint(tmp_path, 6)} continues from there")
-    with pytest.raises(UserError, match=way_out):
-        train(CONFIG, tmp_path)
-    again = train(CONFIG, tmp_path, resume=str(numbered_checkpoint(tmp_path, 6)))
-    assert same(again["model"], last(tmp_path)["model"])
+    assert [path.read_bytes() for path in aside] == before
+    assert (names[0].parent / "last.pt.damaged-2").exists()
+
+
+def test_what_is_not_damaged_is_not_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another version's format, and a flag that is another one: the run does not go back."""
+    train(CONFIG, tmp_path)
+    for content, says in (({"format": 2}, "format 1"), (None, "--meta-lr is 0.1")):
+        if content is not None:
+            last_checkpoint(tmp_path).unlink()
+            torch.save(content, last_checkpoint(tmp_path))
+        else:
+            last_checkpoint(tmp_path).write_bytes(b"damaged")
+        with pytest.raises(UserError, match=says):
+            train(CONFIG, tmp_path, meta_lr=0.1)
+        assert [path.name for path in (tmp_path / "checkpoints").glob("*.damaged*")] == []
+    assert warnings_of(capsys) == []
 
 
 @pytest.mark.parametrize(
@@ -191,7 +247,7 @@ def test_a_part_that_is_none(part: str, value: Any, tmp_path: Path) -> None:
     path = last_checkpoint(tmp_path)
     checkpoint.save(path, {**checkpoint.load(path), part: value})
     with pytest.raises(UserError, match=f"{part}|another version") as caught:
-        train(CONFIG, tmp_path, iterations=9)
+        train(CONFIG, tmp_path, iterations=9, resume=str(path))
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -211,8 +267,10 @@ def test_two_at_once(tmp_path: Path) -> None:
     first.wait_for("iterations 0 to", timeout=60)
     with pytest.raises(UserError, match=f"--run-dir {tmp_path}: another process is training"):
         train(CONFIG, tmp_path)
+    assert read_status(tmp_path)["state"] == "training"  # type: ignore[index]
     first.process.kill()
     first.wait(10, expect=-signal.SIGKILL)
+    assert read_status(tmp_path)["state"] == "lost"  # type: ignore[index]
     assert train(CONFIG, tmp_path)["iteration"] == 7
 
 
@@ -244,7 +302,7 @@ def test_no_room_for_the_second_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def status(state: str, iteration: int, start: int = 0) -> dict[str, Any]:
     return {
         "state": state, "iteration": iteration, "start": start, "checkpoint_every": 2,
-        "keep_checkpoints": 5,
+        "keep_checkpoints": 5, "process": Identity.own()._asdict(),
     }  # fmt: skip
 
 

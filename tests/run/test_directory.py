@@ -99,11 +99,12 @@ def test_a_row_is_the_mean_since_the_last_one(tmp_path: Path) -> None:
     assert second == pytest.approx(sum(losses[3:]) / 2, rel=1e-12)
 
 
-def test_validation_rows(finished: Finished) -> None:
+def test_rows_of_evaluations(finished: Finished) -> None:
     rows = [row for row in metrics(finished.directory) if "split" in row]
     assert [(row["iteration"], row["split"], row["tasks"]) for row in rows] == [
         (2, "validation", 4),
         (4, "validation", 4),
+        (5, "test", 6),
     ]
     for row in rows:
         for name in ["loss"] + ["accuracy"] * (finished.config.data != "sinusoid"):
@@ -154,12 +155,12 @@ def test_result_without_a_test(tmp_path: Path) -> None:
 
 
 def test_no_iterations_at_all(tmp_path: Path) -> None:
-    """Tests the initial weights: whoever asks for it gets everything but rows."""
+    """Tests the initial weights: whoever asks for it gets everything but rows of training."""
     saved = train(sinusoid(iterations=0, test_tasks=4), tmp_path)
     assert saved["iteration"] == 0
     assert result(tmp_path)["tasks_per_second"] is None
     assert (tmp_path / "curves.png").exists()
-    assert not (tmp_path / "metrics.jsonl").exists()
+    assert [row["split"] for row in metrics(tmp_path)] == ["test"]
 
 
 def test_curves_are_a_picture(finished: Finished) -> None:
@@ -228,12 +229,14 @@ def test_non_transductive_headline_is_consistent(tmp_path: Path) -> None:
 
 
 def test_divergence_is_an_error_and_keeps_what_was_good(tmp_path: Path) -> None:
-    """A loss that is no number ends the run; neither metrics nor checkpoints hold one."""
+    """A loss that is no number ends the run; neither metrics nor the checkpoint hold one."""
     train(sinusoid(iterations=2), tmp_path)
     good = last(tmp_path)
     lost = sinusoid(iterations=9, inner_lr=1e30, run_dir=str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"at iteration 1: training has diverged"):
         Trainer(lost).run()
-    assert not (tmp_path / "other" / "checkpoints" / "last.pt").exists()
+    kept = last(tmp_path / "other")
+    assert kept["iteration"] == 0
+    assert all(tensor.isfinite().all() for tensor in kept["model"].values())
     assert not (tmp_path / "other" / "metrics.jsonl").exists()
     assert same(last(tmp_path), good)

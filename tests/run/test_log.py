@@ -6,7 +6,9 @@ import ctypes
 import json
 import os
 import re
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import pytest
 
 from maml.config.presets import with_values
 from maml.errors import UserError
+from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.run import log
+from maml.run.directory import read_status
 from maml.run.log import RunLog
 from tests.launching import TRAIN, run
-from tests.runs import as_flags, glyphs, last, metrics, sinusoid, train
+from tests.runs import as_flags, glyphs, last, metrics, result, sinusoid, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -40,9 +44,13 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("full_disk")
 def test_full_disk_under_metrics_is_one_line(tmp_path: Path) -> None:
+    """What was trained until then is saved, as there is room for it elsewhere."""
     with pytest.raises(UserError, match=rf"^{tmp_path}/metrics\.jsonl: .*No space left") as caught:
-        train(sinusoid(), tmp_path)
+        train(sinusoid(iterations=40, log_every=29), tmp_path)
     assert len(str(caught.value).splitlines()) == 1
+    assert last(tmp_path)["iteration"] == 29
+    status = read_status(tmp_path)
+    assert status is not None and (status["state"], status["iteration"]) == ("failed", 29)
 
 
 def test_forgets_what_comes_after(tmp_path: Path) -> None:
@@ -140,9 +148,12 @@ def test_a_sink_gets_the_rows_of_the_file(
 ) -> None:
     sink = Sink()
     monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: sink)
-    train(glyphs(iterations=4, eval_every=2), tmp_path, logger="wandb")
+    train(glyphs(iterations=4, eval_every=2, test_tasks=3), tmp_path, logger="wandb")
     assert sink.rows == metrics(tmp_path)
-    assert len(sink.rows) == 6
+    assert [row.get("split") for row in sink.rows] == [
+        *(None, None, "validation", None, None, "validation", "test")
+    ]
+    assert sink.rows[-1]["accuracy"] == result(tmp_path)["transductive_accuracy"]
     assert sink.closed == 1
     assert "--logger" not in capsys.readouterr().err
 
@@ -156,7 +167,7 @@ def test_a_failing_sink_never_stops_training(
 ) -> None:
     monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: Sink(where))
     train(sinusoid(iterations=4, logger="wandb", test_tasks=4), tmp_path)
-    assert len(metrics(tmp_path)) == 4
+    assert len(metrics(tmp_path)) == 5
     assert (tmp_path / "result.json").exists()
     said = [line for line in capsys.readouterr().err.splitlines() if "--logger" in line]
     assert len(said) == 1
@@ -172,6 +183,75 @@ def test_a_sink_is_closed_when_training_fails(
     with pytest.raises(UserError):
         train(sinusoid(logger="wandb"), tmp_path)
     assert sink.closed == 1
+
+
+def test_a_tested_run_is_tested_anew(tmp_path: Path) -> None:
+    """Its earlier row of a test is not doubled."""
+    for tasks in (3, 4):
+        train(sinusoid(), tmp_path, test_tasks=tasks)
+    rows = metrics(tmp_path)
+    assert [row.get("split") for row in rows] == [None, None, "test"]
+    assert rows[-1]["tasks"] == 4
+
+
+class SilentSink(Sink):
+    """Waits for a server that does not answer, until the test ends."""
+
+    def __init__(self, where: str) -> None:
+        self.answer = threading.Event()
+        super().__init__(where)
+
+    def _maybe(self, where: str) -> None:
+        if where == self.fails:
+            self.answer.wait(600)
+
+
+@pytest.mark.parametrize("where", ["init", "write", "close"])
+def test_a_silent_sink_holds_nobody_up(
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(log, "LAST_WORDS", 0.1)
+    sinks: list[SilentSink] = []
+    monkeypatch.setattr(
+        SilentSink, "__new__", lambda cls, _: sinks.append(object.__new__(cls)) or sinks[-1]
+    )
+    monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: SilentSink(where))
+    train(sinusoid(iterations=4, logger="wandb"), tmp_path)
+    assert len(metrics(tmp_path)) == 4
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "--logger" in line]
+    assert (
+        said == "--logger wandb: not done after 0.1 s more, and left behind; metrics.jsonl has all"
+    )
+    sinks[0].answer.set()
+
+
+@pytest.mark.slow
+def test_a_silent_server_of_wandb(tmp_path: Path) -> None:
+    """The real library and a server that takes connections and says nothing: bounded at the end.
+
+    The command fails if a process of the library is left behind, or if it takes as long as the
+    library alone would wait.
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        environment = {
+            "WANDB_BASE_URL": f"http://127.0.0.1:{server.getsockname()[1]}",
+            "WANDB_API_KEY": "0123456789" * 4,
+            "HOME": str(tmp_path),
+        }
+        config = sinusoid(run_dir=str(tmp_path / "run"), logger="wandb", iterations=3)
+        code = (
+            "import sys, train_maml, maml.run.log as log\n"
+            "log.LAST_WORDS = 2.0\n"
+            "from maml.processes.program import run_program\n"
+            "run_program(train_maml.main, sys.argv[1:])\n"
+        )
+        done = run([sys.executable, "-c", code, *as_flags(config)], 60, env=environment)
+    assert len(metrics(tmp_path / "run")) == 3
+    assert "--logger wandb: not done after 2 s more" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_names_of_numbers() -> None:
@@ -274,6 +354,26 @@ def test_checkpoint_on_a_full_disk(small_disk: Path) -> None:
     assert last(directory)["iteration"] == 2
     (small_disk / "filler").unlink()
     assert train(config, directory, iterations=4)["iteration"] == 4
+
+
+def test_a_disk_that_fills_up_while_training(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing more can be saved, the status is right all the same, written in its place."""
+    directory, step = small_disk / "run", OuterOptimizer.step
+
+    def filling(optimizer: OuterOptimizer, *args: Any) -> None:
+        step(optimizer, *args)
+        fill(small_disk)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OuterOptimizer, "step", filling)
+        with pytest.raises(UserError, match=rf"^{directory}/metrics\.jsonl: .*No space left"):
+            train(sinusoid(iterations=10**6), directory)
+    status = read_status(directory)
+    assert status is not None and status["state"] == "failed"
+    (small_disk / "filler").unlink()
+    assert train(sinusoid(iterations=4), directory)["iteration"] == 4
 
 
 def test_every_file_on_a_full_disk_is_one_line(tmp_path: Path) -> None:

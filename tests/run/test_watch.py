@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -136,8 +137,9 @@ def test_a_training_is_stopped_and_then_killed(
     assert command(tmp_path, "--tasks", "2", "--patience", "0.3") == 1
     assert iterations(tmp_path) == list(numbered_checkpoints(tmp_path))
     (error,) = re.findall("error: .*", capsys.readouterr().err)
-    assert f"{tmp_path}: training has not ended, but nothing has changed for 0.3 s" in error
-    assert "--patience" in error
+    assert f"{tmp_path}: training was lost after iteration " in error
+    assert f"process {launched.process.pid} of {platform.node()} is gone" in error
+    assert "nothing has changed for 0.3 s (--patience)" in error
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -579,6 +581,27 @@ def test_a_failed_training_is_told(
     assert (code, recorder.seen) == (1, [2])
     *_, error = capsys.readouterr().err.splitlines()
     assert error == f"error: {training.directory}: training failed after iteration 3"
+
+
+def test_a_training_that_was_killed_is_told(
+    play: Play, training: Training, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Long before patience ends, but not before a launcher may have started it again."""
+
+    def killed() -> None:
+        path = training.directory / "status.json"
+        status = json.loads(path.read_text())
+        status["process"]["since"] += "0"  # another process has its number by now
+        path.write_text(json.dumps(status))
+
+    begins = training.says("training", 2)
+    recorder = Recorder()
+    again = [killed, nothing, begins, training.saves(4), training.says("training", 4), killed]
+    code, script = play(recorder, training.saves(2), begins, *again, patience=3600)
+    assert (code, recorder.seen) == (1, [2, 4])
+    assert SETTLE < script.now - 1000 < SETTLE + 100
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {training.directory}: training was lost after iteration 4: ")
 
 
 def test_patience(play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

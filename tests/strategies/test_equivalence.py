@@ -99,7 +99,7 @@ def trained(run_dir: Path) -> Trained:
     saved = torch.load(run_dir / "checkpoints" / "last.pt", weights_only=True)
     assert saved["iteration"] == 3
     rows = {f"{row.get('split', 'train')} {row['iteration']}": row for row in metrics(run_dir)}
-    assert rows.keys() == {"validation 2", "train 3"}
+    assert rows.keys() == {"validation 2", "train 3", "test 3"}
     said = {
         f"{where}: {name}": value
         for where, row in (rows | {"result": result(run_dir)}).items()

@@ -89,6 +89,7 @@ class ParameterServer(Strategy):
         # and those of a run that was stopped.
         self._under_way: dict[int, deque[Tensor]] = {rank: deque() for rank in self.trainers}
         self._left_over: deque[Tensor] = deque()
+        self._taken_in = torch.empty(0, dtype=torch.int64)
         self._forget_counts()
 
     def transport(self) -> AbstractContextManager[None]:
@@ -188,12 +189,16 @@ class ParameterServer(Strategy):
             if arrived is None:
                 continue
             rank, result = arrived
-            self._under_way[rank].popleft()
+            self._taken_in = self._under_way[rank].popleft()
             staleness = self._step - result.number
             if staleness <= self.config.ps_max_staleness:
                 self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
                 return result.flat
             self._dropped += 1
+
+    def tasks_of_step(self, ids: Tensor) -> Tensor:
+        """Return, in async mode, those of the gradient that arrived."""
+        return self._taken_in if self.config.ps_mode == "async" else ids
 
     def _following_batch(self, first_ids: Tensor) -> Tensor:
         """Return the next meta-batch to hand out: what a stopped run had under way, then on."""

@@ -1,0 +1,112 @@
+"""``python -m maml.replay RUN_DIR``: the tasks of a step that was not finite, one by one.
+
+    python -m maml.replay runs/maml-omniglot-5way-1shot-… [--iteration 1234]
+
+A training that meets a loss or gradient that is not finite does not take that step, and keeps its
+tasks and the model before it. Here each task is computed alone: which one is it?
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from maml.config.parser import Parser, whole_number
+from maml.errors import UserError
+from maml.params import Params
+from maml.processes.device import choose_device
+from maml.processes.setup import init_process
+from maml.processes.world import World
+from maml.run import directory, refused
+from maml.run.checkpoint import check_model
+from maml.worker import Share, Worker
+
+NAMES = 4
+"""How many parameters a line names."""
+
+
+def main(arguments: list[str]) -> int:
+    """Print a line for each task of a refused step; return the exit code."""
+    options = _parse(arguments)
+    run_dir: Path = options.run_dir
+    config = directory.config_here(run_dir, options.data_root, options.device)
+    row, tasks, model = refused.read(run_dir, options.iteration)
+    world = World(0, 1, 0, 1, launched=False)
+    init_process(config, world)
+    worker = Worker(config, choose_device(config, world))
+    check_model({"model": model}, worker.learner.meta_parameters(), str(run_dir))
+    print(f"{run_dir}: iteration {row['iteration']}: {row.get('reason')}", flush=True)
+    bad = [task for task in tasks.tolist() if not _is_fine(worker, model, task)]
+    print(_verdict(bad, len(tasks)))
+    if not bad:
+        share = worker.meta_gradient(model, tasks, worker.learner)
+        print(f"together: {_numbers(worker, share)}{_faults(share.gradients)}")
+    return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m maml.replay",
+        description="Compute the tasks of a step that was not finite again, one by one.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    parser.add_argument(
+        "--iteration",
+        type=whole_number,
+        help="the step, counted from 1 (default: the last that was kept)",
+    )
+    parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
+    options = parser.parse_args(arguments)
+    if options.data_root == "":
+        raise UserError('--data-root "": empty; was a shell variable not set?')
+    return options
+
+
+def _is_fine(worker: Worker, model: Params, task: int) -> bool:
+    """Compute one task and print its line; return whether its numbers are finite."""
+    share = worker.meta_gradient(model, torch.tensor([task]), worker.learner)
+    faults = _faults(share.gradients)
+    print(f"task {task}: {_numbers(worker, share)}{faults}", flush=True)
+    return not faults and bool(share.totals.isfinite().all())
+
+
+def _numbers(worker: Worker, share: Share) -> str:
+    """Return the mean loss and metrics of a share, and the norm of its mean gradient."""
+    means = (share.totals / share.n_tasks).tolist()
+    shown = [f"{n} {x:.4g}" for n, x in zip(worker.metric_names, means, strict=True)]
+    # In double precision: the square of a large number must not be what is not finite.
+    flat = torch.cat([each.reshape(-1).double() for each in share.gradients.values()])
+    return ", ".join([*shown, f"gradient norm {float(flat.norm()) / share.n_tasks:.4g}"])
+
+
+def _faults(gradients: Params) -> str:
+    """Name the parameters whose gradient cannot be learned from."""
+    names = [name for name, gradient in gradients.items() if not _is_usable(gradient)]
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return f"; not finite in {', '.join(names[:NAMES])}{more}" if names else ""
+
+
+def _is_usable(gradient: Tensor) -> bool:
+    """Whether its elements, and their squares, are finite: see `OuterOptimizer.step`."""
+    return bool((gradient * gradient).isfinite().all())
+
+
+def _verdict(bad: list[int], tasks: int) -> str:
+    if bad:
+        few = ", ".join(map(str, bad[:20])) + (", …" if len(bad) > 20 else "")
+        return f"{len(bad)} of {tasks} tasks not finite: {few}"
+    return (
+        f"each of the {tasks} tasks is finite by itself, here and now; with --ps-mode async the "
+        "gradient may have been of an earlier model"
+    )
+
+
+if __name__ == "__main__":
+    from maml.processes.program import run_program
+
+    run_program(main, sys.argv[1:])

@@ -1,0 +1,196 @@
+"""A step that is not finite is not taken, and its tasks are found; divergence is said early."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maml import replay
+from maml.errors import UserError
+from maml.run import refused
+from maml.run.checkpoint import last_checkpoint
+from maml.run.directory import read_status
+from maml.run.divergence import LONG, Divergence
+from maml.run.guard import SKIPPED_IN_A_ROW
+from maml.strategies.local import Local
+from tests.launching import run, torchrun
+from tests.poisoned import BAD
+from tests.runs import as_flags, last, metrics, result, same, sinusoid, train
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+# Three tasks a step: the third step has tasks 6, 7 and 8.
+POISONED = sinusoid(data="tests.poisoned:nan", iterations=6, meta_batch_size=3)
+HUGE = {"data": "tests.poisoned:huge", "inner_steps": 0}
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in refused.rows_of(run_dir).read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({}, "the loss is nan"),
+        (HUGE, r"the gradient is too large, \de\+\d+: its square is not finite"),
+    ],
+    ids=["loss", "gradient"],
+)
+def test_a_step_that_is_not_finite_stops_the_run(
+    values: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint from before it exists, and the line names it; the task is found."""
+    with pytest.raises(UserError, match=f"^{reason} at iteration 3: training has div") as caught:
+        train(POISONED, tmp_path, **values)
+    line = str(caught.value)
+    assert len(line.splitlines()) == 1 and str(last_checkpoint(tmp_path)) in line
+    assert same(
+        last(tmp_path)["model"], train(POISONED, tmp_path / "2", iterations=2, **values)["model"]
+    )
+    assert read_status(tmp_path)["state"] == "failed"  # type: ignore[index]
+    (row,) = rows(tmp_path)
+    assert (row["iteration"], row["tasks"], row["action"]) == (3, [6, 7, 8], "stop")
+    capsys.readouterr()
+    assert replay.main([str(tmp_path)]) == 0
+    first, *tasks, verdict = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{tmp_path}: iteration 3: ")
+    assert [line.split(":")[0] for line in tasks] == ["task 6", "task 7", "task 8"]
+    assert ["not finite in network." in line for line in tasks] == [False, True, False]
+    assert verdict == f"1 of 3 tasks not finite: {BAD}"
+    # The same command meets it again; another way of going on gets past it.
+    with pytest.raises(UserError, match="at iteration 3"):
+        train(POISONED, tmp_path, **values)
+    train(POISONED, tmp_path, on_nonfinite="skip", **values)
+    found = result(tmp_path)
+    assert (found["skipped"], found["iterations"], found["diverged"]) == (1, 6, None)
+    assert [row.get("skipped") for row in metrics(tmp_path)] == [None, None, 1, None, None, None]
+    assert all(math.isfinite(row["loss"]) for row in metrics(tmp_path) if "loss" in row)
+
+
+def test_a_skipped_step_changes_nothing(tmp_path: Path) -> None:
+    before = train(POISONED, tmp_path, iterations=2)
+    after = train(POISONED, tmp_path, iterations=3, on_nonfinite="skip")
+    assert same(before["model"], after["model"]) and same(before["optimizer"], after["optimizer"])
+    assert after["iteration"] == 3
+    straight = train(POISONED, tmp_path / "straight", on_nonfinite="skip", log_every=2)
+    assert same(train(POISONED, tmp_path, on_nonfinite="skip")["model"], straight["model"])
+    assert refused.skipped(tmp_path, 6) == 1 and refused.skipped(tmp_path, 2) == 0
+    # A row of two steps is the mean over the one that was taken.
+    assert [row.get("skipped") for row in metrics(tmp_path / "straight")] == [None, 1, None]
+
+
+def test_a_run_that_only_skips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Local.meta_step
+
+    def meta_step(strategy: Any, params: Any, ids: Any) -> Any:
+        share = real(strategy, params, ids)
+        return share._replace(totals=share.totals * math.inf)
+
+    monkeypatch.setattr(Local, "meta_step", meta_step)
+    config = sinusoid(iterations=10**6, on_nonfinite="skip", log_every=7)
+    with pytest.raises(UserError, match=f"at each of the last {SKIPPED_IN_A_ROW}: training has"):
+        train(config, tmp_path)
+    assert len(list((tmp_path / "nonfinite").iterdir())) == refused.MODELS
+    assert len(rows(tmp_path)) == SKIPPED_IN_A_ROW
+    assert "loss" not in metrics(tmp_path)[-1]
+
+
+STRATEGIES = {
+    "exclusive": ["--strategy", "rpc"],
+    "chunk": ["--strategy", "rpc", "--partition", "chunk"],
+    "allreduce": ["--strategy", "allreduce", "--check-every", "1"],
+    "server": ["--strategy", "param-server"],
+    "collective": ["--strategy", "param-server", "--ps-transport", "collective"],
+    "async": ["--strategy", "param-server", "--ps-mode", "async"],
+}
+
+
+def test_all_strategies_and_ranks_decide_the_same(tmp_path: Path) -> None:
+    """The process that has the task is another one each time; parameters are those of `local`."""
+    config = sinusoid(
+        data="tests.poisoned:nan",
+        iterations=5,
+        on_nonfinite="skip",
+        dtype="float64",
+        resume="never",
+    )
+    flags = as_flags(config)
+    alone = train(config, tmp_path / "alone")["model"]
+    asked = {name: [*flags, *strategy] for name, strategy in STRATEGIES.items()}
+    topologies = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(asked)]
+    run([*torchrun(2, topologies)], 180)
+    for name in STRATEGIES:
+        (row,) = rows(tmp_path / name)
+        assert BAD in row["tasks"] and row["action"] == "skip", name
+        assert result(tmp_path / name)["skipped"] == 1
+        for parameter, tensor in last(tmp_path / name)["model"].items():
+            torch.testing.assert_close(tensor, alone[parameter], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "spoil", "says"),
+    [
+        (None, lambda path: path.unlink(), "no step of this run was refused"),
+        (4, lambda path: None, r"--iteration 4: no model was kept of it; of 3"),
+        (None, lambda path: path.write_text('{"iteration": 3}\n'), "without its tasks"),
+        (None, lambda path: path.write_text('{"iter\n\n'), "line 1 is not a row"),
+    ],
+)
+def test_what_cannot_be_replayed(
+    iteration: int | None, spoil: Any, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError):
+        train(POISONED, tmp_path)
+    spoil(refused.rows_of(tmp_path))
+    options = [] if iteration is None else ["--iteration", str(iteration)]
+    with pytest.raises(UserError, match=says) as caught:
+        replay.main([str(tmp_path), *options])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# ---- divergence before NaN ---------------------------------------------------------------------
+
+
+def test_a_loss_far_above_its_beginning_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every number is finite, and all are nonsense; a run that goes on knows it still."""
+    config = sinusoid(iterations=LONG + 50, log_every=50, meta_lr=100.0, inner_steps=0)
+    for iterations in (30, LONG + 20, LONG + 50):
+        train(config, tmp_path, iterations=iterations)
+        assert result(tmp_path)["diverged"]["loss"] > 4 * result(tmp_path)["diverged"]["beginning"]
+    said = [
+        line for line in capsys.readouterr().err.splitlines() if "training has diverged" in line
+    ]
+    assert len(said) == 2, "once for each start that met it"
+    assert said[0].startswith("warning: the loss is ") and f"at iteration {LONG}" in said[0]
+    train(config, tmp_path / "healthy", meta_lr=1e-3)
+    assert result(tmp_path / "healthy")["diverged"] is None
+    assert "warning" not in capsys.readouterr().err
+
+
+def look(losses: list[float], peaks: list[float] | None = None) -> list[str]:
+    seen, said = Divergence(), []
+    for n, loss in enumerate(losses, start=1):
+        said += seen.look(n, loss, peaks[n - 1] if peaks else 1.0)
+    return said
+
+
+def test_what_is_no_divergence() -> None:
+    assert look([2.0] + [1.0] * 500) == []
+    assert look(([2.0] + [100.0] * 9) * 5 + [1.0] * 200) == [], "for a while only"
+    assert look([2.0] + [1.0, 1.0, 1.0, 500.0] * 100) == [], "now and then"
+    assert look([-3.0] + [1e6] * 500) == [], "a loss below zero has no scale"
+    assert len(look([2.0] + [9.0] * 500)) == 1
+
+
+def test_a_gradient_like_none_before_is_said_once() -> None:
+    peaks = [0.1] * 30 + [1e6] + [0.1] * 30 + [1e12]
+    (line,) = look([1.0] * len(peaks), peaks)
+    assert "iteration 31 has an element of 1e+06, where 0.1 was the largest" in line
+    assert look([1.0] * 5, [1e-8, 1.0, 1e-3, 1e8, 1.0]) == [], "there is nothing to compare with"

@@ -175,12 +175,29 @@ class _ByClass(NamedTuple):
         return Examples(self.images, np.arange(len(labels), dtype=np.int64), labels)
 
 
+def options_of(data: str) -> set[str] | None:
+    """The options that a few-shot data set takes, by name; None where it takes any."""
+    known = find(data)
+    if known.episodes is None:
+        return set()
+    parameters = inspect.signature(_function(known, known.episodes)).parameters.values()
+    others = [parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD]
+    # One that takes the rest as unused takes none of it.
+    if others and not others[0].startswith("_"):
+        return None
+    return {parameter.name for parameter in parameters} - {"name", "split", *others} | {"dtype"}
+
+
+def _function(known: DataSet, opener: str) -> Any:
+    module, _, attribute = opener.rpartition(":")
+    return getattr(importlib.import_module(module or known.module), attribute)
+
+
 def _call(
     known: DataSet, opener: str, split: str, data_root: Path | str | None, request: dict[str, Any]
 ) -> Any:
     """What ``opener`` returns, called with those of the options that it takes."""
-    module, _, attribute = opener.rpartition(":")
-    function = getattr(importlib.import_module(module or known.module), attribute)
+    function = _function(known, opener)
     root = default_data_root() if data_root is None else Path(data_root)
     options = {"name": known.name, "data_root": root, **request}
     parameters = inspect.signature(function).parameters.values()

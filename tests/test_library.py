@@ -26,6 +26,13 @@ NAMES = ["owl", "cat", "dog"]
 TASKS = 6
 
 
+def test_an_option_that_a_data_set_does_not_take() -> None:
+    with pytest.raises(maml.UserError, match="wayz: no option of --data glyphs, which takes dtype"):
+        maml.episodes("glyphs", wayz=3)
+    with pytest.raises(maml.UserError, match="--data glyph: unknown"):
+        maml.episodes("glyph")
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("trained")

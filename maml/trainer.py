@@ -29,7 +29,8 @@ from maml.run.log import RunLog
 from maml.run.plots import draw_curves
 from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
-from maml.scores import evaluate, summary
+from maml.run.task_scores import write_tasks
+from maml.scores import evaluate, means, of_tasks, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
@@ -272,7 +273,7 @@ class _Run:
             "tasks_per_second": tasks_per_second,
         }  # fmt: skip
         if config.test_tasks:
-            test = evaluate(
+            values = of_tasks(
                 self.strategy,
                 self.meta_params,
                 "test",
@@ -280,6 +281,10 @@ class _Run:
                 progress=self.speaks,
                 between=self._heed_stop,
             )
+            names = self.worker.evaluation_names
+            if self.speaks:
+                write_tasks(self.run_dir, "test", config.seed, names, values.tolist())
+            test = means(values, "test", names)
             result |= test
             headline = "" if config.transductive else "non_transductive_"
             for name in self.worker.metric_names:

@@ -15,8 +15,7 @@ from typing import Any
 
 import yaml
 
-from maml.config import Config, from_values, registry, user_path
-from maml.config.checks import check_values
+from maml.config import Config, saved, user_path
 from maml.errors import UserError
 from maml.processes.job import continues, this_job
 from maml.run.files import read_rows, write_text
@@ -145,32 +144,8 @@ def _starts(path: Path) -> list[dict[str, Any]]:
 
 
 def read_config(run_dir: Path) -> Config:
-    """Return the configuration that ``run_dir`` was made with.
-
-    Raises:
-        UserError: naming the file, if there is none, it is of another version of this project, or
-            its values cannot work.
-    """
-    path = run_dir / "config.yaml"
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-            raise UserError("damaged or empty: no mapping of values called config")
-        config = from_values(content["config"])
-        if not registry.has_theirs(config):
-            check_values(config)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: not a run directory") from error
-    except (yaml.YAMLError, ValueError, RecursionError, UserError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path}: not a configuration of this version: {reason}") from error
-    if registry.has_theirs(config):
-        # What is wrong has nothing to do with a version: its file is not found, or is another now.
-        try:
-            check_values(config)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from error
-    return config
+    """Return the configuration that ``run_dir`` was made with; fails as `saved.read` does."""
+    return saved.read(run_dir / "config.yaml")
 
 
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""How studies are run: sweeps over settings, comparisons of learners. Beside them, the scripts."""

@@ -232,7 +232,7 @@ def _early(said: Any, wrong: Callable[[str], UserError]) -> Hyperband | None:
         raise wrong("early_terminate: type: must be hyperband")
     if said.keys() - {"type", "min_iter", "max_iter", "s", "eta", "strict"}:
         raise wrong("early_terminate: has min_iter, or max_iter and s; eta; strict")
-    eta, strict = said.get("eta", 3), said.get("strict", False)
+    eta, strict = said.get("eta", 3), said.get("strict", True)
     if isinstance(eta, bool) or not isinstance(eta, int | float) or not 1 < eta < math.inf:
         raise wrong(f"early_terminate: eta: {eta!r} is not a number above 1")
     if type(strict) is not bool:

@@ -20,13 +20,13 @@ from maml.config import MUST_MATCH, Config, registry
 from maml.config.presets import changed, with_values
 from maml.errors import UserError
 from maml.metagradient.outer_optimizer import OuterOptimizer
+from maml.plots.curves import draw_curves
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory
 from maml.run.lock import Lock
 from maml.run.log import RunLog
-from maml.run.plots import draw_curves
 from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
 from maml.run.task_scores import write_tasks

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,11 +37,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval is on one side of 0."""
-        return self.low > 0 or self.high < 0
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -55,7 +51,8 @@ class Difference:
             tasks score the same.
         detectable: The smallest difference that would have been shown, in four studies of five.
         over_seeds: Over other seeds; None for one seed.
-        p_seeds: Two-sided, signs of the seeds' differences flipped; None for one seed.
+        p_seeds: Two-sided, Student's, of the same question as ``over_seeds``; None for one seed. (To
+            flip the signs of a handful of seeds would never give a small p.)
         detectable_seeds: As ``detectable``, over seeds; None for one seed.
     """
 
@@ -68,16 +65,6 @@ class Difference:
     over_seeds: Interval | None
     p_seeds: float | None
     detectable_seeds: float | None
-
-    @property
-    def verdict(self) -> str:
-        """Say in a few words what is shown."""
-        if self.over_seeds is not None and self.over_seeds.excludes_zero:
-            return "holds over seeds"
-        if self.runs.excludes_zero:
-            many = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
-            return f"holds for these runs; over seeds not shown ({many})"
-        return "not shown"
 
 
 def difference(a: Floats, b: Floats, seed: int = 0) -> Difference:
@@ -108,7 +95,7 @@ def difference(a: Floats, b: Floats, seed: int = 0) -> Difference:
         correlation=_correlation(a, b),
         detectable=float(z * spread / n**0.5),
         over_seeds=over,
-        p_seeds=sign_flip(each, seed) if seeds > 1 else None,
+        p_seeds=_student(each) if seeds > 1 else None,
         detectable_seeds=detectable_seeds,
     )
 
@@ -169,6 +156,25 @@ def sign_flip(values: Floats, seed: int = 0) -> float:
     return as_far / (RESAMPLES + 1)
 
 
+def verdicts(found: Sequence[Difference]) -> list[tuple[float, float | None, str]]:
+    """Return for each difference both p-values, corrected for their number, and what is shown."""
+    runs = holm([each.p for each in found])
+    several = [each.p_seeds for each in found if each.p_seeds is not None]
+    seeds = iter(holm(several))
+    said: list[tuple[float, float | None, str]] = []
+    for each, p in zip(found, runs, strict=True):
+        p_seeds = None if each.p_seeds is None else next(seeds)
+        if p_seeds is not None and p_seeds <= 1 - LEVEL:
+            shown = "holds over seeds"
+        elif p <= 1 - LEVEL:
+            many = "one seed" if each.seeds == 1 else f"{each.seeds} seeds"
+            shown = f"holds for these runs; over seeds not shown ({many})"
+        else:
+            shown = "not shown"
+        said.append((p, p_seeds, shown))
+    return said
+
+
 def holm(p: list[float]) -> list[float]:
     """Return p-values for several comparisons at once (Holm 1979)."""
     order, adjusted, least = sorted(range(len(p)), key=lambda i: p[i]), list(p), 0.0
@@ -176,6 +182,12 @@ def holm(p: list[float]) -> list[float]:
         least = max(least, min(1.0, (len(p) - rank) * p[i]))
         adjusted[i] = least
     return adjusted
+
+
+def _student(means: Floats) -> float:
+    if np.ptp(means) == 0:
+        return float(means[0] == 0)
+    return float(stats.ttest_1samp(means, 0.0).pvalue)
 
 
 def _deviation(values: Floats) -> float:

@@ -21,8 +21,9 @@ class Journal(JournalFileBackend):
     short was never acted upon.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._guard = path, FolderLock(path.with_name(f"{path.name}.lock"))
+    def __init__(self, path: Path, lock: Path) -> None:
+        """Open the journal at ``path``; whoever writes holds ``lock``."""
+        self._path, self._guard = path, FolderLock(lock)
         super().__init__(str(path))  # its own lock is not used
         with self._guard.held():
             self._mend()

@@ -4,7 +4,7 @@ sweep.yaml     the file, as it was when the sweep was last continued
 journal.log    Optuna's journal: what is known of every trial
 trials/0007/   the run directory of trial 7
 logs/0007.log  what it printed
-workers/       signs of life of those that work here
+workers/       signs of life of those that work here; beside them, locks
 """
 
 from __future__ import annotations
@@ -81,16 +81,18 @@ class Sweep:
         """
         self.folder, self.file = folder, file
         try:
-            for part in ("trials", "logs", "workers"):
+            for part in ("trials", "logs", "workers", "locks"):
                 (folder / part).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--folder {folder}: {error.strerror}") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._others = Others(folder / "workers")
-        self._lock = FolderLock(folder / "next.lock")
+        self._lock = FolderLock(folder / "locks" / "next")
         try:
             with self._lock.held():
-                self._storage = JournalStorage(Journal(folder / "journal.log"))
+                self._storage = JournalStorage(
+                    Journal(folder / "journal.log", folder / "locks" / "journal")
+                )
                 self._open()
         except OSError as error:
             raise UserError(f"--folder {folder}: {error.strerror}") from error

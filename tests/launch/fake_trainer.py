@@ -1,7 +1,7 @@
 """Leaves the files of a training, in a tenth of a second: for tests of what runs trainings.
 
-``--rounds`` validations, ``--pause`` seconds apart, of the accuracy ``--good``. It saves after each,
-stops at SIGTERM, and continues where it ended.
+``--rounds`` validations, ``--pause`` seconds apart, of the accuracy ``--good``. It saves after
+each, stops at SIGTERM, and continues where it ended.
 """
 
 from __future__ import annotations

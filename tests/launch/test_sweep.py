@@ -1,4 +1,4 @@
-"""Sweeps: every trial once, whoever is killed meanwhile; states that are true; one that continues."""
+"""Sweeps: every trial once, whoever is killed meanwhile; states that are true."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_failed_trial_says_why_and_is_tried_again_when_asked(
 
 def test_where_all_trials_fail_no_more_are_begun(tmp_path: Path) -> None:
     path = written(tmp_path, {"seed": list(range(9)), "dies": True})
-    with pytest.raises(UserError, match="all 3 trials so far have failed.*SIGKILL.*memory"):
+    with pytest.raises(UserError, match=r"all 3 trials so far have failed.*SIGKILL.*memory"):
         swept(path)
     assert states(path) == [FAILED] * 3
 
@@ -283,7 +283,7 @@ def test_a_journal_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
     journal.write_text(first + "nonsense\n" + "".join(rest))
     with pytest.raises(UserError, match=f"{journal}: damaged"):
         swept(path)
-    empty = Journal(tmp_path / "empty.log")
+    empty = Journal(tmp_path / "empty.log", tmp_path / "lock")
     assert list(empty.read_logs(0)) == []
 
 
@@ -323,7 +323,7 @@ def test_bad_flags(flags: list[str], says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=says):
         swept(written(tmp_path, {"seed": [0]}), *flags)
     endless = written(tmp_path, {"good": {"min": 0.0, "max": 1.0}}, method="random")
-    with pytest.raises(UserError, match="--total: .*no end"):
+    with pytest.raises(UserError, match=r"--total: .*no end"):
         swept(endless)
     assert not (tmp_path / "there").exists()
 

@@ -51,8 +51,8 @@ class Difference:
             tasks score the same.
         detectable: The smallest difference that would have been shown, in four studies of five.
         over_seeds: Over other seeds; None for one seed.
-        p_seeds: Two-sided, Student's, of the same question as ``over_seeds``; None for one seed. (To
-            flip the signs of a handful of seeds would never give a small p.)
+        p_seeds: Two-sided, Student's, of the same question as ``over_seeds``; None for one seed.
+            To flip the signs of a handful of seeds would never give a small p.
         detectable_seeds: As ``detectable``, over seeds; None for one seed.
     """
 

@@ -22,8 +22,9 @@ from maml.plots import comparing, style
 LEGEND = """\
 Δ is the row's mean minus that of {base}, on the same test tasks. *These runs*: of the trained
 networks on other tasks, by a BCa bootstrap over pairs of seed and task, and p by flipping signs.
-*Over seeds*: of other seeds, too, by Student's interval and p of the seeds' mean differences. *Detectable*: the smallest Δ that would have been shown in four studies of
-five. Intervals are of 95 %.{holm}
+*Over seeds*: of other seeds, too, by Student's interval and p of the seeds' mean differences.
+*Detectable*: the smallest Δ that would have been shown in four studies of five. Intervals are of
+95 %.{holm}
 """
 
 

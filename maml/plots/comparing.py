@@ -70,7 +70,7 @@ def _intervals(
     axis.set_yticks(range(len(rows)), list(rows), fontsize=8)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.grid(axis="x", alpha=0.25)
-    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.28 - 0.25 / len(rows)), ncols=2)
+    axis.figure.legend(fontsize=7, loc="outside lower center", ncols=2)
 
 
 def main_effects(
@@ -95,7 +95,7 @@ def main_effects(
     """
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
-    drawn, axes = style.figure(rows, columns, (3.4, 3.0))
+    drawn, axes = style.figure(rows, columns, (3.4, 3.0), sharey=True)
     for axis, name in zip(axes.flat, names, strict=False):
         levels = sorted({point[name] for point in points}, key=_order)
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in levels)

@@ -36,8 +36,10 @@ def look_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (5.0, 3.6)) -> Any:
-    """Return a figure of ``rows × columns`` axes, each of ``size`` inches, and the axes ``[…]``."""
+def figure(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (5.0, 3.6), **options: Any
+) -> Any:
+    """Return a figure of ``rows × columns`` axes, each of ``size`` inches, and all axes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -45,7 +47,7 @@ def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (5.0, 3.
 
     drawn, axes = plt.subplots(
         rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained",
-        squeeze=False,
+        squeeze=False, **options,
     )  # fmt: skip
     return drawn, axes
 
@@ -58,7 +60,7 @@ def percent(axis: Any, which: str = "y") -> None:
 
 
 def save(drawn: Any, path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Write a figure as ``path`` with each of ``kinds`` as its suffix; return the files.
+    """Write a figure as ``path``.png and so on, for each of ``kinds``; return the files.
 
     Raises:
         UserError: if one cannot be written.
@@ -71,7 +73,7 @@ def save(drawn: Any, path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[
         # Without a date: the same picture is the same file.
         metadata = {"CreationDate": None} if kind == "pdf" else None
         drawn.savefig(picture, format=kind, dpi=130, metadata=metadata)
-        written.append(path.with_suffix(f".{kind}"))
+        written.append(path.with_name(f"{path.name}.{kind}"))
         write_bytes(written[-1], picture.getvalue())
     plt.close(drawn)
     return written

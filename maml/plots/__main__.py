@@ -9,6 +9,7 @@ Runs that differ in their seed alone are one method, drawn as their mean with an
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -73,7 +74,9 @@ def _draw(methods: dict[str, list[Run]], folder: Path, tasks: int, task: int) ->
         flat = [run for each in tested.values() for run in each]
         points = [{name: getattr(run.config, name) for name in names} for run in flat]
         values = [float(run.result[_score(run)]) for run in flat]
-        if 0 < len(names) <= 9:
+        # Of a part of a grid a mean over the others would mix their effects up.
+        whole = math.prod(len({point[name] for point in points}) for name in names)
+        if names and whole == len(tested):
             pictures["effects"] = lambda: comparing.main_effects(
                 points, values, names, f"test {metric}"
             )

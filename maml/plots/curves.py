@@ -164,6 +164,7 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
     steps = sorted({(run.config.inner_steps, run.config.eval_inner_steps) for run in runs})
     said = f", {steps[0][1]} inner steps (training: {steps[0][0]})" if len(steps) == 1 else ""
     axis.set_xlabel("outer-loop iteration")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_ylabel(f"validation {metric}{said}")
     if metric.endswith("accuracy"):
         style.percent(axis)

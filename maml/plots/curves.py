@@ -53,7 +53,9 @@ def _curve(
     steps: tuple[int, int] | None,
 ) -> None:
     """Draw one metric; ``steps``: inner steps in training and at test, where they differ."""
-    trained, tested = ("", "") if steps is None else (f", {steps[0]} steps", f", {steps[1]} steps")
+    trained, tested = ("", "")
+    if steps is not None:
+        trained, tested = (f", {n} inner step{'s' * (n != 1)}" for n in steps)
     training = [(row["iteration"], row[name]) for row in rows if "split" not in row and name in row]
     validation = [row for row in rows if row.get("split") == "validation"]
     # The rows hold both; drawn is what the test's headline is.

@@ -146,6 +146,9 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
     metric = metric or metric_of(runs)
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     looks = style.look_of(list(methods))
+    # An ordinary classifier has none.
+    few_shot = [run for run in runs if registry.learner(run.config.learner).tasks == "episodes"]
+    steps = {(run.config.inner_steps, run.config.eval_inner_steps) for run in few_shot}
     for name, of_method in methods.items():
         colour, dash = looks[name]
         at: dict[int, list[float]] = {}
@@ -158,13 +161,17 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
             continue
         spread = [mean_and_spread(at[i]) for i in whole]
         many = f"{len(of_method)} seeds" if len(of_method) > 1 else "1 seed"
+        if len(steps) > 1 and of_method[0] in few_shot:
+            many += f", {of_method[0].config.eval_inner_steps} inner steps"
         means = [mean for mean, _ in spread]
         axis.plot(whole, means, dash, color=colour, marker=".", label=f"{name} ({many})")
         if len(of_method) > 1:
             low, high = ([m + sign * half for m, half in spread] for sign in (-1, 1))
             axis.fill_between(whole, low, high, color=colour, alpha=0.2, linewidth=0)
-    steps = sorted({(run.config.inner_steps, run.config.eval_inner_steps) for run in runs})
-    said = f", {steps[0][1]} inner steps (training: {steps[0][0]})" if len(steps) == 1 else ""
+    said = ""
+    if len(steps) == 1:
+        ((training, test),) = steps
+        said = f", {test} inner steps" + (f" (training: {training})" if test != training else "")
     axis.set_xlabel("outer-loop iteration")
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_ylabel(f"validation {metric}{said}")
@@ -172,7 +179,9 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
         style.percent(axis)
     axis.grid(alpha=0.25)
     if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=8, title="mean over seeds, 95 % interval", title_fontsize=8)
+        several = any(len(each) > 1 for each in methods.values())
+        title = "mean over seeds, 95 % interval" if several else None
+        axis.legend(fontsize=8, title=title, title_fontsize=8)
     return drawn
 
 

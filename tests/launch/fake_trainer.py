@@ -45,5 +45,6 @@ for iteration in range(done + 1, rounds + 1):
     if stops:
         status("stopped", iteration)
         sys.exit(143)
-(run_dir / "result.json").write_text("{}")
+result = {"transductive_accuracy": float(flags.get("good", 0.5)) - 0.0625}
+(run_dir / "result.json").write_text(json.dumps(result))
 status("finished", rounds)

@@ -120,6 +120,27 @@ def test_a_trial_without_its_metric_has_failed(tmp_path: Path) -> None:
     assert swept(written(tmp_path / "there", {"seed": [0]})) == 0  # none was asked for
 
 
+def test_a_report_ranks_settings_and_says_by_what(tmp_path: Path) -> None:
+    """By test tasks only if asked to, and then it says so."""
+    parameters = {"seed": [0, 1, 2], "good": [0.25, 0.5], "fails": 1}
+    metric = {"name": "test/accuracy", "goal": "maximize"}
+    for folder, said in (("usual", {}), ("tested", {"metric": metric})):
+        (tmp_path / folder).mkdir()
+        path = written(tmp_path / folder, parameters, **said)
+        assert swept(path, "--report") == 1
+        report = (path.parent / "there" / "report.md").read_text()
+        value, name = ("43.75", "test") if said else ("50.00", "validation")
+        assert f"| good=0.5  | {value} ± 0.00 %" in report
+        assert report.index("| good=0.5 ") < report.index("| good=0.25 ")
+        assert f"Ranked by {name}/accuracy (maximize)" in report
+        assert ("chosen on them" in report) == bool(said)
+        assert report.count(": exit code 2: as was asked (`") == 2
+        assert (path.parent / "there" / "effects.png").exists()
+    # With nothing to run, what there is.
+    assert swept(path, "--workers", "0", "--report") == 0
+    assert (path.parent / "there" / "report.md").read_text() == report
+
+
 def test_trials_that_do_badly_are_ended_early(tmp_path: Path) -> None:
     path = written(
         tmp_path,
@@ -344,9 +365,15 @@ def killed_when(path: Path, workers: int, true: Callable[[Launched], bool]) -> d
     return {
         part: part.read_bytes()
         for run_dir in (there / "trials").iterdir()
-        if (run_dir / "result.json").exists()
+        if is_over(run_dir)
         for part in (run_dir / "config.yaml", run_dir / "result.json")
     }
+
+
+def is_over(run_dir: Path) -> bool:
+    """Whether a run has said that it is finished; result.json comes a moment before."""
+    status = read_status(run_dir)
+    return status is not None and status["state"] == "finished"
 
 
 def begun(path: Path) -> list[int]:
@@ -388,7 +415,7 @@ def test_a_sweep_killed_three_times_ends_with_its_report(tmp_path: Path) -> None
     there = tmp_path / "there"
 
     def finished() -> int:
-        return len(list(there.glob("trials/*/result.json")))
+        return sum(is_over(run_dir) for run_dir in there.glob("trials/*"))
 
     moments = (
         # In the middle of the first two; as soon as one is over; as others have begun.

@@ -223,6 +223,9 @@ def test_help_may_be_cut_short() -> None:
         (["--seed", "9223372036854775807"], "seed", 2**63 - 1),
         (["--meta_lr", "1e-2"], "meta_lr", 0.01),
         (["--threads", "None"], "threads", None),
+        # As sweeps spell them.
+        (["--transductive=False"], "transductive", False),
+        (["--no-transductive", "--transductive=True"], "transductive", True),
     ],
 )
 def test_spellings(words: list[str], name: str, value: Any) -> None:
@@ -285,6 +288,8 @@ def test_data_root_is_absolute(
         (["metasgd"], "those of --learner metasgd are metasgd-glyphs-5way-1shot"),
         (["nonsense"], "'nonsense'.*--help"),
         (["--ways", "5"], "'--ways'"),
+        (["--config"], "--config: needs"),
+        (["--config=/no/where"], "/no/where: No such file"),
         ([GLYPHS, "--nonsense", "1"], "--nonsense"),
         ([GLYPHS, "--iteration", "1"], "--iteration.*--iterations"),
         ([GLYPHS, "--inner-step=1"], "--inner-step=1: did you mean --inner-steps"),

@@ -104,6 +104,14 @@ def _sum_up(ranks: list[int], parts: list[Tensor], _: None) -> list[Tensor]:
     return [total] * len(ranks)
 
 
+def _heard(answer: Answer) -> Any:
+    """Return an answer; a worker's exception, which comes as what it was there, as RPC's own."""
+    try:
+        return answer.wait()
+    except Exception as error:
+        raise RuntimeError(*error.args) from error
+
+
 def _share(ids: Tensor, flat: Tensor) -> Tensor:
     """Run on a worker: the packed share of the tasks ``ids`` at the parameters ``flat [P]``."""
     worker, packing = _this().worker, _this().packing
@@ -354,7 +362,8 @@ class Rpc(Strategy):
         share = self.worker.meta_gradient(meta_params, ids, self.worker.learner)
         self.worker.look_ahead(ids)
         with self.guard():
-            torch.futures.wait_all(walking)
+            for call in walking:
+                _heard(call)
         self.wire_bytes += len(walking) * (flat.nbytes + ids.nbytes)
         return self.packing.share(share).cpu()
 
@@ -370,7 +379,7 @@ class Rpc(Strategy):
         self.summing.begin(self._sums, None, self.world.size)
         with self.guard():
             # This sum, or the failure of a worker that it waits for.
-            total = self._news.get().wait()
+            total = _heard(self._news.get())
         self.wire_bytes += 2 * (self.world.size - 1) * part.nbytes
         return total.to(part.device)
 

@@ -92,18 +92,23 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
     return Arm(name, runs[0].config, scores)
 
 
+def other_tasks(a: Arm, b: Arm) -> str:
+    """Say by what the test tasks of two arms differ, but for their seeds; "" where by nothing."""
+    for name in TASKS:
+        of_a, of_b = getattr(a.config, name), getattr(b.config, name)
+        if of_a != of_b:
+            return f"{name} is {of_a}, and {of_b}"
+    return ""
+
+
 def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
     """Return both arms' scores ``[S, T]`` on the tasks that both were tested on, and the seeds.
 
     Raises:
         UserError: naming both, where they have no task in common.
     """
-    for name in TASKS:
-        of_a, of_b = getattr(a.config, name), getattr(b.config, name)
-        if of_a != of_b:
-            raise UserError(
-                f"{a.name} and {b.name} were tested on other tasks: {name} is {of_a}, and {of_b}"
-            )
+    if other := other_tasks(a, b):
+        raise UserError(f"{a.name} and {b.name} were tested on other tasks: {other}")
     seeds = sorted(a.scores.keys() & b.scores.keys())
     if not seeds:
         raise UserError(

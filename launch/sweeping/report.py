@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.markdown import grid
 from launch.comparing import tables
-from launch.comparing.arms import Arm, arm_of
+from launch.comparing.arms import Arm, arm_of, other_tasks
 from launch.sweeping.file import Metric
 from launch.sweeping.metrics import metric_of
 from launch.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, Sweep, Trial, counts, settings
@@ -136,7 +136,9 @@ def _differences(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]
             arms.append(arm_of(name, runs, None))
     if len(arms) < 2:
         return ""
-    base, *others = arms
+    base = arms[0]
+    # Of a sweep over shots, say, only those with as many are tested on the same tasks.
+    others = [arm for arm in arms[1:] if not other_tasks(base, arm)]
     unit = tables.unit_of(arms, None)
     try:
         found = tables.differences_from(base, others)
@@ -144,6 +146,8 @@ def _differences(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]
         return f"## Which differences hold\n\nNot compared on test tasks: {error}."
     drawn = tables.figures(sweep.folder, arms, found, base.name, unit)
     pictures = "\n".join(f"![{path.stem}]({path.name})" for path in drawn)
+    if apart := [arm.name for arm in arms[1:] if arm not in others]:
+        pictures += f"\n\nTested on other tasks, so not compared: {', '.join(apart)}."
     more = f", the best {COMPARED} settings" if len(order) > COMPARED else ""
     return (
         f"## Which differences hold\n\nOn test tasks{more}; the first is the best by the metric "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -270,7 +271,8 @@ def _settle(cores: list[int]) -> None:
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if cores:
-        os.sched_setaffinity(0, cores)
+        with contextlib.suppress(OSError):  # they may have been taken away meanwhile
+            os.sched_setaffinity(0, cores)
 
 
 def _shares(workers: int) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -54,6 +55,12 @@ class Config:
     order: Literal["second", "first"] = _learner(
         "second", SAME_RUN,
         "Order of the meta-gradient: second differentiates through the inner gradients.",
+    )  # fmt: skip
+    adapt: str | None = _learner(
+        None, SAME_RUN,
+        "What the inner loop adapts: PATTERN[=RATE],… over the parameters' names, where * is any "
+        "text, @head the output layer, @body all else; RATE multiplies --inner-lr [all; anil: "
+        "@head, boil: @body].",
     )  # fmt: skip
     proximal: float = _learner(
         2.0, SAME_RUN,
@@ -267,6 +274,11 @@ def _fits(value: object, type_: Any) -> bool:
     if isinstance(value, int) and not isinstance(value, bool) and float in options:
         return True
     return type(value) in options
+
+
+def with_values(config: Config, **values: object) -> Config:
+    """Return ``config`` with some fields replaced (`dataclasses.replace`, kept in one place)."""
+    return dataclasses.replace(config, **values)  # type: ignore[arg-type]
 
 
 def user_path(name: str, value: str) -> Path:

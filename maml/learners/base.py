@@ -29,6 +29,7 @@ _GONE = {
     "outer_loss": "query_loss (and problem, which says which query losses count)",
     "inner_rates": "problem, with rates",
     "rates_gradients": "problem, with rates made of meta-parameters",
+    "adapts": "problem, with start and fixed (or give --adapt a pattern)",
 }
 """Methods that learners had once. To override one would do nothing, without a word."""
 

@@ -57,6 +57,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "inner_optimizer": (["--inner-optimizer", "adam"], "adam"),
     "order": (["--order", "first"], "first"),
     "proximal": (["--proximal", "0.5", "--learner", "imaml"], 0.5),
+    "adapt": (["--adapt", "@head"], "@head"),
     "cg_steps": (["--cg-steps", "9", "--learner", "imaml"], 9),
     "cg_damping": (["--cg-damping", "1.5", "--learner", "imaml"], 1.5),
     "meta_gradient": (["--meta-gradient", "mixed"], "mixed"),
@@ -146,7 +147,7 @@ def test_what_a_preset_sets_is_not_given(name: str) -> None:
     assert parse([name]) == preset
     assert parse(as_flags(preset)) == preset
     known = registry.data_set(preset.data)
-    few_shot = preset.data if known.episodes and known.image_shape else "glyphs"
+    few_shot = preset.data if known.episodes and known.examples else "glyphs"
     parse([name, "--data", "miniimagenet", "--network", "conv4-pool", "--learner", "maml"])
     parse([name, "--data", few_shot, "--network", "conv4", "--learner", "maml"])
     parse([name, "--data", few_shot, "--network", "lenet", "--learner", "supervised"])
@@ -278,7 +279,7 @@ def test_data_root_is_absolute(
         ([], "PRESET"),
         (["maml-glyph-5way-1shot"], "did you mean maml-glyphs-5way-1shot?"),
         (["maml-omniglot-5way-2shot"], "maml-omniglot-5way-1shot --shots 2 .*; those of --data om"),
-        (["maml-miniimagenet-5way-1shot"], "maml-omniglot-5way-1shot --data miniimagenet is "),
+        (["maml-miniimagenet-9way-1shot"], "maml-miniimagenet-5way-1shot --ways 9 is "),
         (["anil-sinusoid-10shot"], "did you mean maml-sinusoid-10shot"),
         (["mnist"], "those of --data mnist are supervised-mnist-lenet"),
         (["metasgd"], "those of --learner metasgd are metasgd-glyphs-5way-1shot"),

@@ -44,6 +44,7 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (sinusoid, "inner_steps", 2),
     (sinusoid, "inner_steps", 0),
     (sinusoid, "order", "first"),
+    (sinusoid, "adapt", "@head"),
     (sinusoid, "shots", 5),
     (sinusoid, "queries", 5),
     (sinusoid, "seed", 1),
@@ -321,7 +322,7 @@ def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_learner(tmp_path: Path) -> None:
     """The same network and data, learned by other rules; Meta-SGD learns its rates, too."""
     few_shot = glyphs(iterations=2, dtype="float64")
-    names = ("maml", "anil", "metasgd", "imaml")
+    names = ("maml", "anil", "metasgd", "imaml", "boil")
     configs = [with_values(few_shot, learner=learner) for learner in names]
     configs.append(with_values(few_shot, learner="supervised", batch_size=4))
     models = [train(config, tmp_path / config.learner)["model"] for config in configs]

@@ -217,7 +217,7 @@ class _Run:
         """Step along the gradient that has come home; write the row that is due."""
         config = self.config
         self._patience.end()
-        self.optimizer.step(share.gradients, share.n_tasks)
+        self.optimizer.step(share.gradients, share.n_tasks, self.iteration)
         self.iteration += 1
         took = time.perf_counter() - began
         self.seconds += took

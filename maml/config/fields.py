@@ -39,6 +39,18 @@ class Config:
         64, SAME_RUN, "Channels of each of the network's convolutions.",
         least=1,
     )  # fmt: skip
+    leak: float = _learner(
+        0.0, SAME_RUN,
+        "Slope of the networks' activations below zero: 0 is ReLU, MAML++'s leaky ReLU has 0.01.",
+        least=0, below=1,
+    )  # fmt: skip
+    norm_eps: float = _learner(
+        1e-3, SAME_RUN, "Added to the variance by batch normalisation.", above=0
+    )
+    head_init: Literal["small", "normal", "xavier"] = _learner(
+        "small", SAME_RUN,
+        "Initial weights of the output layer: normal with σ 0.01, N(0, 1), or Xavier's uniform.",
+    )  # fmt: skip
     inner_lr: float = _learner(
         0.4, SAME_RUN,
         "Inner-loop learning rate, on the mean loss over the support set; metasgd: to begin with.",
@@ -59,8 +71,26 @@ class Config:
     adapt: str | None = _learner(
         None, SAME_RUN,
         "What the inner loop adapts: PATTERN[=RATE],… over the parameters' names, where * is any "
-        "text, @head the output layer, @body all else; RATE multiplies --inner-lr [all; anil: "
-        "@head, boil: @body].",
+        "text, @head the output layer, @body all else, @norm batch norms; RATE multiplies "
+        "--inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
+    )  # fmt: skip
+    lslr: bool = _learner(
+        True, SAME_RUN, "Learn an inner rate for each tensor and step, from --inner-lr on."
+    )
+    per_step_norm: bool = _learner(
+        True, SAME_RUN, "Learn the batch norms' scale and shift for each inner step."
+    )
+    msl_epochs: int = _learner(
+        10, SAME_RUN,
+        "Epochs in which the query loss after each step counts, less and less; 0: the last alone.",
+        least=0,
+    )  # fmt: skip
+    first_order_epochs: int = _learner(
+        0, SAME_RUN, "Epochs of first-order meta-gradients to begin with.", least=0
+    )
+    iterations_per_epoch: int = _learner(
+        500, SAME_RUN, "Iterations that --msl-epochs and --first-order-epochs count as an epoch.",
+        least=1,
     )  # fmt: skip
     proximal: float = _learner(
         2.0, SAME_RUN,
@@ -143,6 +173,21 @@ class Config:
     meta_optimizer: Literal["adam", "sgd"] = _outer_loop(
         "adam", SAME_RUN, "Optimizer of the outer loop."
     )
+    meta_schedule: Literal["constant", "linear", "cosine", "halving"] = _outer_loop(
+        "constant", SAME_RUN,
+        "How --meta-lr falls to --meta-lr-end over all --iterations, or halves now and then.",
+    )  # fmt: skip
+    meta_lr_end: float = _outer_loop(
+        0.0, SAME_RUN, "linear, cosine: what --meta-lr falls to.", least=0
+    )
+    meta_halve_every: int = _outer_loop(
+        2000, SAME_RUN, "Iterations after which --meta-lr halves, again and again.",
+        least=1, read_with=("meta_schedule", "halving"),
+    )  # fmt: skip
+    meta_eps: float = _outer_loop(
+        1e-8, SAME_RUN, "What Adam of the outer loop adds to √v.",
+        above=0, read_with=("meta_optimizer", "adam"),
+    )  # fmt: skip
     meta_momentum: float = _outer_loop(
         0.0, SAME_RUN, "sgd: momentum of the outer loop.", least=0, below=1
     )

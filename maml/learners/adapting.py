@@ -1,7 +1,8 @@
 """What the inner loop adapts: patterns over the names of a network's parameters, with rates.
 
 ``PATTERN[=RATE],…``: a pattern is a name in which ``*`` stands for any characters, or ``@head``
-(the network's output layer) or ``@body`` (all but that). A parameter adapts at ``--inner-lr`` times
+(the network's output layer), ``@body`` (all but that) or ``@norm`` (the scales and shifts of its
+batch norms, of which it may have none). A parameter adapts at ``--inner-lr`` times
 the rate of the last pattern that has it; without a rate that is 1. One with the rate 0, or that no
 pattern has, stands still. So ``*`` is MAML, ``@head`` ANIL, ``@body`` BOIL, ``*.lora_*`` a low-rank
 subset, ``*,@head=10`` MAML with a faster head.
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from maml.errors import UserError
+from maml.networks.norms import norm_parameters
 
 
 def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -> dict[str, float]:
@@ -37,7 +39,7 @@ def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -
         which, equals, number = part.strip().partition("=")
         rate = _rate(number, why) if equals else 1.0
         found = [name for name in names if _has(which, name, network, why)]
-        if not found:
+        if not found and which != "@norm":
             few = names if len(names) <= 6 else [*names[:4], "…", *names[-2:]]
             raise UserError(f"{why}: {which!r} names none of the network's: {', '.join(few)}")
         rates.update(dict.fromkeys(found, rate))
@@ -58,6 +60,8 @@ def _rate(text: str, why: str) -> float:
 
 
 def _has(which: str, name: str, network: nn.Module, why: str) -> bool:
+    if which == "@norm":
+        return name in norm_parameters(network)
     if which not in ("@head", "@body"):
         return fnmatch.fnmatchcase(name, which)
     head = getattr(network, "head_prefix", None)

@@ -129,6 +129,28 @@ class Learner(nn.Module, ABC):
             steps: Inner-loop steps: ``--inner-steps`` in training, else as many as asked for.
         """
 
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        """Return the inner problem as it is trained on; by default as it is evaluated.
+
+        Args:
+            meta_params: As in `problem`.
+            phase: What `phase` says of the iteration that the tasks are of.
+        """
+        return self.problem(meta_params, self.config.inner_steps)
+
+    def phase(self, iteration: int) -> int:
+        """Return what of an iteration, from 0, the training problem depends on; by default nothing.
+
+        An iteration's tasks know it by their ids, so the same tasks have the same problem whoever
+        computes them, and when.
+        """
+        return 0
+
+    @property
+    def last_phase(self) -> int:
+        """The phase that a long training ends in, after which the problem changes no more."""
+        return 0
+
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss that the inner loop descends (a scalar), and outputs.
 
@@ -224,14 +246,14 @@ class Learner(nn.Module, ABC):
             return getattr(self, f"{part}_loss")
         return NetworkLoss(self.network, part, self.objective.loss, self.config.precision)
 
-    def outer_gradient(self, meta_params: Params, tasks: Task) -> OuterGradient:
-        """Differentiate the outer loss summed over B tasks by the meta-parameters.
+    def outer_gradient(self, meta_params: Params, tasks: Task, phase: int = 0) -> OuterGradient:
+        """Differentiate the outer loss summed over B tasks, of one phase, by the meta-parameters.
 
         Raises:
             RuntimeError: for a meta-parameter that no loss depends on: a mistake, not a zero.
         """
         found = differentiate.meta_gradient(
-            lambda params: self.problem(params, self.config.inner_steps),
+            lambda params: self.training_problem(params, phase),
             meta_params,
             tasks,
             self.config.meta_gradient,
@@ -308,7 +330,7 @@ class Learner(nn.Module, ABC):
 
     def obstacle(self, device: torch.device) -> str | None:
         """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
-        problem = self.problem(self.meta_parameters(), self.config.inner_steps)
+        problem = self.training_problem(self.meta_parameters(), self.last_phase)
         if device.type != "cpu":
             return f"they run on the CPU, not on --device {device.type}"
         return differentiate.obstacle(problem, self.config.meta_gradient, self._kernels)

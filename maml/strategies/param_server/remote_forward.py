@@ -19,13 +19,12 @@ import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
-from datasets.tasks import Task
 from maml.params import Params
 from maml.strategies.outer_loss import OuterLoss
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
-from maml.worker import Share, Worker
+from maml.worker import Batch, Share, Worker
 
 if TYPE_CHECKING:
     from torch.distributed.optim import DistributedOptimizer
@@ -77,7 +76,7 @@ class ServedModel:
         """Let trainers call the forward of this step's model."""
         self._model = _Model(step, {name: t.detach().clone() for name, t in meta_params.items()})
 
-    def forward(self, rank: int, number: int, batches: list[Task]) -> Tensor:
+    def forward(self, rank: int, number: int, batches: list[Batch]) -> Tensor:
         """Return ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks of order ``number``."""
         model = self._model
         if model is None:
@@ -91,7 +90,7 @@ class ServedModel:
 
         with torch.enable_grad():
             totals: Tensor = OuterLoss.apply(compute, self._packing, self.leaf)
-        wire_bytes = sum(x.nbytes for tasks in batches for x in tasks)
+        wire_bytes = sum(x.nbytes for batch in batches for x in batch.tasks)
         step = number if self._of_its_order else model.step
         self.pending[rank] = _Pending(step, totals.detach(), wire_bytes)
         return totals
@@ -111,7 +110,7 @@ def _parameters() -> rpc.RRef[Tensor]:
     return rpc.RRef(_this_served().leaf)
 
 
-def _forward(rank: int, number: int, batches: list[Task]) -> Tensor:
+def _forward(rank: int, number: int, batches: list[Batch]) -> Tensor:
     """Run on the server: see `ServedModel.forward`."""
     return _this_served().forward(rank, number, batches)
 

@@ -148,6 +148,13 @@ class Config:
     )  # fmt: skip
     ways: int = _data(5, SAME_RUN, "Classes a task; supervised: classes in all.", least=1)
     shots: int = _data(1, SAME_RUN, "Support examples per class.", least=1)
+    train_ways: int | None = _data(
+        None, SAME_RUN, "Classes a task while training, if another number [--ways].", least=1
+    )
+    train_shots: int | None = _data(
+        None, SAME_RUN, "Support examples per class while training, if another number [--shots].",
+        least=1,
+    )  # fmt: skip
     queries: int = _data(1, SAME_RUN, "Query examples per class while training.", least=1)
     eval_queries: int = _data(
         1, RESULT, "Query examples per class at validation and test.", least=1

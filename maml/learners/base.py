@@ -21,6 +21,7 @@ from maml.metagradient import differentiate, forward_over_reverse, unrolled
 from maml.metagradient.problem import Problem
 from maml.networks import build_network, network_options
 from maml.networks.loss import NetworkLoss, apply
+from maml.networks.norms import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params
 from maml.seeds import seed_of
@@ -178,7 +179,8 @@ class Learner(nn.Module, ABC):
         Not for concurrent threads on one learner. Every RPC call works on the learner that came
         with it.
         """
-        return apply(self.network, params, x, statistics, precision_=self.config.precision)
+        own = {name: params[name] for name in tensors(self.network) if name in params}
+        return apply(self.network, own, x, statistics, precision_=self.config.precision)
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """Return one task's outputs for its queries, by adapted ``params``: see `Predictions`."""
@@ -203,8 +205,8 @@ class Learner(nn.Module, ABC):
             return open_episodes(
                 config.data,
                 split,
-                ways=config.ways,
-                shots=config.shots,
+                ways=config.ways if evaluation else config.train_ways or config.ways,
+                shots=config.shots if evaluation else config.train_shots or config.shots,
                 queries=config.eval_queries if evaluation else config.queries,
                 seed=config.seed,
                 data_root=config.data_root,

@@ -83,6 +83,8 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "omniglot_split": (["--omniglot-split", "vinyals", "--data", "omniglot"], "vinyals"),
     "ways": (["--ways", "3"], 3),
     "shots": (["--shots", "2"], 2),
+    "train_ways": (["--train-ways", "9", "--learner", "protonet"], 9),
+    "train_shots": (["--train-shots", "9", "--learner", "protonet"], 9),
     "queries": (["--queries", "6"], 6),
     "eval_queries": (["--eval-queries", "15"], 15),
     "batch_size": (["--batch-size", "32", "--learner", "supervised"], 32),

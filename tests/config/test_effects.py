@@ -128,6 +128,8 @@ BY_THEMSELVES = {
     "run_dir": "test_run_directory.py",
     "logger": "run/test_log.py",
     "meta_momentum": "test_meta_momentum",
+    "train_ways": "learners/test_embedding.py",
+    "train_shots": "learners/test_embedding.py",
     "meta_lr_end": "metagradient/test_outer_optimizer.py",
     "meta_halve_every": "metagradient/test_outer_optimizer.py",
     "check_every": "strategies/test_allreduce.py",

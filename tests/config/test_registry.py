@@ -38,7 +38,17 @@ def test_facts_are_of_what_there_is(kind: str, name: str) -> None:
 
 
 def test_the_components_are_these() -> None:
-    learners = {"maml", "anil", "boil", "mamlpp", "metasgd", "imaml", "supervised"}
+    learners = {
+        "maml",
+        "anil",
+        "boil",
+        "mamlpp",
+        "protonet",
+        "r2d2",
+        "metasgd",
+        "imaml",
+        "supervised",
+    }
     few_shot = {"glyphs", "omniglot", "miniimagenet", "sinusoid"}
     classified = {"glyphs", "omniglot", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"}
     assert learners <= registry.known("learner").keys()

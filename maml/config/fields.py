@@ -59,11 +59,18 @@ class Config:
     inner_steps: int = _learner(1, SAME_RUN, "Inner-loop steps while training.", least=0)
     eval_inner_steps: int = _learner(3, RESULT, "Inner-loop steps at validation and test.", least=0)
     inner_optimizer: Literal[
-        "sgd", "momentum", "adam", "adamw", "adamax", "radam", "rmsprop", "adagrad", "adadelta"
+        "sgd", "momentum", "adam", "adamw", "adamax", "radam", "rmsprop", "adagrad", "adadelta",
+        "adam0",
     ] = _learner(
         "sgd", SAME_RUN,
-        "Inner-loop optimizer, differentiated through (TorchOpt's functional ones).",
+        "Inner-loop optimizer, differentiated through (TorchOpt's, and Adam); adam0: with β1 = 0.",
     )  # fmt: skip
+    inner_batch: int | None = _learner(
+        None, SAME_RUN, "Support examples of an inner step while training [all].", least=1
+    )
+    eval_inner_batch: int | None = _learner(
+        None, RESULT, "The same at validation and test [all].", least=1
+    )
     order: Literal["second", "first"] = _learner(
         "second", SAME_RUN,
         "Order of the meta-gradient: second differentiates through the inner gradients.",
@@ -74,6 +81,7 @@ class Config:
         "text, @head the output layer, @body all else, @norm batch norms; RATE multiplies "
         "--inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
     )  # fmt: skip
+    context: int = _learner(100, SAME_RUN, "Numbers of the context, which alone adapts.", least=1)
     lslr: bool = _learner(
         True, SAME_RUN, "Learn an inner rate for each tensor and step, from --inner-lr on."
     )
@@ -103,6 +111,20 @@ class Config:
     cg_damping: float = _learner(
         0.0, SAME_RUN,
         "Added to the identity in what conjugate gradient solves; 0: the paper's equation.",
+        least=0,
+    )  # fmt: skip
+    cg_lambda: float | None = _learner(
+        None, SAME_RUN,
+        "What conjugate gradient divides the Hessian by, if not by λ [--proximal].",
+        above=0,
+    )  # fmt: skip
+    pull: Literal["each-step", "end"] = _learner(
+        "each-step",
+        SAME_RUN,
+        "When the initial weights pull: with each inner step, or once, after.",
+    )
+    eval_proximal: float | None = _learner(
+        None, RESULT, "λ at validation and test, where it pulls with each step [--proximal].",
         least=0,
     )  # fmt: skip
     meta_gradient: Literal["auto", "reverse", "mixed"] = _learner(

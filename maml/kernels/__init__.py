@@ -32,7 +32,7 @@ def derivatives_of(support: object, query: object) -> NativeDerivatives:
 
     assert isinstance(support, NetworkLoss)
     assert isinstance(support.network, Conv4)
-    return NativeDerivatives(support.network)
+    return NativeDerivatives(support.network, support.batches)
 
 
 def obstacle(support: object, query: object, params: Params) -> str | None:
@@ -48,6 +48,8 @@ def obstacle(support: object, query: object, params: Params) -> str | None:
             return "they compute in float32, not in --precision bf16"
     assert isinstance(support, NetworkLoss)
     assert isinstance(query, NetworkLoss)
+    if query.batches is not None:
+        return "the query loss is of a part of the set"
     network = support.network
     if query.network is not network:
         return "support and query loss are of different networks"

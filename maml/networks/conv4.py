@@ -78,6 +78,8 @@ class Conv4(nn.Module):
     blocks_n = 4
     head_prefix = "head."
     """Of the names of the output layer's parameters."""
+    context_layer = "blocks.2.norm"
+    """The layer that a context modulates (arXiv:1810.03642, appendix)."""
 
     def __init__(
         self,

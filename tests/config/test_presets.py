@@ -105,6 +105,9 @@ def test_imaml_follows_the_published_protocol(ways: int, shots: int) -> None:
     assert config.inner_steps == config.eval_inner_steps == {5: 16, 20: 25}[ways]
     assert (config.inner_lr, config.meta_lr, config.meta_batch_size) == (0.1, 1e-3, 32)
     assert (config.proximal, config.cg_steps, config.cg_damping) == (2.0, 5, 1.0)
+    # Its lam_damping is added to λ where the Hessian is divided; the pull is a step of its own.
+    assert (config.cg_lambda, config.pull, config.eval_proximal) == (2.0 + 10, "end", 0.0)
+    assert config.meta_eps == 1e-3
     # A support and a query set of as many images a class.
     assert config.queries == config.eval_queries == shots
     assert config.iterations == 20_000

@@ -49,6 +49,7 @@ def test_the_components_are_these() -> None:
         "imaml",
         "supervised",
     }
+    learners |= {"reptile", "cavia", "metacurv", "noadapt", "finetune"}
     few_shot = {"glyphs", "omniglot", "miniimagenet", "sinusoid"}
     classified = {"glyphs", "omniglot", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"}
     assert learners <= registry.known("learner").keys()

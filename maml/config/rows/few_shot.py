@@ -15,6 +15,10 @@ ANTONIOU = "MAML++, Antoniou et al. 2019, arXiv:1810.09502"
 RAGHU = "ANIL, Raghu et al. 2020, arXiv:1909.09157"
 SNELL = "ProtoNet, Snell et al. 2017, arXiv:1703.05175"
 BERTINETTO = "R2D2, Bertinetto et al. 2019, arXiv:1805.08136"
+NICHOL = "Reptile, Nichol et al. 2018, arXiv:1803.02999"
+CHEN = "Chen et al. 2019, arXiv:1904.04232"
+ZINTGRAF = "CAVIA, Zintgraf et al. 2019, arXiv:1810.03642"
+PARK = "Meta-Curvature, Park and Oliva 2019, arXiv:1902.03356"
 LI = "Meta-SGD, Li et al. 2017, arXiv:1707.09835"
 RAJESWARAN = "iMAML, Rajeswaran et al. 2019, arXiv:1909.04630"
 
@@ -182,10 +186,53 @@ def _protonet_miniimagenet(shots: int, published: float, train_ways: int) -> Con
     )
 
 
+# What the released commands of Reptile share: Adam with β1 = 0 inside, a falling step outside.
+_REPTILE: dict[str, Any] = {
+    "learner": "reptile",
+    "inner_optimizer": "adam0",
+    "inner_lr": 1e-3,
+    "inner_batch": 10,
+    "eval_inner_steps": 50,
+    "meta_optimizer": "sgd",
+    "meta_lr": 1.0,
+    "meta_schedule": "linear",
+    "meta_batch_size": 5,
+    "iterations": 100_000,
+    "queries": 1,
+    "eval_queries": 1,
+    "grad_clip": None,
+}
+
+
+def _reptile_omniglot(ways: int, shots: int, published: float) -> Config:
+    # Table 2, transductive; the released run_omniglot commands.
+    twenty = ways == 20
+    values: dict[str, Any] = {"inner_steps": 10 if twenty else 5, "train_shots": 10}
+    values |= {"eval_inner_batch": 5 if (ways, shots) == (5, 1) else 10}
+    if twenty:
+        values |= {"inner_lr": 5e-4, "inner_batch": 20, "iterations": 200_000}
+    return _omniglot(ways, shots, published, source=f"{NICHOL}, table 2", **_REPTILE | values)
+
+
+def _reptile_miniimagenet(shots: int, published: float) -> Config:
+    # Table 1, transductive; the released run_miniimagenet commands.
+    return _miniimagenet(
+        shots,
+        published,
+        source=f"{NICHOL}, table 1",
+        **_REPTILE,
+        inner_steps=8,
+        train_shots=15,
+        eval_inner_batch=5 if shots == 1 else 15,
+    )
+
+
 def _imaml_omniglot(ways: int, shots: int, published: float) -> Config:
     # Table 2, with gradient descent, whose caption has the steps and λ; the other values are those
     # of the command in the released code (examples/README.md), which trains 20,000 meta-steps.
-    # Its network is MAML's here: strided convolutions, but flattened there.
+    # There, plain steps are followed by one of the pull, the solver divides the Hessian by λ + 10,
+    # Adam's ε is 1e-3, and tests have no pull. Its network is MAML's here: strided convolutions,
+    # but flattened there; and its ink is dark.
     steps = 25 if ways == 20 else 16
     return _omniglot(
         ways,
@@ -199,6 +246,10 @@ def _imaml_omniglot(ways: int, shots: int, published: float) -> Config:
         proximal=2.0,
         cg_steps=5,
         cg_damping=1.0,
+        cg_lambda=12.0,
+        pull="end",
+        eval_proximal=0.0,
+        meta_eps=1e-3,
         meta_batch_size=32,
         iterations=20_000,
     )
@@ -299,6 +350,37 @@ ROWS = (
     _protonet_miniimagenet(1, 0.4942, 30),
     _protonet_miniimagenet(5, 0.6820, 20),
     _glyphs(5, 1, learner="r2d2", source=BERTINETTO),
+    _glyphs(
+        5,
+        1,
+        source=NICHOL,
+        **_REPTILE | {"iterations": 1000, "queries": 5, "eval_queries": 5},
+        inner_steps=5,
+        train_shots=5,
+        eval_inner_batch=5,
+    ),
+    _reptile_omniglot(5, 1, 0.9768),
+    _reptile_omniglot(5, 5, 0.9948),
+    _reptile_omniglot(20, 1, 0.8943),
+    _reptile_omniglot(20, 5, 0.9712),
+    _reptile_miniimagenet(1, 0.4997),
+    _reptile_miniimagenet(5, 0.6599),
+    _glyphs(
+        5, 1, learner="cavia", source=ZINTGRAF, inner_lr=1.0, inner_steps=2, eval_inner_steps=2
+    ),
+    _glyphs(5, 1, learner="metacurv", source=PARK),
+    _glyphs(5, 1, learner="noadapt", source=f"the floor; {FINN}, section 5.1"),
+    _glyphs(
+        5,
+        1,
+        learner="finetune",
+        source=f"a baseline; {CHEN}",
+        train_ways=800,
+        batch_size=64,
+        meta_batch_size=2,
+        inner_lr=0.1,
+        eval_inner_steps=100,
+    ),
     # Its rates are learned for as many steps as it trains with.
     _glyphs(5, 1, learner="metasgd", source=LI, eval_inner_steps=1),
     _glyphs(

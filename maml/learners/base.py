@@ -113,10 +113,14 @@ class Learner(nn.Module, ABC):
             self.network = build_network(
                 config.network,
                 image_shape=self.image_shape,
-                ways=config.ways,
+                ways=self.outputs(config),
                 **network_options(config),
             )
         self.to(getattr(torch, config.dtype))
+
+    def outputs(self, config: Config) -> int:
+        """Return how many outputs a classifier's network has."""
+        return config.ways
 
     # ---- what a learner states ----------------------------------------------------------------
 

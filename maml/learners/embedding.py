@@ -72,13 +72,14 @@ class Embedding(Learner):
         if not of_support:
             return together, together
         query, _ = self.call_network(params, task.query_x, of_support)
-        return together, self.logits(params, support, self._one_hot(task, ways, support), query)
+        return together, self.logits(params, support, one_hot(task.support_y, ways, support), query)
 
     def _jointly(self, params: Params, task: Task, ways: int) -> Tensor:
         features, _ = self.call_network(params, torch.cat([task.support_x, task.query_x]))
         support, query = features.split([len(task.support_x), len(task.query_x)])
-        return self.logits(params, support, self._one_hot(task, ways, support), query)
+        return self.logits(params, support, one_hot(task.support_y, ways, support), query)
 
-    def _one_hot(self, task: Task, ways: int, like: Tensor) -> Tensor:
-        classes = torch.arange(ways, device=like.device)
-        return (task.support_y[:, None] == classes).to(like.dtype)
+
+def one_hot(labels: Tensor, ways: int, like: Tensor) -> Tensor:
+    """Return labels ``[S]`` as ``[S, N]`` zeros and ones, of the dtype of ``like``."""
+    return (labels[:, None] == torch.arange(ways, device=like.device)).to(like.dtype)

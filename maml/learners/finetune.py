@@ -1,14 +1,16 @@
 """Pre-train a classifier, then the nearest centroid, or a head that is tuned to the support set.
 
-The baselines of Chen et al. 2019 (arXiv:1904.04232, section 3.2) and of nearest centroids as in
-arXiv:1911.04623: no learning to learn.
+The baselines of Chen et al. 2019 (arXiv:1904.04232, section 3.2) and Wang et al. 2019
+(arXiv:1911.04623): no learning to learn.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from datasets.batches import Batches, Examples
 from datasets.episodes import Episodes, FewShotImages
@@ -16,28 +18,31 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.embedding import Embedding
+from maml.learners.base import Learner
+from maml.learners.embedding import one_hot
 from maml.learners.protonet import prototypes, squared_distances
 from maml.metagradient.problem import Problem
+from maml.networks.headless import without_head
+from maml.networks.loss import NetworkLoss, apply
+from maml.networks.norms import tensors
+from maml.networks.statistics import Statistics
 from maml.params import Params
 
 COMPONENTS = {
     "finetune": {
         "attribute": "Finetune",
         "help": "a classifier of all training classes, then nearest centroid or a tuned head",
-        "reads": ("train_ways", "batch_size", "inner_lr", "eval_inner_steps", "inner_optimizer",
-                  "shots", "eval_queries"),
-        "refuses": {
-            "kernels": {"native": "has no inner loop to learn through"},
-            "meta_gradient": {"mixed": "has no inner loop to learn through"},
-        },
+        "reads": (
+            "train_ways", "batch_size", "inner_lr", "eval_inner_steps", "inner_optimizer", "shots",
+            "eval_queries",
+        ),
     }
 }  # fmt: skip
 
-HEAD = "head."
+HEAD = "tuned."
 
 
-class Finetune(Embedding):
+class Finetune(Learner):
     """An ordinary classifier of the training classes, whose features serve new classes.
 
     Training is supervised: a task is a mini-batch of ``--batch-size`` images of all classes of the
@@ -48,24 +53,26 @@ class Finetune(Embedding):
     """
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config)
         if config.train_ways is None:
             raise UserError(
                 f"--learner {config.learner}: --train-ways must say how many classes the training "
                 "split has"
             )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            dtype = getattr(torch, config.dtype)
-            self.classifier = nn.Linear(self.n_features, config.train_ways, dtype=dtype)
-        nn.init.zeros_(self.classifier.bias)
+        super().__init__(config)
+        headless, self.n_features = without_head(copy.deepcopy(self.network), config.network)
+        # In a tuple: its weights are the network's, and no parameters of its own.
+        self._headless = (headless,)
+
+    def outputs(self, config: Config) -> int:
+        """As many as training classes."""
+        return config.train_ways or 0
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
         """Return mini-batches of the training classes to learn from, or few-shot tasks."""
-        if evaluation:
-            return super().open_tasks(split, evaluation=True)
-        config = self.config
         found = super().open_tasks(split, evaluation=True)
+        if evaluation:
+            return found
+        config = self.config
         if not isinstance(found, FewShotImages):
             raise DataError(f"--data {config.data}: has no images for --learner finetune")
         if len(found.first) != config.train_ways:
@@ -82,13 +89,12 @@ class Finetune(Embedding):
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
         """The classifier's loss of a mini-batch, by weights that all tasks share."""
-        return super().problem(meta_params, 0)
-
-    def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy of a mini-batch over the training classes, and logits."""
-        features, _ = self.call_network(params, task.query_x)
-        logits = features @ params["classifier.weight"].T + params["classifier.bias"]
-        return self.objective.loss(logits, task.query_y), logits
+        query = self.stated_losses()["query"]
+        # There is no step, so nobody asks for it.
+        support = query
+        if isinstance(query, NetworkLoss):
+            support = dataclasses.replace(query, part="support")
+        return Problem({}, support, query, steps=0, fixed=self.network_weights(meta_params))
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """As it is evaluated: a linear head that adapts, on features that stand still."""
@@ -108,26 +114,32 @@ class Finetune(Embedding):
         )
 
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy of the support set by the head, and logits."""
-        features, _ = self.call_network(params, task.support_x)
-        logits = _linear(params, features)
+        """Return the cross-entropy of the support set by the tuned head, and logits."""
+        logits = _tuned(params, self.features(params, task.support_x)[0])
         return self.objective.loss(logits, task.support_y), logits
+
+    def features(
+        self, params: Params, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """Return the network's features ``[E, F]`` of ``x``, and the statistics used."""
+        (network,) = self._headless
+        own = {name: params[name] for name in tensors(network) if name in params}
+        return apply(network, own, x, statistics, precision_=self.config.precision)
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: the support set is always normalised by itself."""
-        support, statistics = self.call_network(params, task.support_x)
-        one_hot = self._one_hot(task, self.config.ways, support)
-        transductive, _ = self.call_network(params, task.query_x)
-        alone, _ = self.call_network(params, task.query_x, statistics)
-        both = [self.logits(params, support, one_hot, query) for query in (transductive, alone)]
-        return both[0], both[1]
+        support, statistics = self.features(params, task.support_x)
 
-    def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:
-        """Return the head's logits, or minus the squared distances to the centroids."""
-        if f"{HEAD}weight" in params:
-            return _linear(params, query)
-        return -squared_distances(query, prototypes(support, one_hot))
+        def logits(query: Tensor) -> Tensor:
+            if f"{HEAD}weight" in params:
+                return _tuned(params, query)
+            classes = one_hot(task.support_y, self.config.ways, support)
+            return -squared_distances(query, prototypes(support, classes))
+
+        transductive, _ = self.features(params, task.query_x)
+        alone, _ = self.features(params, task.query_x, statistics)
+        return logits(transductive), logits(alone)
 
 
-def _linear(params: Params, features: Tensor) -> Tensor:
+def _tuned(params: Params, features: Tensor) -> Tensor:
     return features @ params[f"{HEAD}weight"].T + params[f"{HEAD}bias"]

@@ -11,10 +11,6 @@ COMPONENTS = {
         "attribute": "NoAdaptation",
         "help": "one set of weights for all tasks, that never adapts",
         "reads": ("shots", "queries", "eval_queries"),
-        "refuses": {
-            "kernels": {"native": "has no inner loop"},
-            "meta_gradient": {"mixed": "has no inner loop"},
-        },
     }
 }
 

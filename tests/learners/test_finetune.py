@@ -34,7 +34,7 @@ def test_it_learns_the_training_classes() -> None:
     assert every.unique().numel() == ways  # of all classes, in one pass
     found = worker.meta_gradient(learner.meta_parameters(), IDS, learner)
     loss = sum(
-        F.cross_entropy(learner.classifier(learner.network(x)[0]), y)
+        F.cross_entropy(learner.network(x)[0], y)
         for x, y in zip(tasks.query_x, tasks.query_y, strict=True)
     )
     params = learner.meta_parameters()
@@ -46,14 +46,17 @@ def test_it_learns_the_training_classes() -> None:
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_new_classes_by_centroid_or_by_a_tuned_head(steps: int) -> None:
+    """Of features that are what the classifier's last layer sees."""
     worker = make_worker(inner_lr=0.5, eval_inner_steps=steps)
     learner = worker.learner
+    assert isinstance(learner, Finetune)
     tasks = worker.evaluation("test").tasks(IDS)
     answers = learner.predictions(learner.meta_parameters(), tasks, steps)
     task = Task(*(tensor[1] for tensor in tasks))
     with torch.no_grad():
-        support, statistics = learner.network(task.support_x)
-        query, _ = learner.network(task.query_x, statistics)
+        weights = dict(learner.network.named_parameters())
+        support, statistics = learner.features(weights, task.support_x)
+        query, _ = learner.features(weights, task.query_x, statistics)
     if steps:
         head = torch.nn.Linear(support.shape[1], 5, dtype=torch.float64)
         torch.nn.init.zeros_(head.weight)

@@ -26,8 +26,9 @@ NOT_BACKWARDS = ("imaml", "reptile")
 NO_SAY = {
     "supervised": {"support_loss"},
     "noadapt": {"support_loss"},
+    "finetune": {"support_loss"},
     "reptile": {"query_loss"},
-    **{name: {"support_loss", "set_loss"} for name in ("protonet", "r2d2", "finetune")},
+    **{name: {"support_loss", "set_loss"} for name in ("protonet", "r2d2")},
 }
 
 

@@ -286,7 +286,7 @@ class _Run:
             raise NotFiniteError(f"the loss is {loss}")
         self._whole = False
         try:
-            self.optimizer.step(share.gradients, share.n_tasks)
+            self.optimizer.step(share.gradients, share.n_tasks, self.iteration)
         except NotFiniteError:
             self._whole = True
             raise

@@ -130,36 +130,43 @@ class Presence:
         self._lock.release()
 
 
+ALIVE, UNSURE, GONE = "alive", "unsure", "gone"
+
+
 class Others:
     """Which workers of a folder live, as this process sees it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._seen: dict[str, tuple[str, float]] = {}
+        # What each said last, since when, and whether it has said something new meanwhile.
+        self._seen: dict[str, tuple[str, float, bool]] = {}
 
-    def is_lost(self, name: str) -> bool:
-        """Return whether a worker has ended without a word.
+    def look(self, name: str) -> str:
+        """Return whether a worker is `ALIVE`, or `GONE` without a word; `UNSURE`: ask again later.
 
-        One of this machine: as soon as its lock is free. One of another machine: when it has given
-        no sign of life for `GRACE` seconds that this process has watched it.
+        One of this machine is gone as soon as its lock is free. One of another machine, or of this
+        one before it was started anew: when it has given no sign of life for `GRACE` seconds that
+        this process has watched it.
         """
         try:
             said = (self._folder / f"{name}.json").read_text()
         except OSError:
-            return True  # it has said goodbye
+            return GONE  # it has said goodbye
         lock = filelock.FileLock(self._folder / f"{name}.lock", thread_local=False)
         certain = f'"{machine()}"' in said
         try:
             lock.acquire(blocking=False)
             lock.release()
         except filelock.Timeout:
-            return False
+            return ALIVE
         except (OSError, NotImplementedError):
             certain = False
         if certain:
-            return True
-        before, since = self._seen.get(name, ("", 0.0))
+            return GONE
+        before, since, lives = self._seen.get(name, (said, time.monotonic(), False))
         if said != before:
-            self._seen[name] = said, time.monotonic()
-            return False
-        return time.monotonic() - since > GRACE
+            since, lives = time.monotonic(), True
+        self._seen[name] = said, since, lives
+        if time.monotonic() - since > GRACE:
+            return GONE
+        return ALIVE if lives else UNSURE

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from launch.sweeping.choosing import Chosen, Past, key, next_point
 from launch.sweeping.file import Point, SweepFile
 from launch.sweeping.journal import Journal
-from launch.sweeping.shared import FolderLock, Others, Presence
+from launch.sweeping.shared import GONE, UNSURE, FolderLock, Others, Presence
 from maml.errors import UserError
 from maml.run.files import write_text
 from maml.run.lock import Lock
@@ -129,9 +129,22 @@ class Sweep:
         return self.trials()[number]
 
     def _with_state(self, trial: Trial) -> Trial:
-        if trial.state == RUNNING and (not trial.worker or self._others.is_lost(trial.worker)):
+        if trial.state == RUNNING and self._worker_of(trial) == GONE:
             return trial._replace(state=LOST)
         return trial
+
+    def _worker_of(self, trial: Trial) -> str:
+        return self._others.look(trial.worker) if trial.worker else GONE
+
+    def is_undecided(self) -> bool:
+        """Return whether a trial may be there to take soon: it is not known who has it.
+
+        Its worker is gone, and its training not yet; or its worker is silent, on another machine.
+        """
+        return any(
+            trial.state == LOST or (trial.state == RUNNING and self._worker_of(trial) == UNSURE)
+            for trial in self.trials()
+        )
 
     def _frozen(self) -> list[Trial]:
         trials = self._storage.get_all_trials(self._study, deepcopy=False)

@@ -21,7 +21,6 @@ from launch.sweeping.shared import BEAT, Presence
 from launch.sweeping.sweep import (
     FAILED,
     FINISHED,
-    LOST,
     OVER,
     STOPPED,
     WAITING,
@@ -101,7 +100,7 @@ class Workers:
             while not self._stop.is_set():
                 trial = self._sweep.take(self._presence, self._total)
                 if trial is None:
-                    if not self._is_one_about_to_be_lost():
+                    if not self._sweep.is_undecided():
                         return
                     self._stop.wait(1.0)
                 elif not self._do(trial, cores):
@@ -109,10 +108,6 @@ class Workers:
         except BaseException as error:
             self._error = error
             self._stop.set()
-
-    def _is_one_about_to_be_lost(self) -> bool:
-        """Whether a trial's worker is gone, and its training not yet."""
-        return any(trial.state == LOST for trial in self._sweep.trials())
 
     def _do(self, trial: Trial, cores: list[int]) -> bool:
         """Run a trial to its end, and record it; return whether to take another one."""

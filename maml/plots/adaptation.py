@@ -9,8 +9,9 @@ import torch
 
 from maml.library.model import Model
 from maml.plots import style
-from maml.plots.curves import mean_and_spread
+from maml.plots.curves import legend_of, line_of_seeds
 from maml.plots.style import GREY
+from maml.scores import mean_and_ci95
 
 
 def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str, list[list[float]]]:
@@ -37,7 +38,7 @@ def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str,
 def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
     """Draw the test score after each number of inner steps, with 95 % intervals.
 
-    The interval is over seeds (Student's) where there are several, else over tasks. The steps of
+    Of several seeds as `line_of_seeds` says, of one the interval is over tasks. The steps of
     training and of the run's own test are marked where they are the same for all.
 
     Returns:
@@ -50,26 +51,15 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     metric = "accuracy"
     for name, models in methods.items():
-        colour, dash = looks[name]
         each = [scores_by_step(model, steps, tasks) for model in models]
         metric = each[0][0]
-        if len(each) > 1:
-            points = [
-                mean_and_spread([sum(of_run[1][i]) / tasks for of_run in each])
-                for i in range(len(steps))
-            ]
-        else:
-            points = [
-                (float(torch.tensor(at).mean()), 1.96 * float(torch.tensor(at).std()) / tasks**0.5)
-                for at in each[0][1]
-            ]
-        over = f"{len(each)} seeds" if len(each) > 1 else f"{tasks} tasks"
-        axis.plot(
-            steps, [mean for mean, _ in points], dash, color=colour, marker=".",
-            label=f"{name} ({over})",
-        )  # fmt: skip
-        low, high = ([mean + sign * half for mean, half in points] for sign in (-1, 1))
-        axis.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+        over = f"{len(each)} seeds" if len(each) > 1 else f"95 % over {tasks} tasks"
+        means = [[sum(at) / tasks for at in of_run] for _, of_run in each]
+        line_of_seeds(axis, steps, means, looks[name], f"{name} ({over})")
+        if len(each) == 1:
+            ends = [mean_and_ci95(torch.tensor(at)) for at in each[0][1]]
+            low, high = ([m + sign * (half or 0.0) for m, half in ends] for sign in (-1, 1))
+            axis.fill_between(steps, low, high, color=looks[name][0], alpha=0.2, linewidth=0)
     for what, field, dash in (("training", "inner_steps", ":"), ("test", "eval_inner_steps", "--")):
         values = {getattr(config, field) for config in configs}
         if len(values) == 1:
@@ -80,7 +70,7 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
         style.percent(axis)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.25)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, title=legend_of(methods.values()), title_fontsize=8)
     return drawn
 
 

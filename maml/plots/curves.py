@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def adapted_curve(
 
 
 def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = None) -> Any:
-    """Draw each method's validations: the mean over its seeds, and Student's 95 % interval of it.
+    """Draw each method's validations: the mean over its seeds, as `line_of_seeds` says.
 
     Returns:
         The figure.
@@ -148,9 +148,9 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
     looks = style.look_of(list(methods))
     # An ordinary classifier has none.
     few_shot = [run for run in runs if registry.learner(run.config.learner).tasks == "episodes"]
-    steps = {(run.config.inner_steps, run.config.eval_inner_steps) for run in few_shot}
+    training = {run.config.inner_steps for run in few_shot}
+    test = {run.config.eval_inner_steps for run in few_shot}
     for name, of_method in methods.items():
-        colour, dash = looks[name]
         at: dict[int, list[float]] = {}
         for run in of_method:
             for iteration, value in run.validated(metric):
@@ -159,19 +159,14 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
         whole = sorted(i for i, values in at.items() if len(values) == len(of_method))
         if not whole:
             continue
-        spread = [mean_and_spread(at[i]) for i in whole]
         many = f"{len(of_method)} seeds" if len(of_method) > 1 else "1 seed"
-        if len(steps) > 1 and of_method[0] in few_shot:
-            many += f", {of_method[0].config.eval_inner_steps} inner steps"
-        means = [mean for mean, _ in spread]
-        axis.plot(whole, means, dash, color=colour, marker=".", label=f"{name} ({many})")
-        if len(of_method) > 1:
-            low, high = ([m + sign * half for m, half in spread] for sign in (-1, 1))
-            axis.fill_between(whole, low, high, color=colour, alpha=0.2, linewidth=0)
-    said = ""
-    if len(steps) == 1:
-        ((training, test),) = steps
-        said = f", {test} inner steps" + (f" (training: {training})" if test != training else "")
+        if len(test) > 1 and of_method[0] in few_shot:
+            many += f", tested with {of_method[0].config.eval_inner_steps} inner steps"
+        each = [[at[i][j] for i in whole] for j in range(len(of_method))]
+        line_of_seeds(axis, whole, each, looks[name], f"{name} ({many})")
+    said = f", {min(test)} inner steps" if len(test) == 1 else ""
+    if len(test) == len(training) == 1 and test != training:
+        said += f" (training: {min(training)})"
     axis.set_xlabel("outer-loop iteration")
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_ylabel(f"validation {metric}{said}")
@@ -179,10 +174,40 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
         style.percent(axis)
     axis.grid(alpha=0.25)
     if axis.get_legend_handles_labels()[0]:
-        several = any(len(each) > 1 for each in methods.values())
-        title = "mean over seeds, 95 % interval" if several else None
-        axis.legend(fontsize=8, title=title, title_fontsize=8)
+        axis.legend(fontsize=8, title=legend_of(methods.values()), title_fontsize=8)
     return drawn
+
+
+def line_of_seeds(
+    axis: Any,
+    x: Sequence[float],
+    each: Sequence[Sequence[float]],
+    look: tuple[str, str],
+    label: str,
+) -> None:
+    """Draw the mean of lines, one a seed, with Student's 95 % interval; of two, both lines instead.
+
+    The interval of two is 13 standard errors wide: true, and no picture.
+    """
+    colour, dash = look
+    spread = [mean_and_spread(values) for values in zip(*each, strict=True)]
+    axis.plot(x, [mean for mean, _ in spread], dash, color=colour, marker=".", label=label)
+    if len(each) == 2:
+        for values in each:
+            axis.plot(x, values, dash, color=colour, alpha=0.4, linewidth=0.8)
+    elif len(each) > 2:
+        low, high = ([mean + sign * half for mean, half in spread] for sign in (-1, 1))
+        axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def legend_of(methods: Iterable[Sequence[object]]) -> str | None:
+    """Return what lines that `line_of_seeds` has drawn show; None where there is one seed each."""
+    seeds = [len(each) for each in methods]
+    if max(seeds) == 1:
+        return None
+    if 2 not in seeds:
+        return "mean over seeds, 95 % interval"
+    return "mean over seeds; thin: each of two" + (", else 95 %" if max(seeds) > 2 else "")
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:

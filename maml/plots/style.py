@@ -53,10 +53,12 @@ def figure(
 
 
 def percent(axis: Any, which: str = "y") -> None:
-    """Show shares, 0 to 1, as percent."""
+    """Show shares as percent, and nothing below 0 or above 100."""
     from matplotlib.ticker import PercentFormatter
 
     (axis.yaxis if which == "y" else axis.xaxis).set_major_formatter(PercentFormatter(1.0))
+    low, high = getattr(axis, f"get_{which}lim")()
+    getattr(axis, f"set_{which}lim")(max(low, -0.02), min(high, 1.02))
 
 
 def save(drawn: Any, path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:

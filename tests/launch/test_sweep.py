@@ -250,15 +250,29 @@ def test_a_silent_worker_of_another_machine_is_given_up_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     presence, others = shared.Presence(tmp_path), shared.Others(tmp_path)
-    assert not others.is_lost(presence.name)
+    assert others.look(presence.name) == shared.ALIVE
     presence._lock.release()  # as a lock looks from another machine
-    path = tmp_path / f"{presence.name}.json"
     monkeypatch.setattr(shared, "machine", lambda: "another")
-    assert not others.is_lost(presence.name)
+    assert others.look(presence.name) == shared.UNSURE
+    presence.beat()
+    monkeypatch.setattr(shared, "machine", lambda: "a third")
+    assert others.look(presence.name) == shared.ALIVE
     monkeypatch.setattr(shared, "GRACE", 0.0)
-    assert others.is_lost(presence.name)
-    path.write_text(path.read_text().replace('"beats": 1', '"beats": 2'))
-    assert not others.is_lost(presence.name)
+    assert others.look(presence.name) == shared.GONE
+
+
+def test_after_a_power_cut_the_last_trial_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was started anew is another one: its old workers are silent, not yet gone."""
+    path = written(tmp_path, {"seed": [0]})
+    presence = shared.Presence(tmp_path / "there" / "workers")
+    assert opened(path).take(presence, None) is not None
+    presence._lock.release()
+    monkeypatch.setattr(shared, "machine", lambda: "started anew")
+    monkeypatch.setattr(shared, "GRACE", 1.0)
+    assert swept(path) == 0
+    assert states(path) == [FINISHED]
 
 
 def test_a_lock_that_a_killed_process_left_goes_at_once(

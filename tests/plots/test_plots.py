@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +82,17 @@ def test_scores_by_step_are_the_evaluation_s(there: Path) -> None:
 
 
 def test_curves_are_means_over_seeds_with_student_s_interval(there: Path) -> None:
-    methods = {"maml": runs.find([there / "a-0", there / "a-1"])}
+    two = runs.find([there / "a-0", there / "a-1"])
+    assert len(curves.learning_curves({"maml": two}).axes[0].collections) == 0  # but both lines
+    third = dataclasses.replace(two[0], rows=[row | {"accuracy": 0.5} for row in two[0].rows])
+    methods = {"maml": [*two, third]}
     axis = curves.learning_curves(methods).axes[0]
     line, band = axis.lines[0], axis.collections[0]
     values = np.array([[v for _, v in run.validated("accuracy")] for run in methods["maml"]])
     assert line.get_xdata().tolist() == [2, 4]
     assert line.get_ydata() == pytest.approx(values.mean(0))
-    # One degree of freedom: 12.7 standard errors.
-    half = 12.706 * values.std(0, ddof=1) / 2**0.5
+    # Two degrees of freedom: 4.3 standard errors.
+    half = 4.3027 * values.std(0, ddof=1) / 3**0.5
     ends = band.get_paths()[0].vertices[:, 1]
     assert ends.max() == pytest.approx((values.mean(0) + half).max(), rel=1e-3)
 

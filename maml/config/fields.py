@@ -204,7 +204,7 @@ class Config:
     )
     meta_schedule: Literal["constant", "linear", "cosine", "halving"] = _outer_loop(
         "constant", SAME_RUN,
-        "How --meta-lr falls to --meta-lr-end over all --iterations, or halves now and then.",
+        "How --meta-lr falls to --meta-lr-end over the whole run, or halves now and then.",
     )  # fmt: skip
     meta_lr_end: float = _outer_loop(
         0.0, SAME_RUN, "linear, cosine: what --meta-lr falls to.", least=0

@@ -32,6 +32,7 @@ class MAML(Learner):
 
     Attributes:
         adapting: What adapts, by the network's names, and at which multiple of ``--inner-lr``.
+        still: The names of the network's other parameters.
     """
 
     def __init__(self, config: Config) -> None:
@@ -42,6 +43,7 @@ class MAML(Learner):
         names = self.network_weights(self.meta_parameters())
         why += f" with --network {config.network}"
         self.adapting = adapting(pattern, self.network, names, why)
+        self.still = [name for name in names if name not in self.adapting]
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """The query loss after the last inner step (algorithm 2, line 10)."""
@@ -52,7 +54,7 @@ class MAML(Learner):
             rates = [of_each] * steps
         return Problem(
             start={name: weights[name] for name in self.adapting},
-            fixed={name: w for name, w in weights.items() if name not in self.adapting},
+            fixed={name: weights[name] for name in self.still},
             **self.stated_losses(),
             optimizer=self.config.inner_optimizer,
             lr=self.config.inner_lr,

@@ -55,6 +55,7 @@ class MAMLpp(MAML):
         weights = self.network_weights(self.meta_parameters())
         norms = norm_parameters(self.network) if config.per_step_norm else []
         self.adapting = {n: rate for n, rate in self.adapting.items() if n not in norms}
+        self.still = [name for name in self.still if name not in norms]
         steps = config.inner_steps
         if config.lslr:
             # ``rates.…`` for ``network.…``: [steps].

@@ -359,8 +359,8 @@ def test_data_root_is_absolute(
                 "--eval-queries": "7",
             }.items()
         ),
-        ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
-        ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
+        ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner finetune or superv"),
+        ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner finetune or superv"),
         ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4 or conv4-pool, not mlp"),
         ([SUPERVISED, "--filters", "3"], "--filters 3 is for --network conv4 or .*, not lenet"),
         ([SINUSOID, "--ways", "7"], "--ways 7: --data sinusoid has no classes"),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from maml.config import registry
 from maml.run.files import write_bytes
 
 BLUE, ORANGE, GREEN, RED, PINK, SKY, BLACK = COLOURS = (
@@ -18,17 +19,18 @@ BLUE, ORANGE, GREEN, RED, PINK, SKY, BLACK = COLOURS = (
 )  # fmt: skip
 GREY = "#888888"
 DASHES = ("-", "--", ":")
-METHODS = (
-    "maml", "anil", "metasgd", "imaml", "mamlpp", "protonet", "supervised", "fomaml", "reptile",
-    "boil", "r2d2", "cavia", "metacurv", "noadapt", "finetune",
-)  # fmt: skip
-"""A method has the same colour in every picture: that of its place here."""
+
+
+def methods() -> list[str]:
+    """Return all learners: one has the same colour in every picture, that of its place here."""
+    return list(registry.known("learner"))
 
 
 def look_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return a colour and a dash for each name: a method's own, else the next one that is free."""
     looks = [(colour, dash) for dash in DASHES for colour in COLOURS]
-    found = {name: looks[METHODS.index(name)] for name in names if name in METHODS}
+    own = methods()[: len(looks)]
+    found = {name: looks[own.index(name)] for name in names if name in own}
     free = [look for look in looks if look not in found.values()]
     others = [name for name in names if name not in found]
     for i, name in enumerate(others):

@@ -137,7 +137,7 @@ def test_smoothing_does_not_lag() -> None:
 def test_a_method_has_one_colour_and_no_two_look_alike() -> None:
     looks = style.look_of(["anil", "maml", "something"])
     assert looks["maml"] == style.look_of(["maml"])["maml"]
-    many = style.look_of([*style.METHODS, "a", "b", "c"])
+    many = style.look_of([*style.methods(), "a", "b", "c"])
     assert len(set(many.values())) == len(many)
 
 

@@ -26,6 +26,9 @@ from maml.run.files import read_rows, write_even_full, write_text
 from maml.run.lock import Lock
 from maml.run.provenance import git_commit, versions
 
+GONE = 5.0
+"""Seconds that a killed process takes at most to give back what it had."""
+
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
 
 
@@ -207,6 +210,10 @@ def lose(run_dir: Path) -> None:
     status = read_status(run_dir)
     if status is None or status["state"] not in ("training", "lost"):
         return
+    # A process that was killed a moment ago may still be on its way out.
+    deadline = time.monotonic() + GONE
+    while Lock.is_held(run_dir) and time.monotonic() < deadline:
+        time.sleep(0.1)
     if not Lock.is_held(run_dir):
         write_even_full(run_dir / "status.json", json.dumps(status | {"state": "failed"}) + "\n")
 

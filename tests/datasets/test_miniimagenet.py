@@ -362,6 +362,8 @@ def test_image_shapes_are_those_of_the_data(monkeypatch, small_images):
     monkeypatch.setattr(
         "datasets.omniglot.open_images", lambda *_: np.tile(small_images, (60, 1, 1, 1))
     )
+    coloured = np.zeros((100, 2, 32, 32, 3), dtype=np.uint8)
+    monkeypatch.setattr("datasets.cifar_few_shot.open_images", lambda *_: coloured)
     for data in few_shot:
         shape = image_shape(data)
         e = open_episodes(data, "validation", ways=5, shots=1, queries=1, seed=0)

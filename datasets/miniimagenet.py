@@ -89,9 +89,9 @@ def _source(folder: Path, split: str, classes: int, per_class: int) -> Images | 
     for by_class in (folder / name, folder / split):
         if by_class.is_dir():
             return Images(by_class, list_classes(by_class, classes, per_class))
-    pickled = folder / f"mini-imagenet-cache-{name}.pkl"
-    if pickled.is_file():
-        return Pickled(pickled, classes, per_class)
+    for pickled in (folder / f"mini-imagenet-cache-{called}.pkl" for called in (name, split)):
+        if pickled.is_file():
+            return Pickled(pickled, classes, per_class)
     if not csv.is_file():
         raise DataError(f"{csv}: not found; {_ways_out(folder)}")
     raise DataError(f"{archive}: not found, nor the folder images; {_ways_out(folder)}")

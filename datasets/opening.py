@@ -9,7 +9,8 @@ or ``test``. It returns one of
   the simplest, for a data set that fits into memory;
 * :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
 * :class:`~datasets.batches.Examples`, for ordinary classification;
-* any :class:`~datasets.episodes.Episodes`, whatever its tasks are.
+* any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
+* a ``Taskset`` of learn2learn.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from datasets.batches import Batches, Examples
 from datasets.components import calling
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
+from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.paths import default_data_root
 from datasets.registry import FLAG, DataSet, data_sets, find
 
@@ -67,6 +69,9 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
     if not known.is_theirs:
         return Contents(image_shape(data, **request), known.classifies)
     found = _call(known, known.attribute, "train", data_root, request)
+    if is_taskset(found):
+        asked = ("ways", "shots", "queries", "seed")
+        found = Tasksets(found, name=data, split="train", **{each: request[each] for each in asked})
     if isinstance(found, Episodes):
         with calling(FLAG, known):
             task = found.tasks(torch.arange(1))
@@ -103,6 +108,8 @@ def open_episodes(
         raise DataError(f"{FLAG} {data}: no few-shot data set; --learner supervised learns it")
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed, "dtype": dtype}
     found = _call(known, known.episodes, split, data_root, {**task, **options})
+    if is_taskset(found):
+        return Tasksets(found, name=data, split=split, **task)  # type: ignore[arg-type]
     if isinstance(found, Episodes):
         return found
     if isinstance(found, _ByClass):
@@ -218,7 +225,7 @@ def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) ->
     known = find(data)
     with calling(FLAG, known):
         found = known.load()(split, **dict(options))
-    if isinstance(found, (Episodes, ImageClasses, Examples)):
+    if isinstance(found, (Episodes, ImageClasses, Examples)) or is_taskset(found):
         return found
     if isinstance(found, Mapping):
         classes = {str(name): images for name, images in found.items()}
@@ -227,7 +234,7 @@ def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) ->
     else:
         raise DataError(
             f"{FLAG} {data}: returned {_called(found)} for {split}, not {{class: images}}, "
-            "ImageClasses, Examples or Episodes"
+            "ImageClasses, Examples, Episodes or a Taskset of learn2learn"
         )
     if not classes:
         raise DataError(f"{FLAG} {data}: returned no class for {split}")

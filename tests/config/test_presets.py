@@ -27,7 +27,7 @@ OMNIGLOT = {
 def test_a_name_says_what_the_preset_is(name: str) -> None:
     config = PRESETS[name]
     assert config.preset == name
-    few_shot = re.fullmatch(r"([a-z0-9]+)-([a-z]+)-(\d+)way-(\d+)shot", name)
+    few_shot = re.fullmatch(r"([a-z0-9]+)-([a-z0-9]+)-(\d+)way-(\d+)shot", name)
     experiment = re.fullmatch(r"([a-z]+)-([a-z]+)-(\d+)shot", name)
     classifier = re.fullmatch(r"(supervised)-([a-z0-9-]+)-([a-z0-9]+)", name)
     assert few_shot or experiment or classifier

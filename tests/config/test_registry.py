@@ -50,7 +50,7 @@ def test_the_components_are_these() -> None:
         "supervised",
     }
     learners |= {"reptile", "cavia", "metacurv", "noadapt", "finetune"}
-    few_shot = {"glyphs", "omniglot", "miniimagenet", "sinusoid"}
+    few_shot = {"glyphs", "omniglot", "miniimagenet", "cifarfs", "fc100", "sinusoid"}
     classified = {"glyphs", "omniglot", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"}
     assert learners <= registry.known("learner").keys()
     assert {"conv4", "conv4-pool", "mlp", "lenet", "resnet18"} <= registry.known("network").keys()

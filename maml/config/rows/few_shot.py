@@ -93,6 +93,17 @@ def _miniimagenet(
     return with_values(config, **values)
 
 
+def _cifar(data: str, source: str, published: float | None = None) -> Config:
+    # MiniImageNet's command, as the paper of CIFAR-FS gives no other.
+    return with_values(
+        _miniimagenet(1, 0.0),
+        preset=f"maml-{data}-5way-1shot",
+        data=data,
+        source=f"{source}, 5-way 1-shot",
+        published=published,
+    )
+
+
 # What MAML++'s released configurations share, of whatever data.
 _MAMLPP: dict[str, Any] = {
     "learner": "mamlpp",
@@ -318,6 +329,8 @@ ROWS = (
     _omniglot(20, 5, 0.989),
     _miniimagenet(1, 0.4870),
     _miniimagenet(5, 0.6311),
+    _cifar("cifarfs", f"{FINN}, as measured by {BERTINETTO}", 0.589),
+    _cifar("fc100", f"no published row; {FINN}"),
     _maml_sinusoid(),
     _glyphs(5, 1, name="fomaml", order="first"),
     _miniimagenet(1, 0.4807, name="fomaml", order="first"),

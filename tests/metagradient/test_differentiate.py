@@ -241,7 +241,7 @@ def test_mixed_equals_reverse(preset: str, name: str, steps: int, order: str) ->
 def test_auto_goes_forward_over_reverse_off_the_cpu(
     device: str, forward: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's meta device stands in for a GPU: shapes without numbers. torch's line is kept."""
+    """The meta device stands in for a GPU: shapes without numbers. Torch's line is kept."""
 
     def no_forward_derivative(*_: object, **__: object) -> None:
         raise NotImplementedError("forward AD of cummax is not implemented.")
@@ -256,6 +256,6 @@ def test_auto_goes_forward_over_reverse_off_the_cpu(
     if not forward:
         assert differentiate(problem, tasks).losses.shape == (3,)
         return
-    with pytest.raises(NotImplementedError, match="cummax .* Use --meta-gradient reverse"):
+    with pytest.raises(NotImplementedError, match=r"cummax .* Use --meta-gradient reverse"):
         differentiate(problem, tasks)
     assert differentiate(problem, tasks, "reverse").losses.shape == (3,)

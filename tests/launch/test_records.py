@@ -24,7 +24,11 @@ from tests.launching import REPO
 from tests.metagradient.peer import oracle
 from tests.runs import glyphs
 
-OF_MAML = sorted(path.parent for path in recorded.RECORDS.glob("*maml-*/*/record.json"))
+OF_MAML = sorted(
+    path.parent
+    for path in recorded.RECORDS.glob("*/*/record.json")
+    if path.parts[-3].startswith(("maml-", "fomaml-"))
+)
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,7 @@ _MAMLPP: dict[str, Any] = {
     "inner_steps": 5,
     "eval_inner_steps": 5,
     "iterations": 50_000,  # 100 epochs of 500
+    "keep_best": 5,  # whose ensemble its published numbers are of
 }
 
 

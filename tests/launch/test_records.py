@@ -17,12 +17,13 @@ from maml.config import Config
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.learners import build_learner
-from maml.run import provenance
+from maml.run import directory, provenance
+from maml.run.files import read_rows
 from maml.run.task_scores import NAME, read_tasks
 from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.metagradient.peer import oracle
-from tests.runs import glyphs
+from tests.runs import glyphs, last, same
 
 OF_MAML = sorted(
     path.parent
@@ -133,6 +134,41 @@ def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) 
     (kept / "record.json").write_text(json.dumps(made))
     assert check_record.main([str(kept), "--tasks", "6"]) == 1
     assert "tasks differ; the first is task 0: loss was" in capsys.readouterr().out
+
+
+def test_a_run_that_was_stopped_says_how_far_it_came(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record of its own, from which another machine goes on; and in the end it is replaced."""
+    there = tmp_path / "there"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+        whole = with_values(directory.read_config(run_dir), run_dir=str(there), iterations=12)
+        half = with_values(whole, eval_every=5, iterations=10)
+        assert Trainer(half).run() == 0
+        (there / "result.json").unlink()
+        directory.write_status(there, "training", 10, 0, whole)
+        with pytest.raises(UserError, match="it is being trained"):
+            record.write(there, tmp_path, 6, "", None)
+        directory.write_config(there, whole)
+        directory.write_status(there, "stopped", 10, 0, whole)
+        folder = record.write(there, tmp_path, 6, "", None)
+        (row,) = table.table(tmp_path, "run", "maml-*").splitlines()[2:]
+        accuracy = [row for row in read_rows(there / "metrics.jsonl") if "split" in row]
+        said = f"unfinished: 10 of 12 iterations; validation {100 * accuracy[1]['accuracy']:.4g} %"
+        assert said in row and "h left at" in row
+        assert len([r for r in read_rows(folder / "metrics.jsonl") if "split" in r]) >= 2
+        assert check_record.main([str(folder)]) == 0
+        assert "not finished, so there is no test yet" in capsys.readouterr().out
+        onward = with_values(
+            whole, run_dir=str(tmp_path / "onward"), resume=str(folder / "checkpoint.pt")
+        )
+        assert Trainer(onward).run() == 0
+        done = record.write(tmp_path / "onward", tmp_path, 6, "", None)
+    assert done == folder and not (folder / "checkpoint.pt").exists()
+    assert "unfinished" not in table.table(tmp_path)
+    straight = torch.load(folder / "model.pt", weights_only=True)
+    assert same(straight, last(tmp_path / "onward")["model"])
 
 
 def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ COMMANDS = (
     "hosts",
     "memory",
     "precision",
+    "rows",
     "scaling",
     "tables",
     "throughput",

@@ -27,7 +27,7 @@ PARTS: dict[str, dict[str, str]] = {
     "cosine": {"meta-schedule": "cosine", "meta-lr-end": "1e-5"},
     "annealing": {"first-order-epochs": "30"},
 }
-"""Of 100 epochs of ten iterations; the paper anneals the order of derivatives for 50 of some 150."""
+"""Of 100 epochs of ten iterations; the paper anneals for 50 epochs of 150."""
 PARTS["all"] = {name: value for part in PARTS.values() for name, value in part.items()}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ class Worker:
                 with registry.calling("learner", known):
                     first = self._on_device(self.training.tasks(torch.arange(1)))
                     params = {n: p.to(device) for n, p in self.learner.meta_parameters().items()}
-                    self.learner.outer_gradient(params, first)
+                    self.learner.outer_gradient(params, self.learner.materialise(params, first))
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
@@ -165,7 +165,8 @@ class Worker:
         n_tasks = 0
         self.progress = (0, self.progress[1])
         for tasks in batches:
-            outer = self._differentiate(params, self._on_device(tasks), learner)
+            made = learner.materialise(params, self._on_device(tasks))
+            outer = self._differentiate(params, made, learner)
             for name, total in sums.items():
                 total += outer.gradients[name]
             metrics = [outer.metrics[name] for name in learner.metric_names]
@@ -175,7 +176,7 @@ class Worker:
             self.progress = (n_tasks, self.progress[1])
         return Share(sums, totals, n_tasks, torch.cat(rows))
 
-    def _differentiate(self, params: Params, tasks: Task, learner: Learner) -> OuterGradient:
+    def _differentiate(self, params: Params, tasks: Any, learner: Learner) -> OuterGradient:
         if self.compiled is None:
             return learner.outer_gradient(params, tasks, self.derivatives_of)
         return self.compiled(learner.outer_gradient, params, tasks)

@@ -115,6 +115,10 @@ class Config:
     eval_queries: int = _data(
         1, RESULT, "Query examples per class at validation and test.", least=1
     )
+    horizon: int = _data(
+        200, SAME_RUN, "Steps that an episode of acting takes at most.",
+        least=1,
+    )  # fmt: skip
     batch_size: int = _data(64, SAME_RUN, "Examples of a mini-batch, which is a task.", least=1)
 
     seed: int = _outer_loop(

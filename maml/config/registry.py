@@ -36,11 +36,12 @@ class LearnerFacts(Component):
     """A learner's facts.
 
     Attributes:
-        tasks: What it learns from: few-shot episodes, or mini-batches of labelled examples.
+        tasks: What it learns from: few-shot episodes, mini-batches of labelled examples, or
+            environments to act in.
         adapts_head: Whether it must know which of a network's parameters are the output layer's.
     """
 
-    tasks: Literal["episodes", "batches"] = "episodes"
+    tasks: Literal["episodes", "batches", "environments"] = "episodes"
     adapts_head: bool = False
 
 

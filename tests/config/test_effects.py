@@ -108,6 +108,7 @@ BY_THEMSELVES = {
     "data": "test_data_and_network",
     "omniglot_split": "test_omniglot_split",
     "image_size": "test_folder",
+    "horizon": "datasets/test_acting.py",
     "image_mode": "test_folder",
     "split_fractions": "test_folder",
     "run_dir": "test_run_directory.py",

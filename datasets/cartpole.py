@@ -1,0 +1,113 @@
+"""CartPole (Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077) as tensors.
+
+The dynamics are those of gymnasium's ``CartPole-v1``, step by step, for any number of carts at
+once, each with physics of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datasets.acting import Acting, Environment, Step, opened
+
+COMPONENTS = {
+    "cartpole": {
+        "help": "balance a pole on a cart, as gymnasium's CartPole-v1",
+        "environments": "open_cartpole",
+        "classifies": False,
+        "point": (4, 2),
+        "reads": ("horizon",),
+        "ignores": {"ways": "has two actions"},
+    },
+    "cartpole-physics": {
+        "help": "the same, each task with its own lengths, masses, gravity and force",
+        "environments": "open_cartpole_physics",
+        "classifies": False,
+        "point": (4, 2),
+        "reads": ("horizon",),
+        "ignores": {"ways": "has two actions"},
+    },
+}
+
+TAU = 0.02
+"""Seconds of a step."""
+X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360
+"""An episode ends beyond: metres, radians."""
+
+
+class Physics(NamedTuple):
+    """What gymnasium's CartPole has as constants, in SI units; ``length`` is half the pole's."""
+
+    gravity: float = 9.8
+    mass_cart: float = 1.0
+    mass_pole: float = 0.1
+    length: float = 0.5
+    force: float = 10.0
+
+
+RANGES = Physics(*((0.5, 1.5),) * 4, (0.5, 1.5))  # type: ignore[arg-type]
+"""A task's physics are the standard ones times a factor from here; and see `DrawnCartPole`."""
+
+
+class CartPole(Environment):
+    """State: x, ẋ, θ, θ̇ and the five `Physics`. The first four are observed; reward 1 a step."""
+
+    state_size, observation_size, outputs, draws, discrete = 9, 4, 2, 1, True
+
+    def observe(self, state: Tensor) -> Tensor:
+        """See what moves, rounded to float32 as gymnasium does."""
+        return state[..., :4].float().to(state.dtype)
+
+    def step(self, state: Tensor, action: Tensor) -> Step:
+        """Push right (action 1) or left (0), and go on by Euler's method."""
+        x, v, angle, spin, gravity, cart, pole, length, push = state.unbind(-1)
+        force = torch.where(action == 1, push, -push)
+        cos, sin = torch.cos(angle), torch.sin(angle)
+        total, moment = pole + cart, pole * length
+        # https://coneural.org/florian/papers/05_cart_pole.pdf, in gymnasium's order of operations.
+        temp = (force + moment * (spin * spin) * sin) / total
+        spin_up = (gravity * sin - cos * temp) / (length * (4.0 / 3.0 - pole * (cos * cos) / total))
+        speed_up = temp - moment * spin_up * cos / total
+        moved = (x + TAU * v, v + TAU * speed_up, angle + TAU * spin, spin + TAU * spin_up)
+        ended = (moved[0].abs() > X_LIMIT) | (moved[2].abs() > ANGLE_LIMIT)
+        after = torch.stack([*moved, gravity, cart, pole, length, push], dim=-1)
+        return Step(after, torch.ones_like(x), ended)
+
+    def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """All have the standard physics."""
+        return np.tile(np.array(Physics()), (len(u), 1))
+
+    def draw_start(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Uniform in ±0.05, as gymnasium's."""
+        return 0.1 * u[..., :4] - 0.05
+
+
+class DrawnCartPole(CartPole):
+    """CartPole with physics of each task: each constant times a factor from its range.
+
+    The force of half of the tasks is turned round: "right" pushes left. A policy for one half falls
+    at once in the other, so no policy serves all tasks, and acting is the only way to find out.
+    """
+
+    def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Draw gravity, masses, length and force."""
+        low, high = np.array(RANGES).T
+        physics = np.array(Physics()) * (low + (high - low) * u[:, :5])
+        physics[:, 4] *= np.where(u[:, 5] < 0.5, -1.0, 1.0)
+        return physics
+
+
+def open_cartpole(split: str, **request: object) -> Acting:
+    """CartPole of the standard physics. Raises :class:`datasets.errors.DataError`."""
+    return opened(CartPole(), split, request)
+
+
+def open_cartpole_physics(split: str, **request: object) -> Acting:
+    """CartPoles of different physics. Raises :class:`datasets.errors.DataError`."""
+    return opened(DrawnCartPole(), split, request)

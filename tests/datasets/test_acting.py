@@ -53,7 +53,8 @@ def test_the_standard_physics_are_gymnasium_s() -> None:
     found = (one.gravity, one.masscart, one.masspole, one.length, one.force_mag)
     assert found == Physics()
     tasks = open_environments("cartpole", "test", **COUNTS).tasks(torch.arange(2))
-    assert torch.equal(tasks.query_x[..., 4:], torch.tensor(Physics()).double().expand(2, 3, 1, 5))
+    standard = torch.tensor(Physics(), dtype=torch.float64)
+    assert torch.equal(tasks.query_x[..., 4:], standard.expand(2, 3, 1, 5))
     assert tasks.query_x[..., :4].abs().max() < 0.05
     assert one.spec is not None and one.spec.max_episode_steps == 500
 
@@ -78,7 +79,7 @@ def test_chance_has_addresses(name: str) -> None:
 
 def test_drawn_physics_cover_their_ranges() -> None:
     physics = open_environments("cartpole-physics", "train", **COUNTS).physics(torch.arange(500))
-    factors = physics / torch.tensor(Physics()).double()
+    factors = physics / torch.tensor(Physics(), dtype=torch.float64)
     sizes = factors.abs()
     assert 0.5 <= float(sizes.min()) < 0.51 and 1.49 < float(sizes.max()) < 1.5
     assert 200 < int((factors[:, 4] < 0).sum()) < 300 and bool((factors[:, :4] > 0).all())

@@ -191,7 +191,10 @@ class Player:
         if len(self._rows) + 1 == self._horizon:
             # The time limit ends those episodes that began with the first step, and cuts others.
             ended = ended | (alive & (self._start == 0))
-        self._rows.append((observations, actions, reward * alive, ended, alive))
+        # Zeros where nobody acts: what else is in the batch says for how long it is played.
+        done = actions * (alive if self._environment.discrete else alive[..., None])
+        seen = observations * alive[..., None]
+        self._rows.append((seen, done, reward * alive, ended, alive))
         self._start = self._start + ended
         last = self._first.shape[-2] - 1
         self._alive = alive & (self._start <= last)

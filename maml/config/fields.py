@@ -68,6 +68,14 @@ class Config:
         "Added to the identity in what conjugate gradient solves; 0: the paper's equation.",
         least=0,
     )  # fmt: skip
+    estimator: Literal["dice", "lvc"] = _learner(
+        "dice", SAME_RUN,
+        "Of policy gradients' derivatives: dice is unbiased, lvc biased and of low variance.",
+    )  # fmt: skip
+    discount: float = _learner(
+        0.99, SAME_RUN, "What a reward counts, for each step that it comes later.",
+        least=0, most=1,
+    )  # fmt: skip
     meta_gradient: Literal["auto", "reverse", "mixed"] = _learner(
         "auto", WAY,
         "reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels].",

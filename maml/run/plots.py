@@ -32,6 +32,8 @@ def draw_curves(
     _curve(axes[0], rows, result, "loss", of)
     if "accuracy" in worker.metric_names:
         _curve(axes[1], rows, result, "accuracy", of)
+    elif "return" in worker.metric_names:
+        _curve(axes[1], rows, result, "return", of)
     else:
         axes[0].set_yscale("log")
         _adapted_curve(axes[1], worker, meta_params)

@@ -109,6 +109,8 @@ BY_THEMSELVES = {
     "omniglot_split": "test_omniglot_split",
     "image_size": "test_folder",
     "horizon": "datasets/test_acting.py",
+    "estimator": "learners/test_policies.py",
+    "discount": "learners/test_policies.py",
     "image_mode": "test_folder",
     "split_fractions": "test_folder",
     "run_dir": "test_run_directory.py",

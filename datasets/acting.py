@@ -69,6 +69,10 @@ class Environment(ABC):
         The time limit is not the environment's: who acts counts the steps.
         """
 
+    def of_library(self) -> Environment:
+        """The same, stepped by the library that it is from; itself, where there is none."""
+        return self
+
     @abstractmethod
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """The physics of tasks from uniform numbers ``[B, S]``: ``[B, P]``."""

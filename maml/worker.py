@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from datasets.episodes import Episodes
 from datasets.tasks import Task
@@ -155,9 +156,9 @@ class Worker:
             self._ahead.guess(self._batches(ids)[0] + self.config.meta_batch_size, delay)
 
     def meta_gradient_of(
-        self, meta_params: Params, batches: Iterable[Task], learner: Learner
+        self, meta_params: Params, batches: Iterable[Any], learner: Learner
     ) -> Share:
-        """Sum as `meta_gradient` does, over tasks that are at hand."""
+        """Sum as `meta_gradient` does, over tasks that are at hand, or are made already."""
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
@@ -198,8 +199,8 @@ class Worker:
         """Split ids into batches of a bounded size: memory stays bounded, too."""
         return [batch for batch in ids.split(self.config.task_batch) if len(batch)]
 
-    def _on_device(self, tasks: Task) -> Task:
+    def _on_device(self, tasks: Any) -> Any:
         if self.device.type == "cuda":
             # From memory that stays in place the copy goes on beside the computation.
-            tasks = Task(*(tensor.pin_memory() for tensor in tasks))
-        return Task(*(tensor.to(self.device, non_blocking=True) for tensor in tasks))
+            tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)
+        return pytree.tree_map(lambda part: part.to(self.device, non_blocking=True), tasks)

@@ -199,6 +199,13 @@ class Config:
         1, RESULT, "Trainers b that a step does not wait for.",
         least=0, read_with=("ps_mode", "backup"),
     )  # fmt: skip
+    batched_inference: Literal["true", "false"] = _distribution(
+        "true", WAY, "One forward for all observers of a step, or one for each request."
+    )
+    batch_wait: float = _distribution(
+        0.2, WAY, "Seconds after which a batch of requests is answered that some are missing of.",
+        above=0, read_with=("batched_inference", "true"),
+    )  # fmt: skip
     threads: int | None = _distribution(
         None, HOST, "Computing threads per process [cores / processes on this host].", least=1
     )

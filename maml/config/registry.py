@@ -38,10 +38,12 @@ class LearnerFacts(Component):
     Attributes:
         tasks: What it learns from: few-shot episodes, mini-batches of labelled examples, or
             environments to act in.
+        strategy: Where its tasks run under torchrun, if ``--strategy`` does not say.
         adapts_head: Whether it must know which of a network's parameters are the output layer's.
     """
 
     tasks: Literal["episodes", "batches", "environments"] = "episodes"
+    strategy: str = "rpc"
     adapts_head: bool = False
 
 

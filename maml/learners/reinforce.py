@@ -18,6 +18,7 @@ COMPONENTS = {
         "attribute": "Reinforce",
         "help": "REINFORCE: one policy for all environments, without an inner loop",
         "tasks": "environments",
+        "strategy": "observers",
         "reads": ("discount", "queries", "eval_queries"),
         "refuses": {
             "kernels": {"native": "has no inner loop"},
@@ -63,8 +64,12 @@ class Reinforce(Policy):
         return surrogate - surrogate.detach() - task.query_y[1], task.query_y
 
     @torch.no_grad()
-    def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Played:
-        """Play T steps in each environment."""
+    def materialise(
+        self, meta_params: Params, tasks: Task | Played, steps: int | None = None
+    ) -> Played:
+        """Play T steps in each environment, unless somebody else has."""
+        if isinstance(tasks, Played):
+            return tasks
         weights = self.network_weights(meta_params)
         return as_played(self.act(weights, tasks.query_x, tasks.query_y, each=False))
 

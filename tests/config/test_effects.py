@@ -122,6 +122,8 @@ BY_THEMSELVES = {
     "ps_forward": "strategies/test_param_server.py",
     "ps_max_staleness": "strategies/test_server_logic.py",
     "ps_backup_workers": "strategies/test_server_logic.py",
+    "batched_inference": "strategies/test_observers.py",
+    "batch_wait": "strategies/test_observers.py",
     "on_nonfinite": "run/test_guard.py",
     "compile": "test_compiled.py",
     "precision": "test_precision.py",

@@ -44,7 +44,7 @@ def test_the_components_are_these() -> None:
     classified = {"glyphs", "omniglot", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"}
     assert learners <= registry.known("learner").keys()
     assert {"conv4", "conv4-pool", "mlp", "lenet", "resnet18"} <= registry.known("network").keys()
-    assert {"auto", "local", "rpc", "allreduce", "param-server"} == registry.known(
+    assert {"auto", "local", "rpc", "allreduce", "param-server", "observers"} == registry.known(
         "strategy"
     ).keys()
     data = registry.known("data")

@@ -16,6 +16,7 @@ COMMANDS = (
     "memory",
     "precision",
     "scaling",
+    "solved",
     "tables",
     "throughput",
 )

@@ -33,7 +33,8 @@ class Played(NamedTuple):
     Attributes:
         support: For each inner step, its episodes: `Trajectory` of ``[B, steps, K, T, …]``.
         query: `Trajectory` of ``[B, Q, T, …]``.
-        query_y: ``[B, 2]``: the mean return of the first support and of the query episodes.
+        query_y: ``[B, 2]``: a number of the learner's own, and the mean return of the query's first
+            episodes: what was measured while acting.
     """
 
     support: Trajectory | tuple[()]
@@ -130,7 +131,7 @@ class Policy(Learner):
     # ---- scores -------------------------------------------------------------------------------
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return the mean return of the query episodes: it was measured while acting."""
+        """Return the mean return of the query episodes."""
         return {"return": y[..., 1]}
 
     def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:

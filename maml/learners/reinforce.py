@@ -9,6 +9,7 @@ from torch import Tensor
 
 from datasets.acting import Trajectory
 from datasets.tasks import Task
+from maml.config import Config
 from maml.learners.policy import Played, Policy, first_return
 from maml.metagradient.problem import Problem
 from maml.params import Params
@@ -39,6 +40,14 @@ class Reinforce(Policy):
     Each environment's own returns: discounted rewards from a step on to the end of its episode,
     less their mean, by their deviation, as in torch's example of batched RPC.
     """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.metric_names = ("return", "episodes")
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return the mean return of first episodes, and how many episodes ended in all."""
+        return {"return": y[..., 1], "episodes": y[..., 0]}
 
     def starts(self) -> int:
         """As many as can be needed."""
@@ -76,8 +85,8 @@ class Reinforce(Policy):
 
 def as_played(query: Trajectory) -> Played:
     """Return ``query`` of B tasks, whoever played it, as the losses read it."""
-    found = first_return(query)
-    return Played((), query, torch.stack([found, found], dim=-1))
+    n_ended = query.ends.sum((-2, -1))
+    return Played((), query, torch.stack([n_ended, first_return(query)], dim=-1))
 
 
 def returns_to_go(played: Trajectory, discount: float) -> Tensor:

@@ -14,6 +14,7 @@ COMMANDS = (
     "functional_memory",
     "hosts",
     "memory",
+    "observers",
     "precision",
     "scaling",
     "solved",

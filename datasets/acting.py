@@ -74,6 +74,13 @@ class Environment(ABC):
         return self
 
     @abstractmethod
+    def picture(self, axis: Any, first: Tensor, observations: Tensor) -> None:
+        """Draw where an episode has come to, on matplotlib's ``axis``.
+
+        ``first [S]`` is its first state, ``observations [t, O]`` what was seen since, at least one.
+        """
+
+    @abstractmethod
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """The physics of tasks from uniform numbers ``[B, S]``: ``[B, P]``."""
 

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.command import write
 
 COMMANDS = (
+    "adaptation",
     "communication",
     "functional_memory",
     "hosts",

@@ -69,8 +69,9 @@ class MAMLPolicy(Policy):
         return self._loss(params, played), task.query_y
 
     def query_loss(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
-        """Return the surrogate of the episodes of the adapted policy."""
-        return self._loss(params, task.query), task.query_y
+        """Return the surrogate of the adapted policy's episodes; its value: minus the return."""
+        surrogate = self._loss(params, task.query)
+        return surrogate - surrogate.detach() - task.query_y[1], task.query_y
 
     def _loss(self, params: Params, played: Trajectory) -> Tensor:
         config = self.config

@@ -8,8 +8,10 @@ from typing import Any
 
 from datasets.tasks import Task
 from maml.config import Config, registry
+from maml.learners.policy import Policy
 from maml.params import Params
 from maml.run.files import write_bytes
+from maml.run.filmstrip import draw_filmstrip
 from maml.run.log import Row, read_metrics
 from maml.worker import Worker
 
@@ -34,6 +36,7 @@ def draw_curves(
         _curve(axes[1], rows, result, "accuracy", of)
     elif "return" in worker.metric_names:
         _curve(axes[1], rows, result, "return", of)
+        _count_episodes(axes[1], worker)
     else:
         axes[0].set_yscale("log")
         _adapted_curve(axes[1], worker, meta_params)
@@ -48,6 +51,8 @@ def draw_curves(
     figure.savefig(picture, format="png", dpi=120)
     plt.close(figure)
     write_bytes(path, picture.getvalue())
+    if "return" in worker.metric_names:
+        draw_filmstrip(run_dir, worker, meta_params)
     return path
 
 
@@ -79,6 +84,16 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
     axis.grid(alpha=0.25)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=8)
+
+
+def _count_episodes(axis: Any, worker: Worker) -> None:
+    """Say, above iterations, how many episodes of acting they are."""
+    learner, config = worker.learner, worker.config
+    assert isinstance(learner, Policy)
+    support, queries = learner.episodes(evaluation=False)
+    each = config.meta_batch_size * (support * config.inner_steps + queries)
+    above = axis.secondary_xaxis("top", functions=(lambda x: x * each, lambda x: x / each))
+    above.set_xlabel("episodes, the first of each environment")
 
 
 def _smooth(values: tuple[float, ...]) -> list[float]:

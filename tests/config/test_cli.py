@@ -41,10 +41,12 @@ COUNTED = [
     "--batch-size", "--eval-inner-steps", "--iterations", "--meta-batch-size", "--task-batch",
     "--eval-every", "--eval-tasks", "--test-tasks", "--checkpoint-every", "--keep-checkpoints",
     "--log-every", "--check-every", "--ps-max-staleness", "--ps-backup-workers", "--cg-steps",
-    "--image-size",
+    "--image-size", "--horizon",
 ]  # fmt: skip
 ASYNC = ["--strategy", "param-server", "--ps-mode", "async"]
 BACKUP = ["--strategy", "param-server", "--ps-mode", "backup"]
+POLE = ["--data", "cartpole", "--network", "mlp"]
+OBSERVERS = ["--strategy", "observers", "--learner", "reinforce", *POLE]
 
 # For each flag, words after the preset and the value that the field must then have.
 VALUES: dict[str, tuple[list[str], Any]] = {
@@ -59,11 +61,14 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "proximal": (["--proximal", "0.5", "--learner", "imaml"], 0.5),
     "cg_steps": (["--cg-steps", "9", "--learner", "imaml"], 9),
     "cg_damping": (["--cg-damping", "1.5", "--learner", "imaml"], 1.5),
+    "estimator": (["--estimator", "lvc", "--learner", "maml-policy", *POLE], "lvc"),
+    "discount": (["--discount", "0.5", "--learner", "reinforce", *POLE], 0.5),
     "meta_gradient": (["--meta-gradient", "mixed"], "mixed"),
     "kernels": (["--kernels", "torch"], "torch"),
     "compile": (["--compile", "on"], "on"),
     "data": (["--data", "omniglot"], "omniglot"),
     "data_root": (["--data-root", "/some/where"], "/some/where"),
+    "horizon": (["--horizon", "50", "--learner", "reinforce", *POLE], 50),
     "image_size": (["--image-size", "28", "--data", "folder"], 28),
     "image_mode": (["--image-mode", "grey", "--data", "folder"], "grey"),
     "split_fractions": (["--split-fractions", "0.5,0.2,0.3", "--data", "folder"], "0.5,0.2,0.3"),
@@ -92,6 +97,8 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "ps_forward": (["--ps-forward", "remote", "--strategy", "param-server"], "remote"),
     "ps_max_staleness": (["--ps-max-staleness", "3", *ASYNC], 3),
     "ps_backup_workers": (["--ps-backup-workers", "2", *BACKUP], 2),
+    "batched_inference": (["--batched-inference", "false", *OBSERVERS], "false"),
+    "batch_wait": (["--batch-wait", "0.5", *OBSERVERS], 0.5),
     "threads": (["--threads", "2"], 2),
     "task_batch": (["--task-batch", "5"], 5),
     "dtype": (["--dtype", "float64"], "float64"),

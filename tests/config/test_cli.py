@@ -411,7 +411,7 @@ def test_bad_flags(arguments: list[str], says: str) -> None:
 
 
 def test_the_most_that_a_flag_takes() -> None:
-    unread = ("--ps", "--check-", "--b", "--cg", "--image-")
+    unread = ("--ps", "--check-", "--b", "--cg", "--image-", "--horizon")
     most = {name: 2**31 - 1 for name in COUNTED if not name.startswith(unread)}
     most |= {"--seed": 2**63 - 1, "--threads": 8 * (os.cpu_count() or 1), "--timeout": 2_000_000}
     config = parse([GLYPHS, *(str(word) for pair in most.items() for word in pair)])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import maml
+from maml import evaluate
 from maml.config.presets import PRESETS, with_values
+from maml.errors import UserError
 from maml.learners import build_learner
 from maml.learners.estimators import ESTIMATORS, dice, lvc
 from maml.learners.policy import Played
@@ -17,6 +21,8 @@ from maml.learners.reinforce import returns_to_go
 from maml.metagradient.differentiate import meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
+from maml.run.files import read_rows
+from tests.runs import BRIEF, metrics, result, same, train
 
 # Two states and two actions, three steps: an action moves to a state by chance; 2·2^3·2^2 ways.
 STEPS, RATE = 3, 0.7
@@ -251,3 +257,22 @@ def test_lvc_is_dice_to_first_order() -> None:
     weights = torch.full((4,), 0.25, dtype=torch.float64)
     a, b = (torch.func.grad(one)(logp, rewards, weights) for one in (dice, lvc))
     torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
+    """As every learner; a resumed run is the run that was not stopped."""
+    small = {"shots": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "horizon": 15}
+    config = with_values(PRESETS["maml-navigation"], **{**BRIEF, **small, "test_tasks": 4})
+    whole = train(config, tmp_path / "whole")
+    train(config, tmp_path / "parts", iterations=1)
+    assert same(train(config, tmp_path / "parts")["model"], whole["model"])
+    assert {"return", "return_before", "loss"} <= metrics(tmp_path / "whole")[0].keys()
+    found = result(tmp_path / "whole")
+    assert found["return"] == -found["loss"] < 0 and found["ci95"] == found["return_ci95"]
+    for name in ("curves.png", "filmstrip.png"):
+        assert (tmp_path / "whole" / name).stat().st_size > 5000
+    evaluate.main([str(tmp_path / "whole"), "--tasks", "4"])
+    (row,) = read_rows(tmp_path / "whole" / "evaluations.jsonl")
+    assert row["return"] == pytest.approx(found["return"])
+    with pytest.raises(UserError, match="it acts, and answers no queries"):
+        maml.load(tmp_path / "whole")

@@ -32,7 +32,7 @@ from maml.config.presets import with_values
 from maml.run import checkpoint, directory
 from maml.worker import Worker
 
-RATES = (0.1, 0.3, 1.0, 3.0)
+RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 ROWS = {
     "maml after": "MAML, adapted",
     "maml before": "MAML, before",
@@ -53,7 +53,8 @@ def main() -> None:
         rates.append(rate)
         for name, values in found.items():
             scores[name].append(values)
-        print(seed, {name: round(float(np.mean(v[-1])), 1) for name, v in scores.items()}, rate)
+        means = {name: round(float(np.mean(rows[-1])), 1) for name, rows in scores.items()}
+        print(seed, means, rate, flush=True)
         record = {
             "hardware": describe(threads=1), "iterations": own.iterations, "tasks": own.tasks,
             "preset": "maml-cartpole", "rates": rates, "returns": scores,
@@ -66,13 +67,16 @@ def main() -> None:
 def _of_seed(seed: int, own: argparse.Namespace) -> tuple[dict[str, list[float]], float]:
     """Return the returns of all tasks, and the rate that fine-tuning takes."""
     with tempfile.TemporaryDirectory() as folder:
+        trainings = []
         for name, flags in METHODS.items():
             command = [
                 *(sys.executable, "train_maml.py", "maml-cartpole", *flags),
                 *("--seed", str(seed), "--iterations", str(own.iterations), "--logger", "none"),
                 *("--eval-every", "0", "--test-tasks", "0", "--run-dir", f"{folder}/{name}"),
             ]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            trainings.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        if any([training.wait() for training in trainings]):
+            raise RuntimeError(f"seed {seed}: a training failed")
         maml, pretrained = (Path(folder) / name for name in METHODS)
         before, after = _returns(maml, "test", own.tasks)
         plain, _ = _returns(pretrained, "test", own.tasks)
@@ -88,7 +92,8 @@ def _returns(
 ) -> tuple[list[float], list[float]]:
     """Return each task's return before and after one step, of the same number of episodes."""
     config = directory.config_here(run_dir, None, None)
-    config = with_values(config, inner_steps=1, inner_lr=rate or config.inner_lr)
+    # All seeds are measured on the same tasks.
+    config = with_values(config, seed=0, inner_steps=1, inner_lr=rate or config.inner_lr)
     params = checkpoint.load(checkpoint.last_checkpoint(run_dir))["model"]
     found = []
     for steps in (0, 1):
@@ -112,7 +117,7 @@ def _parse() -> argparse.Namespace:
     parser = command_line("adaptation", __doc__)
     parser.add_argument("--seeds", type=count, default=10)
     parser.add_argument("--tasks", type=count, default=40)
-    parser.add_argument("--iterations", type=count, default=300)
+    parser.add_argument("--iterations", type=count, default=100)
     return parser.parse_args()
 
 

@@ -75,7 +75,8 @@ def _of_seed(seed: int, own: argparse.Namespace) -> tuple[dict[str, list[float]]
                 *("--eval-every", "0", "--test-tasks", "0", "--run-dir", f"{folder}/{name}"),
             ]
             trainings.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        if any([training.wait() for training in trainings]):
+        codes = [training.wait() for training in trainings]
+        if any(codes):
             raise RuntimeError(f"seed {seed}: a training failed")
         maml, pretrained = (Path(folder) / name for name in METHODS)
         before, after = _returns(maml, "test", own.tasks)

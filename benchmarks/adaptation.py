@@ -14,6 +14,7 @@ interval (Agarwal et al. 2021, arXiv:2108.13264): seeds are drawn anew within ea
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -47,8 +48,13 @@ def main() -> None:
     """Train and measure; write and print what came of it."""
     own = _parse()
     scores: dict[str, list[list[float]]] = {name: [] for name in ROWS}
-    rates = []
-    for seed in range(own.seeds):
+    rates: list[float] = []
+    if own.resume and own.json is not None and own.json.exists():
+        before = json.loads(own.json.read_text())
+        if [before[name] for name in ("iterations", "tasks")] != [own.iterations, own.tasks]:
+            raise SystemExit(f"error: --resume: {own.json} is of other --iterations or --tasks")
+        scores, rates = before["returns"], before["rates"]
+    for seed in range(len(rates), own.seeds):
         found, rate = _of_seed(seed, own)
         rates.append(rate)
         for name, values in found.items():
@@ -119,6 +125,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=count, default=10)
     parser.add_argument("--tasks", type=count, default=40)
     parser.add_argument("--iterations", type=count, default=100)
+    parser.add_argument("--resume", action="store_true", help="go on after the seeds in --json")
     return parser.parse_args()
 
 

@@ -2,7 +2,7 @@
 
     python train_maml.py maml-glyphs-5way-1shot --run-dir runs/glyphs
     torchrun --standalone --nproc_per_node=2 train_maml.py maml-omniglot-5way-1shot \
-        --partition chunk --data-root ~/data --run-dir runs/omniglot-5w1s
+        --data-root ~/data --run-dir runs/omniglot-5w1s
     python train_maml.py supervised-glyphs-lenet --epochs 40 --logger none
     python train_maml.py --help
 

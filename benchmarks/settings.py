@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.peers import OF_MAML, OF_MAMLPP
 from datasets import image_shape, open_episodes
 from datasets.tasks import Task
 from maml.config import Config
@@ -15,11 +16,12 @@ from maml.config.presets import PRESETS, with_values
 
 
 class Setting(NamedTuple):
-    """A meta-gradient to compute: the configuration and how many tasks a repetition takes."""
+    """A meta-gradient to compute: the configuration, the tasks of a repetition, and for whom."""
 
     config: Config
     tasks: int
     title: str
+    peers: tuple[str, ...] = OF_MAML
 
 
 def _omniglot(ways: int, shots: int, steps: int) -> Config:
@@ -37,11 +39,19 @@ _MINIIMAGENET = with_values(
     queries=15,
 )
 
+_MAMLPP = with_values(PRESETS["mamlpp-omniglot-5way-1shot"], inner_lr=0.01)
+
 SETTINGS: dict[str, Setting] = {
     "omniglot-5w1s": Setting(_omniglot(5, 1, 1), 32, "Omniglot 5-way 1-shot, 1 step"),
     "omniglot-5w5s": Setting(_omniglot(5, 5, 1), 32, "Omniglot 5-way 5-shot, 1 step"),
     "omniglot-20w1s": Setting(_omniglot(20, 1, 5), 16, "Omniglot 20-way 1-shot, 5 steps"),
     "miniimagenet-5w1s": Setting(_MINIIMAGENET, 4, "MiniImageNet 5-way 1-shot, 5 steps"),
+    "mamlpp-5w1s": Setting(
+        with_values(_MAMLPP, msl_epochs=0), 8, "MAML++, Omniglot 5-way 1-shot", OF_MAMLPP
+    ),
+    "mamlpp-5w1s-msl": Setting(
+        _MAMLPP, 8, "MAML++, Omniglot 5-way 1-shot, query losses of all steps", OF_MAMLPP
+    ),
     "sinusoid": Setting(PRESETS["maml-sinusoid-10shot"], 25, "sinusoid 10-shot, 1 step"),
 }
 

@@ -110,7 +110,7 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
 
 def gflop_per_task(setting: str) -> float:
     """Count the multiplications and additions of one task's meta-gradient in reverse mode."""
-    config, _, _ = SETTINGS[setting]
+    config = SETTINGS[setting].config
     from maml.config.presets import with_values
 
     learner = build_learner(with_values(config, meta_gradient="reverse", kernels="torch"))
@@ -251,7 +251,8 @@ def main() -> None:
     peers = list(dict.fromkeys(["ours", *options.peers]))
     report: dict[str, Any] = {"hardware": describe(options.threads), "records": []}
     for setting in options.settings:
-        record = measure(setting, peers, options.threads, options.rounds)
+        able = [peer for peer in peers if peer in SETTINGS[setting].peers]
+        record = measure(setting, able, options.threads, options.rounds)
         report["records"].append(record)
         write(options.json, report)
         print(table(report, setting), end="\n\n", flush=True)

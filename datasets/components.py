@@ -5,7 +5,8 @@ A component's file says what it holds in a literal at its top level::
     COMPONENTS = {"glyphs": {"attribute": "open_classes", "help": "one line", ...}}
 
 :func:`scan` reads these literals as text and imports nothing, so that ``--help`` and a mistyped
-flag need not wait for torch. To add a component, add a file: no list elsewhere names it. Whatever a
+flag need not wait for torch. A component that is ``"like"`` another one of its file begins with
+that one's facts. To add a component, add a file: no list elsewhere names it. Whatever a
 name is accepted for takes ``module:attribute``, too: a component in a user's own file, which
 :func:`load_theirs` imports.
 
@@ -91,8 +92,14 @@ def _literal(tree: ast.Module) -> dict[str, dict[str, Any]]:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if any(isinstance(target, ast.Name) and target.id == LITERAL for target in targets):
             facts: dict[str, dict[str, Any]] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
-            return facts
+            return {name: _with_likeness(own, facts) for name, own in facts.items()}
     return {}
+
+
+def _with_likeness(own: dict[str, Any], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A component's facts, and those that it has of the one that it is like."""
+    other = facts[own["like"]] if "like" in own else {}
+    return {**other, **{name: value for name, value in own.items() if name != "like"}}
 
 
 def is_theirs(spelled: str) -> bool:

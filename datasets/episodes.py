@@ -176,7 +176,7 @@ class FewShotImages(Episodes):
             listed = "\0".join(names).encode()
             self.division = hashlib.blake2b(listed, digest_size=8).hexdigest()
         # A plain view of the same pages: the memmap subclass makes every small operation slower.
-        self._images: ImageArray = (
+        self.images: ImageArray = (
             images.view(np.ndarray) if isinstance(images, np.memmap) else images
         )
         self._check_counts()
@@ -235,7 +235,7 @@ class FewShotImages(Episodes):
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``): images ``[B, N*K, C, H, W]`` in [0, 1]."""
         layout = self.layout(ids)
-        pixels = np.asarray(self._images[layout.images])
+        pixels = np.asarray(self.images[layout.images])
         if self.rotate:
             for turns in (1, 2, 3):
                 turned = layout.quarter_turns == turns

@@ -1,4 +1,7 @@
-"""MiniImageNet as it lies on disk: a split's table, and its images, checked against the table."""
+"""MiniImageNet as it lies on disk: a split's table, and its images, checked against the table.
+
+A folder with a folder for each class is a table of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import io
 import lzma
 import tarfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datasets.errors import DataError
+from datasets.folder_source import look
 
 SIZE = (84, 84)
 SHAPE = (*SIZE, 3)
@@ -72,12 +76,29 @@ def read_table(path: Path, classes: int, per_class: int) -> Table:
     counts = Counter(row[0] for row in rows)
     if repeated := [name for name, count in counts.items() if count > 1]:
         raise DataError(f"{path}: {_few(sorted(repeated))} listed twice; restore the table")
+    return _complete(path, found, classes, per_class, "restore the table")
+
+
+def list_classes(path: Path, classes: int, per_class: int) -> Table:
+    """The table of a folder that has a folder for each class, called by its label.
+
+    Names are paths below ``path``, ``<label>/<file>``. Raises :class:`DataError`, naming the folder
+    and what is wrong, as :func:`read_table` does.
+    """
+    labels = look(path).folders
+    found = {label: [image.path for image in look(path, label).images] for label in labels}
+    return _complete(path, found, classes, per_class, "restore the complete contents")
+
+
+def _complete(
+    path: Path, found: Mapping[str, list[str]], classes: int, per_class: int, way_out: str
+) -> Table:
     if len(found) != classes:
-        raise DataError(f"{path}: {len(found)} classes instead of {classes}; restore the table")
+        raise DataError(f"{path}: {len(found)} classes instead of {classes}; {way_out}")
     for label, names in sorted(found.items()):
         if len(names) != per_class:
             raise DataError(
-                f"{path}: {label} has {len(names)} images instead of {per_class}; restore the table"
+                f"{path}: {label} has {len(names)} images instead of {per_class}; {way_out}"
             )
     return Table(path, {label: sorted(found[label]) for label in sorted(found)})
 
@@ -91,24 +112,27 @@ class Images:
         self._table = table
 
     def fingerprint(self) -> str:
-        """The size and modification time of the archive; in a folder, a hash of all the files'.
+        """The table's, and the size and modification time of the archive.
+
+        In a folder a hash of all the files'.
 
         Raises :class:`DataError` if images are missing from the folder, or the archive cannot be
         looked at.
         """
+        table = self._table.fingerprint()
         try:
             if not self.path.is_dir():
-                return _stamp(self.path)
+                return table + stamp(self.path)
             digest, missing = hashlib.blake2b(digest_size=16), []
             for name in self._table.names():
                 try:
-                    digest.update(f"{_stamp(self.path / name)}\n".encode())
+                    digest.update(f"{stamp(self.path / name)}\n".encode())
                 except FileNotFoundError:
                     missing.append(name)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read ({error})") from error
         self._check_missing(missing)
-        return digest.hexdigest()
+        return table + digest.hexdigest()
 
     def classes(self) -> Iterator[NDArray[np.uint8]]:
         """The classes in the table's order, each uint8 ``[images, 84, 84, 3]``.
@@ -129,8 +153,7 @@ class Images:
         lacking = {label: len(names) for label, names in self._table.classes.items()}
         seen: set[str] = set()
         label_due = next(turn, None)
-        for member, data in self._members(place):
-            name = PurePosixPath(member).name
+        for name, member, data in self._members(place):
             if name in seen:
                 raise DataError(f"{self.path}: {member} is there twice; fetch the archive again")
             seen.add(name)
@@ -144,8 +167,11 @@ class Images:
                 label_due = next(turn, None)
         self._check_missing([name for name in place if name not in seen])
 
-    def _members(self, wanted: dict[str, tuple[str, int]]) -> Iterator[tuple[str, bytes]]:
-        """The names and contents of the files that are called as the wanted ones."""
+    def _members(self, wanted: dict[str, tuple[str, int]]) -> Iterator[tuple[str, str, bytes]]:
+        """Of the wanted files: their names, what they are called here, and their contents.
+
+        Archives may have them in any folder.
+        """
         if self.path.is_dir():
             yield from self._files(wanted)
             return
@@ -153,10 +179,11 @@ class Images:
             with lzma.open(self.path) as stream:
                 with tarfile.open(fileobj=stream, mode="r|") as archive:
                     for member in archive:
-                        if member.isfile() and PurePosixPath(member.name).name in wanted:
+                        name = PurePosixPath(member.name).name
+                        if member.isfile() and name in wanted:
                             file = archive.extractfile(member)
                             assert file is not None, "a regular file has contents"
-                            yield member.name, file.read()
+                            yield name, member.name, file.read()
                 # The checksum of the contents follows them.
                 while stream.read(1 << 20):
                     pass
@@ -165,13 +192,13 @@ class Images:
                 f"{self.path}: not a readable tar.xz archive ({error}); fetch it again"
             ) from error
 
-    def _files(self, wanted: dict[str, tuple[str, int]]) -> Iterator[tuple[str, bytes]]:
+    def _files(self, wanted: dict[str, tuple[str, int]]) -> Iterator[tuple[str, str, bytes]]:
         for name in wanted:
             try:
                 data = (self.path / name).read_bytes()
             except OSError as error:
                 raise DataError(f"{self.path / name}: cannot be read ({error})") from error
-            yield name, data
+            yield name, name, data
 
     def _decoded(self, member: str, data: bytes) -> NDArray[np.uint8]:
         try:
@@ -201,7 +228,8 @@ def decode(data: bytes) -> NDArray[np.uint8]:
     return np.asarray(colour, dtype=np.uint8)
 
 
-def _stamp(path: Path) -> str:
+def stamp(path: Path) -> str:
+    """What changes when a file does. Raises ``OSError`` if it cannot be looked at."""
     status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns}"
 

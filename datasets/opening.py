@@ -11,6 +11,7 @@ or ``test``. It returns one of
 * :class:`~datasets.batches.Examples`, for ordinary classification;
 * any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
 * :class:`~datasets.acting.Acting`, for policies.
+* a ``Taskset`` of learn2learn.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from datasets.batches import Batches, Examples
 from datasets.components import calling
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
+from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.paths import default_data_root
 from datasets.registry import FLAG, DataSet, data_sets, find
 
@@ -71,6 +73,9 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
     if not known.is_theirs:
         return Contents(image_shape(data, **request), known.classifies, known.point)
     found = _call(known, known.attribute, "train", data_root, request)
+    if is_taskset(found):
+        asked = ("ways", "shots", "queries", "seed")
+        found = Tasksets(found, name=data, split="train", **{each: request[each] for each in asked})
     if isinstance(found, Episodes):
         with calling(FLAG, known):
             task = found.tasks(torch.arange(1))
@@ -109,6 +114,8 @@ def open_episodes(
         raise DataError(f"{FLAG} {data}: no few-shot data set; --learner supervised learns it")
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed, "dtype": dtype}
     found = _call(known, known.episodes, split, data_root, {**task, **options})
+    if is_taskset(found):
+        return Tasksets(found, name=data, split=split, **task)  # type: ignore[arg-type]
     if isinstance(found, Episodes):
         return found
     if isinstance(found, _ByClass):
@@ -201,12 +208,29 @@ class _ByClass(NamedTuple):
         return Examples(self.images, np.arange(len(labels), dtype=np.int64), labels)
 
 
+def options_of(data: str) -> set[str] | None:
+    """The options that a few-shot data set takes, by name; None where it takes any."""
+    known = find(data)
+    if known.episodes is None:
+        return set()
+    parameters = inspect.signature(_function(known, known.episodes)).parameters.values()
+    others = [parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD]
+    # One that takes the rest as unused takes none of it.
+    if others and not others[0].startswith("_"):
+        return None
+    return {parameter.name for parameter in parameters} - {"name", "split", *others} | {"dtype"}
+
+
+def _function(known: DataSet, opener: str) -> Any:
+    module, _, attribute = opener.rpartition(":")
+    return getattr(importlib.import_module(module or known.module), attribute)
+
+
 def _call(
     known: DataSet, opener: str, split: str, data_root: Path | str | None, request: dict[str, Any]
 ) -> Any:
     """What ``opener`` returns, called with those of the options that it takes."""
-    module, _, attribute = opener.rpartition(":")
-    function = getattr(importlib.import_module(module or known.module), attribute)
+    function = _function(known, opener)
     root = default_data_root() if data_root is None else Path(data_root)
     options = {"name": known.name, "data_root": root, **request}
     parameters = inspect.signature(function).parameters.values()
@@ -227,7 +251,7 @@ def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) ->
     known = find(data)
     with calling(FLAG, known):
         found = known.load()(split, **dict(options))
-    if isinstance(found, (Episodes, ImageClasses, Examples)):
+    if isinstance(found, (Episodes, ImageClasses, Examples)) or is_taskset(found):
         return found
     if isinstance(found, Mapping):
         classes = {str(name): images for name, images in found.items()}
@@ -236,7 +260,7 @@ def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) ->
     else:
         raise DataError(
             f"{FLAG} {data}: returned {_called(found)} for {split}, not {{class: images}}, "
-            "ImageClasses, Examples or Episodes"
+            "ImageClasses, Examples, Episodes or a Taskset of learn2learn"
         )
     if not classes:
         raise DataError(f"{FLAG} {data}: returned no class for {split}")

@@ -135,7 +135,7 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Mapped, Mapped]:
     n = source.sizes[part]
     folder = Path(data_root).expanduser() / name
     # Both arrays are read at once, and only if one is not in the cache.
-    read = functools.cache(lambda: _read(name, part, folder))
+    read = functools.cache(lambda: read_part(name, part, folder))
     prefix = f"{name}/{_DECODER}-{part}"
     return (
         cached(
@@ -148,8 +148,11 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Mapped, Mapped]:
     )
 
 
-def _read(name: str, part: str, folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Read a part with torchvision, downloading what is missing; many processes may call."""
+def read_part(name: str, part: str, folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """What :func:`open_part` keeps, read from ``folder`` each time, downloading what is missing.
+
+    Many processes may call. Raises :class:`DataError` as that does.
+    """
     # Imported late: it is heavy, and the cache needs none of it.
     from torchvision import datasets as torchvision_datasets
 

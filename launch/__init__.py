@@ -1,1 +1,1 @@
-"""Commands around a training: start it, sweep it, compare it, and print its tables."""
+"""Commands around trainings: start one, sweep settings, compare learners, and the scripts."""

@@ -96,7 +96,7 @@ def _launch(workers: int, restarts: int, arguments: list[str]) -> int:
 
 def _loopback() -> RendezvousHandler:
     """Return the rendezvous of one host alone: a store that listens at the loopback."""
-    from torch.distributed import PrefixStore, TCPStore
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
     from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 

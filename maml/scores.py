@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,13 +29,26 @@ def evaluate(
     progress: bool = False,
     between: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
+    """Return the `means` of what `of_tasks` returns, for the same arguments."""
+    values = of_tasks(strategy, meta_params, split, tasks, progress=progress, between=between)
+    return means(values, split, strategy.worker.evaluation_names)
+
+
+def of_tasks(
+    strategy: Strategy,
+    meta_params: Params,
+    split: str,
+    tasks: int,
+    *,
+    progress: bool = False,
+    between: Callable[[], None] = lambda: None,
+) -> Tensor:
     """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
 
     Where examples run out, it ends: to see them twice would narrow the interval for nothing.
 
     Returns:
-        ``tasks``, ``split`` and, for every evaluation metric, its mean over tasks and
-        ``<metric>_ci95``, the half-width 1.96·σ/√tasks (Finn et al. 2017, table 1).
+        ``[tasks, len(evaluation_names)]``: each task's metrics.
     """
     config = strategy.config
     tasks = there_are(tasks, strategy.worker, split)
@@ -49,9 +62,18 @@ def evaluate(
             between()
             rows.append(strategy.evaluate(meta_params, split, ids))
             bar.update(len(ids))
-    values = torch.cat(rows)
-    result: dict[str, Any] = {"split": split, "tasks": tasks}
-    for name, column in zip(strategy.worker.evaluation_names, values.T, strict=True):
+    return torch.cat(rows)
+
+
+def means(values: Tensor, split: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what metrics of tasks ``values [T, len(names)]`` come to.
+
+    Returns:
+        ``tasks``, ``split`` and, for every name, its mean over tasks and ``<name>_ci95``, the
+        half-width 1.96·σ/√tasks (Finn et al. 2017, table 1).
+    """
+    result: dict[str, Any] = {"split": split, "tasks": len(values)}
+    for name, column in zip(names, values.T, strict=True):
         result[name], result[f"{name}_ci95"] = mean_and_ci95(column)
     return result
 

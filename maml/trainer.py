@@ -18,6 +18,7 @@ from maml.config import MUST_MATCH, Config
 from maml.config.presets import changed, with_values
 from maml.errors import UserError, WorkerLostError
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
+from maml.plots.curves import draw_curves
 from maml.processes.device import choose_device
 from maml.processes.garbage import settled
 from maml.processes.setup import init_process
@@ -26,11 +27,11 @@ from maml.run import checkpoint, directory
 from maml.run.guard import Guard
 from maml.run.lock import Lock
 from maml.run.log import RunLog
-from maml.run.plots import draw_curves
 from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
+from maml.run.task_scores import write_tasks
 from maml.run.window import Window
-from maml.scores import evaluate, headline, summary
+from maml.scores import evaluate, headline, means, of_tasks, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
@@ -285,7 +286,7 @@ class _Run:
             raise NotFiniteError(f"the loss is {loss}")
         self._whole = False
         try:
-            self.optimizer.step(share.gradients, share.n_tasks)
+            self.optimizer.step(share.gradients, share.n_tasks, self.iteration)
         except NotFiniteError:
             self._whole = True
             raise
@@ -326,7 +327,7 @@ class _Run:
             "tasks_per_second": tasks_per_second,
         }  # fmt: skip
         if config.test_tasks:
-            test = evaluate(
+            values = of_tasks(
                 self.strategy,
                 self.meta_params,
                 "test",
@@ -334,6 +335,10 @@ class _Run:
                 progress=self.speaks,
                 between=self._heed_stop,
             )
+            names = self.worker.evaluation_names
+            if self.speaks:
+                write_tasks(self.run_dir, "test", config.seed, names, values.tolist())
+            test = means(values, "test", names)
             self.log.write({"iteration": self.iteration, **test, "seconds": self.seconds})
             result |= test
             prefix = "" if config.transductive else "non_transductive_"

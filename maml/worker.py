@@ -7,6 +7,7 @@ is. Parameters come with the call, gradients leave as a sum with its count.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +17,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from datasets.episodes import Episodes
-from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
@@ -44,6 +44,16 @@ class Share(NamedTuple):
     totals: Tensor
     n_tasks: int
     rows: Tensor | None = None
+
+
+class Batch(NamedTuple):
+    """Training tasks of one phase (`Learner.phase`), which travels with them.
+
+    ``tasks`` are as a sampler makes them, or made already by who has acted in them.
+    """
+
+    phase: int
+    tasks: Any
 
 
 class Worker:
@@ -146,9 +156,20 @@ class Worker:
         self.progress = (0, len(ids))
         return self.meta_gradient_of(meta_params, self.training_tasks(ids), learner)
 
-    def training_tasks(self, ids: Tensor) -> Iterator[Task]:
+    def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
         """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
-        return self._ahead.tasks(self._batches(ids))
+        phases = [self._phase(id) for id in ids.tolist()]
+        batches = []
+        for phase, run in itertools.groupby(range(len(ids)), key=phases.__getitem__):
+            places = list(run)
+            of_phase = self._batches(ids[places[0] : places[-1] + 1])
+            batches += [(phase, batch) for batch in of_phase]
+        made = self._ahead.tasks([batch for _, batch in batches])
+        for (phase, _), tasks in zip(batches, made, strict=True):
+            yield Batch(phase, tasks)
+
+    def _phase(self, id: int) -> int:
+        return self.learner.phase(id // self.config.meta_batch_size)
 
     def look_ahead(self, ids: Tensor, delay: float = 0.0) -> None:
         """Begin with the tasks that follow ``ids [B]`` in the next step; see `Prefetch.guess`."""
@@ -156,7 +177,7 @@ class Worker:
             self._ahead.guess(self._batches(ids)[0] + self.config.meta_batch_size, delay)
 
     def meta_gradient_of(
-        self, meta_params: Params, batches: Iterable[Any], learner: Learner
+        self, meta_params: Params, batches: Iterable[Batch], learner: Learner
     ) -> Share:
         """Sum as `meta_gradient` does, over tasks that are at hand, or are made already."""
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
@@ -165,9 +186,9 @@ class Worker:
         rows = [totals.new_empty(0, len(totals))]
         n_tasks = 0
         self.progress = (0, self.progress[1])
-        for tasks in batches:
+        for phase, tasks in batches:
             made = learner.materialise(params, self._on_device(tasks))
-            outer = self._differentiate(params, made, learner)
+            outer = self._differentiate(params, made, learner, phase)
             for name, total in sums.items():
                 total += outer.gradients[name]
             metrics = [outer.metrics[name] for name in learner.metric_names]
@@ -177,10 +198,14 @@ class Worker:
             self.progress = (n_tasks, self.progress[1])
         return Share(sums, totals, n_tasks, torch.cat(rows))
 
-    def _differentiate(self, params: Params, tasks: Any, learner: Learner) -> OuterGradient:
-        if self.compiled is None:
-            return learner.outer_gradient(params, tasks, self.derivatives_of)
-        return self.compiled(learner.outer_gradient, params, tasks)
+    def _differentiate(
+        self, params: Params, tasks: Any, learner: Learner, phase: int
+    ) -> OuterGradient:
+        # Compiled is one function alone: that of the phase which most of a training is in.
+        if self.compiled is None or phase != learner.last_phase:
+            return learner.outer_gradient(params, tasks, phase, self.derivatives_of)
+        gradient = functools.partial(learner.outer_gradient, phase=phase)
+        return self.compiled(gradient, params, tasks)
 
     @torch.no_grad()
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:

@@ -47,6 +47,12 @@ def implicit(**values: Any) -> Config:
     return sinusoid(learner="imaml", **values)
 
 
+def plus_plus(**values: Any) -> Config:
+    """The cheapest run of MAML++: the second of its iterations is in another phase."""
+    values = {"inner_steps": 2, "msl_epochs": 2, "iterations_per_epoch": 2, **values}
+    return glyphs(learner="mamlpp", network="conv4-pool", leak=0.01, iterations=3, **values)
+
+
 def supervised(**values: Any) -> Config:
     """The cheapest run of an ordinary classifier: 56 drawings, 7 mini-batches an epoch."""
     return with_values(PRESETS["supervised-glyphs-lenet"], **(BRIEF | SUPERVISED | values))

@@ -29,6 +29,7 @@ FLOORS = (
     ("strategies", "run"),
     ("scores",),
     ("library", "evaluate", "replay"),
+    ("plots",),
     ("trainer", "predict"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -24,6 +25,13 @@ from tests.runs import glyphs, sinusoid, supervised, train
 
 NAMES = ["owl", "cat", "dog"]
 TASKS = 6
+
+
+def test_an_option_that_a_data_set_does_not_take() -> None:
+    with pytest.raises(maml.UserError, match="wayz: no option of --data glyphs, which takes dtype"):
+        maml.episodes("glyphs", wayz=3)
+    with pytest.raises(maml.UserError, match="--data glyph: unknown"):
+        maml.episodes("glyph")
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +81,24 @@ def test_adapts_to_names_and_predicts_them(model: maml.Model, task: Any) -> None
     assert not torch.allclose(blind, probabilities, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("learner", ["maml", "anil", "metasgd", "imaml"])
+@pytest.mark.parametrize(
+    ("learner", "kernels"),
+    [
+        *itertools.product(("maml", "anil", "metasgd", "imaml"), ("auto", "torch")),
+        *((name, "auto") for name in ("mamlpp", "reptile", "protonet", "r2d2", "cavia")),
+        *((name, "auto") for name in ("metacurv", "finetune")),
+    ],
+)
 def test_is_what_evaluation_measures(
     learner: str, kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same accuracy on the same tasks, by both batch statistics, and the same losses."""
     steps = {"inner_steps": 1, "eval_inner_steps": 1 if learner == "metasgd" else 2}
+    own = {"train_ways": 800} if learner == "finetune" else {"eval_inner_batch": 2}
     config = glyphs(
-        iterations=1, ways=3, eval_queries=3, filters=16, learner=learner, kernels=kernels, **steps
-    )
+        iterations=1, ways=3, eval_queries=3, filters=16, learner=learner, kernels=kernels,
+        **steps, **own,
+    )  # fmt: skip
     train(config, tmp_path)
     evaluation.main([str(tmp_path), "--tasks", str(TASKS)])
     row = json.loads((tmp_path / "evaluations.jsonl").read_text())

@@ -23,7 +23,11 @@ PEERS = {
     "torchopt": "TorchOpt's MetaSGD, task by task",
     "vmap": "torch.func: vmap of grad of grad, eager",
     "compiled": "torch.compile of the same",
+    "mamlpp": "torch.func: the same of MAML++",
 }
+OF_MAMLPP = ("ours", "ours-torch", "ours-compiled", "mamlpp")
+OF_MAML = tuple(name for name in PEERS if name != "mamlpp")
+"""Who can compute the meta-gradient of which learner."""
 
 
 def build(name: str, learner: Learner, tasks: Task, n_threads: int) -> Repetition:

@@ -158,6 +158,11 @@ def _check_combinations(config: Config) -> None:
         raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
     if config.meta_momentum and config.meta_optimizer != "sgd":
         raise UserError(f"--meta-momentum: --meta-optimizer {config.meta_optimizer} has none")
+    if config.meta_lr_end and config.meta_schedule not in ("linear", "cosine"):
+        raise UserError(
+            f"--meta-lr-end {config.meta_lr_end}: is for --meta-schedule linear or cosine, not "
+            f"{config.meta_schedule}"
+        )
     if config.ps_transport == "collective":
         for name, only in (("ps_mode", "sync"), ("ps_forward", "local")):
             if getattr(config, name) != only:

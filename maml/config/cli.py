@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import get_type_hints
 
-from maml.config import Config, user_path
+from maml.config import FLAGS, Config, flag, saved, user_path
 from maml.config.checks import check
 from maml.config.parser import Parser, add_fields
 from maml.config.presets import PRESETS, describe, hint, with_values
 from maml.errors import UserError
 
 USAGE = "train_maml.py PRESET"
+AGAIN = "--config"
+"""In place of PRESET: the config.yaml of a run that is to be repeated."""
 
 
 def parse(arguments: Sequence[str]) -> Config:
     """Turn ``PRESET --flag value …`` into a checked `Config`.
 
-    ``data_root`` is absolute then: config.yaml keeps it, for an evaluation from another folder.
+    ``--config RUN_DIR/config.yaml --flag value …`` begins with all values of that run instead, but
+    for its own directory and checkpoint. ``data_root`` is absolute then: config.yaml keeps it, for
+    an evaluation from another folder.
 
     Raises:
         UserError: for an unknown preset, an unknown flag or a value that cannot work.
@@ -27,28 +33,53 @@ def parse(arguments: Sequence[str]) -> Config:
     name, *flags = arguments
     if name in ("-h", "--help"):
         name, flags = "maml-glyphs-5way-1shot", ["--help"]
-    if name not in PRESETS:
+    if name.partition("=")[0] == AGAIN:
+        base, flags = _again(arguments)
+    elif name in PRESETS:
+        base = PRESETS[name]
+    else:
         raise UserError(f"unknown preset {name!r}: {hint(name)}")
-    given = vars(_parser(PRESETS[name]).parse_args(list(map(_with_hyphens, flags))))
-    config = with_values(PRESETS[name], **given)
-    check(config, PRESETS[name])
+    given = vars(_parser(base).parse_args(list(map(_as_spelled, flags))))
+    config = with_values(base, **given)
+    check(config, base)
     data_root = user_path("data_root", config.data_root).absolute()
     return with_values(config, data_root=str(data_root))
+
+
+def _again(arguments: Sequence[str]) -> tuple[Config, list[str]]:
+    """Return the configuration that ``--config FILE`` names, and the flags after it."""
+    _, equals, value = arguments[0].partition("=")
+    values = [value] if equals else arguments[1:2]
+    if not values or not values[0]:
+        raise UserError(f"{AGAIN}: needs the config.yaml of a run")
+    path = Path(values[0]).expanduser()
+    config = saved.read(path / "config.yaml" if path.is_dir() else path)
+    return with_values(config, run_dir=None, resume="auto"), list(arguments[1 + (not equals) :])
 
 
 def _parser(default: Config) -> Parser:
     parser = Parser(
         prog=USAGE,
-        usage="%(prog)s [--flag value …]",
+        usage="%(prog)s [--flag value …]\n"
+        f"       train_maml.py {AGAIN} RUN_DIR/config.yaml [--flag value …]",
         description=f"{Config.__doc__}\n\npresets (published accuracy, source):\n{describe()}",
     )
     add_fields(parser, default)
     return parser
 
 
-def _with_hyphens(word: str) -> str:
-    """Return a flag as it is spelled here: ``--inner_lr`` is ``--inner-lr``."""
+def _as_spelled(word: str) -> str:
+    """Return a flag as it is spelled here: ``--inner_lr`` is ``--inner-lr``.
+
+    Sweeps give every flag a value: ``--transductive=False`` is ``--no-transductive``.
+    """
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
+    name = name.replace("_", "-")
+    if value in ("True", "False", "true", "false") and name.removeprefix("--") in _SWITCHES:
+        return name if value in ("True", "true") else f"--no-{name.removeprefix('--')}"
+    return name + equals + value
+
+
+_SWITCHES = {flag(n).removeprefix("--") for n in FLAGS if get_type_hints(Config)[n] is bool}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -38,6 +39,18 @@ class Config:
         64, SAME_RUN, "Channels of each of the network's convolutions.",
         least=1,
     )  # fmt: skip
+    leak: float = _learner(
+        0.0, SAME_RUN,
+        "Slope of the networks' activations below zero: 0 is ReLU, MAML++'s leaky ReLU has 0.01.",
+        least=0, below=1,
+    )  # fmt: skip
+    norm_eps: float = _learner(
+        1e-3, SAME_RUN, "Added to the variance by batch normalisation.", above=0
+    )
+    head_init: Literal["small", "normal", "xavier"] = _learner(
+        "small", SAME_RUN,
+        "Initial weights of the output layer: normal with σ 0.01, N(0, 1), or Xavier's uniform.",
+    )  # fmt: skip
     inner_lr: float = _learner(
         0.4, SAME_RUN,
         "Inner-loop learning rate, on the mean loss over the support set; metasgd: to begin with.",
@@ -46,14 +59,46 @@ class Config:
     inner_steps: int = _learner(1, SAME_RUN, "Inner-loop steps while training.", least=0)
     eval_inner_steps: int = _learner(3, RESULT, "Inner-loop steps at validation and test.", least=0)
     inner_optimizer: Literal[
-        "sgd", "momentum", "adam", "adamw", "adamax", "radam", "rmsprop", "adagrad", "adadelta"
+        "sgd", "momentum", "adam", "adamw", "adamax", "radam", "rmsprop", "adagrad", "adadelta",
+        "adam0",
     ] = _learner(
         "sgd", SAME_RUN,
-        "Inner-loop optimizer, differentiated through (TorchOpt's functional ones).",
+        "Inner-loop optimizer, differentiated through (TorchOpt's, and Adam); adam0: with β1 = 0.",
     )  # fmt: skip
+    inner_batch: int | None = _learner(
+        None, SAME_RUN, "Support examples of an inner step while training [all].", least=1
+    )
+    eval_inner_batch: int | None = _learner(
+        None, RESULT, "The same at validation and test [all].", least=1
+    )
     order: Literal["second", "first"] = _learner(
         "second", SAME_RUN,
         "Order of the meta-gradient: second differentiates through the inner gradients.",
+    )  # fmt: skip
+    adapt: str | None = _learner(
+        None, SAME_RUN,
+        "What the inner loop adapts: PATTERN[=RATE],… over the parameters' names, where * is any "
+        "text, @head the output layer, @body all else, @norm batch norms; RATE multiplies "
+        "--inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
+    )  # fmt: skip
+    context: int = _learner(100, SAME_RUN, "Numbers of the context, which alone adapts.", least=1)
+    lslr: bool = _learner(
+        True, SAME_RUN, "Learn an inner rate for each tensor and step, from --inner-lr on."
+    )
+    per_step_norm: bool = _learner(
+        True, SAME_RUN, "Learn the batch norms' scale and shift for each inner step."
+    )
+    msl_epochs: int = _learner(
+        10, SAME_RUN,
+        "Epochs in which the query loss after each step counts, less and less; 0: the last alone.",
+        least=0,
+    )  # fmt: skip
+    first_order_epochs: int = _learner(
+        0, SAME_RUN, "Epochs of first-order meta-gradients to begin with.", least=0
+    )
+    iterations_per_epoch: int = _learner(
+        500, SAME_RUN, "Iterations that --msl-epochs and --first-order-epochs count as an epoch.",
+        least=1,
     )  # fmt: skip
     proximal: float = _learner(
         2.0, SAME_RUN,
@@ -66,6 +111,20 @@ class Config:
     cg_damping: float = _learner(
         0.0, SAME_RUN,
         "Added to the identity in what conjugate gradient solves; 0: the paper's equation.",
+        least=0,
+    )  # fmt: skip
+    cg_lambda: float | None = _learner(
+        None, SAME_RUN,
+        "What conjugate gradient divides the Hessian by, if not by λ [--proximal].",
+        above=0,
+    )  # fmt: skip
+    pull: Literal["each-step", "end"] = _learner(
+        "each-step",
+        SAME_RUN,
+        "When the initial weights pull: with each inner step, or once, after.",
+    )
+    eval_proximal: float | None = _learner(
+        None, RESULT, "λ at validation and test, where it pulls with each step [--proximal].",
         least=0,
     )  # fmt: skip
     estimator: Literal["dice", "lvc"] = _learner(
@@ -119,6 +178,13 @@ class Config:
     )  # fmt: skip
     ways: int = _data(5, SAME_RUN, "Classes a task; supervised: classes in all.", least=1)
     shots: int = _data(1, SAME_RUN, "Support examples per class.", least=1)
+    train_ways: int | None = _data(
+        None, SAME_RUN, "Classes a task while training, if another number [--ways].", least=1
+    )
+    train_shots: int | None = _data(
+        None, SAME_RUN, "Support examples per class while training, if another number [--shots].",
+        least=1,
+    )  # fmt: skip
     queries: int = _data(1, SAME_RUN, "Query examples per class while training.", least=1)
     eval_queries: int = _data(
         1, RESULT, "Query examples per class at validation and test.", least=1
@@ -148,6 +214,21 @@ class Config:
     meta_optimizer: Literal["adam", "sgd"] = _outer_loop(
         "adam", SAME_RUN, "Optimizer of the outer loop."
     )
+    meta_schedule: Literal["constant", "linear", "cosine", "halving"] = _outer_loop(
+        "constant", SAME_RUN,
+        "How --meta-lr falls to --meta-lr-end over the whole run, or halves now and then.",
+    )  # fmt: skip
+    meta_lr_end: float = _outer_loop(
+        0.0, SAME_RUN, "linear, cosine: what --meta-lr falls to.", least=0
+    )
+    meta_halve_every: int = _outer_loop(
+        2000, SAME_RUN, "Iterations after which --meta-lr halves, again and again.",
+        least=1, read_with=("meta_schedule", "halving"),
+    )  # fmt: skip
+    meta_eps: float = _outer_loop(
+        1e-8, SAME_RUN, "What Adam of the outer loop adds to √v.",
+        above=0, read_with=("meta_optimizer", "adam"),
+    )  # fmt: skip
     meta_momentum: float = _outer_loop(
         0.0, SAME_RUN, "sgd: momentum of the outer loop.", least=0, below=1
     )
@@ -292,6 +373,11 @@ def _fits(value: object, type_: Any) -> bool:
     if isinstance(value, int) and not isinstance(value, bool) and float in options:
         return True
     return type(value) in options
+
+
+def with_values(config: Config, **values: object) -> Config:
+    """Return ``config`` with some fields replaced (`dataclasses.replace`, kept in one place)."""
+    return dataclasses.replace(config, **values)  # type: ignore[arg-type]
 
 
 def user_path(name: str, value: str) -> Path:

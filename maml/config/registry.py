@@ -39,12 +39,12 @@ class LearnerFacts(Component):
         tasks: What it learns from: few-shot episodes, mini-batches of labelled examples, or
             environments to act in.
         strategy: Where its tasks run under torchrun, if ``--strategy`` does not say.
-        adapts_head: Whether it must know which of a network's parameters are the output layer's.
+        adapts: What the inner loop adapts unless ``--adapt`` says it (`maml.learners.adapting`).
     """
 
     tasks: Literal["episodes", "batches", "environments"] = "episodes"
     strategy: str = "rpc"
-    adapts_head: bool = False
+    adapts: str = "*"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ def find(kind: str, name: str) -> Any:
 def _theirs(kind: str, name: str, loaded: Any) -> Component:
     """Return the facts of a user's own component: those of the first base class that has some."""
     module, _, attribute = name.partition(":")
-    of_base = {(other.module, other.attribute): other for other in known(kind).values()}
+    # Of several that are one class with other facts, the first is the class as it is.
+    plain = reversed(list(known(kind).values()))
+    of_base = {(other.module, other.attribute): other for other in plain}
     for base in getattr(loaded, "__mro__", ()) if kind != "network" else ():
         found = of_base.get((base.__module__, base.__name__))
         if found is not None:

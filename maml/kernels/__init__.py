@@ -17,6 +17,7 @@ from maml.kernels import library
 from maml.kernels.derivatives import Derivatives, Gradient, Part, of_each_task
 from maml.networks.conv4 import Conv4
 from maml.networks.loss import NetworkLoss
+from maml.networks.norms import tensors
 from maml.params import Params
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def derivatives_of(support: object, query: object) -> NativeDerivatives:
 
     assert isinstance(support, NetworkLoss)
     assert isinstance(support.network, Conv4)
-    return NativeDerivatives(support.network)
+    return NativeDerivatives(support.network, support.batches)
 
 
 def obstacle(support: object, query: object, params: Params) -> str | None:
@@ -47,13 +48,15 @@ def obstacle(support: object, query: object, params: Params) -> str | None:
             return "they compute in float32, not in --precision bf16"
     assert isinstance(support, NetworkLoss)
     assert isinstance(query, NetworkLoss)
+    if query.batches is not None:
+        return "the query loss is of a part of the set"
     network = support.network
     if query.network is not network:
         return "support and query loss are of different networks"
     reason = _unknown(network)
     if reason:
         return reason
-    if params.keys() != {name for name, _ in network.named_parameters()}:
+    if params.keys() != tensors(network).keys():
         return "the losses read other parameters than the network's"
     sample = next(iter(params.values()))
     if sample.device.type != "cpu":
@@ -72,7 +75,9 @@ def _unknown(network: nn.Module) -> str | None:
     """Say what of a network is not as `Conv4` builds it."""
     if type(network) is not Conv4:
         return f"there are none for the network {type(network).__name__}"
-    built = _as_built(network.image_shape, network.ways, network.filters, network.pool)
+    built = _as_built(
+        network.image_shape, network.ways, network.filters, network.pool, network.leak, network.eps
+    )
     found = _described(network)
     for name, description in found.items():
         if built.get(name) != description:
@@ -82,10 +87,11 @@ def _unknown(network: nn.Module) -> str | None:
 
 @functools.cache
 def _as_built(
-    image_shape: tuple[int, int, int], ways: int, filters: int, pool: bool
+    image_shape: tuple[int, int, int], ways: int, filters: int, pool: bool, leak: float, eps: float
 ) -> dict[str, object]:
     with torch.device("meta"):
-        return _described(Conv4(image_shape, ways, filters=filters, pool=pool))
+        network = Conv4(image_shape, ways, filters=filters, pool=pool, leak=leak, norm_eps=eps)
+        return _described(network)
 
 
 def _described(network: nn.Module) -> dict[str, object]:
@@ -97,8 +103,11 @@ def _described(network: nn.Module) -> dict[str, object]:
             module.extra_repr(),
             getattr(module, "eps", None),
             getattr(module, "pool", None),
+            getattr(module, "leak", None),
             tuple(
-                (name, tuple(p.shape)) for name, p in module._parameters.items() if p is not None
+                (name, tuple(tensor.shape))
+                for name, tensor in sorted((module._parameters | module._buffers).items())
+                if tensor is not None
             ),
             bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)),
         )

@@ -21,6 +21,7 @@ from torch import Tensor
 from maml.kernels import library
 from maml.kernels.derivatives import Gradient
 from maml.networks.conv4 import Conv4, ConvBlock
+from maml.networks.norms import tensors
 from maml.params import Params
 
 _SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
@@ -77,11 +78,11 @@ class ConvNetLoss:
         self._plan = _plan(
             channels, height, width, conv.out_channels, len(network.blocks),
             conv.kernel_size[0], conv.stride[0], int(conv.padding[0]), network.pool, self._ways,
-            first.norm.eps,
+            first.norm.eps, first.leak,
         )  # fmt: skip
         parts = ("conv.weight", "norm.weight", "norm.bias")
         names = [f"blocks.{i}.{part}" for i in range(len(network.blocks)) for part in parts]
-        weights = dict(network.named_parameters())
+        weights = tensors(network)
         self._shapes = {name: weights[name].shape for name in [*names, "head.weight", "head.bias"]}
         self._size = sum(shape.numel() for shape in self._shapes.values())
         assert self._size == _library().parameter_count(self._plan)
@@ -213,7 +214,7 @@ class ConvNetLoss:
 @functools.cache
 def _plan(
     channels: int, height: int, width: int, filters: int, layers: int, kernel: int, stride: int,
-    padding: int, pool: bool, ways: int, eps: float,
+    padding: int, pool: bool, ways: int, eps: float, leak: float,
 ) -> ctypes.c_void_p:  # fmt: skip
     """Return the kernels' description of a network; a few are made, none is ever freed."""
     spec: list[int] = []
@@ -224,7 +225,8 @@ def _plan(
             height, width = height // 2, width // 2
         channels = filters
     numbers = (ctypes.c_int64 * len(spec))(*spec)
-    return ctypes.c_void_p(_library().plan_new(layers, numbers, ways, int(not pool), float(eps)))
+    made = _library().plan_new(layers, numbers, ways, int(not pool), float(eps), float(leak))
+    return ctypes.c_void_p(made)
 
 
 def _function(name: str, dtype: torch.dtype) -> Any:

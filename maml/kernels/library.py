@@ -36,7 +36,7 @@ _NUMBER, _INDEX, _ADDRESS = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[type, list[type]]] = {
     "lanes": (_NUMBER, [_NUMBER]),
     "plan_new": (
-        _ADDRESS, [_NUMBER, ctypes.POINTER(_INDEX), _NUMBER, _NUMBER, ctypes.c_double],
+        _ADDRESS, [_NUMBER, ctypes.POINTER(_INDEX), _NUMBER, _NUMBER, *[ctypes.c_double] * 2],
     ),
     "parameter_count": (_INDEX, [_ADDRESS]),
 }  # fmt: skip

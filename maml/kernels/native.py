@@ -10,7 +10,7 @@ from datasets.tasks import Task
 from maml.kernels.convnet import ALL, ConvNetLoss
 from maml.kernels.derivatives import Gradient, Part
 from maml.networks.conv4 import Conv4
-from maml.networks.loss import part_of
+from maml.networks.loss import MiniBatches, part_of
 from maml.params import Params
 
 
@@ -19,8 +19,9 @@ class NativeDerivatives:
 
     whole = True
 
-    def __init__(self, network: Conv4) -> None:
-        self.loss = ConvNetLoss(network)
+    def __init__(self, network: Conv4, batches: MiniBatches | None = None) -> None:
+        """``batches``: of the support loss, see `NetworkLoss`."""
+        self.loss, self._batches = ConvNetLoss(network), batches
 
     def enter(self, params: Params) -> Params:
         """See `Derivatives.enter`."""
@@ -49,7 +50,11 @@ class NativeDerivatives:
 
     def gradient(self, part: Part, at: Params, tasks: Task, step: int, *, again: bool) -> Gradient:
         """See `Derivatives.gradient`; tasks are classification's."""
-        return self.loss.gradient(at, *part_of(tasks, part), again=again)
+        x, y = part_of(tasks, part)
+        if part == "support" and self._batches is not None:
+            places = self._batches.places(step, y.shape[1])
+            x, y = x[:, places], y[:, places]
+        return self.loss.gradient(at, x, y, again=again)
 
     def hessian_vector(
         self, point: Any, vector: Params, *, total: bool, again: bool = False

@@ -25,12 +25,6 @@ def build_learner(config: Config) -> Learner:
     with registry.calling("learner", known), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(config.seed, "learner"))
         learner = kind(config)
-    if known.adapts_head and not isinstance(getattr(learner.network, "head_prefix", None), str):
-        raise UserError(
-            f"--learner {config.learner} adapts the output layer alone, and --network "
-            f"{config.network} does not say which that is: give its class "
-            'head_prefix = "name of the layer."'
-        )
     return learner
 
 

@@ -21,6 +21,7 @@ from maml.metagradient import differentiate, forward_over_reverse, unrolled
 from maml.metagradient.problem import Problem
 from maml.networks import build_network, network_options
 from maml.networks.loss import NetworkLoss, apply
+from maml.networks.norms import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params
 from maml.seeds import seed_of
@@ -29,6 +30,7 @@ _GONE = {
     "outer_loss": "query_loss (and problem, which says which query losses count)",
     "inner_rates": "problem, with rates",
     "rates_gradients": "problem, with rates made of meta-parameters",
+    "adapts": "problem, with start and fixed (or give --adapt a pattern)",
 }
 """Methods that learners had once. To override one would do nothing, without a word."""
 
@@ -111,11 +113,15 @@ class Learner(nn.Module, ABC):
             self.network = build_network(
                 config.network,
                 image_shape=self.image_shape,
-                ways=config.ways,
+                ways=self.outputs(config),
                 point=contents.point,
                 **network_options(config),
             )
         self.to(getattr(torch, config.dtype))
+
+    def outputs(self, config: Config) -> int:
+        """Return how many outputs a classifier's network has."""
+        return config.ways
 
     # ---- what a learner states ----------------------------------------------------------------
 
@@ -128,6 +134,28 @@ class Learner(nn.Module, ABC):
                 of them.
             steps: Inner-loop steps: ``--inner-steps`` in training, else as many as asked for.
         """
+
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        """Return the inner problem as it is trained on; by default as it is evaluated.
+
+        Args:
+            meta_params: As in `problem`.
+            phase: What `phase` says of the iteration that the tasks are of.
+        """
+        return self.problem(meta_params, self.config.inner_steps)
+
+    def phase(self, iteration: int) -> int:
+        """Return what of an iteration, from 0, the training problem depends on; by default nothing.
+
+        An iteration's tasks know it by their ids, so the same tasks have the same problem whoever
+        computes them, and when.
+        """
+        return 0
+
+    @property
+    def last_phase(self) -> int:
+        """The phase that a long training ends in, after which the problem changes no more."""
+        return 0
 
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss that the inner loop descends (a scalar), and outputs.
@@ -156,7 +184,8 @@ class Learner(nn.Module, ABC):
         Not for concurrent threads on one learner. Every RPC call works on the learner that came
         with it.
         """
-        return apply(self.network, params, x, statistics, precision_=self.config.precision)
+        own = {name: params[name] for name in tensors(self.network) if name in params}
+        return apply(self.network, own, x, statistics, precision_=self.config.precision)
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """Return one task's outputs for its queries, by adapted ``params``: see `Predictions`."""
@@ -181,8 +210,8 @@ class Learner(nn.Module, ABC):
             return open_episodes(
                 config.data,
                 split,
-                ways=config.ways,
-                shots=config.shots,
+                ways=config.ways if evaluation else config.train_ways or config.ways,
+                shots=config.shots if evaluation else config.train_shots or config.shots,
                 queries=config.eval_queries if evaluation else config.queries,
                 seed=config.seed,
                 data_root=config.data_root,
@@ -238,9 +267,10 @@ class Learner(nn.Module, ABC):
         self,
         meta_params: Params,
         tasks: Task,
+        phase: int = 0,
         derivatives_of: differentiate.Making | None = None,
     ) -> OuterGradient:
-        """Differentiate the outer loss summed over B tasks by the meta-parameters.
+        """Differentiate the outer loss summed over B tasks, of one phase, by the meta-parameters.
 
         ``derivatives_of``: see `differentiate.differentiate`.
 
@@ -248,7 +278,7 @@ class Learner(nn.Module, ABC):
             RuntimeError: for a meta-parameter that no loss depends on: a mistake, not a zero.
         """
         found = differentiate.meta_gradient(
-            lambda params: self.problem(params, self.config.inner_steps),
+            lambda params: self.training_problem(params, phase),
             meta_params,
             tasks,
             self.config.meta_gradient,
@@ -326,7 +356,7 @@ class Learner(nn.Module, ABC):
 
     def obstacle(self, device: torch.device) -> str | None:
         """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
-        problem = self.problem(self.meta_parameters(), self.config.inner_steps)
+        problem = self.training_problem(self.meta_parameters(), self.last_phase)
         if device.type != "cpu":
             return f"they run on the CPU, not on --device {device.type}"
         return differentiate.obstacle(problem, self.config.meta_gradient, self._kernels)

@@ -14,7 +14,8 @@ COMPONENTS = {
         "help": "the implicit gradient of a regularised inner loop",
         "reads": (
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "proximal",
-            "cg_steps", "cg_damping", "shots", "queries", "eval_queries",
+            "cg_steps", "cg_damping", "cg_lambda", "pull", "eval_proximal", "shots", "queries",
+            "eval_queries",
         ),
         "refuses": {"meta_gradient": {"reverse": "is implicit: no way is gone back"}},
     }
@@ -24,16 +25,35 @@ COMPONENTS = {
 class IMAML(MAML):
     """Initial weights that pull the adapted ones, whose meta-gradient is that of the solution.
 
-    The inner loop minimises the support loss plus λ/2 ‖φ − θ‖² (equation 3), in training and at
-    test, λ being ``--proximal``.
+    The inner loop minimises the support loss plus λ/2 ‖φ − θ‖² (equation 3), λ being
+    ``--proximal``, in training and, unless ``--eval-proximal`` says another λ, at test.
+
+    The released code does otherwise, and so do the presets that claim its command: it takes plain
+    steps and then one of the pull alone (``--pull end``), its solver divides H by λ + 10
+    (``--cg-lambda 12``), and it tests without a pull (``--eval-proximal 0``).
     """
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """MAML's with the pull, differentiated at its solution."""
+        """As it is evaluated: MAML's with the pull."""
+        if self.config.eval_proximal is None:
+            return self._pulled(meta_params, steps)
+        return dataclasses.replace(
+            self._pulled(meta_params, steps),
+            proximal=self.config.eval_proximal,
+            implicit=None,
+            pull="each-step",
+        )
+
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        """The same with the pull of training, differentiated at its solution."""
+        return self._pulled(meta_params, self.config.inner_steps)
+
+    def _pulled(self, meta_params: Params, steps: int) -> Problem:
         config = self.config
         return dataclasses.replace(
             super().problem(meta_params, steps),
             order="second",
             proximal=config.proximal,
-            implicit=Implicit(config.cg_steps, config.cg_damping),
+            pull=config.pull,
+            implicit=Implicit(config.cg_steps, config.cg_damping, config.cg_lambda),
         )

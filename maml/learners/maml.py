@@ -1,7 +1,14 @@
-"""Model-Agnostic Meta-Learning (Finn et al. 2017, arXiv:1703.03400), second and first order."""
+"""Model-Agnostic Meta-Learning (Finn et al. 2017, arXiv:1703.03400) and what adapts less of it.
+
+ANIL (Raghu et al. 2020, arXiv:1909.09157, section 4) adapts the output layer alone, BOIL (Oh et al.
+2021, arXiv:2008.08882, section 3) all but the output layer. Both are MAML with another ``--adapt``,
+and first-order MAML (section 5.2) is MAML with ``--order first``.
+"""
 
 from __future__ import annotations
 
+from maml.config import Config, registry
+from maml.learners.adapting import adapting
 from maml.learners.base import Learner
 from maml.metagradient.problem import Problem
 from maml.params import Params
@@ -11,29 +18,47 @@ COMPONENTS = {
         "attribute": "MAML",
         "help": "initial weights from which a few inner steps suit a task",
         "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
-            "queries", "eval_queries",
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
+            "shots", "queries", "eval_queries",
         ),
-    }
+    },
+    "anil": {"like": "maml", "help": "maml whose output layer alone adapts", "adapts": "@head"},
+    "boil": {"like": "maml", "help": "maml whose output layer does not adapt", "adapts": "@body"},
 }  # fmt: skip
 
 
 class MAML(Learner):
-    """Initial weights from which a few inner steps on the support set suit the query set."""
+    """Initial weights from which a few inner steps on the support set suit the query set.
+
+    Attributes:
+        adapting: What adapts, by the network's names, and at which multiple of ``--inner-lr``.
+        still: The names of the network's other parameters.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        pattern, why = config.adapt, f"--adapt {config.adapt}"
+        if pattern is None:
+            pattern, why = registry.learner(config.learner).adapts, f"--learner {config.learner}"
+        names = self.network_weights(self.meta_parameters())
+        why += f" with --network {config.network}"
+        self.adapting = adapting(pattern, self.network, names, why)
+        self.still = [name for name in names if name not in self.adapting]
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """The query loss after the last inner step (algorithm 2, line 10)."""
         weights = self.network_weights(meta_params)
+        rates = None
+        if set(self.adapting.values()) != {1.0}:
+            of_each = {n: weights[n].new_full((), rate) for n, rate in self.adapting.items()}
+            rates = [of_each] * steps
         return Problem(
-            start={name: tensor for name, tensor in weights.items() if self.adapts(name)},
-            fixed={name: tensor for name, tensor in weights.items() if not self.adapts(name)},
+            start={name: weights[name] for name in self.adapting},
+            fixed={name: weights[name] for name in self.still},
             **self.stated_losses(),
             optimizer=self.config.inner_optimizer,
             lr=self.config.inner_lr,
             steps=steps,
             order=self.config.order,
+            rates=rates,
         )
-
-    def adapts(self, name: str) -> bool:
-        """Say whether the inner loop adapts the network's parameter ``name``."""
-        return True

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
-from torch import nn
+import torch
 
 from maml.config import Config
 from maml.learners.base import without_prefix
 from maml.learners.maml import MAML
+from maml.learners.trees import tree
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
@@ -18,8 +18,8 @@ COMPONENTS = {
         "attribute": "MetaSGD",
         "help": "learns an inner rate for each weight, too",
         "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
-            "queries", "eval_queries",
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
+            "shots", "queries", "eval_queries",
         ),
         "refuses": {"inner_steps": {0: "would have no use for its rates"}},
     }
@@ -30,15 +30,20 @@ class MetaSGD(MAML):
     """MAML that learns, beside the initial weights θ, an inner rate α for each of them.
 
     θ' = θ − α ∘ ∇L(θ) (equation 3), as often as ``--inner-steps`` says (the paper: once); any
-    ``--inner-optimizer``'s updates in place of the gradient. All rates begin at ``--inner-lr``.
+    ``--inner-optimizer``'s updates in place of the gradient. Rates begin at ``--inner-lr``,
+    times what ``--adapt`` says.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        # A tree of the same names, ``rates.…`` for ``network.…``; it is never called.
-        self.rates: nn.Module = copy.deepcopy(self.network)
-        for rate in self.rates.parameters():
-            nn.init.constant_(rate, config.inner_lr)
+        weights = self.network_weights(self.meta_parameters())
+        # The names of what adapts: ``rates.…`` for ``network.…``.
+        self.rates = tree(
+            {
+                name: torch.full_like(weights[name], config.inner_lr * rate)
+                for name, rate in self.adapting.items()
+            }
+        )
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """MAML's, with the same learned rates at each step."""

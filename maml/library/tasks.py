@@ -10,7 +10,10 @@ import torch
 
 from datasets import open_episodes
 from datasets.episodes import Episodes
+from datasets.errors import DataError
+from datasets.opening import options_of
 from datasets.tasks import Task
+from maml.errors import UserError
 
 
 class Tasks:
@@ -56,20 +59,28 @@ def episodes(
         queries: Query examples a class.
         seed: Another seed has other tasks; 0 is the runs' default.
         data_root: Where the data sets are; by default ``$MAML_DATA``, then ``~/.cache/maml``.
-        options: What else `datasets.open_episodes` takes: ``dtype``, ``omniglot_split``.
+        options: What else this data set takes: ``dtype``, ``omniglot_split``, ``image_size``, ….
 
     Raises:
-        DataError: one line that names the flag, or the file, that is not in order.
+        UserError: one line that names the option, or the file, that is not in order.
     """
-    return Tasks(
-        open_episodes(
-            data,
-            split,
-            ways=ways,
-            shots=shots,
-            queries=queries,
-            seed=seed,
-            data_root=data_root,
-            **options,
+    try:
+        known = options_of(data)
+        for name in options:
+            if known is not None and name not in known:
+                takes = ", ".join(sorted(known - {"data_root"}))
+                raise UserError(f"{name}: no option of --data {data}, which takes {takes}")
+        return Tasks(
+            open_episodes(
+                data,
+                split,
+                ways=ways,
+                shots=shots,
+                queries=queries,
+                seed=seed,
+                data_root=data_root,
+                **options,
+            )
         )
-    )
+    except DataError as error:
+        raise UserError(str(error)) from error

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from maml import kernels
 from maml.kernels.derivatives import Derivatives
 from maml.kernels.native import NativeDerivatives
-from maml.metagradient import forward_over_reverse, implicit, unrolled
+from maml.metagradient import displacement, forward_over_reverse, implicit, unrolled
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Outer, Problem
 from maml.networks.loss import NetworkLoss
@@ -115,6 +115,9 @@ def differentiate(
         derivatives = derivatives_of(problem)
     if problem.implicit is not None:
         return implicit.meta_gradient(problem, tasks, derivatives or FunctionDerivatives(problem))
+    if problem.displacement:
+        own = derivatives or FunctionDerivatives(problem)
+        return displacement.meta_gradient(problem, tasks, own)
     if derivatives is None and way != "mixed":
         return unrolled.meta_gradient(problem, tasks)
     return forward_over_reverse.meta_gradient(

@@ -21,6 +21,7 @@ import torch
 from maml.kernels.derivatives import Derivatives, of_each_task
 from maml.metagradient.problem import Outer, Problem, Tensors
 from maml.metagradient.rules import Rule, make_rule
+from maml.metagradient.transformed import Transformed
 from maml.params import Params
 
 REMEMBERED_STEPS = 8
@@ -28,12 +29,20 @@ REMEMBERED_STEPS = 8
 more, and memory grows with the steps by the weights alone."""
 
 
+class _Taken(NamedTuple):
+    """What was computed at a step: the point of its gradient, what that became, the rule."""
+
+    point: Any
+    transformed: Transformed | None
+    rule: Rule
+
+
 class _Step(NamedTuple):
     """What the way back needs of a step: where it began, and what was computed, if remembered."""
 
     at: Params
     state: Any
-    taken: tuple[Any, Rule] | None
+    taken: _Taken | None
 
 
 @torch.no_grad()
@@ -51,7 +60,8 @@ def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
 @torch.no_grad()
 def adapt(problem: Problem, tasks: Any, derivatives: Derivatives) -> Params:
     """Return all parameters after the inner loop of each task, in the derivatives' coordinates."""
-    return _Loop(problem, tasks, derivatives).forward(keep=False)
+    loop = _Loop(problem, tasks, derivatives)
+    return problem.pulled_at_end(loop.forward(keep=False), loop.start)
 
 
 class _Loop:
@@ -87,16 +97,21 @@ class _Loop:
             }
         )
 
-    def _take(self, step: int, at: Params, state: Any, again: bool) -> tuple[Any, Rule]:
+    def _take(self, step: int, at: Params, state: Any, again: bool) -> _Taken:
         support = self.derivatives.gradient("support", at, self.tasks, step, again=again)
         gradients = support.gradients
         weights = {name: at[name] for name in gradients}
-        if self.problem.proximal:
+        if self.problem.pull_of_steps:
             gradients = {
                 name: torch.add(g, weights[name] - self.start[name], alpha=self.problem.proximal)
                 for name, g in gradients.items()
             }
-        return support.point, self.rule(weights, gradients, state, self.rates[step])
+        transformed = None
+        if self.problem.transform is not None:
+            transformed = Transformed(self.problem, self.derivatives, gradients)
+            gradients = transformed.gradients
+        rule = self.rule(weights, gradients, state, self.rates[step])
+        return _Taken(support.point, transformed, rule)
 
     def forward(self, *, keep: bool) -> Params:
         """Take all steps; return all parameters at their end."""
@@ -104,10 +119,10 @@ class _Loop:
         for step in range(self.problem.steps):
             if self.problem.step_params:
                 at = self.derivatives.put(at, self.problem.step_params[step])
-            point, taken = self._take(step, at, state, keep and self.second and self.remember)
+            taken = self._take(step, at, state, keep and self.second and self.remember)
             if keep:
-                self.steps.append(_Step(at, state, (point, taken) if self.remember else None))
-            at, state = at | taken.weights, taken.state
+                self.steps.append(_Step(at, state, taken if self.remember else None))
+            at, state = at | taken.rule.weights, taken.rule.state
         return at
 
     def differentiate(self) -> Outer:
@@ -123,10 +138,15 @@ class _Loop:
         of_rates: list[Params] = []
         of_steps: list[Params] = []
         pulled_to_start: Params = {}
+        of_transform: Params = {}
         for step in reversed(range(problem.steps)):
             began = self.steps.pop()
-            point, taken = began.taken or self._take(step, began.at, began.state, self.second)
-            moved = taken.pull_back({name: v[name] for name in taken.weights}, v_state)
+            taken = began.taken or self._take(step, began.at, began.state, self.second)
+            moved = taken.rule.pull_back({name: v[name] for name in taken.rule.weights}, v_state)
+            if taken.transformed is not None:
+                u, of_step = taken.transformed.pull_back(moved.gradients, moved.scale)
+                moved = moved._replace(gradients=u, scale=1.0)
+                of_transform = {n: t + of_transform.get(n, 0) for n, t in of_step.items()}
             v, v_state = v | moved.weights, moved.state
             if problem.rates is not None:
                 of_rates.insert(0, self._of_rates(step, moved.rates))
@@ -136,7 +156,7 @@ class _Loop:
                 v = {name: tensor.sum(0) for name, tensor in v.items()}
             if self.second:
                 u, scale = moved.gradients, moved.scale
-                product = derivatives.hessian_vector(point, u, total=first)
+                product = derivatives.hessian_vector(taken.point, u, total=first)
                 v = {n: torch.add(t, product[n], alpha=scale) for n, t in v.items()}
                 if problem.proximal:
                     for name, along in u.items():
@@ -163,6 +183,7 @@ class _Loop:
             {name: left[name] for name in problem.fixed},
             of_rates,
             of_steps,
+            of_transform,
         )
         return Outer(gradients, losses, query.outputs)
 

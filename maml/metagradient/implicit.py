@@ -40,7 +40,8 @@ def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
         derivatives: Of its losses.
     """
     assert problem.implicit is not None
-    cg_steps, damping = problem.implicit
+    cg_steps, damping, cg_lambda = problem.implicit
+    cg_lambda = cg_lambda or problem.proximal
     last = problem.last_step
     at = adapt(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, last, again=False)
@@ -55,31 +56,37 @@ def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
         again = next(calls) < cg_steps
         curved = derivatives.hessian_vector(point, vector, total=False, again=again)
         return {
-            name: torch.add((1 + damping) * tensor, curved[name], alpha=1 / problem.proximal)
+            name: torch.add((1 + damping) * tensor, curved[name], alpha=1 / cg_lambda)
             for name, tensor in vector.items()
         }
 
     least = LEAST_CURVATURE * (1 + damping)
-    solution = conjugate_gradient(product, query.gradients, cg_steps, least)
+    solution = conjugate_gradient(product, query.gradients, cg_steps, least, 1 / (1 + damping))
     summed = derivatives.leave({name: tensor.sum(0) for name, tensor in solution.items()})
     gradients = Tensors({name: summed[name] for name in problem.start}, {}, [], [])
     return Outer(gradients, query.losses, query.outputs)
 
 
 def conjugate_gradient(
-    product: Callable[[Params], Params], b: Params, steps: int, least: float = 0.0
+    product: Callable[[Params], Params],
+    b: Params,
+    steps: int,
+    least: float = 0.0,
+    otherwise: float = 1.0,
 ) -> Params:
     """Solve A x = b for each of B tasks by at most ``steps`` steps from zero.
 
     Conjugate gradient (Hestenes and Stiefel 1952, doi:10.6028/jres.049.044), for symmetric positive
     definite A. A task's steps end where its residual is nothing but rounding, or where the
-    curvature along the next direction p, pᵀAp / pᵀp, is ``least`` or less; if p is b, x is b.
+    curvature along the next direction p, pᵀAp / pᵀp, is ``least`` or less; if p is b, x is
+    ``otherwise`` times b.
 
     Args:
         product: A times vectors ``{name: [B, …]}``.
         b: ``{name: [B, …]}``; not changed.
         steps: At most so many; 0 returns ``b``.
         least: The curvature that is too little; at least 0.
+        otherwise: The inverse of what A is without its curvature.
     """
     if not steps:
         return b
@@ -99,7 +106,8 @@ def conjugate_gradient(
         before, left = left, _dot(residual, residual)
         direction = _moved(residual, torch.where(goes_on, left / before, 0), direction)
     return {
-        name: torch.where(_beside(moved, tensor), tensor, b[name]) for name, tensor in x.items()
+        name: torch.where(_beside(moved, tensor), tensor, otherwise * b[name])
+        for name, tensor in x.items()
     }
 
 

@@ -1,4 +1,7 @@
-"""The optimizers of the inner loop, by name: TorchOpt's functional ones, differentiable."""
+"""The optimizers of the inner loop, by name, differentiable: TorchOpt's functional ones, and Adam.
+
+TorchOpt's Adamax has ε = 1e-6 where Adam has 1e-8.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TypeAlias
 import torch
 import torchopt
 
+from maml.metagradient.adam import adam
 from maml.params import Params
 
 Optimizer: TypeAlias = torchopt.base.GradientTransformation
@@ -41,6 +45,9 @@ OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "adamax": torchopt.adamax,
     **{
         name: _differentiable_at_zero(getattr(torchopt, name))
-        for name in ("adam", "adamw", "radam", "rmsprop", "adagrad", "adadelta")
+        for name in ("radam", "rmsprop", "adagrad", "adadelta")
     },
+    "adam": _differentiable_at_zero(adam),
+    "adamw": _differentiable_at_zero(lambda lr: adam(lr, weight_decay=0.01)),
+    "adam0": _differentiable_at_zero(lambda lr: adam(lr, beta1=0.0)),
 }

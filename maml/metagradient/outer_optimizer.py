@@ -34,29 +34,35 @@ class OuterOptimizer:
     def __init__(self, config: Config, meta_params: Params) -> None:
         """Begin at ``meta_params``, of one dtype, on one device; they are copied."""
         self._clip = config.grad_clip
+        self._config = config
         self._layout = ParamLayout(meta_params)
         self._flat = self._layout.params(meta_params)
         self.params = self._layout.to_params(self._flat)
         self._optimizer: torch.optim.Optimizer
         if config.meta_optimizer == "adam":
-            self._optimizer = torch.optim.Adam([self._flat], lr=config.meta_lr, fused=True)
+            self._optimizer = torch.optim.Adam(
+                [self._flat], lr=config.meta_lr, eps=config.meta_eps, fused=True
+            )
         else:
             self._optimizer = torch.optim.SGD(
                 [self._flat], lr=config.meta_lr, momentum=config.meta_momentum, fused=True
             )
 
-    def step(self, gradients: Params, n_tasks: int) -> None:
+    def step(self, gradients: Params, n_tasks: int, iteration: int = 0) -> None:
         """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped by value.
 
         Args:
             gradients: Σ over tasks of the gradient, of each meta-parameter by name.
             n_tasks: How many tasks were summed; at least 1.
+            iteration: Steps that were taken before, on which the rate may depend.
 
         Raises:
             NotFiniteError: if an element of the gradient is not finite; or, clipped, so large that
                 its square is not: Adam's second moment would be infinite for ever, and that weight
                 never move again. Parameters and state are as they were.
         """
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate_at(self._config, iteration)
         gradient = self._layout.params(gradients).div_(n_tasks)
         # The largest magnitude, not a sum of squares: it is the same bits on every machine, so that
         # all processes that take the same step decide the same. NaN if an element is.
@@ -87,3 +93,17 @@ class OuterOptimizer:
         """Go on from ``state``; how its arithmetic is done is this optimizer's own business."""
         groups = [{**group, "fused": True} for group in state["param_groups"]]
         self._optimizer.load_state_dict({**state, "param_groups": groups})
+
+
+def rate_at(config: Config, iteration: int) -> float:
+    """Return the outer loop's learning rate for the step after ``iteration`` others.
+
+    ``--meta-schedule``: linear as in Reptile (arXiv:1803.02999, section 6.1); cosine annealing
+    (arXiv:1608.03983, equation 5), which MAML++ has in steps of an epoch and this in steps of one;
+    halving as Prototypical Networks (arXiv:1703.05175, section 3.1).
+    """
+    done = min(iteration / max(config.iterations, 1), 1.0)
+    if config.meta_schedule == "halving":
+        return config.meta_lr * 0.5 ** (iteration // config.meta_halve_every)
+    left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+    return config.meta_lr_end + (config.meta_lr - config.meta_lr_end) * left[config.meta_schedule]

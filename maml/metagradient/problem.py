@@ -12,7 +12,7 @@ its gradient by every tensor of the problem.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -46,10 +46,24 @@ class Implicit(NamedTuple):
     Attributes:
         cg_steps: Steps of conjugate gradient; 0: the query loss's gradient itself.
         cg_damping: δ of ((1 + δ) I + H/λ) g = ∇L_query.
+        cg_lambda: λ there, if not the pull's.
     """
 
     cg_steps: int
     cg_damping: float = 0.0
+    cg_lambda: float | None = None
+
+
+class Transform(NamedTuple):
+    """What the inner gradients become before the optimizer sees them.
+
+    Attributes:
+        function: ``(gradients {name: […]}, tensors) → gradients``, of one task; differentiable.
+        tensors: What it reads, ``{name: […]}``: the outer loss is differentiated by them.
+    """
+
+    function: Callable[[Params, Params], Params]
+    tensors: Params
 
 
 @dataclass(frozen=True)
@@ -69,11 +83,16 @@ class Problem:
         rates: For each step, what the updates are multiplied by: ``{name: […]}`` for every name of
             ``start``, of a shape that broadcasts against it (a number a tensor, or one an
             element). None: the updates as they are.
+        transform: What the gradients become before the optimizer sees them; None: as they are.
         step_params: For each step, parameters of that step alone, ``{name: […]}``, the same names
             each; they do not adapt. The query loss after a step reads that step's.
         query_weights: w_t of the query loss after each step. None: the last step's alone.
         proximal: λ of the pull towards ``start``.
+        pull: "each-step", or "end": one step of gradient descent on λ/2 ‖φ − start‖² alone, after
+            all others; for an implicit gradient, which does not care how φ was found.
         implicit: How to differentiate at the solution; None: through the loop.
+        displacement: The gradient by ``start`` is not that of the query loss, but what the loop has
+            moved it by, reversed (Reptile, arXiv:1803.02999).
 
     Raises:
         ValueError: for values that do not go together.
@@ -88,10 +107,13 @@ class Problem:
     order: str = "second"
     fixed: Params = dataclasses.field(default_factory=dict)
     rates: Sequence[Params] | None = None
+    transform: Transform | None = None
     step_params: Sequence[Params] = ()
     query_weights: Sequence[float] | None = None
     proximal: float = 0.0
+    pull: str = "each-step"
     implicit: Implicit | None = None
+    displacement: bool = False
 
     def __post_init__(self) -> None:
         numbers = (self.lr, self.proximal, *(self.query_weights or ()))
@@ -119,11 +141,19 @@ class Problem:
             raise ValueError("start, fixed and step_params share a name")
         if any(of_step.keys() != self.step_params[0].keys() for of_step in self.step_params):
             raise ValueError("step_params: each step's must have the same names")
+        if self.pull not in ("each-step", "end"):
+            raise ValueError(f"pull {self.pull!r}: each-step or end")
         if self.implicit is not None:
             self._check_implicit()
+        elif self.pull == "end":
+            raise ValueError("pull: one at the end is for an implicit gradient")
+        if self.displacement and (
+            self.transform or self.step_params or self.query_weights or self.implicit
+        ):
+            raise ValueError("displacement: it is no gradient of the query loss, in no way")
 
     def _check_implicit(self) -> None:
-        for name in ("fixed", "rates", "step_params", "query_weights"):
+        for name in ("fixed", "rates", "transform", "step_params", "query_weights"):
             if getattr(self, name):
                 raise ValueError(f"implicit: the gradient at a solution knows no {name}")
         if self.proximal <= 0:
@@ -143,13 +173,26 @@ class Problem:
         return float(self.query_weights[step])
 
     @property
+    def pull_of_steps(self) -> float:
+        """λ of the pull with each step."""
+        return self.proximal if self.pull == "each-step" else 0.0
+
+    def pulled_at_end(self, weights: Params, start: Params) -> Params:
+        """Return ``weights`` after the pull towards ``start`` at the end of the loop, if any."""
+        if self.pull == "each-step":
+            return weights
+        by = self.lr * self.proximal
+        return {name: w - by * (w - start[name]) for name, w in weights.items()}
+
+    @property
     def last_step(self) -> int:
         """The step whose parameters the last query loss reads."""
         return max(self.steps - 1, 0)
 
     def tensors(self) -> Tensors:
         """Return all that the outer loss can be differentiated by."""
-        return Tensors(self.start, self.fixed, list(self.rates or ()), list(self.step_params))
+        own = {} if self.transform is None else self.transform.tensors
+        return Tensors(self.start, self.fixed, list(self.rates or ()), list(self.step_params), own)
 
     def at(self, tensors: Tensors) -> Problem:
         """Return the same problem with other tensors."""
@@ -159,6 +202,7 @@ class Problem:
             fixed=tensors.fixed,
             rates=None if self.rates is None else tensors.rates,
             step_params=tensors.step_params,
+            transform=self.transform and self.transform._replace(tensors=tensors.transform),
         )
 
 
@@ -169,6 +213,7 @@ class Tensors(NamedTuple):
     fixed: Params
     rates: list[Params]
     step_params: list[Params]
+    transform: Params = {}
 
     def pull_back(self, gradients: Tensors, by: Params) -> Params:
         """Return the gradient by what these tensors were made of.
@@ -190,7 +235,7 @@ class Tensors(NamedTuple):
         return dict(zip(by, found, strict=True))
 
     def _groups(self) -> list[Params]:
-        return [self.start, self.fixed, *self.rates, *self.step_params]
+        return [self.start, self.fixed, *self.rates, *self.step_params, self.transform]
 
 
 class Outer(NamedTuple):

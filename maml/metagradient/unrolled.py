@@ -23,7 +23,8 @@ from maml.params import Params
 
 def adapt(problem: Problem, task: Any) -> Params:
     """Return what adapts after all inner steps on one task; differentiable, as `Problem` says."""
-    return [problem.start, *trajectory(problem, task)][-1]
+    weights = [problem.start, *trajectory(problem, task)][-1]
+    return problem.pulled_at_end(weights, problem.start)
 
 
 def trajectory(problem: Problem, task: Any) -> Iterator[Params]:
@@ -34,11 +35,13 @@ def trajectory(problem: Problem, task: Any) -> Iterator[Params]:
 
         def inner(weights: Params, step: int = step) -> Tensor:
             loss, _ = problem.support(problem.params(weights, step), task, step)
-            return loss + _pull(problem, weights) if problem.proximal else loss
+            return loss + _pull(problem, weights) if problem.pull_of_steps else loss
 
         gradients = torch.func.grad(inner)(weights)
         if problem.order == "first":
             gradients = {name: gradient.detach() for name, gradient in gradients.items()}
+        if problem.transform is not None:
+            gradients = problem.transform.function(gradients, problem.transform.tensors)
         if state is None:
             # From gradients, not from weights: inside vmap the state must have the task dimension
             # that gradients have and a shared start lacks (it is updated in place).

@@ -11,48 +11,60 @@ Shape legend: E examples, C channels, H W pixels, N ways.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maml.errors import UserError
-from maml.networks.statistics import BatchNorm, Statistics
+from maml.networks.statistics import EPS, BatchNorm, Statistics
 
 COMPONENTS = {
     "conv4": {
         "attribute": "Conv4",
         "help": "four strided blocks, spatial mean",
-        "reads": ("filters",),
+        "reads": ("filters", "leak", "norm_eps", "head_init"),
         "options": {"pool": False},
     },
     "conv4-pool": {
         "attribute": "Conv4",
         "help": "four blocks with max-pools, flattened",
-        "reads": ("filters",),
+        "reads": ("filters", "leak", "norm_eps", "head_init"),
         "options": {"pool": True},
     },
 }
 
 
+HEAD_INITS: dict[str, Callable[[Tensor], object]] = {
+    "small": lambda weight: nn.init.trunc_normal_(weight, std=0.01, a=-0.02, b=0.02),
+    "normal": nn.init.normal_,
+    "xavier": nn.init.xavier_uniform_,
+}
+"""How the output layer's weights begin: ``--head-init``."""
+
+
 class ConvBlock(nn.Module):
-    """3×3 convolution, padding 1, bias → batch norm → ReLU → 2×2 max-pool or none.
+    """3×3 convolution, padding 1, bias → batch norm → (leaky) ReLU → 2×2 max-pool or none.
 
     Halves H and W either way: by a stride of 2 (rounded up), or by the pooling (rounded down).
     """
 
-    def __init__(self, channels_in: int, channels_out: int, *, pool: bool) -> None:
+    def __init__(
+        self, channels_in: int, channels_out: int, *, pool: bool, leak: float, norm_eps: float
+    ) -> None:
         super().__init__()
-        self.pool = pool
+        self.pool, self.leak = pool, leak
         self.conv = nn.Conv2d(channels_in, channels_out, 3, stride=1 if pool else 2, padding=1)
         nn.init.xavier_uniform_(self.conv.weight)
         nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
-        self.norm = BatchNorm(channels_out)
+        self.norm = BatchNorm(channels_out, norm_eps)
 
     def forward(
         self, x: Tensor, given: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return ``[E, channels_out, H/2, W/2]`` and the statistics used."""
         x, used = self.norm(self.conv(x), given)
-        x = F.relu(x)
+        x = F.leaky_relu(x, self.leak) if self.leak else F.relu(x)
         return F.max_pool2d(x, 2) if self.pool else x, used
 
 
@@ -66,9 +78,19 @@ class Conv4(nn.Module):
     blocks_n = 4
     head_prefix = "head."
     """Of the names of the output layer's parameters."""
+    context_layer = "blocks.2.norm"
+    """The layer that a context modulates (arXiv:1810.03642, appendix)."""
 
     def __init__(
-        self, image_shape: tuple[int, int, int], ways: int, *, filters: int, pool: bool
+        self,
+        image_shape: tuple[int, int, int],
+        ways: int,
+        *,
+        filters: int,
+        pool: bool,
+        leak: float = 0.0,
+        norm_eps: float = EPS,
+        head_init: str = "small",
     ) -> None:
         super().__init__()
         channels, height, width = image_shape
@@ -80,15 +102,18 @@ class Conv4(nn.Module):
         self.image_shape = image_shape
         self.pool = pool
         self.filters, self.ways = filters, ways
+        self.leak, self.eps = leak, norm_eps
         self.blocks = nn.ModuleList(
-            ConvBlock(channels if i == 0 else filters, filters, pool=pool)
+            ConvBlock(
+                channels if i == 0 else filters, filters, pool=pool, leak=leak, norm_eps=norm_eps
+            )
             for i in range(self.blocks_n)
         )
         features = filters
         if pool:
             features *= (height >> self.blocks_n) * (width >> self.blocks_n)
         self.head = nn.Linear(features, ways)
-        nn.init.trunc_normal_(self.head.weight, std=0.01, a=-0.02, b=0.02)
+        HEAD_INITS[head_init](self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from datasets import addresses
 from datasets.tasks import Task
 from maml.execution import precision
 from maml.networks.statistics import Statistics
@@ -22,6 +23,41 @@ _OURS = (
 
 
 @dataclass(frozen=True)
+class MiniBatches:
+    """Which examples of a set each inner step sees: a part of one random order after another.
+
+    Attributes:
+        seed: Part of the orders' address; see `datasets.addresses`.
+        size: Examples of a step; a set that has no more is seen whole.
+    """
+
+    seed: int
+    size: int
+
+    def places(self, step: int, n: int, device: torch.device | None = None) -> Tensor:
+        """Return the places ``[size]`` (int64) in a set of ``n`` that step ``step`` sees."""
+        size = min(self.size, n)
+        places = [self._place(i, n) for i in range(step * size, (step + 1) * size)]
+        return torch.tensor(places, device=device)
+
+    def _place(self, i: int, n: int) -> int:
+        where = addresses.keys(self.seed, "train", "inner mini-batches", i // n)
+        return int(addresses.permutation(where, n)[0, i % n])
+
+
+def on_batches(loss: Any, batches: MiniBatches) -> Any:
+    """Return a support loss of whole tasks as one of each step's examples alone."""
+
+    def of_batch(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        places = batches.places(step, len(task.support_y), task.support_y.device)
+        x, y = task.support_x[places], task.support_y[places]
+        found: tuple[Tensor, Tensor] = loss(params, task._replace(support_x=x, support_y=y), step)
+        return found
+
+    return of_batch
+
+
+@dataclass(frozen=True)
 class NetworkLoss:
     """The mean of a loss of a network's outputs over a task's support or query set.
 
@@ -32,12 +68,14 @@ class NetworkLoss:
         part: Which set.
         loss: ``(outputs [E, …], targets [E, …]) → scalar``.
         precision: ``--precision``.
+        batches: Which of the examples each step sees; None: all.
     """
 
     network: nn.Module
     part: Literal["support", "query"]
     loss: Callable[[Tensor, Tensor], Tensor]
     precision: str = "float32"
+    batches: MiniBatches | None = None
 
     @property
     def theirs(self) -> bool:
@@ -48,6 +86,9 @@ class NetworkLoss:
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and the network's outputs ``[E, …]``."""
         x, y = part_of(task, self.part)
+        if self.batches is not None:
+            places = self.batches.places(step, len(y), y.device)
+            x, y = x[places], y[places]
         outputs, _ = apply(self.network, params, x, precision_=self.precision)
         return self.loss(outputs, y), outputs
 

@@ -20,6 +20,7 @@ class MLP(nn.Module):
     """MAML's regression network (arXiv:1703.03400, section 5.1): two hidden layers of 40, ReLU."""
 
     head_prefix = "layers.2."
+    context_layer = "layers.0"
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ class _Tape:
         return {"given": None, "used": []}
 
 
-class _ExplicitNorm(nn.Module):
+class ExplicitNorm(nn.Module):
     """Batch normalisation over ``x [E, C, …]`` by the statistics of a tape."""
 
     def __init__(self, norm: _BatchNorm, tape: _Tape) -> None:
@@ -106,6 +106,7 @@ class _ExplicitNorm(nn.Module):
         self.weight, self.bias = norm.weight, norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x``."""
         mean, variance = self.tape.next(x, [d for d in range(x.dim()) if d != 1])
         # A tensor, not a number: see `maml.networks.statistics.BatchNorm`.
         scale = torch.rsqrt(variance + variance.new_full((), self.eps))
@@ -128,7 +129,7 @@ def _replaced(
     made = {} if made is None else made
     if isinstance(module, _BatchNorm):
         if module not in made:
-            made[module] = _ExplicitNorm(module, tape)
+            made[module] = ExplicitNorm(module, tape)
         return made[module]
     for name, child in module._modules.items():
         if child is not None:

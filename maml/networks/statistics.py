@@ -14,11 +14,14 @@ Statistics: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(mean [C], biased variance [C]) of every normalisation, in order of use."""
 
 
+EPS = 1e-3
+"""The default of the layer that MAML's released code uses."""
+
+
 class BatchNorm(nn.Module):
     """Batch normalisation (arXiv:1502.03167) over ``x [E, C, H, W]`` without running statistics."""
 
-    def __init__(self, channels: int, eps: float = 1e-3) -> None:
-        # eps: the default of the layer that MAML's released code uses.
+    def __init__(self, channels: int, eps: float = EPS) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(channels))

@@ -38,6 +38,10 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
         if str(error):
             print(f"error: {error}", file=sys.stderr)
         _exit(1)
+    except BrokenPipeError:
+        # Whoever reads has enough, as `head` has; the interpreter would complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _exit(0)
     except Exception:
         if not _has_peers():
             raise

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from maml.config import Config, from_values, registry, user_path
-from maml.config.checks import check_values, most_threads
+from maml.config import Config, saved, user_path
+from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity
@@ -25,6 +25,9 @@ from maml.processes.job import continues, this_job
 from maml.run.files import read_rows, write_even_full, write_text
 from maml.run.lock import Lock
 from maml.run.provenance import git_commit, versions
+
+GONE = 5.0
+"""Seconds that a killed process takes at most to give back what it had."""
 
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
 
@@ -148,32 +151,8 @@ def _starts(path: Path) -> list[dict[str, Any]]:
 
 
 def read_config(run_dir: Path) -> Config:
-    """Return the configuration that ``run_dir`` was made with.
-
-    Raises:
-        UserError: naming the file, if there is none, it is of another version of this project, or
-            its values cannot work.
-    """
-    path = run_dir / "config.yaml"
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-            raise UserError("damaged or empty: no mapping of values called config")
-        config = from_values(content["config"])
-        if not registry.has_theirs(config):
-            check_values(config)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: not a run directory") from error
-    except (yaml.YAMLError, ValueError, RecursionError, UserError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path}: not a configuration of this version: {reason}") from error
-    if registry.has_theirs(config):
-        # What is wrong has nothing to do with a version: its file is not found, or is another now.
-        try:
-            check_values(config)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from error
-    return config
+    """Return the configuration that ``run_dir`` was made with; fails as `saved.read` does."""
+    return saved.read(run_dir / "config.yaml")
 
 
 def config_here(run_dir: Path, data_root: str | None, device: str | None) -> Config:
@@ -229,8 +208,14 @@ def lose(run_dir: Path) -> None:
     It is on another host, perhaps, and its directory there.
     """
     status = read_status(run_dir)
-    if status is not None and status["state"] == "training" and not Lock.is_held(run_dir):
-        write_text(run_dir / "status.json", json.dumps(status | {"state": "failed"}) + "\n")
+    if status is None or status["state"] not in ("training", "lost"):
+        return
+    # A process that was killed a moment ago may still be on its way out.
+    deadline = time.monotonic() + GONE
+    while Lock.is_held(run_dir) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if not Lock.is_held(run_dir):
+        write_even_full(run_dir / "status.json", json.dumps(status | {"state": "failed"}) + "\n")
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:

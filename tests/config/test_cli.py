@@ -59,8 +59,25 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "inner_optimizer": (["--inner-optimizer", "adam"], "adam"),
     "order": (["--order", "first"], "first"),
     "proximal": (["--proximal", "0.5", "--learner", "imaml"], 0.5),
+    "leak": (["--leak", "0.01"], 0.01),
+    "norm_eps": (["--norm-eps", "1e-5"], 1e-5),
+    "head_init": (["--head-init", "xavier"], "xavier"),
+    "context": (["--context", "9", "--learner", "cavia"], 9),
+    "lslr": (["--no-lslr", "--learner", "mamlpp"], False),
+    "per_step_norm": (["--no-per-step-norm", "--learner", "mamlpp"], False),
+    "msl_epochs": (["--msl-epochs", "3", "--learner", "mamlpp"], 3),
+    "first_order_epochs": (["--first-order-epochs", "3", "--learner", "mamlpp"], 3),
+    "iterations_per_epoch": (["--iterations-per-epoch", "9", "--learner", "mamlpp"], 9),
+    "meta_schedule": (["--meta-schedule", "cosine"], "cosine"),
+    "meta_lr_end": (["--meta-lr-end", "1e-5", "--meta-schedule", "linear"], 1e-5),
+    "meta_halve_every": (["--meta-halve-every", "5", "--meta-schedule", "halving"], 5),
+    "meta_eps": (["--meta-eps", "1e-3"], 1e-3),
+    "adapt": (["--adapt", "@head"], "@head"),
     "cg_steps": (["--cg-steps", "9", "--learner", "imaml"], 9),
     "cg_damping": (["--cg-damping", "1.5", "--learner", "imaml"], 1.5),
+    "cg_lambda": (["--cg-lambda", "12", "--learner", "imaml"], 12.0),
+    "pull": (["--pull", "end", "--learner", "imaml"], "end"),
+    "eval_proximal": (["--eval-proximal", "0", "--learner", "imaml"], 0.0),
     "estimator": (["--estimator", "lvc", "--learner", "maml-policy", *POLE], "lvc"),
     "discount": (["--discount", "0.5", "--learner", "reinforce", *POLE], 0.5),
     "meta_gradient": (["--meta-gradient", "mixed"], "mixed"),
@@ -75,6 +92,10 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "omniglot_split": (["--omniglot-split", "vinyals", "--data", "omniglot"], "vinyals"),
     "ways": (["--ways", "3"], 3),
     "shots": (["--shots", "2"], 2),
+    "inner_batch": (["--inner-batch", "9", "--learner", "reptile"], 9),
+    "eval_inner_batch": (["--eval-inner-batch", "9", "--learner", "reptile"], 9),
+    "train_ways": (["--train-ways", "9", "--learner", "protonet"], 9),
+    "train_shots": (["--train-shots", "9", "--learner", "protonet"], 9),
     "queries": (["--queries", "6"], 6),
     "eval_queries": (["--eval-queries", "15"], 15),
     "batch_size": (["--batch-size", "32", "--learner", "supervised"], 32),
@@ -154,7 +175,7 @@ def test_what_a_preset_sets_is_not_given(name: str) -> None:
     assert parse([name]) == preset
     assert parse(as_flags(preset)) == preset
     known = registry.data_set(preset.data)
-    few_shot = preset.data if known.episodes and known.image_shape else "glyphs"
+    few_shot = preset.data if known.episodes and known.examples else "glyphs"
     parse([name, "--data", "miniimagenet", "--network", "conv4-pool", "--learner", "maml"])
     parse([name, "--data", few_shot, "--network", "conv4", "--learner", "maml"])
     parse([name, "--data", few_shot, "--network", "lenet", "--learner", "supervised"])
@@ -230,6 +251,9 @@ def test_help_may_be_cut_short() -> None:
         (["--seed", "9223372036854775807"], "seed", 2**63 - 1),
         (["--meta_lr", "1e-2"], "meta_lr", 0.01),
         (["--threads", "None"], "threads", None),
+        # As sweeps spell them.
+        (["--transductive=False"], "transductive", False),
+        (["--no-transductive", "--transductive=True"], "transductive", True),
     ],
 )
 def test_spellings(words: list[str], name: str, value: Any) -> None:
@@ -286,12 +310,14 @@ def test_data_root_is_absolute(
         ([], "PRESET"),
         (["maml-glyph-5way-1shot"], "did you mean maml-glyphs-5way-1shot?"),
         (["maml-omniglot-5way-2shot"], "maml-omniglot-5way-1shot --shots 2 .*; those of --data om"),
-        (["maml-miniimagenet-5way-1shot"], "maml-omniglot-5way-1shot --data miniimagenet is "),
+        (["maml-miniimagenet-9way-1shot"], "maml-miniimagenet-5way-1shot --ways 9 is "),
         (["anil-sinusoid-10shot"], "did you mean maml-sinusoid-10shot"),
         (["mnist"], "those of --data mnist are supervised-mnist-lenet"),
         (["metasgd"], "those of --learner metasgd are metasgd-glyphs-5way-1shot"),
         (["nonsense"], "'nonsense'.*--help"),
         (["--ways", "5"], "'--ways'"),
+        (["--config"], "--config: needs"),
+        (["--config=/no/where"], "/no/where: No such file"),
         ([GLYPHS, "--nonsense", "1"], "--nonsense"),
         ([GLYPHS, "--iteration", "1"], "--iteration.*--iterations"),
         ([GLYPHS, "--inner-step=1"], "--inner-step=1: did you mean --inner-steps"),
@@ -340,8 +366,8 @@ def test_data_root_is_absolute(
                 "--eval-queries": "7",
             }.items()
         ),
-        ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
-        ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner supervised, not maml"),
+        ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner finetune or superv"),
+        ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner finetune or superv"),
         ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4 or conv4-pool, not mlp"),
         ([SUPERVISED, "--filters", "3"], "--filters 3 is for --network conv4 or .*, not lenet"),
         ([SINUSOID, "--ways", "7"], "--ways 7: --data sinusoid has no classes"),

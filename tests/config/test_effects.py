@@ -29,6 +29,7 @@ from tests.runs import (
     last,
     metrics,
     name_of,
+    plus_plus,
     result,
     same,
     sinusoid,
@@ -44,6 +45,7 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (sinusoid, "inner_steps", 2),
     (sinusoid, "inner_steps", 0),
     (sinusoid, "order", "first"),
+    (sinusoid, "adapt", "@head"),
     (sinusoid, "shots", 5),
     (sinusoid, "queries", 5),
     (sinusoid, "seed", 1),
@@ -52,6 +54,19 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (sinusoid, "meta_lr", 0.002),
     (sinusoid, "grad_clip", 1e-9),
     (sinusoid, "dtype", "float32"),
+    (sinusoid, "meta_schedule", "linear"),
+    (sinusoid, "meta_schedule", "cosine"),
+    (sinusoid, "meta_eps", 1e-3),
+    (glyphs, "leak", 0.01),
+    (glyphs, "norm_eps", 1e-5),
+    (glyphs, "head_init", "normal"),
+    (glyphs, "head_init", "xavier"),
+    (plus_plus, "lslr", False),
+    (plus_plus, "per_step_norm", False),
+    (plus_plus, "msl_epochs", 0),
+    (plus_plus, "msl_epochs", 3),
+    (plus_plus, "first_order_epochs", 1),
+    (plus_plus, "iterations_per_epoch", 1),
     (glyphs, "filters", 9),
     (glyphs, "network", "conv4-pool"),
     (glyphs, "ways", 3),
@@ -63,6 +78,8 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (implicit, "proximal", 1.0),
     (implicit, "cg_steps", 1),
     (implicit, "cg_damping", 1.0),
+    (implicit, "cg_lambda", 12.0),
+    (implicit, "pull", "end"),
     (implicit, "inner_steps", 3),
     (implicit, "inner_optimizer", "adam"),
     (supervised, "batch_size", 7),
@@ -116,6 +133,14 @@ BY_THEMSELVES = {
     "run_dir": "test_run_directory.py",
     "logger": "run/test_log.py",
     "meta_momentum": "test_meta_momentum",
+    "train_ways": "learners/test_embedding.py",
+    "train_shots": "learners/test_embedding.py",
+    "inner_batch": "learners/test_reptile.py",
+    "eval_inner_batch": "learners/test_reptile.py",
+    "eval_proximal": "learners/test_imaml.py",
+    "context": "learners/test_cavia.py",
+    "meta_lr_end": "metagradient/test_outer_optimizer.py",
+    "meta_halve_every": "metagradient/test_outer_optimizer.py",
     "check_every": "strategies/test_allreduce.py",
     "ps_mode": "strategies/test_param_server.py, test_server_logic.py",
     "ps_transport": "strategies/test_param_server.py",
@@ -135,7 +160,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """The trained parameters of each family as it is, and the same again."""
     folder = tmp_path_factory.mktemp("bases")
     found = {}
-    for family in (sinusoid, glyphs, implicit, supervised):
+    for family in (sinusoid, glyphs, implicit, plus_plus, supervised):
         config = family(dtype="float64")
         first, second = (train(config, folder / f"{family.__name__}{i}") for i in (1, 2))
         assert same(first["model"], second["model"]), "a run differs from its own repetition"
@@ -165,6 +190,8 @@ def test_trains_otherwise(
     if name == "dtype":
         assert {tensor.dtype for tensor in model.values()} == {torch.float32}
         assert not all(tensor.dtype == torch.float32 for tensor in bases[family].values())
+    elif name in ("lslr", "per_step_norm"):
+        assert model.keys() != bases[family].keys()
     elif name in ("ways", "filters", "network"):
         shape = model["network.head.weight"].shape
         assert shape == {"ways": (3, 8), "filters": (2, 9), "network": (2, 8)}[name]
@@ -327,7 +354,7 @@ def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_learner(tmp_path: Path) -> None:
     """The same network and data, learned by other rules; Meta-SGD learns its rates, too."""
     few_shot = glyphs(iterations=2, dtype="float64")
-    names = ("maml", "anil", "metasgd", "imaml")
+    names = ("maml", "anil", "metasgd", "imaml", "boil")
     configs = [with_values(few_shot, learner=learner) for learner in names]
     configs.append(with_values(few_shot, learner="supervised", batch_size=4))
     models = [train(config, tmp_path / config.learner)["model"] for config in configs]

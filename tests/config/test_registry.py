@@ -39,8 +39,19 @@ def test_facts_are_of_what_there_is(kind: str, name: str) -> None:
 
 
 def test_the_components_are_these() -> None:
-    learners = {"maml", "anil", "metasgd", "imaml", "supervised"}
-    few_shot = {"glyphs", "omniglot", "miniimagenet", "sinusoid"}
+    learners = {
+        "maml",
+        "anil",
+        "boil",
+        "mamlpp",
+        "protonet",
+        "r2d2",
+        "metasgd",
+        "imaml",
+        "supervised",
+    }
+    learners |= {"reptile", "cavia", "metacurv", "noadapt", "finetune"}
+    few_shot = {"glyphs", "omniglot", "miniimagenet", "cifarfs", "fc100", "sinusoid"}
     classified = {"glyphs", "omniglot", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"}
     assert learners <= registry.known("learner").keys()
     assert {"conv4", "conv4-pool", "mlp", "lenet", "resnet18"} <= registry.known("network").keys()
@@ -59,24 +70,28 @@ def test_a_component_is_a_file_and_nothing_else(tmp_path: Path) -> None:
         'import no_such_module\n\nCOMPONENTS = {"mine": {"attribute": "Mine", "help": "of mine"}}\n'
     )
     (tmp_path / "other.py").write_text("raise SystemExit\n")
+    (tmp_path / "two.py").write_text(
+        '\nCOMPONENTS = {"b": {"attribute": "B", "help": "b"}, "c": {"like": "b", "help": "c"}}\n'
+    )
     found = scan(tmp_path, "some.where", registry.Component)
-    assert list(found) == ["mine"]
+    assert list(found) == ["mine", "b", "c"]
+    assert (found["c"].attribute, found["c"].help) == ("B", "c")
     assert (found["mine"].module, found["mine"].attribute) == ("some.where.inner.mine", "Mine")
 
 
 def test_only_a_component_s_own_file_names_it() -> None:
-    """Beside its file: presets, and documentation. So to add one is to add a file."""
+    """Beside its file: rows of presets, and documentation. So to add one is to add a file."""
     names = {"anil", "metasgd", "imaml", "conv4-pool", "lenet", "sinusoid", "svhn", "param-server"}
     where = [*(REPO / "maml").rglob("*.py"), *(REPO / "datasets").rglob("*.py")]
     found = {
         (path.name, name)
         for path in where
-        if path.name != "presets.py"
+        if path.parent.name != "rows"
         for name in names
         if f'"{name}"' in path.read_text()
     }
     own = {
-        ("anil.py", "anil"), ("meta_sgd.py", "metasgd"), ("imaml.py", "imaml"),
+        ("maml.py", "anil"), ("meta_sgd.py", "metasgd"), ("imaml.py", "imaml"),
         ("conv4.py", "conv4-pool"), ("classifiers.py", "lenet"), ("sinusoid.py", "sinusoid"),
         ("torchvision_sets.py", "svhn"), ("__init__.py", "param-server"),
     }  # fmt: skip

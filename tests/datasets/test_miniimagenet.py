@@ -91,6 +91,61 @@ def test_an_extracted_folder_gives_the_same_images(folder, tmp_path, empty_cache
     assert len(list(empty_cache.glob("miniimagenet/*.npy"))) == 2
 
 
+def test_every_form_gives_the_same_tasks(folder, tmp_path, empty_cache, monkeypatch):
+    images = np.array(open_tiny(folder))
+    by_class, pickled = tmp_path / "by class", tmp_path / "pickled"
+    # Other files, and the table without its images, do not matter.
+    tiny.write_csv(by_class)
+    (tiny.write_classes(by_class) / "n01" / "readme.txt").write_text("?")
+    (by_class / "val" / ".hidden").mkdir()
+    tiny.write_pickle(pickled, tiny.entries(images))
+    request = {"ways": 2, "shots": 1, "queries": 2, "seed": 3}
+    found = []
+    for root in (folder, by_class, pickled):
+        opened = open_tiny(root)
+        assert isinstance(opened, np.memmap) and (opened == images).all()
+        monkeypatch.setattr(miniimagenet, "open_images", lambda *_, of=opened: of)
+        episodes = open_episodes("miniimagenet", "validation", **request)
+        found.append(episodes.tasks(episodes.ids(5, 3)))
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    assert len(list(empty_cache.glob("miniimagenet/*.npy"))) == 3
+    # A file that changed is not masked by its cache, and learn2learn calls it otherwise.
+    (pickled / "mini-imagenet-cache-val.pkl").unlink()
+    tiny.write_pickle(pickled, tiny.entries(255 - images), name="validation")
+    assert (open_tiny(pickled) == 255 - images).all()
+
+
+def test_a_folder_of_classes_must_be_complete(tmp_path, empty_cache):
+    by_class = tiny.write_classes(tmp_path / "data", name="validation")
+    next((by_class / "n02").iterdir()).unlink()
+    assert "validation: n02 has 3 images instead of 4" in refused(tmp_path / "data")
+    for file in (by_class / "n02").iterdir():
+        file.unlink()
+    (by_class / "n02").rmdir()
+    assert "validation: 2 classes instead of 3" in refused(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda e: 3, "no image_data and class_dict"),
+        (lambda e: {"image_data": e["image_data"]}, "no image_data and class_dict"),
+        (lambda e: e | {"image_data": e["image_data"].astype("f4")}, r"image_data is float32 [12"),
+        (lambda e: e | {"image_data": e["image_data"].tolist()}, "image_data is no array"),
+        (lambda e: e | {"class_dict": {"n01": [0]}}, "1 classes instead of 3"),
+        (lambda e: e | {"class_dict": e["class_dict"] | {"n02": [4]}}, "n02 is int64 [1] instead"),
+        (lambda e: e | {"class_dict": e["class_dict"] | {"n02": [4, 5, 6, 12]}}, "beyond the 12"),
+        (lambda e: e | {"class_dict": e["class_dict"] | {"n02": [4, 5, 6, 0]}}, "listed twice"),
+    ],
+)
+def test_a_wrong_pickle_is_named(tmp_path, empty_cache, change, words):
+    entries = tiny.entries(np.zeros((3, 4, 84, 84, 3), dtype=np.uint8))
+    tiny.write_pickle(tmp_path, change(entries))
+    message = refused(tmp_path)
+    assert "mini-imagenet-cache-val.pkl" in message and words in message
+
+
 def test_an_archive_comes_before_a_folder(folder):
     (folder / "images").mkdir()
     check_order(open_tiny(folder))
@@ -308,6 +363,8 @@ def test_image_shapes_are_those_of_the_data(monkeypatch, small_images):
     monkeypatch.setattr(
         "datasets.omniglot.open_images", lambda *_: np.tile(small_images, (60, 1, 1, 1))
     )
+    coloured = np.zeros((100, 2, 32, 32, 3), dtype=np.uint8)
+    monkeypatch.setattr("datasets.cifar_few_shot.open_images", lambda *_: coloured)
     for data in few_shot:
         shape = image_shape(data)
         e = open_episodes(data, "validation", ways=5, shots=1, queries=1, seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -68,3 +69,34 @@ def write_folder(folder: Path, contents: dict[str, bytes] | None = None) -> Path
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder / "images"
+
+
+def write_classes(folder: Path, name: str = "val") -> Path:
+    """Write the folder ``val`` with a folder for each class."""
+    for image, label in ROWS:
+        path = folder / name / label / image
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(image))
+    return folder / name
+
+
+def entries(images: np.ndarray) -> dict[str, object]:
+    """What ``mini-imagenet-cache-val.pkl`` holds of ``images``, ``[classes, images, 84, 84, 3]``.
+
+    The classes are not in the order of their names.
+    """
+    rows = {
+        label: [PER_CLASS * at + n for n in range(PER_CLASS)] for at, label in enumerate(LABELS)
+    }
+    return {
+        "image_data": images[::-1].reshape(-1, *images.shape[2:]),
+        "class_dict": dict(zip(LABELS[::-1], rows.values(), strict=True)),
+    }
+
+
+def write_pickle(folder: Path, content: object, protocol: int = 2, name: str = "val") -> Path:
+    """Write ``mini-imagenet-cache-val.pkl``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"mini-imagenet-cache-{name}.pkl"
+    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content, protocol))
+    return path

@@ -32,15 +32,15 @@ class Tiny:
         files: Path under the data set's folder to content, as they are downloaded.
     """
 
-    def __init__(self, name: str) -> None:
-        source = torchvision_sets.SOURCES[name]
+    def __init__(self, name: str, sizes: dict[str, int] = SIZES) -> None:
+        source = torchvision_sets.SOURCES[name]._replace(sizes=sizes)
         rng = np.random.default_rng(len(name))
         self.name, self.source = name, source
         self.images = {
             part: rng.integers(0, 256, (n, *source.shape), dtype=np.uint8)
-            for part, n in SIZES.items()
+            for part, n in sizes.items()
         }
-        self.labels = {part: np.arange(n) % source.classes for part, n in SIZES.items()}
+        self.labels = {part: np.arange(n) % source.classes for part, n in sizes.items()}
         self.changes: dict[str, Any] = {}
         self.files: dict[str, bytes] = {}
         {"MNIST": self._idx, "CIFA": self._cifar, "SVHN": self._svhn}[
@@ -103,7 +103,7 @@ class Tiny:
         kind = getattr(torchvision_datasets, self.source.loader)
         for name, value in self.changes.items():
             monkeypatch.setattr(kind, name, value)
-        monkeypatch.setitem(torchvision_sets.SOURCES, self.name, self.source._replace(sizes=SIZES))
+        monkeypatch.setitem(torchvision_sets.SOURCES, self.name, self.source)
 
     def write(self, data_root: Path) -> None:
         """Write the files where a user puts them."""

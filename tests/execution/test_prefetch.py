@@ -97,6 +97,6 @@ def test_a_worker_guesses_the_next_meta_batch() -> None:
     make = worker._ahead._make
     worker._ahead._make = lambda ids: made.append(ids.tolist()) or make(ids)  # type: ignore[func-returns-value]
     worker.look_ahead(torch.tensor([3, 4, 5]))
-    (tasks,) = worker.training_tasks(torch.tensor([10, 11]))
-    assert len(tasks.support_y) == 2
+    (batch,) = worker.training_tasks(torch.tensor([10, 11]))
+    assert len(batch.tasks.support_y) == 2
     assert made == [[10, 11]]

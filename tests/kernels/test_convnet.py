@@ -37,7 +37,8 @@ def random_case(
 ) -> tuple[Conv4, dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
     """A network, weights and a vector of ``n`` tasks, and their sets, in float64."""
     torch.manual_seed(3)
-    network = Conv4(image_shape, ways, filters=filters, pool=pool).double()
+    leak = 0.01 if pool else 0.0  # MAML++'s; both pooled cases, strided ones are ReLU's
+    network = Conv4(image_shape, ways, filters=filters, pool=pool, leak=leak).double()
     weights = {
         name: p.detach() + 0.1 * torch.randn(n, *p.shape, dtype=p.dtype)
         for name, p in network.named_parameters()

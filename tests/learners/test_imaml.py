@@ -215,6 +215,38 @@ def test_evaluation_pulls_as_training_does() -> None:
     assert distance(found, at) < 1e-13
 
 
+def test_the_released_command() -> None:
+    """Plain steps and one of the pull; 2 I + H / --cg-lambda; no pull at test: all written out."""
+    values: dict[str, Any] = {"pull": "end", "cg_lambda": 40.0, "cg_damping": 1.0, "cg_steps": 80}
+    worker = make_worker(inner_steps=3, eval_proximal=0.0, network="mlp", **values)
+    params = {k: t.detach() for k, t in worker.learner.meta_parameters().items()}
+    start = worker.learner.network_weights(params)
+    tasks = worker.training.tasks(IDS[:1])
+    task = Task(*(tensor[0] for tensor in tasks))
+    sizes = [tensor.numel() for tensor in start.values()]
+
+    def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        parts = zip(start.items(), flat.split(sizes), strict=True)
+        own = {name: part.view(tensor.shape) for (name, tensor), part in parts}
+        return worker.learner.set_loss(own, x, y)[0]
+
+    theta = torch.cat([tensor.flatten() for tensor in start.values()])
+    phi = theta
+    for _ in range(3):
+        phi = phi - 0.1 * torch.func.grad(loss)(phi, task.support_x, task.support_y)
+    tested = worker.learner.adapted(params, task, 3)
+    torch.testing.assert_close(torch.cat([tested[n].flatten() for n in start]), phi)
+    phi = phi - 0.1 * PROXIMAL * (phi - theta)
+    hessian = torch.func.hessian(loss)(phi, task.support_x, task.support_y)
+    matrix = 2 * torch.eye(len(phi), dtype=torch.float64) + hessian / 40
+    assert torch.linalg.eigvalsh(matrix).min() > 1  # no step is cut short
+    query = torch.func.grad(loss)(phi, task.query_x, task.query_y)
+    expected = torch.linalg.solve(matrix, query)
+    found = worker.meta_gradient(params, IDS[:1], worker.learner).gradients
+    flat = torch.cat([found[f"network.{name}"].flatten() for name in start])
+    torch.testing.assert_close(flat, expected, rtol=1e-8, atol=1e-10)
+
+
 # ---- conjugate gradient -----------------------------------------------------------------------
 
 
@@ -266,6 +298,9 @@ def test_conjugate_gradient_ends_for_each_task_by_itself() -> None:
     assert not flat[0].any()
     torch.testing.assert_close(flat[1], right[1] / 4, rtol=1e-14, atol=0)
     assert torch.equal(flat[2], right[2])
+    halved = implicit.conjugate_gradient(product_of(matrices), parts(right), 30, 0.0, 0.5)
+    assert torch.equal(halved["b"][2], 0.5 * right[2, 6:])
+    assert torch.equal(halved["b"][4], found["b"][4])
     # Where it stopped, still downhill from zero: x · b > 0.
     assert flat[3] @ right[3] > 0
     assert not torch.equal(flat[3], right[3])

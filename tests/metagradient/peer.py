@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from datasets.tasks import Task
 
 
-def oracle(learner: str) -> Any:
-    """Return learn2learn's ``learner``; where it cannot be had, the test that asks is skipped."""
+def oracle(name: str, room: str = "algorithms") -> Any:
+    """Return learn2learn's ``name``; where it cannot be had, the test that asks is skipped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         algorithms = pytest.importorskip(
-            "learn2learn.algorithms", reason="pip has no learn2learn for this Python, uv has"
+            f"learn2learn.{room}", reason="pip has no learn2learn for this Python, uv has"
         )
-    return getattr(algorithms, learner)
+    return getattr(algorithms, name)
 
 
 class LogitsOnly(nn.Module):

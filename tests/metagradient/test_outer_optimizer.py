@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
+from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer, rate_at
 from maml.strategies.local import Local
 from maml.worker import Share, Worker
 from tests.runs import glyphs, metrics, same, sinusoid, train
@@ -104,6 +104,36 @@ def test_what_is_not_finite_changes_nothing(wrong: float, clip: float | None) ->
     before = outer.params["bias"].clone()
     outer.step(fine, 1)
     assert (outer.params["bias"] != before).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "rates"),
+    [
+        ({}, [0.5, 0.5, 0.5, 0.5]),
+        ({"meta_schedule": "linear"}, [0.5, 0.375, 0.25, 0.125]),
+        ({"meta_schedule": "linear", "meta_lr_end": 0.1}, [0.5, 0.4, 0.3, 0.2]),
+        ({"meta_schedule": "halving", "meta_halve_every": 2}, [0.5, 0.5, 0.25, 0.25]),
+    ],
+)
+def test_the_rate_follows_the_schedule(values: dict[str, Any], rates: list[float]) -> None:
+    """Of plain SGD, whose step is the rate times the gradient."""
+    config = sinusoid(dtype="float64", meta_optimizer="sgd", meta_lr=0.5, iterations=4, **values)
+    one = {"w": torch.ones(1, dtype=torch.float64)}
+    outer = OuterOptimizer(config, {"w": torch.zeros(1, dtype=torch.float64)})
+    for iteration, rate in enumerate(rates):
+        before = outer.params["w"].clone()
+        outer.step(one, 1, iteration)
+        torch.testing.assert_close(before - outer.params["w"], rate * one["w"])
+
+
+def test_the_cosine_is_pytorch_s() -> None:
+    config = sinusoid(meta_lr=0.5, iterations=7, meta_schedule="cosine", meta_lr_end=0.1)
+    peer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(peer, T_max=7, eta_min=0.1)
+    for iteration in range(7):
+        assert rate_at(config, iteration) == pytest.approx(schedule.get_last_lr()[0], rel=1e-12)
+        peer.step()
+        schedule.step()
 
 
 # ---- what the trainer hands it, and writes ----------------------------------------------------

@@ -274,6 +274,7 @@ def test_kernels_are_chosen_by_the_loss() -> None:
         ({"query_weights": [torch.tensor(1.0)]}, "lr, proximal and query_weights are numbers"),
         ({"fixed": {"a": torch.ones(())}}, "share a name"),
         ({"implicit": Implicit(3)}, "proximal"),
+        ({"displacement": True, "query_weights": [1.0]}, "displacement"),
         ({"implicit": Implicit(3), "proximal": 1.0, "fixed": {"f": torch.ones(())}}, "no fixed"),
         ({"implicit": Implicit(3), "proximal": 1.0, "order": "first"}, "no order"),
     ],

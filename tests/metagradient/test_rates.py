@@ -1,8 +1,9 @@
-"""Learners that differ from MAML in the rates of their inner loop: ANIL and Meta-SGD."""
+"""What adapts, and at which rates: patterns over names, ANIL and BOIL among them, and Meta-SGD."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.config.presets import PRESETS
+from maml.errors import UserError
 from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
@@ -81,14 +83,16 @@ def test_mixed_equals_reverse(
 
 @needs_compiler
 @pytest.mark.parametrize(("optimizer", "within"), [("sgd", 1e-10), ("adam", 1e-8)])
-@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("learner", [*LEARNERS, "boil", "maml"])
 def test_kernels_equal_reverse(learner: str, optimizer: str, within: float) -> None:
     """In the kernels' coordinates a weight has another place, and its rate has the same.
 
     The biases of convolutions, which batch norm takes away again, are not among them: reverse mode
     has noise for their gradients, which Adam divides by its ε.
     """
-    changes = {"inner_optimizer": optimizer, "inner_lr": 0.01}
+    changes: dict[str, object] = {"inner_optimizer": optimizer, "inner_lr": 0.01}
+    if learner == "maml":
+        changes["adapt"] = "*.norm.*,blocks.1.norm.weight=0,@head=2.5"
     native = make_worker(learner, **(changes | {"kernels": "native"}))
     reverse = make_worker(learner, meta_gradient="reverse", **changes)
     params = start(reverse)
@@ -171,6 +175,71 @@ def test_anil_adapts_the_output_layer_alone(preset: str, network: str) -> None:
     assert len(moved) == 2
     assert {len(weights[name]) for name in moved} == {outputs.shape[-1]}
     assert {weights[name].dim() for name in moved} == {1, 2}
+
+
+class LowRank(nn.Module):
+    """A layer with a low-rank correction, as in LoRA (arXiv:2106.09685)."""
+
+    head_prefix = "out."
+
+    def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(math.prod(image_shape), ways)
+        self.lora_a = nn.Parameter(0.1 * torch.randn(2, math.prod(image_shape)))
+        self.lora_b = nn.Parameter(0.1 * torch.randn(ways, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.out(x) + x @ self.lora_a.T @ self.lora_b.T
+
+
+@pytest.mark.parametrize(
+    ("pattern", "moving"),
+    [
+        ("*lora_*", {"lora_a": 1, "lora_b": 1}),
+        ("@head,*.bias=0", {"out.weight": 1}),
+        ("*=0.5, *lora_a=3, @head=0", {"lora_a": 3, "lora_b": 0.5}),
+    ],
+)
+def test_what_adapts_is_a_pattern(pattern: str, moving: dict[str, float]) -> None:
+    """Of a network of a user's own; each rate is a multiple of --inner-lr, and the last one says.
+
+    By one step, whose size tells the rate; and both ways back agree.
+    """
+    changes = {"network": f"{__name__}:LowRank", "adapt": pattern, "inner_steps": 2}
+    worker = make_worker("maml", **changes)
+    params = worker.learner.meta_parameters()
+    tasks = worker.training.tasks(IDS[:1])
+    task = Task(*(tensor[0] for tensor in tasks))
+    weights = {n: w.detach() for n, w in worker.learner.network_weights(params).items()}
+    adapted = worker.learner.adapted(params, task, 1)
+    by = torch.func.grad(lambda at: worker.learner.set_loss(at, task.support_x, task.support_y)[0])(
+        weights
+    )
+    assert len(weights) == 4
+    for name, weight in weights.items():
+        rate = moving.get(name.removeprefix("module."), 0.0)
+        torch.testing.assert_close(adapted[name], weight - 0.1 * rate * by[name])
+    mixed = make_worker("maml", meta_gradient="mixed", **changes)
+    assert_same(share_of(mixed, params), share_of(worker, params))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (
+            "@head,blocs.*",
+            r"--adapt @head,blocs.\* with --network conv4: 'blocs.\*' names none of .*: blocks",
+        ),
+        ("*=fast", "the rate 'fast' is no number of at least 0"),
+        ("*=-1", "the rate '-1' is no number of at least 0"),
+        ("*=nan", "the rate 'nan' is no number of at least 0"),
+        ("@head=0", "nothing adapts"),
+    ],
+)
+def test_a_pattern_that_means_nothing_is_one_line(pattern: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        make_worker("maml", adapt=pattern)
 
 
 def test_anil_equals_a_walk_by_hand() -> None:

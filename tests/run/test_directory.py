@@ -16,9 +16,12 @@ import yaml
 from PIL import Image
 
 from maml.config import Config
+from maml.config.cli import parse
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.run.directory import choose, read_config
+from maml.run.task_scores import read_tasks
+from maml.scores import mean_and_ci95
 from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
@@ -47,7 +50,7 @@ def test_files(finished: Finished) -> None:
     files = [path for path in finished.directory.rglob("*") if not path.is_dir()]
     assert sorted(str(path.relative_to(finished.directory)) for path in files) == [
         ".lock", "checkpoints/iteration-00000005.pt", "checkpoints/last.pt", "config.yaml",
-        "curves.png", "metrics.jsonl", "result.json", "status.json",
+        "curves.png", "metrics.jsonl", "result.json", "status.json", "test_tasks.csv",
     ]  # fmt: skip
 
 
@@ -145,6 +148,41 @@ def test_result(finished: Finished) -> None:
         # A mean over 6 tasks of 4 queries each.
         for name in ("accuracy", "non_transductive_accuracy"):
             assert 24 * found[name] == pytest.approx(round(24 * found[name]), abs=1e-4)
+
+
+def test_each_test_task_is_kept(finished: Finished) -> None:
+    """To the bit: the means of what is read are those of result.json."""
+    found, scores = result(finished.directory), read_tasks(finished.directory / "test_tasks.csv")
+    assert list(scores) == [("test", finished.config.seed, index) for index in range(6)]
+    for name in scores["test", 0, 0]:
+        column = torch.tensor([row[name] for row in scores.values()])
+        shown = {"accuracy": "transductive_accuracy", "loss": "transductive_loss"}.get(name, name)
+        assert found[shown] == mean_and_ci95(column)[0], name
+
+
+def test_config_repeats_a_run(finished: Finished, tmp_path: Path) -> None:
+    """`--config` of the file or its folder: the same bits; flags are given on top of it."""
+    config = parse([f"--config={finished.directory / 'config.yaml'}", "--run-dir", str(tmp_path)])
+    assert config == with_values(finished.config, run_dir=str(tmp_path), strategy="local")
+    assert same(train(config, tmp_path)["model"], finished.checkpoint["model"])
+    assert not metrics(tmp_path)[0].keys() ^ metrics(finished.directory)[0].keys()
+    other = parse(["--config", str(finished.directory), "--seed", "3"])
+    assert other == with_values(finished.config, seed=3, strategy="local")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("split,seed,accuracy\n", "first line"),
+        ("split,seed,index,accuracy\ntest,0,0,0.5\ntest,0,1\n", "line 3 is damaged"),
+        ("split,seed,index,accuracy\ntest,0,0,0.5\ntest,0,0,0.5\n", "there twice"),
+    ],
+)
+def test_damaged_scores_of_tasks_are_named(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "test_tasks.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"{path}.*{says}"):
+        read_tasks(path)
 
 
 def test_result_without_a_test(tmp_path: Path) -> None:

@@ -49,21 +49,25 @@ class Fault(NamedTuple):
         by: A signal that it is sent, or a function of `tests.strategies.faulty`.
         cause: What the line says by which the run ends, a regular expression.
         ends: Whether the process is gone, and so seen to be; else silence tells.
+        code: The exit code that it may have, beside 1 and that of a killed one.
     """
 
     by: signal.Signals | str
     cause: str
     ends: bool
+    code: int = 1
 
 
 FAULTS = {
     "killed": Fault(signal.SIGKILL, "was killed", ends=True),
-    "crashed": Fault(signal.SIGSEGV, "was killed", ends=True),
+    "crashed": Fault(signal.SIGSEGV, "was killed", ends=True, code=-signal.SIGSEGV),
     "failed": Fault("raises", r"failed: ValueError: C:\\users\\new and a second line", ends=True),
     "stopped": Fault(signal.SIGSTOP, "is stopped by a signal: silent for", ends=False),
     "holds the interpreter's lock": Fault("holds_lock", "hangs: silent for", ends=False),
     # gloo, finding its connections gone, ends its own process.
-    "disconnected": Fault("disconnects", r"(a connection broke)|was killed", ends=True),
+    "disconnected": Fault(
+        "disconnects", r"(a connection broke)|was killed", ends=True, code=-signal.SIGABRT
+    ),
 }
 
 

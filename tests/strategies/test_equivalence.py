@@ -16,11 +16,13 @@ from tests.runs import metrics, result
 # To validate on: fewer than five ranks, and than the four trainers of five; to test on: more than
 # any number of ranks, and divided by none.
 EVALUATED = ["--eval-every", "2", "--eval-tasks", "3", "--test-tasks", "7"]
-SEVEN_TASKS = [
+NO_LOOP = [
     "maml-glyphs-5way-1shot",
-    *("--iterations", "3", "--meta-batch-size", "7", "--inner-steps", "2"),
+    *("--iterations", "3", "--meta-batch-size", "7"),
     *("--dtype", "float64", "--logger", "none", *EVALUATED),
 ]
+SEVEN_TASKS = [*NO_LOOP, "--inner-steps", "2"]
+SMALL = ["--filters", "16"]
 TOPOLOGIES = ["-m", "tests.strategies.topologies"]
 SERVER = ["--strategy", "param-server"]
 STRATEGIES = {
@@ -41,6 +43,32 @@ LEARNERS = {
     "local": SEVEN_TASKS,
     "metasgd": [*SEVEN_TASKS, "--learner", "metasgd"],
     "imaml": [*SEVEN_TASKS, "--learner", "imaml"],
+    # Its second iteration is of another epoch, which its tasks know by their ids.
+    "mamlpp": [
+        *(*SEVEN_TASKS, *SMALL, "--learner", "mamlpp", "--network", "conv4-pool", "--leak", "0.01"),
+        *("--msl-epochs", "2", "--first-order-epochs", "1", "--iterations-per-epoch", "1"),
+        *("--meta-schedule", "cosine"),
+    ],
+    "reptile": [
+        *(
+            *SEVEN_TASKS,
+            *SMALL,
+            "--learner",
+            "reptile",
+            "--inner-batch",
+            "3",
+            "--meta-optimizer",
+            "sgd",
+        ),
+        *("--meta-schedule", "linear", "--meta-lr", "0.5", "--train-shots", "2"),
+    ],
+    "protonet": [*NO_LOOP, *SMALL, "--learner", "protonet", "--train-ways", "7"],
+    "r2d2": [*NO_LOOP, *SMALL, "--learner", "r2d2"],
+    "cavia": [*SEVEN_TASKS, *SMALL, "--learner", "cavia", "--context", "5"],
+    "metacurv": [*SEVEN_TASKS, *SMALL, "--learner", "metacurv"],
+    "boil": [*SEVEN_TASKS, *SMALL, "--learner", "boil"],
+    "noadapt": [*NO_LOOP, *SMALL, "--learner", "noadapt"],
+    "finetune": [*NO_LOOP, *SMALL, "--learner", "finetune", "--train-ways", "800"],
     # Three mini-batches, each normalised by itself wherever it is.
     "supervised": [
         *("supervised-glyphs-lenet", "--network", "conv4", "--filters", "8", "--ways", "5"),
@@ -72,6 +100,12 @@ BY_SIZE = {
         *(("local", name) for name in [*STRATEGIES, "param-server async"]),
         ("supervised", "rpc chunk"),
         *((learner, "rpc nested") for learner in ("sinusoid", "lenet", "lenet imaml")),
+        # Each learner beside maml with two strategies, which all are pairs of.
+        *(("mamlpp", name) for name in ("rpc chunk", "allreduce", "param-server rpc")),
+        *(("reptile", name) for name in ("rpc exclusive", "allreduce")),
+        *(("protonet", name) for name in ("rpc chunk", "allreduce")),
+        *((name, "rpc chunk") for name in ("r2d2", "metacurv", "noadapt")),
+        *((name, "allreduce") for name in ("cavia", "boil", "finetune")),
     ],
     3: [
         *(("local", name) for name in [*STRATEGIES, "param-server backup"]),

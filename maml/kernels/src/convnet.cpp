@@ -1,7 +1,7 @@
 // Loss, gradient, Hessian-vector product and outputs of a small convolutional classifier: the C interface.
 //
-// The network is L x [convolution -> batch norm -> ReLU -> 2x2 max-pool or none] -> spatial mean or flatten -> linear
-// -> mean cross-entropy.  One call handles B tasks, each with n images of its own and, unless their stride is 0, with
+// The network is L x [convolution -> batch norm -> (leaky) ReLU -> 2x2 max-pool or none] -> spatial mean or flatten
+// -> linear -> mean cross-entropy.  One call handles B tasks, each with n images of its own and, unless their stride is 0, with
 // parameters of its own.  Channels are the vector axis everywhere, hence C_out % lanes == 0.
 //
 // From the ground up: vectors.h, products.h, geometry.h, then convolution.h, norm.h (norm_tangent.h) and head.h, then
@@ -58,14 +58,15 @@ int lanes(int element_size) { return kVectorBytes / element_size; }
 
 // `spec` is 8 numbers a layer: height, width, channels in and out, kernel, stride, padding, pooling (0 or 1).
 // All layers pool, and then have stride 1, or none does.  `mean`: the head sees the mean over pixels, else all pixels.
+// `leak`: the activation's slope below zero.
 // A plan is read only from then on: several threads may use it at once.
-void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps) {
+void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps, double leak) {
   Plan* plan = new Plan();
   plan->layers.resize(layers);
   for (int k = 0; k < layers; ++k, spec += 8) {
     Layer& l = plan->layers[k];
     l.h = spec[0], l.w = spec[1], l.cin = spec[2], l.cout = spec[3];
-    l.kernel = spec[4], l.stride = spec[5], l.pad = spec[6], l.pool = spec[7], l.first = k == 0;
+    l.kernel = spec[4], l.stride = spec[5], l.pad = spec[6], l.pool = spec[7], l.first = k == 0, l.leak = leak;
     l.build();
     l.yborder = 0;
     if (k) plan->layers[k - 1].yborder = l.border;

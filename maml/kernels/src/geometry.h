@@ -16,7 +16,7 @@ constexpr int kBandBytes = 24 << 10;   // of a convolution's output that are at 
 // Some lines of a convolution's output: of one image, or of all images where their lines lie end to end.
 struct Band { int image, row, rows; };
 
-// One [convolution -> norm -> ReLU -> pooling].  Names of its maps, in all files: x, the input; z, the convolution's
+// One [convolution -> norm -> (leaky) ReLU -> pooling].  Names of its maps, in all files: x, the input; z, the convolution's
 // output; u, normalised; y, the layer's output, which is the next one's x.  q stands for what is [n, qh, qw, C] without
 // a border.  A g before a name is the loss's gradient by it, a d the tangent of it.
 //
@@ -32,6 +32,7 @@ struct Layer {
   int h, w, cin, cout, kernel, stride, pad, pool;  // as the caller gives them; h and w are the input's
   int oh, ow, qh, qw;                              // after the convolution, and after the pooling
   bool first, banded;
+  double leak;                                     // the activation's slope below zero, at least 0 and below 1
   bool passing = false;                            // of `outputs`: z is one band where it is pooled, and zq lies in y
   int border, zborder, yborder;                    // zeros around the input, around gz, and around the output
   int band;                                        // rows of a band, at most

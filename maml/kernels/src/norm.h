@@ -1,4 +1,4 @@
-// Batch norm, ReLU and max-pooling, which are one pass over a layer's maps: forward and backward.
+// Batch norm, (leaky) ReLU and max-pooling, which are one pass over a layer's maps: forward and backward.
 //
 // The statistics are collected band by band, as the convolution writes them.  Normalisation is monotonous in a channel,
 // so of a window of the pooling the pixel that it takes is known before the statistics are: the largest; where
@@ -9,6 +9,9 @@
 #include "geometry.h"
 
 namespace {
+
+// The activation, or its derivative, below zero: x times the slope there.  Without a slope it is zero, whatever x is.
+template <class T> inline V<T> below_zero(T leak, V<T> x) { return leak == 0 ? V<T>{} : leak * x; }
 
 // What the tangent pass needs of the gradient pass, for one layer of one task.
 template <class T> struct Saved {
@@ -132,6 +135,7 @@ template <class F> inline void each_image(const Layer& l, int n, F f) {
 // zq -> y, when all bands were observed.
 template <class T> void activate(const Layer& l, int n, const T* gamma, const T* beta, T eps, const Saved<T>& s) {
   constexpr int lanes = Simd<T>::kLanes;
+  const T leak = T(l.leak);
   const T pixels = T(int64_t(n) * l.P());
   each_block<T>(l.cout, [&](auto nv, int c0) {
     constexpr int NV = nv();
@@ -148,7 +152,7 @@ template <class T> void activate(const Layer& l, int n, const T* gamma, const T*
         for (int64_t i = 0, at0 = c0; i < line.windows; ++i, at0 += l.cout)
           for (int j = 0; j < NV; ++j) {
             const V<T> u = (at(s.zq + line.q + at0 + j * lanes) - mean[j]) * scale[j] + shift[j];
-            at(s.y + line.y + at0 + j * lanes) = u < 0 ? V<T>{} : u;  // what is not a number stays so
+            at(s.y + line.y + at0 + j * lanes) = u < 0 ? below_zero<T>(leak, u) : u;  // what is not a number stays so
           }
       });
     });
@@ -160,6 +164,7 @@ template <class T>
 void activate_given(const Layer& l, const Band& band, const T* gamma, const T* beta, T eps, const T* given_mean,
                     const T* given_variance, const Saved<T>& s) {
   constexpr int lanes = Simd<T>::kLanes;
+  const T leak = T(l.leak);
   const int C = l.cout;
   each_norm_block<T>(l, [&](auto nv, auto window, int c0) {
     constexpr int NV = nv(), K = window();
@@ -180,15 +185,16 @@ void activate_given(const Layer& l, const Band& band, const T* gamma, const T* b
             const V<T> u = (at(from + corner.of[k]) - mean[j]) * scale[j] + shift[j];
             top = (u > top) | (u != u) ? u : top;  // what is not a number stays so
           }
-          at(s.y + line.y + int64_t(i) * C + c0 + j * lanes) = top < 0 ? V<T>{} : top;
+          at(s.y + line.y + int64_t(i) * C + c0 + j * lanes) = top < 0 ? below_zero<T>(leak, top) : top;
         }
     });
   });
 }
 
-// Masks gq where the activation was zero; keeps its means, and adds the gradients of gamma and beta.
+// Takes gq through the activation; keeps its means, and adds the gradients of gamma and beta.
 template <class T> void norm_sums(const Layer& l, int n, const Saved<T>& s, T* ggamma, T* gbeta) {
   constexpr int lanes = Simd<T>::kLanes;
+  const T leak = T(l.leak);
   const T pixels = T(int64_t(n) * l.P());
   each_block<T>(l.cout, [&](auto nv, int c0) {
     constexpr int NV = nv();
@@ -199,7 +205,7 @@ template <class T> void norm_sums(const Layer& l, int n, const Saved<T>& s, T* g
         for (int64_t i = 0, at0 = c0; i < line.windows; ++i, at0 += l.cout)
           for (int j = 0; j < NV; ++j) {
             const int64_t q = line.q + at0 + j * lanes;
-            const V<T> g = at(s.y + line.y + at0 + j * lanes) > 0 ? at(s.gq + q) : V<T>{};
+            const V<T> gy = at(s.gq + q), g = at(s.y + line.y + at0 + j * lanes) > 0 ? gy : below_zero<T>(leak, gy);
             at(s.gq + q) = g;
             sum[j] += g, sumx[j] += g * (at(s.zq + q) - mean[j]);
           }

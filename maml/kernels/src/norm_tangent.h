@@ -57,6 +57,7 @@ template <class T>
 void activate_tangent(const Layer& l, int n, const T* gamma, const T* dgamma, const T* dbeta, const Saved<T>& s,
                       const Tangent<T>& d, T* dy) {
   constexpr int lanes = Simd<T>::kLanes;
+  const T leak = T(l.leak);
   const T pixels = T(int64_t(n) * l.P());
   each_block<T>(l.cout, [&](auto nv, int c0) {
     constexpr int NV = nv();
@@ -74,17 +75,18 @@ void activate_tangent(const Layer& l, int n, const T* gamma, const T* dgamma, co
           for (int j = 0; j < NV; ++j) {
             const int64_t q = line.q + at0 + j * lanes, o = line.y + at0 + j * lanes;
             const V<T> du = of_z[j] * (at(s.zq + q) - mean[j]) + of_dz[j] * (at(d.dzq + q) - m[j]) + constant[j];
-            at(dy + o) = at(s.y + o) > 0 ? du : V<T>{};
+            at(dy + o) = at(s.y + o) > 0 ? du : below_zero<T>(leak, du);
           }
       });
     });
   });
 }
 
-// Masks dgq; keeps the means' tangents, and adds those of the gradients of gamma and beta.
+// Takes dgq through the activation; keeps the means' tangents, and adds those of the gradients of gamma and beta.
 template <class T>
 void norm_sums_tangent(const Layer& l, int n, const Saved<T>& s, const Tangent<T>& d, T* dgq, T* dggamma, T* dgbeta) {
   constexpr int lanes = Simd<T>::kLanes;
+  const T leak = T(l.leak);
   const T pixels = T(int64_t(n) * l.P());
   each_block<T>(l.cout, [&](auto nv, int c0) {
     constexpr int NV = nv();
@@ -98,7 +100,7 @@ void norm_sums_tangent(const Layer& l, int n, const Saved<T>& s, const Tangent<T
         for (int64_t i = 0, at0 = c0; i < line.windows; ++i, at0 += l.cout)
           for (int j = 0; j < NV; ++j) {
             const int64_t q = line.q + at0 + j * lanes;
-            const V<T> g = at(s.y + line.y + at0 + j * lanes) > 0 ? at(dgq + q) : V<T>{};
+            const V<T> gy = at(dgq + q), g = at(s.y + line.y + at0 + j * lanes) > 0 ? gy : below_zero<T>(leak, gy);
             const V<T> x = at(s.zq + q) - mean[j];
             at(dgq + q) = g;
             sum[j] += g, sumx[j] += g * x;

@@ -34,7 +34,7 @@ from maml.strategies.gathering import Answer
 from maml.strategies.observers.inference import Batches, Inference, percentiles
 from maml.strategies.serving import heed, reported, wait_for
 from maml.strategies.shutdown import Shutdown, leave
-from maml.worker import Share, Worker
+from maml.worker import Batch, Share, Worker
 
 LATE = 5.0
 """Seconds that an observer may always take, once another one is done."""
@@ -169,7 +169,8 @@ class Observers(Strategy):
         joined = Trajectory(
             *(torch.cat(part) for part in zip(*(found[rank] for rank in ranks), strict=True))
         )
-        return self.worker.meta_gradient_of(meta_params, [as_played(joined)], self.learner)
+        made = Batch(self.learner.last_phase, as_played(joined))
+        return self.worker.meta_gradient_of(meta_params, [made], self.learner)
 
     def _call(self, rank: int, part: Tensor) -> None:
         """Let ``rank`` play; what becomes of it is news."""

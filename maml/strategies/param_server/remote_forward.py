@@ -25,7 +25,7 @@ from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
-from maml.worker import Share, Worker
+from maml.worker import Batch, Share, Worker
 
 if TYPE_CHECKING:
     from torch.distributed.optim import DistributedOptimizer
@@ -77,26 +77,30 @@ class ServedModel:
         """Let trainers call the forward of this step's model."""
         self._model = _Model(step, {name: t.detach().clone() for name, t in meta_params.items()})
 
-    def forward(self, rank: int, number: int, batches: list[Task]) -> Tensor:
+    def forward(self, rank: int, number: int, batches: list[Batch]) -> Tensor:
         """Return ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks of order ``number``."""
         model = self._model
         if model is None:
             raise RuntimeError("no model is served yet")
         learner = self._learners[rank]
 
-        def share_of(batches: list[Task]) -> Share:
+        def share_of(batches: list[Batch]) -> Share:
             return self.worker.on_own_thread(
                 lambda: self.worker.meta_gradient_of(model.params, batches, learner)
             )
 
         def alone(place: int) -> Share:
-            tasks = [Task(*part) for batch in batches for part in zip(*batch, strict=True)]
-            return share_of([Task(*(part[None] for part in tasks[place]))])
+            alone = [
+                Batch(batch.phase, Task(*(part[i : i + 1] for part in batch.tasks)))
+                for batch in batches
+                for i in range(len(batch.tasks.query_y))
+            ]
+            return share_of([alone[place]])
 
         with torch.enable_grad():
             rows = OuterLosses.apply(lambda: share_of(batches), alone, self._packing, self.leaf)
             totals: Tensor = rows.sum(0)
-        wire_bytes = sum(x.nbytes for tasks in batches for x in tasks)
+        wire_bytes = sum(x.nbytes for batch in batches for x in batch.tasks)
         step = number if self._of_its_order else model.step
         self.pending[rank] = _Pending(step, totals.detach(), wire_bytes)
         return totals
@@ -116,7 +120,7 @@ def _parameters() -> rpc.RRef[Tensor]:
     return rpc.RRef(_this_served().leaf)
 
 
-def _forward(rank: int, number: int, batches: list[Task]) -> Tensor:
+def _forward(rank: int, number: int, batches: list[Batch]) -> Tensor:
     """Run on the server: see `ServedModel.forward`."""
     return _this_served().forward(rank, number, batches)
 

@@ -1,42 +1,39 @@
-"""``filmstrip.png``: an episode of a test task, before and after adaptation."""
+"""A film strip: an episode of a test task, before and after adaptation."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from datasets.episodes import Episodes
+from maml.learners import Learner, build_learner
 from maml.learners.policy import Policy, first_return
 from maml.params import Params
-from maml.run.files import write_bytes
-from maml.worker import Worker
+from maml.plots import style
+from maml.run import checkpoint, directory
 
 FRAMES = 8
 """Pictures of an episode, at equal distances."""
 
 
-def draw_filmstrip(run_dir: Path, worker: Worker, meta_params: Params) -> Path:
-    """Draw the first query episode of a test task; return the picture's path.
+def draw_filmstrip(learner: Learner, episodes: Episodes, meta_params: Params) -> Any:
+    """Draw the first query episode of a test task, of ``episodes`` to evaluate on.
 
     The task is the one of the first nine whose return after adaptation is the median. A row for the
     policy as it is, and one after ``--eval-inner-steps``, if that is more than none.
     Where an episode is over, its last picture stays, paler.
+
+    Returns:
+        The figure.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    learner = worker.learner
     assert isinstance(learner, Policy)
-    tasks = worker.evaluation("test").tasks(torch.arange(9))
+    tasks = episodes.tasks(torch.arange(9))
     params = {name: tensor.cpu() for name, tensor in meta_params.items()}
     adapts = bool(learner.problem(params, 1).start)
     strips = dict.fromkeys((0, learner.config.eval_inner_steps if adapts else 0))
-    figure, axes = plt.subplots(
-        len(strips), FRAMES, squeeze=False, figsize=(12, 1.3 * len(strips)), layout="constrained"
-    )
+    figure, axes = style.figure(len(strips), FRAMES, size=(1.5, 1.3))
     played = {steps: learner.materialise(params, tasks, steps).query for steps in strips}
     task = int(first_return(played[max(strips)]).median(dim=0).indices)
     first = tasks.query_x[task, 0, 0]
@@ -54,9 +51,12 @@ def draw_filmstrip(run_dir: Path, worker: Worker, meta_params: Params) -> Path:
             axis.set_title(f"over at {lasted}" if over else f"step {int(at)}", fontsize=8)
             axis.set_xticks([])
             axis.set_yticks([])
-    path = run_dir / "filmstrip.png"
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    plt.close(figure)
-    write_bytes(path, picture.getvalue())
-    return path
+    return figure
+
+
+def of_run(path: Path) -> Any:
+    """Draw the strip of the newest checkpoint in a run directory."""
+    config = directory.read_config(path)
+    learner = build_learner(config)
+    saved = checkpoint.load(checkpoint.last_checkpoint(path))
+    return draw_filmstrip(learner, learner.open_tasks("test", evaluation=True), saved["model"])

@@ -1,0 +1,136 @@
+"""Tasks of learn2learn: a ``Taskset`` (called ``TaskDataset`` before) as addressable episodes.
+
+learn2learn draws tasks one after the other from Python's, numpy's and torch's global generators.
+Here these are seeded by a task's address before it is drawn, and put back afterwards. So a task is
+a pure function of (seed, split, id), as all others are. learn2learn's own memory of what it has
+drawn is passed by, because it depends on the order of the draws.
+
+Nothing here imports learn2learn: who returns a Taskset has done that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datasets import addresses
+from datasets.episodes import Episodes
+from datasets.errors import DataError
+from datasets.tasks import Task
+
+# The generators are global: one task at a time.
+_ALONE = threading.Lock()
+
+
+def is_taskset(found: object) -> bool:
+    """Whether this is a Taskset of learn2learn, of any of its classes."""
+    module = sys.modules.get("learn2learn.data.task_dataset")
+    return module is not None and isinstance(found, module.CythonTaskDataset)
+
+
+class Tasksets(Episodes):
+    """The tasks of a Taskset for classification, each of ``ways`` classes.
+
+    Of a class's examples, in the order that learn2learn returns them in, the first ``shots`` are
+    support and the next ``queries`` are query. Labels become 0 to N - 1 in the order of
+    learn2learn's: its ``RemapLabels`` shuffles them, here nothing does. Examples of bytes are
+    divided by 255; all others stay as they are.
+
+    A Taskset with a ``num_tasks`` has so many tasks; then they come again.
+    """
+
+    def __init__(
+        self,
+        taskset: Any,
+        *,
+        name: str,
+        split: str,
+        ways: int,
+        shots: int,
+        queries: int,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """``name`` is for messages; draws nothing yet."""
+        self.taskset, self.name, self.split = taskset, name, split
+        self.ways, self.shots, self.queries = ways, shots, queries
+        self.seed, self.dtype = seed, dtype
+        self.one_pass = taskset.num_tasks if taskset.num_tasks > 0 else None
+
+    def tasks(self, ids: Tensor) -> Task:
+        """The tasks with these ids (int64 ``[B]``), class by class.
+
+        Raises :class:`DataError` if a task is not of ``ways`` classes, or has too few examples of
+        one.
+        """
+        found = [self._task(index) for index in ids.tolist()]
+        return Task(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+
+    def _task(self, index: int) -> Task:
+        if self.one_pass:
+            index %= self.one_pass
+        x, y = self._drawn(index)
+        classes, labels = np.unique(np.asarray(y), return_inverse=True)
+        if classes.dtype.kind not in "iu":
+            raise self._wrong(f"labels are {classes.dtype}; only classification is supported")
+        if len(classes) != self.ways:
+            raise DataError(
+                f"--ways {self.ways}: the {self.split} tasks of {self.name} have {len(classes)} "
+                f"classes; give --ways {len(classes)}"
+            )
+        by_class = [np.flatnonzero(labels == label) for label in range(self.ways)]
+        needed, fewest = self.shots + self.queries, min(len(rows) for rows in by_class)
+        if fewest < needed:
+            raise DataError(
+                f"--shots {self.shots} and --queries {self.queries}: they need {needed} examples "
+                f"of a class, and a {self.split} task of {self.name} has {fewest}"
+            )
+        support = np.concatenate([rows[: self.shots] for rows in by_class])
+        query = np.concatenate([rows[self.shots : needed] for rows in by_class])
+        labelled = torch.arange(self.ways)
+        return Task(
+            self._scaled(x[support]),
+            labelled.repeat_interleave(self.shots),
+            self._scaled(x[query]),
+            labelled.repeat_interleave(self.queries),
+        )
+
+    def _drawn(self, index: int) -> tuple[Tensor, Tensor]:
+        key = addresses.keys(self.seed, self.split, "learn2learn", index)
+        with _ALONE, _seeded(int(key[0])):
+            found = self.taskset.get_task(self.taskset.sample_task_description())
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            raise self._wrong("a task is not (examples, labels)")
+        x, y = found
+        if not isinstance(x, Tensor) or len(x) != len(y):
+            raise self._wrong("examples are not one tensor with a label for each")
+        return x, y
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
+
+    def _wrong(self, words: str) -> DataError:
+        return DataError(f"--data {self.name}: {self.split} tasks of learn2learn: {words}")
+
+
+@contextlib.contextmanager
+def _seeded(key: int) -> Iterator[None]:
+    """Let all of learn2learn's draws follow from ``key``, and nobody else's."""
+    python, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(key)
+        np.random.seed(key % 2**32)
+        torch.default_generator.manual_seed(key)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(of_numpy)

@@ -1,0 +1,111 @@
+"""``python -m launch.check_record DIR``: whether a record's model scores what the record says.
+
+    python -m launch.check_record launch/records/maml-omniglot-5way-1shot --tasks 600
+
+The parameters that are kept are tested again, and each task's scores are compared with those that
+were recorded. Losses agree to 1e-4. So do accuracies, but for one task in 200: where a query's two
+best classes are as good as equal, another processor's rounding decides.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from launch import recorded
+from maml.config import Config
+from maml.config.parser import Parser, whole_number
+from maml.config.presets import with_values
+from maml.params import Params
+from maml.processes.device import choose_device
+from maml.processes.setup import init_process
+from maml.processes.world import World
+from maml.run import checkpoint
+from maml.run.task_scores import NAME, Scores, read_tasks
+from maml.scores import of_tasks
+from maml.strategies.local import Local
+from maml.worker import Worker
+
+TOLERANCE = 1e-4
+FEW = 0.005
+"""The share of tasks that may have an accuracy of their own."""
+
+
+def main(arguments: list[str]) -> int:
+    """Check records; return 1 if one does not score what it says."""
+    parser = Parser(
+        prog="python -m launch.check_record",
+        description="Test the model of a record again, and compare task by task.",
+    )
+    parser.add_argument("record", metavar="DIR", type=Path, help="a record, or a folder of some")
+    parser.add_argument(
+        "--tasks", type=whole_number, default=600, help="how many of its tasks (default: 600)"
+    )
+    parser.add_argument("--data-root", help="where the data sets are (default: $MAML_DATA)")
+    options = parser.parse_args(arguments)
+    wrong = 0
+    for record in recorded.find(options.record):
+        if not record.model.is_file():
+            print(f"{record.folder}: no parameters are kept")
+            continue
+        config = with_values(record.config, strategy="local", threads=None, device="cpu")
+        if options.data_root is not None:
+            config = with_values(config, data_root=options.data_root)
+        said = {
+            address: row
+            for address, row in read_tasks(record.folder / NAME).items()
+            if address[2] < options.tasks
+        }
+        names, values = scores_of(config, recorded.parameters(record), len(said))
+        found = {
+            ("test", config.seed, index): dict(zip(names, row, strict=True))
+            for index, row in enumerate(values)
+        }
+        reason = differing(said, found)
+        print(f"{record.folder}: {reason or f'{len(said)} tasks score what it says'}")
+        wrong += bool(reason)
+    return int(wrong > 0)
+
+
+def scores_of(config: Config, params: Params, tasks: int) -> tuple[list[str], list[list[float]]]:
+    """Test ``params`` in this process: metrics' names, and their values for each task.
+
+    Raises:
+        UserError: if the parameters are not those of the configuration's learner.
+    """
+    world = World(0, 1, 0, 1, launched=False)
+    init_process(config, world)
+    worker = Worker(config, choose_device(config, world), trains=False)
+    checkpoint.check_model({"model": params}, worker.learner.meta_parameters(), "the record")
+    with torch.no_grad():
+        values = of_tasks(Local(config, world, worker), params, "test", tasks, progress=True)
+    return list(worker.evaluation_names), values.tolist()
+
+
+def differing(said: Scores, found: Scores) -> str:
+    """Return how ``found`` differs from what was ``said`` of the same tasks; empty: it does not."""
+    missing = sorted(said.keys() - found.keys())
+    if missing:
+        return f"task {missing[0]} was not tested"
+    off = []
+    for address, row in said.items():
+        for name, value in row.items():
+            if not abs(found[address][name] - value) <= TOLERANCE * max(1.0, abs(value)):
+                off.append((address, name, value, found[address][name]))
+    losses = [one for one in off if one[1].endswith("loss")]
+    tasks = {one[0] for one in off}
+    if not losses and len(tasks) <= FEW * len(said):
+        return ""
+    address, name, value, other = (losses or off)[0]
+    return (
+        f"{len(tasks)} of {len(said)} tasks differ; the first is task {address[2]}: {name} was "
+        f"{value:.6g} and is {other:.6g}"
+    )
+
+
+if __name__ == "__main__":
+    from maml.processes.program import run_program
+
+    run_program(main, sys.argv[1:])

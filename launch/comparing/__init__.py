@@ -1,0 +1,1 @@
+"""Comparisons of learners: the parts of ``python -m launch.compare``."""

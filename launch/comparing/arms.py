@@ -1,0 +1,153 @@
+"""What is compared: a learner's runs of all seeds, with the score of each test task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from launch.comparing.statistics import Floats
+from maml.config import Config
+from maml.errors import UserError
+from maml.plots import runs as found_runs
+from maml.plots.runs import Run
+from maml.run.task_scores import NAME, read_tasks
+from maml.scores import headline
+
+TASKS = (
+    "data", "omniglot_split", "image_size", "image_mode", "split_fractions", "ways", "shots",
+    "eval_queries", "batch_size", "horizon",
+)  # fmt: skip
+"""Of these the test tasks depend, beside the seed."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison.
+
+    Attributes:
+        name: What it is called.
+        config: Of one of its runs; the others differ in their seed alone.
+        metric: What its scores are: a column asked for, or accuracy, return or loss.
+        scores: By seed, each task's score, by its index.
+    """
+
+    name: str
+    config: Config
+    metric: str
+    scores: dict[int, dict[int, float]]
+
+
+def read(asked: str, metric: str | None) -> Arm:
+    """Return what ``PATH`` or ``PATH:name=value,…`` names.
+
+    ``PATH`` is a run directory, a record, or a folder of runs, as a sweep's is; of those, the runs
+    whose configuration has the values.
+
+    Args:
+        asked: As on the command line.
+        metric: A column of test_tasks.csv; None: the accuracy (of policies the return, of
+            regressions the loss) of the run's headline.
+
+    Raises:
+        UserError: naming it, and what is wrong.
+    """
+    path, values = _split(asked)
+    if not path.is_dir():
+        raise UserError(f"{asked}: {path} is no folder")
+    runs = [run for run in found_runs.find([path]) if _has(run.config, values, asked)]
+    return arm_of(asked, [run for run in runs if (run.path / NAME).is_file()], metric)
+
+
+def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
+    """Return the arm of runs that differ in their seed alone.
+
+    Raises:
+        UserError: naming ``name`` and what is wrong with them.
+    """
+    if not runs:
+        raise UserError(f"{name}: no run of it has {NAME}, which a run's test leaves")
+    differing = found_runs.differing(runs)
+    if differing:
+        values = sorted({str(getattr(run.config, differing[0])) for run in runs})
+        raise UserError(
+            f"{name}: its runs differ in {', '.join(differing)}: name one, as in "
+            f"{name.partition(':')[0]}:{differing[0]}={values[0]}"
+        )
+    scores: dict[int, dict[int, float]] = {}
+    scored_by = ""
+    for run in runs:
+        read = read_tasks(run.path / NAME)
+        columns = next(iter(read.values()), {})
+        scored_by = metric or headline(columns)
+        column = metric or run.headline + scored_by
+        for (split, seed, index), row in read.items():
+            if split != "test":
+                continue
+            if column not in row:
+                raise UserError(f"{run.path / NAME}: no {column}; it has {', '.join(columns)}")
+            if not np.isfinite(row[column]):
+                raise UserError(f"{run.path / NAME}: {column} of task {index} is {row[column]}")
+            if index in scores.setdefault(seed, {}):
+                raise UserError(f"{name}: two runs have seed {seed}; {run.path} is one of them")
+            scores[seed][index] = row[column]
+    return Arm(name, runs[0].config, scored_by, scores)
+
+
+def other_tasks(a: Arm, b: Arm) -> str:
+    """Say by what the test tasks of two arms differ, but for their seeds; "" where by nothing."""
+    for name in TASKS:
+        of_a, of_b = getattr(a.config, name), getattr(b.config, name)
+        if of_a != of_b:
+            return f"{name} is {of_a}, and {of_b}"
+    return ""
+
+
+def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
+    """Return both arms' scores ``[S, T]`` on the tasks that both were tested on, and the seeds.
+
+    Raises:
+        UserError: naming both, where they have no task in common.
+    """
+    if other := other_tasks(a, b):
+        raise UserError(f"{a.name} and {b.name} were tested on other tasks: {other}")
+    seeds = sorted(a.scores.keys() & b.scores.keys())
+    if not seeds:
+        raise UserError(
+            f"{a.name} and {b.name} have no seed in common, so no task: {sorted(a.scores)} and "
+            f"{sorted(b.scores)}"
+        )
+    common = set.intersection(*(set(arm.scores[seed]) for arm in (a, b) for seed in seeds))
+    if len(common) < 2:
+        raise UserError(f"{a.name} and {b.name} have fewer than two test tasks in common")
+    tasks = sorted(common)
+    both = (
+        np.array([[arm.scores[seed][task] for task in tasks] for seed in seeds]) for arm in (a, b)
+    )
+    first, second = both
+    return first, second, seeds
+
+
+def _split(asked: str) -> tuple[Path, dict[str, Any]]:
+    path, colon, text = asked.rpartition(":")
+    if not colon or "=" not in text:
+        return Path(asked).expanduser(), {}
+    values = {}
+    for part in text.replace(",", " ").split():
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"{asked}: {part!r} is not name=value")
+        values[name.lstrip("-").replace("-", "_")] = yaml.safe_load(value)
+    return Path(path).expanduser(), values
+
+
+def _has(config: Config, values: dict[str, Any], asked: str) -> bool:
+    for name, value in values.items():
+        if not hasattr(config, name):
+            raise UserError(f"{asked}: no run has a value named {name}")
+        if str(getattr(config, name)) != str(value) and getattr(config, name) != value:
+            return False
+    return True

@@ -1,0 +1,152 @@
+"""What a comparison says: tables in Markdown, and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.markdown import grid
+from launch.comparing.arms import Arm, paired
+from launch.comparing.statistics import (
+    Difference,
+    Floats,
+    Interval,
+    as_published,
+    difference,
+    over_seeds,
+    verdicts,
+)
+from maml.plots import comparing, style
+
+LEGEND = """\
+Δ is the row's mean minus that of {base}, on the same test tasks. *These runs*: of the trained
+networks on other tasks, by a BCa bootstrap over pairs of seed and task, and p by flipping signs.
+*Over seeds*: of other seeds, too, by Student's interval and p of the seeds' mean differences.
+*Detectable*: the smallest Δ that would have been shown in four studies of five. Intervals are of
+95 %.{holm}
+"""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a metric is shown.
+
+    Attributes:
+        name: The metric.
+        scale: What values are multiplied by.
+        suffix: What follows them.
+    """
+
+    name: str
+    scale: float
+    suffix: str
+
+    def plain(self, value: float) -> str:
+        """Show a value."""
+        return f"{self.scale * value:.2f}{self.suffix}" if self.suffix else f"{value:.4g}"
+
+    def signed(self, value: float) -> str:
+        """Show a difference."""
+        return f"{self.scale * value:+.2f}" if self.suffix else f"{value:+.4g}"
+
+    def between(self, interval: Interval | None) -> str:
+        """Show the ends of a difference's interval."""
+        if interval is None:
+            return "–"
+        return f"{self.signed(interval.low)} to {self.signed(interval.high)}"
+
+    def around(self, interval: Interval) -> str:
+        """Show a symmetric interval."""
+        half = (interval.high - interval.low) / 2
+        shown = f"{self.scale * half:.2f}" if self.suffix else f"{half:.2g}"
+        mean = f"{self.scale * interval.mean:.2f}" if self.suffix else f"{interval.mean:.4g}"
+        return f"{mean} ± {shown}{self.suffix}"
+
+
+def unit_of(arms: Sequence[Arm]) -> Unit:
+    """Return how the arms' scores are shown: accuracies in percent."""
+    name = arms[0].metric
+    return Unit(name, 100.0, " %") if name.endswith("accuracy") else Unit(name, 1.0, "")
+
+
+def means_of(arm: Arm) -> tuple[Interval, Interval | None, int, int]:
+    """Return an arm's mean with its interval over tasks and over seeds; how many of both."""
+    import numpy as np
+
+    each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
+    seeds = np.array([of_seed.mean() for of_seed in each])
+    published = as_published(np.concatenate(each))
+    return published, over_seeds(seeds) if len(each) > 1 else None, len(each), len(each[0])
+
+
+def means_table(arms: Sequence[Arm], unit: Unit) -> str:
+    """Return a table of means, each ± its interval over tasks and over seeds."""
+    rows = [["", f"{unit.name}, ± over tasks", "± over seeds", "seeds", "tasks each"]]
+    for arm in arms:
+        published, seeds, n, tasks = means_of(arm)
+        over = "–" if seeds is None else unit.around(seeds)
+        rows.append([arm.name, unit.around(published), over, str(n), str(tasks)])
+    return grid(rows[0], rows[1:])
+
+
+def differences_from(base: Arm, others: Sequence[Arm]) -> dict[str, Difference]:
+    """Return how each of ``others`` differs from ``base``, by name."""
+    found = {}
+    for arm in others:
+        ours, theirs, _ = paired(arm, base)
+        found[arm.name] = difference(ours, theirs)
+    return found
+
+
+def differences_table(found: dict[str, Difference], base: str, unit: Unit) -> str:
+    """Return a table of differences, with what it says below."""
+    if not found:
+        return ""
+    said = verdicts(list(found.values()))
+    rows = [[
+        "", "Δ", "these runs", "p", "over seeds", "p", "correlation", "detectable", "verdict",
+    ]]  # fmt: skip
+    for (name, each), (p, p_seeds, verdict) in zip(found.items(), said, strict=True):
+        detectable = unit.plain(each.detectable)
+        if each.detectable_seeds is not None:
+            detectable += f"; over seeds {unit.plain(each.detectable_seeds)}"
+        rows.append(
+            [
+                name, unit.signed(each.runs.mean), unit.between(each.runs), _p(p),
+                unit.between(each.over_seeds), "–" if p_seeds is None else _p(p_seeds),
+                "–" if each.correlation is None else f"{each.correlation:.2f}", detectable,
+                verdict,
+            ]
+        )  # fmt: skip
+    many = f" Each p is Holm's, for {len(found)} comparisons." if len(found) > 1 else ""
+    points = " Differences are in percentage points." if unit.suffix else ""
+    return f"{grid(rows[0], rows[1:])}\n\n{LEGEND.format(base=base, holm=many + points)}"
+
+
+def figures(
+    folder: Path, arms: Sequence[Arm], found: dict[str, Difference], base: str, unit: Unit
+) -> list[Path]:
+    """Draw means and differences into ``folder``; return the PNG files."""
+    rows = {}
+    for arm in arms:
+        tasks, seeds, _, _ = means_of(arm)
+        over = None if seeds is None else (seeds.low, seeds.high)
+        rows[arm.name] = tasks.mean, (tasks.low, tasks.high), over
+    drawn = [style.save(comparing.means(rows, unit.name), folder / "means")[0]]
+    if found:
+        apart = {
+            f"{name}\n− {base}": (
+                each.runs.mean,
+                (each.runs.low, each.runs.high),
+                None if each.over_seeds is None else (each.over_seeds.low, each.over_seeds.high),
+            )
+            for name, each in found.items()
+        }
+        figure = comparing.differences(apart, unit.name)
+        drawn.append(style.save(figure, folder / "differences")[0])
+    return drawn
+
+
+def _p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,0 +1,88 @@
+"""A record: what is kept of a run whose number stands in a table.
+
+``launch/records/<preset>/seed-<n>/`` holds ``config.yaml``, ``result.json``, ``test_tasks.csv``,
+``metrics.jsonl`` (thinned) and ``curves.png``, as a run directory does, and beside these
+``record.json`` (how it was made) and ``model.pt`` (the parameters, where they are below 1 MB).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from maml.config import Config, saved
+from maml.errors import UserError
+from maml.params import Params
+
+RECORDS = Path(__file__).resolve().parent / "records"
+MODEL_BYTES = 1_000_000
+"""A larger model is not kept."""
+
+
+class Record(NamedTuple):
+    """One run's record; ``result`` and ``made`` are the contents of its two JSON files."""
+
+    folder: Path
+    config: Config
+    result: dict[str, Any]
+    made: dict[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """Return where its parameters are; not there if they are too large to be kept."""
+        return self.folder / "model.pt"
+
+
+def read(folder: Path) -> Record:
+    """Return the record in ``folder``.
+
+    Raises:
+        UserError: naming the file that is missing or damaged.
+    """
+    contents = []
+    for name in ("result.json", "record.json"):
+        path = folder / name
+        try:
+            contents.append(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}: not a record") from error
+        except ValueError as error:
+            raise UserError(f"{path}: damaged: {error}") from error
+    return Record(folder, saved.read(folder / "config.yaml"), *contents)
+
+
+def find(folder: Path) -> list[Record]:
+    """Return the records in ``folder``: itself one, those of a preset's seeds, or of all presets.
+
+    Raises:
+        UserError: as `read`, and where there is none.
+    """
+    found = sorted(path.parent for path in folder.glob("**/record.json"))
+    if not found:
+        raise UserError(f"{folder}: no record there")
+    return [read(path) for path in found]
+
+
+def parameters(record: Record) -> Params:
+    """Return the parameters that are kept.
+
+    Raises:
+        UserError: naming the file, if it is not there, or not the one that was recorded.
+    """
+    try:
+        digest = digest_of(record.model)
+    except OSError as error:
+        raise UserError(f"{record.model}: {error.strerror}: no parameters are kept") from error
+    if digest != record.made["model_sha256"]:
+        raise UserError(f"{record.model}: not the file that was recorded: its digest differs")
+    params: Params = torch.load(record.model, weights_only=True)
+    return params
+
+
+def digest_of(path: Path) -> str:
+    """Return a file's SHA-256."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

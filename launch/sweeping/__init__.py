@@ -1,0 +1,1 @@
+"""Sweeps without a server: the parts of ``python -m launch.sweep``."""

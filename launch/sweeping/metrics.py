@@ -1,0 +1,55 @@
+"""A trial's metric, from the files of its run directory."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from launch.sweeping.file import Metric
+from maml.run.log import read_metrics
+
+
+def history(run_dir: Path, name: str) -> list[float]:
+    """Return all values of ``<split>/<metric>`` so far, the oldest first; finite ones alone.
+
+    Raises:
+        UserError: if metrics.jsonl is damaged.
+    """
+    split, _, metric = name.partition("/")
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    values = [row.get(metric) for row in rows if row.get("split", "train") == split]
+    if split == "test" and not any(_is_number(value) for value in values):
+        values = [_tested(run_dir, metric)]
+    return [float(value) for value in values if _is_number(value)]  # type: ignore[arg-type]
+
+
+def metric_of(run_dir: Path, asked: Metric | None) -> tuple[Metric, float] | None:
+    """Return what a run is ranked by, and its last value; None where there is no such number.
+
+    Unless the file of a sweep names a metric, it is the accuracy on the validation tasks; of a
+    policy, its return; of a regression, the loss.
+    """
+    usual = (
+        Metric("validation/accuracy", "maximize"),
+        Metric("validation/return", "maximize"),
+        Metric("validation/loss", "minimize"),
+    )
+    for metric in usual if asked is None else (asked,):
+        values = history(run_dir, metric.name)
+        if values:
+            return metric, values[-1]
+    return None
+
+
+def _tested(run_dir: Path, metric: str) -> object:
+    """Return a test metric of result.json; its bare names there are those of the headline."""
+    try:
+        result = json.loads((run_dir / "result.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return result.get(f"transductive_{metric}", result.get(metric))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,73 @@
+"""What the inner loop adapts: patterns over the names of a network's parameters, with rates.
+
+``PATTERN[=RATE],…``: a pattern is a name in which ``*`` stands for any characters, or ``@head``
+(the network's output layer), ``@body`` (all but that) or ``@norm`` (the scales and shifts of its
+batch norms, of which it may have none). A parameter adapts at ``--inner-lr`` times
+the rate of the last pattern that has it; without a rate that is 1. One with the rate 0, or that no
+pattern has, stands still. So ``*`` is MAML, ``@head`` ANIL, ``@body`` BOIL, ``*.lora_*`` a low-rank
+subset, ``*,@head=10`` MAML with a faster head.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable
+
+from torch import nn
+
+from maml.errors import UserError
+from maml.networks.norms import norm_parameters
+
+
+def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -> dict[str, float]:
+    """Return the rates of what adapts, by name, in the order of ``names``.
+
+    Args:
+        pattern: As above.
+        network: Whose ``head_prefix`` says which parameters ``@head`` has.
+        names: Of the network's parameters.
+        why: What asks for the pattern, for messages: ``--adapt …``.
+
+    Raises:
+        UserError: for a rate that is none, a pattern that no name has, nothing that adapts, and for
+            ``@head`` where the network does not say which that is.
+    """
+    names = list(names)
+    rates = dict.fromkeys(names, 0.0)
+    for part in pattern.split(","):
+        which, equals, number = part.strip().partition("=")
+        rate = _rate(number, why) if equals else 1.0
+        found = [name for name in names if _has(which, name, network, why)]
+        if not found and which != "@norm":
+            few = names if len(names) <= 6 else [*names[:4], "…", *names[-2:]]
+            raise UserError(f"{why}: {which!r} names none of the network's: {', '.join(few)}")
+        rates.update(dict.fromkeys(found, rate))
+    moving = {name: rate for name, rate in rates.items() if rate}
+    if not moving:
+        raise UserError(f"{why}: nothing adapts; --inner-steps 0 says so better")
+    return moving
+
+
+def _rate(text: str, why: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise UserError(f"{why}: the rate {text!r} is no number of at least 0")
+    return rate
+
+
+def _has(which: str, name: str, network: nn.Module, why: str) -> bool:
+    if which == "@norm":
+        return name in norm_parameters(network)
+    if which not in ("@head", "@body"):
+        return fnmatch.fnmatchcase(name, which)
+    head = getattr(network, "head_prefix", None)
+    if not isinstance(head, str):
+        raise UserError(
+            f"{why}: the network does not say which its output layer is: give its class "
+            'head_prefix = "name of the layer."'
+        )
+    return name.startswith(head) == (which == "@head")

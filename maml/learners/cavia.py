@@ -1,0 +1,93 @@
+"""Fast Context Adaptation, CAVIA (Zintgraf et al. 2019, arXiv:1810.03642)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from datasets.tasks import Task
+from maml.config import Config
+from maml.errors import UserError
+from maml.learners.maml import MAML
+from maml.metagradient.problem import Problem
+from maml.params import Params
+from maml.seeds import seed_of
+
+COMPONENTS = {
+    "cavia": {
+        "attribute": "CAVIA",
+        "help": "a small context adapts, which modulates one layer of the network",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "context",
+            "shots", "queries", "eval_queries",
+        ),
+        "refuses": {"inner_steps": {0: "would have no use for its context"}},
+    }
+}  # fmt: skip
+
+
+class CAVIA(MAML):
+    """A network that all tasks share, and a context φ, zero before each task, that adapts.
+
+    φ ← φ − α ∇_φ L (equation 3), and the outer loop learns all the rest (equation 4). The context
+    modulates the layer that the network calls its ``context_layer``:
+
+    - a batch norm is followed by FiLM (section 3.3): h ← (1 + γ) h + β, (γ, β) = A φ. That is the
+      same as another scale and shift of the norm itself, and is computed so. The released code has
+      γ = A φ + b in place of 1 + A φ; here the context 0 leaves the network as it is.
+    - of a linear layer the bias moves by A φ: as if φ were appended to its input (section 3.2).
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        layer = getattr(self.network, "context_layer", None)
+        if not isinstance(layer, str):
+            raise UserError(
+                f"--network {config.network} does not say where a context goes: give its class "
+                'context_layer = "name of a batch norm or a linear layer"'
+            )
+        self._bias = f"{layer}.bias"
+        self._scale = f"{layer}.weight"
+        self._films = not isinstance(self.network.get_submodule(layer), nn.Linear)
+        size = len(self.network.get_parameter(self._bias))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(config.seed, "context"))
+            modulation = torch.empty((1 + self._films) * size, config.context)
+            nn.init.xavier_uniform_(modulation)
+        self.modulation = nn.Parameter(modulation.to(getattr(torch, config.dtype)))
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """The context adapts; weights and modulation stand still."""
+        modulation = meta_params["modulation"]
+        return Problem(
+            start={"context": modulation.new_zeros(self.config.context)},
+            fixed=self.network_weights(meta_params) | {"modulation": modulation},
+            **self.stated_losses(),
+            optimizer=self.config.inner_optimizer,
+            lr=self.config.inner_lr,
+            steps=steps,
+            order=self.config.order,
+        )
+
+    def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return `set_loss` of the support set by the modulated network."""
+        return self.set_loss(self.modulated(params), task.support_x, task.support_y)
+
+    def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return `set_loss` of the query set by the modulated network."""
+        return self.set_loss(self.modulated(params), task.query_x, task.query_y)
+
+    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+        """See `Learner.answers`, of the modulated network."""
+        return super().answers(self.modulated(params), task)
+
+    def modulated(self, params: Params) -> Params:
+        """Return the network's weights as the context has them."""
+        by = params["modulation"] @ params["context"]
+        if not self._films:
+            return params | {self._bias: params[self._bias] + by}
+        scale, shift = by.chunk(2)
+        return params | {
+            self._scale: params[self._scale] * (1 + scale),
+            self._bias: params[self._bias] * (1 + scale) + shift,
+        }

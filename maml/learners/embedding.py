@@ -1,0 +1,85 @@
+"""Learners without an inner loop: a network's features, and a classifier in closed form on them.
+
+Shape legend: S support and E query examples of a task, F features, N ways.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.config import Config
+from maml.errors import UserError
+from maml.learners.base import Learner
+from maml.learners.objectives import REGRESSION
+from maml.metagradient.problem import Problem
+from maml.networks.headless import without_head
+from maml.params import Params
+
+
+class Embedding(Learner):
+    """A network whose features tell classes apart by a classifier made of the support set's.
+
+    Nothing adapts step by step: the problem has no inner step, and the outer loss is the
+    cross-entropy of the queries. In training, support and query set go through the network as one
+    batch, and batch norms use its statistics, as in the released code of both learners here. So do
+    the transductive answers. The others normalise the support set by itself, and the queries by the
+    support set's statistics. The released codes test with running statistics of training, of which
+    there are none here.
+
+    Training may have other ways and shots than the test: ``--train-ways``, ``--train-shots``.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if self.objective is REGRESSION:
+            raise UserError(
+                f"--data {config.data}: its targets are no classes, which --learner "
+                f"{config.learner} tells apart"
+            )
+        self.network, self.n_features = without_head(self.network, config.network)
+
+    @abstractmethod
+    def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:
+        """Return logits ``[E, N]`` of queries.
+
+        Args:
+            params: All meta-parameters, without prefix those of the network.
+            support: Features ``[S, F]``.
+            one_hot: Their classes, ``[S, N]`` of zeros and ones.
+            query: Features ``[E, F]``.
+        """
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """No inner step: the query loss, by weights that all tasks share."""
+        own = {name: p for name, p in meta_params.items() if not name.startswith("network.")}
+        fixed = self.network_weights(meta_params) | own
+        return Problem(start={}, fixed=fixed, **self.stated_losses(), steps=0)
+
+    def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return the cross-entropy of the queries, and their logits."""
+        logits = self._jointly(params, task, self.config.train_ways or self.config.ways)
+        return self.objective.loss(logits, task.query_y), logits
+
+    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+        """See `Learner.answers`: normalised with the support set, and by its statistics."""
+        ways = self.config.ways
+        support, of_support = self.call_network(params, task.support_x)
+        together = self._jointly(params, task, ways)
+        if not of_support:
+            return together, together
+        query, _ = self.call_network(params, task.query_x, of_support)
+        return together, self.logits(params, support, one_hot(task.support_y, ways, support), query)
+
+    def _jointly(self, params: Params, task: Task, ways: int) -> Tensor:
+        features, _ = self.call_network(params, torch.cat([task.support_x, task.query_x]))
+        support, query = features.split([len(task.support_x), len(task.query_x)])
+        return self.logits(params, support, one_hot(task.support_y, ways, support), query)
+
+
+def one_hot(labels: Tensor, ways: int, like: Tensor) -> Tensor:
+    """Return labels ``[S]`` as ``[S, N]`` zeros and ones, of the dtype of ``like``."""
+    return (labels[:, None] == torch.arange(ways, device=like.device)).to(like.dtype)

@@ -1,0 +1,145 @@
+"""Pre-train a classifier, then the nearest centroid, or a head that is tuned to the support set.
+
+The baselines of Chen et al. 2019 (arXiv:1904.04232, section 3.2) and Wang et al. 2019
+(arXiv:1911.04623): no learning to learn.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+from torch import Tensor
+
+from datasets.batches import Batches, Examples
+from datasets.episodes import Episodes, FewShotImages
+from datasets.errors import DataError
+from datasets.tasks import Task
+from maml.config import Config
+from maml.errors import UserError
+from maml.learners.base import Learner
+from maml.learners.embedding import one_hot
+from maml.learners.protonet import prototypes, squared_distances
+from maml.metagradient.problem import Problem
+from maml.networks.headless import without_head
+from maml.networks.loss import NetworkLoss, apply
+from maml.networks.norms import tensors
+from maml.networks.statistics import Statistics
+from maml.params import Params
+
+COMPONENTS = {
+    "finetune": {
+        "attribute": "Finetune",
+        "help": "a classifier of all training classes, then nearest centroid or a tuned head",
+        "reads": (
+            "train_ways", "batch_size", "inner_lr", "eval_inner_steps", "inner_optimizer", "shots",
+            "eval_queries",
+        ),
+    }
+}  # fmt: skip
+
+HEAD = "tuned."
+
+
+class Finetune(Learner):
+    """An ordinary classifier of the training classes, whose features serve new classes.
+
+    Training is supervised: a task is a mini-batch of ``--batch-size`` images of all classes of the
+    training split, which ``--train-ways`` counts. At test the features stand still. Without inner
+    steps (``--eval-inner-steps 0``, or `python -m maml.evaluate RUN_DIR --steps 0`) a query has the
+    class of the nearest centroid of the support set; with them a linear head, which begins at zero,
+    descends the cross-entropy of the support set.
+    """
+
+    def __init__(self, config: Config) -> None:
+        if config.train_ways is None:
+            raise UserError(
+                f"--learner {config.learner}: --train-ways must say how many classes the training "
+                "split has"
+            )
+        super().__init__(config)
+        headless, self.n_features = without_head(copy.deepcopy(self.network), config.network)
+        # In a tuple: its weights are the network's, and no parameters of its own.
+        self._headless = (headless,)
+
+    def outputs(self, config: Config) -> int:
+        """As many as training classes."""
+        return config.train_ways or 0
+
+    def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
+        """Return mini-batches of the training classes to learn from, or few-shot tasks."""
+        found = super().open_tasks(split, evaluation=True)
+        if evaluation:
+            return found
+        config = self.config
+        if not isinstance(found, FewShotImages):
+            raise DataError(f"--data {config.data}: has no images for --learner finetune")
+        if len(found.first) != config.train_ways:
+            raise DataError(
+                f"--train-ways {config.train_ways}: the {split} split of --data {config.data} has "
+                f"{len(found.first)} classes; give --train-ways {len(found.first)}"
+            )
+        rows = [np.arange(n) + first for first, n in zip(found.first, found.counts, strict=True)]
+        labels = np.repeat(np.arange(len(rows), dtype=np.int64), found.counts)
+        examples = Examples(found.images, np.concatenate(rows), labels)
+        return Batches(
+            examples, split=split, batch_size=config.batch_size, seed=config.seed, dtype=found.dtype
+        )
+
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        """The classifier's loss of a mini-batch, by weights that all tasks share."""
+        query = self.stated_losses()["query"]
+        # There is no step, so nobody asks for it.
+        support = query
+        if isinstance(query, NetworkLoss):
+            support = dataclasses.replace(query, part="support")
+        return Problem({}, support, query, steps=0, fixed=self.network_weights(meta_params))
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """As it is evaluated: a linear head that adapts, on features that stand still."""
+        some = next(iter(meta_params.values()))
+        ways = self.config.ways
+        start = {
+            f"{HEAD}weight": some.new_zeros(ways, self.n_features),
+            f"{HEAD}bias": some.new_zeros(ways),
+        }
+        return Problem(
+            start=start if steps else {},
+            fixed=self.network_weights(meta_params),
+            **self.stated_losses(),
+            optimizer=self.config.inner_optimizer,
+            lr=self.config.inner_lr,
+            steps=steps,
+        )
+
+    def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return the cross-entropy of the support set by the tuned head, and logits."""
+        logits = _tuned(params, self.features(params, task.support_x)[0])
+        return self.objective.loss(logits, task.support_y), logits
+
+    def features(
+        self, params: Params, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """Return the network's features ``[E, F]`` of ``x``, and the statistics used."""
+        (network,) = self._headless
+        own = {name: params[name] for name in tensors(network) if name in params}
+        return apply(network, own, x, statistics, precision_=self.config.precision)
+
+    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+        """See `Learner.answers`: the support set is always normalised by itself."""
+        support, statistics = self.features(params, task.support_x)
+
+        def logits(query: Tensor) -> Tensor:
+            if f"{HEAD}weight" in params:
+                return _tuned(params, query)
+            classes = one_hot(task.support_y, self.config.ways, support)
+            return -squared_distances(query, prototypes(support, classes))
+
+        transductive, _ = self.features(params, task.query_x)
+        alone, _ = self.features(params, task.query_x, statistics)
+        return logits(transductive), logits(alone)
+
+
+def _tuned(params: Params, features: Tensor) -> Tensor:
+    return features @ params[f"{HEAD}weight"].T + params[f"{HEAD}bias"]

@@ -1,0 +1,117 @@
+"""MAML++ (Antoniou et al. 2019, arXiv:1810.09502), each of its parts with a flag of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from maml.config import Config
+from maml.learners.base import without_prefix
+from maml.learners.maml import MAML
+from maml.learners.trees import tree
+from maml.metagradient.problem import Problem
+from maml.networks.norms import norm_parameters, to_buffers
+from maml.params import Params
+
+COMPONENTS = {
+    "mamlpp": {
+        "attribute": "MAMLpp",
+        "help": "MAML++: rates, norms and query losses of each step",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
+            "shots", "queries", "eval_queries", "lslr", "per_step_norm", "msl_epochs",
+            "first_order_epochs", "iterations_per_epoch",
+        ),
+        "refuses": {"inner_steps": {0: "would have no step to learn rates of"}},
+        "adapts": "*,@norm=0",
+    }
+}  # fmt: skip
+
+
+class MAMLpp(MAML):
+    """MAML with what MAML++ changes of the inner problem, each with its flag.
+
+    - a learned rate α of each tensor and step, which begins at ``--inner-lr`` (LSLR, section 4,
+      equation 4): ``--lslr``;
+    - a scale γ and a shift β of the batch norms for each step, which the inner loop does not adapt
+      (BNWB): ``--per-step-norm``. The query loss after a step uses that step's;
+    - the query losses of all steps, weighted (MSL, equation 3), for so many epochs: `weights_of`,
+      ``--msl-epochs``;
+    - the first-order gradient for so many epochs (DA): ``--first-order-epochs``. The paper has 50;
+      the released configurations have none.
+
+    An epoch is ``--iterations-per-epoch`` iterations. The other parts are no learner's: the cosine
+    schedule is ``--meta-schedule cosine``, leaky ReLU is ``--leak``. The released batch norms keep
+    running statistics for each step, which never reach an output, as their layers always normalise
+    by the batch at hand; here there are none.
+
+    Evaluated with more steps than it was trained with, it takes the last step's rates and norms
+    again.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        weights = self.network_weights(self.meta_parameters())
+        norms = norm_parameters(self.network) if config.per_step_norm else []
+        self.adapting = {n: rate for n, rate in self.adapting.items() if n not in norms}
+        self.still = [name for name in self.still if name not in norms]
+        steps = config.inner_steps
+        if config.lslr:
+            # ``rates.…`` for ``network.…``: [steps].
+            self.rates = tree(
+                {
+                    name: weights[name].new_full((steps,), config.inner_lr * rate)
+                    for name, rate in self.adapting.items()
+                }
+            )
+        if norms:
+            # ``norms.…`` for ``network.…``: [steps, …].
+            self.norms = tree({n: torch.stack([weights[n]] * steps) for n in norms})
+            to_buffers(self.network, norms)
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """As it is evaluated: the query loss after the last step."""
+        problem = super().problem(meta_params, steps)
+        rates, norms = (without_prefix(meta_params, prefix) for prefix in ("rates.", "norms."))
+        last = self.config.inner_steps - 1
+        if self.config.lslr:
+            of_steps = [{n: r[min(step, last)] for n, r in rates.items()} for step in range(steps)]
+            problem = dataclasses.replace(problem, lr=1.0, rates=of_steps)
+        if norms and steps:
+            own = [{n: t[min(step, last)] for n, t in norms.items()} for step in range(steps)]
+            problem = dataclasses.replace(problem, step_params=own)
+        elif norms:
+            first = {name: tensor[0] for name, tensor in norms.items()}
+            problem = dataclasses.replace(problem, fixed=problem.fixed | first)
+        return problem
+
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        """In epoch ``phase``: the weighted query losses, and the order, of that time."""
+        config = self.config
+        problem = self.problem(meta_params, config.inner_steps)
+        if phase < config.msl_epochs:
+            weights = weights_of(phase, config.inner_steps, config.msl_epochs)
+            problem = dataclasses.replace(problem, query_weights=weights)
+        if phase < config.first_order_epochs:
+            problem = dataclasses.replace(problem, order="first")
+        return problem
+
+    def phase(self, iteration: int) -> int:
+        """The epoch, as long as something depends on it."""
+        return min(iteration // self.config.iterations_per_epoch, self.last_phase)
+
+    @property
+    def last_phase(self) -> int:
+        """The first epoch after which nothing changes."""
+        return max(self.config.msl_epochs, self.config.first_order_epochs)
+
+
+def weights_of(epoch: int, steps: int, epochs: int) -> list[float]:
+    """Return the weights of the query losses after each step, which add up to 1.
+
+    As in the released code: all begin at 1 / steps; those of earlier steps fall linearly to zero
+    over so many epochs, but not below 0.03 / steps, and the last step's is the rest.
+    """
+    earlier = max((1 - epoch / epochs) / steps, 0.03 / steps)
+    return [earlier] * (steps - 1) + [1 - earlier * (steps - 1)]

@@ -1,0 +1,81 @@
+"""Meta-Curvature (Park and Oliva 2019, arXiv:1902.03356)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from maml.config import Config
+from maml.learners.base import without_prefix
+from maml.learners.maml import MAML
+from maml.learners.trees import tree
+from maml.metagradient.problem import Problem, Transform
+from maml.params import Params
+
+COMPONENTS = {
+    "metacurv": {
+        "attribute": "MetaCurvature",
+        "help": "learns how the inner gradients are transformed",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
+            "shots", "queries", "eval_queries",
+        ),
+        "refuses": {"inner_steps": {0: "would have no use for its matrices"}},
+    }
+}  # fmt: skip
+
+
+class MetaCurvature(MAML):
+    """MAML whose inner gradients G are multiplied by learned matrices, which begin as identities.
+
+    MC(G) = G ×₃ M_f ×₂ M_i ×₁ M_o (equation 7): of a convolution along its outputs, inputs and the
+    pixels of its kernel, of a matrix along outputs and inputs. A vector has a factor for each
+    element, as in learn2learn. The same matrices serve every inner step.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        weights = self.network_weights(self.meta_parameters())
+        matrices = {}
+        for name in self.adapting:
+            weight = weights[name]
+            for axis, size in _axes(weight.shape).items():
+                identity = torch.eye(size) if weight.dim() > 1 else torch.ones(size)
+                matrices[f"{name}.{axis}"] = identity.to(weight)
+        self.curvature = tree(matrices)
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """MAML's, with transformed inner gradients."""
+        matrices = without_prefix(meta_params, "curvature.")
+        problem = super().problem(meta_params, steps)
+        return dataclasses.replace(problem, transform=Transform(curved, matrices))
+
+
+def curved(gradients: Params, matrices: Params) -> Params:
+    """Return MC(G) of each gradient, by the matrices ``{name.axis: …}`` of its name."""
+    found = {}
+    for name, gradient in gradients.items():
+        axes = _axes(gradient.shape)
+        folded = gradient.reshape(*axes.values())
+        found[name] = _product(folded, [matrices[f"{name}.{axis}"] for axis in axes]).reshape(
+            gradient.shape
+        )
+    return found
+
+
+def _product(gradient: Tensor, matrices: list[Tensor]) -> Tensor:
+    if gradient.dim() == 1:
+        return matrices[0] * gradient
+    for axis, matrix in enumerate(matrices):
+        gradient = torch.tensordot(matrix, gradient, dims=([1], [axis])).movedim(0, axis)
+    return gradient
+
+
+def _axes(shape: torch.Size) -> dict[str, int]:
+    """Return the axes along which a parameter's gradient is transformed, and their sizes."""
+    if len(shape) <= 1:
+        return {"each": shape.numel()}
+    kernel = {} if len(shape) == 2 else {"kernel": shape[2:].numel()}
+    return {"out": shape[0], "in": shape[1], **kernel}

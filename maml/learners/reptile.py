@@ -1,0 +1,62 @@
+"""Reptile (Nichol et al. 2018, arXiv:1803.02999)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from maml.learners.maml import MAML
+from maml.metagradient.problem import Problem
+from maml.networks.loss import MiniBatches, NetworkLoss, on_batches
+from maml.params import Params
+
+COMPONENTS = {
+    "reptile": {
+        "attribute": "Reptile",
+        "help": "moves the initial weights towards the adapted ones",
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "adapt",
+            "inner_batch", "eval_inner_batch", "train_shots", "shots", "queries", "eval_queries",
+        ),
+        "refuses": {
+            "meta_gradient": {"reverse": "goes back no way: its gradient is a difference"},
+            "inner_steps": {0: "would not move"},
+        },
+    }
+}  # fmt: skip
+
+
+class Reptile(MAML):
+    """Initial weights whose gradient is what the inner loop has moved them by, reversed.
+
+    The outer loop's SGD with ``--meta-lr 1 --meta-schedule linear`` is the paper's meta-step, which
+    falls linearly from 1 to 0 (section 6.1). The inner loop takes mini-batches of the support set
+    (``--inner-batch``), one after another through one random order after another, as the released
+    code; the orders have addresses (the seed, the pass), and are the same for all tasks, as which
+    class and image lies at a place is the task's own draw. The query set is only reported on.
+
+    The released code's inner Adam (``--inner-optimizer adam0``: β₁ is 0) goes on from task to task
+    with its second moment; here it begins anew with each task, which then does not depend on what
+    was trained on before it.
+    """
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """As it is evaluated: MAML's inner loop, on mini-batches of ``--eval-inner-batch``."""
+        return self._of_batches(super().problem(meta_params, steps), self.config.eval_inner_batch)
+
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        """The same on mini-batches of ``--inner-batch``, with its displacement as the gradient."""
+        config = self.config
+        problem = super().problem(meta_params, config.inner_steps)
+        problem = self._of_batches(problem, config.inner_batch)
+        return dataclasses.replace(problem, displacement=True)
+
+    def _of_batches(self, problem: Problem, size: int | None) -> Problem:
+        if size is None:
+            return problem
+        batches = MiniBatches(self.config.seed, size)
+        if isinstance(problem.support, NetworkLoss):
+            support: Any = dataclasses.replace(problem.support, batches=batches)
+        else:
+            support = on_batches(problem.support, batches)
+        return dataclasses.replace(problem, support=support)

@@ -1,0 +1,1 @@
+"""Pictures of runs: ``python -m maml.plots RUN_DIR…``."""

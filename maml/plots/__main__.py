@@ -1,0 +1,160 @@
+"""``python -m maml.plots RUN_DIR…``: pictures of runs, as PNG and PDF.
+
+    python -m maml.plots runs/glyphs                     # into runs/glyphs/plots
+    python -m maml.plots runs/maml-* runs/anil-* --folder figures
+    python -m maml.plots runs/sweeps/inner-rate          # all trials of a sweep
+
+Runs that differ in their seed alone are one method, drawn as their mean with an interval.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from maml.config import registry
+from maml.config.parser import Parser, whole_number
+from maml.errors import UserError
+from maml.plots import comparing, curves, runs, style
+from maml.plots.runs import Run
+from maml.run import checkpoint
+from maml.scores import headline
+
+
+def main(arguments: list[str]) -> int:
+    """Draw; return the exit code."""
+    parser = Parser(prog="python -m maml.plots", description="Draw runs.")
+    parser.add_argument(
+        "paths", metavar="RUN_DIR", nargs="+", type=Path, help="run directories, or folders of them"
+    )
+    parser.add_argument("--folder", type=Path, help="where the pictures go")
+    parser.add_argument(
+        "--tasks", type=whole_number, default=100, help="test tasks for each point (default: 100)"
+    )
+    parser.add_argument(
+        "--task", type=whole_number, default=0, help="the test task that is drawn (default: 0)"
+    )
+    options = parser.parse_args(arguments)
+    if options.tasks < 2 or options.task < 0:
+        raise UserError("--tasks must be at least 2, and --task at least 0")
+    found = runs.find(options.paths)
+    methods = runs.methods(found)
+    folder = options.folder
+    if folder is None:
+        several = Path("runs", f"plots-{time.strftime('%Y%m%d-%H%M%S')}")
+        folder = options.paths[0] / "plots" if len(options.paths) == 1 else several
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--folder {folder}: {error.strerror}") from error
+    count = _draw(methods, folder, options.tasks, options.task)
+    print(f"{count} pictures of {len(found)} runs, each as PNG and PDF: {folder}")
+    return 0
+
+
+def _draw(methods: dict[str, list[Run]], folder: Path, tasks: int, task: int) -> int:
+    """Draw all there is to draw; return how many pictures."""
+    every = [run for of_method in methods.values() for run in of_method]
+    metric = runs.metric_of(every)
+    pictures: dict[str, Callable[[], Any]] = {
+        "curves": lambda: curves.learning_curves(methods, metric)
+    }
+    tested = {
+        n: [r for r in each if r.result.get("ci95") is not None] for n, each in methods.items()
+    }
+    tested = {name: each for name, each in tested.items() if each}
+    if len(tested) > 1:
+        pictures["compared"] = lambda: comparing.means(_tested(tested), metric)
+        names = runs.differing([run for each in tested.values() for run in each])
+        flat = [run for each in tested.values() for run in each]
+        points = [{name: getattr(run.config, name) for name in names} for run in flat]
+        values = [float(run.result[_score(run)]) for run in flat]
+        # Of a part of a grid a mean over the others would mix their effects up.
+        whole = math.prod(len({point[name] for point in points}) for name in names)
+        if names and whole == len(tested):
+            pictures["effects"] = lambda: comparing.main_effects(
+                points, values, names, f"test {metric}"
+            )
+    pictures |= _of_models(methods, tasks, task)
+    count = 0
+    for name, draw in pictures.items():
+        print(f"drawing {name}", file=sys.stderr, flush=True)
+        drawn = draw()
+        if drawn is not None:
+            style.save(drawn, folder / name)
+            count += 1
+    return count
+
+
+def _of_models(
+    methods: dict[str, list[Run]], tasks: int, task: int
+) -> dict[str, Callable[[], Any]]:
+    """Return what is drawn with trained models: of runs that have a checkpoint."""
+    # Imported late: they bring torch.
+    from maml.library.model import load
+    from maml.plots import adaptation, filmstrip
+    from maml.plots import tasks as of_tasks
+
+    def trained(kind: str) -> dict[str, list[Run]]:
+        found = {
+            name: [
+                run
+                for run in each
+                if checkpoint.last_checkpoint(run.path).exists()
+                and registry.learner(run.config.learner).tasks == kind
+            ]
+            for name, each in methods.items()
+        }
+        return {name: each for name, each in found.items() if each}
+
+    def named(picture: str, name: str, among: Collection[str]) -> str:
+        return picture if len(among) == 1 else f"{picture}-" + re.sub(r"[^\w.=-]+", "_", name)
+
+    policies = trained("environments")
+    strips: dict[str, Callable[[], Any]] = {
+        named("filmstrip", name, policies): partial(filmstrip.of_run, each[0].path)
+        for name, each in policies.items()
+    }
+    models = {name: [load(r.path) for r in each] for name, each in trained("episodes").items()}
+    if not models:
+        return strips
+    pictures = strips | {"steps": lambda: adaptation.by_step(models, tasks)}
+    for name, (model, *_) in models.items():
+        pictures |= {
+            named("panel", name, models): partial(of_tasks.panel, model, task),
+            named("embedding", name, models): partial(of_tasks.embedding, model, task),
+            named("adapted", name, models): partial(of_tasks.curve, model, task),
+            named("rates", name, models): partial(adaptation.rates, model),
+        }
+    return pictures
+
+
+def _score(run: Run) -> str:
+    return headline(name for name, value in run.result.items() if value is not None)
+
+
+def _tested(
+    tested: dict[str, list[Run]],
+) -> dict[str, tuple[float, comparing.Ends, comparing.Ends | None]]:
+    """Return each method's test mean, its interval over tasks, and over seeds."""
+    rows = {}
+    for name, each in tested.items():
+        values = [float(run.result[_score(run)]) for run in each]
+        mean, half = curves.mean_and_spread(values)
+        # Of independent runs: their half-widths add up in quadrature.
+        tasks = sum(float(run.result["ci95"]) ** 2 for run in each) ** 0.5 / len(each)
+        seeds = (mean - half, mean + half) if len(each) > 1 else None
+        rows[name] = mean, (mean - tasks, mean + tasks), seeds
+    return rows
+
+
+if __name__ == "__main__":
+    from maml.processes.program import run_program
+
+    run_program(main, sys.argv[1:])

@@ -1,0 +1,113 @@
+"""What the inner loop does: accuracy after each step, and the rates that were learned for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from maml.library.model import Model
+from maml.plots import style
+from maml.plots.curves import legend_of, line_of_seeds
+from maml.plots.style import GREY
+from maml.scores import mean_and_ci95
+
+
+def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str, list[list[float]]]:
+    """Return the metric's name, and each test task's score after each number of inner steps.
+
+    Args:
+        model: The model; its scores are normalised as its run's headline.
+        steps: How many inner steps.
+        tasks: How many test tasks, from the first on.
+    """
+    learner, config = model.learner, model.config
+    episodes = learner.open_tasks("test", evaluation=True)
+    prefix = "" if config.transductive else "non_transductive_"
+    metric = "accuracy" if "accuracy" in learner.metric_names else "loss"
+    found: list[list[float]] = [[] for _ in steps]
+    for ids in torch.arange(tasks).split(config.task_batch):
+        batch = episodes.tasks(ids)
+        for at, n in zip(found, steps, strict=True):
+            predictions = learner.predictions(model.meta_params, batch, n)
+            at += learner.scores(predictions, batch.query_y)[prefix + metric].tolist()
+    return metric, found
+
+
+def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
+    """Draw the test score after each number of inner steps, with 95 % intervals.
+
+    Of several seeds as `line_of_seeds` says, of one the interval is over tasks. The steps of
+    training and of the run's own test are marked where they are the same for all.
+
+    Returns:
+        The figure.
+    """
+    configs = [model.config for models in methods.values() for model in models]
+    most = max(5, *(2 * max(c.inner_steps, c.eval_inner_steps) for c in configs))
+    steps = list(range(min(most, 20) + 1))
+    looks = style.look_of(list(methods))
+    drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
+    metric = "accuracy"
+    for name, models in methods.items():
+        each = [scores_by_step(model, steps, tasks) for model in models]
+        metric = each[0][0]
+        over = f"{len(each)} seeds" if len(each) > 1 else f"95 % over {tasks} tasks"
+        means = [[sum(at) / tasks for at in of_run] for _, of_run in each]
+        line_of_seeds(axis, steps, means, looks[name], f"{name} ({over})")
+        if len(each) == 1:
+            ends = [mean_and_ci95(torch.tensor(at)) for at in each[0][1]]
+            low, high = ([m + sign * (half or 0.0) for m, half in ends] for sign in (-1, 1))
+            axis.fill_between(steps, low, high, color=looks[name][0], alpha=0.2, linewidth=0)
+    for what, field, dash in (("training", "inner_steps", ":"), ("test", "eval_inner_steps", "--")):
+        values = {getattr(config, field) for config in configs}
+        if len(values) == 1:
+            axis.axvline(values.pop(), color=GREY, linestyle=dash, label=f"steps in {what}")
+    axis.set_xlabel("inner steps")
+    axis.set_ylabel(f"test {metric}")
+    if metric == "accuracy":
+        style.percent(axis)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=8, title=legend_of(methods.values()), title_fontsize=8)
+    return drawn
+
+
+def rates(model: Model) -> Any:
+    """Draw the learned inner rates of each layer, at each inner step; None where none are learned.
+
+    A dot is a tensor's mean rate, the bar its middle half, where it has a rate for each weight.
+
+    Returns:
+        The figure.
+    """
+    problem = model.learner.problem(model.meta_params, max(1, model.config.inner_steps))
+    if not problem.rates:
+        return None
+    names = list(problem.rates[0])
+    steps = problem.rates
+    shared = all(
+        torch.equal(steps[0][name].detach(), of_step[name].detach())
+        for of_step in steps
+        for name in names
+    )
+    steps = steps[:1] if shared else steps
+    looks = [
+        colour for colour, _ in style.look_of([f"step {i}" for i in range(len(steps))]).values()
+    ]
+    drawn, ((axis,),) = style.figure(size=(max(5.0, 0.45 * len(names) + 2), 4.2))
+    for i, of_step in enumerate(steps):
+        offset = 0.6 * ((i + 0.5) / len(steps) - 0.5)
+        for x, name in enumerate(names):
+            values = problem.lr * of_step[name].detach().flatten().double()
+            low, high = (float(values.quantile(q)) for q in (0.25, 0.75))
+            axis.plot((x + offset, x + offset), (low, high), color=looks[i], linewidth=3, alpha=0.5)
+            label = None if x or shared else f"step {i + 1}"
+            axis.plot(x + offset, float(values.mean()), "o", color=looks[i], label=label)
+    axis.axhline(model.config.inner_lr, color=GREY, linestyle="--", label="to begin with")
+    axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+    axis.set_ylabel("learned inner rate, mean and middle half")
+    axis.grid(axis="y", alpha=0.25)
+    axis.legend(fontsize=8)
+    return drawn

@@ -1,0 +1,97 @@
+"""What all pictures share: colours, sizes, percent axes, and the files that they become.
+
+The colours are Okabe and Ito's (2008), which the colour-blind tell apart; without their yellow,
+which is lost on white.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from maml.config import registry
+from maml.run.files import write_bytes
+
+BLUE, ORANGE, GREEN, RED, PINK, SKY, BLACK = COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000",
+)  # fmt: skip
+GREY = "#888888"
+DASHES = ("-", "--", ":")
+
+
+def methods() -> list[str]:
+    """Return all learners: one has the same colour in every picture, that of its place here."""
+    return list(registry.known("learner"))
+
+
+def look_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return a colour and a dash for each name: a method's own, else the next one that is free."""
+    looks = [(colour, dash) for dash in DASHES for colour in COLOURS]
+    own = methods()[: len(looks)]
+    found = {name: looks[own.index(name)] for name in names if name in own}
+    free = [look for look in looks if look not in found.values()]
+    others = [name for name in names if name not in found]
+    for i, name in enumerate(others):
+        found[name] = free[i % len(free)]
+    return found
+
+
+def figure(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (5.0, 3.6), **options: Any
+) -> Any:
+    """Return a figure of ``rows × columns`` axes, each of ``size`` inches, and all axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    drawn, axes = plt.subplots(
+        rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained",
+        squeeze=False, **options,
+    )  # fmt: skip
+    return drawn, axes
+
+
+def percent(axis: Any, which: str = "y") -> None:
+    """Show shares as percent, and nothing below 0 or above 100."""
+    from matplotlib.ticker import PercentFormatter
+
+    (axis.yaxis if which == "y" else axis.xaxis).set_major_formatter(PercentFormatter(1.0))
+    low, high = getattr(axis, f"get_{which}lim")()
+    getattr(axis, f"set_{which}lim")(max(low, -0.02), min(high, 1.02))
+
+
+def save(drawn: Any, path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
+    """Write a figure as ``path``.png and so on, for each of ``kinds``; return the files.
+
+    Raises:
+        UserError: if one cannot be written.
+    """
+    import matplotlib.pyplot as plt
+
+    written = []
+    for kind in kinds:
+        picture = io.BytesIO()
+        # Without a date: the same picture is the same file.
+        metadata = {"CreationDate": None} if kind == "pdf" else None
+        drawn.savefig(picture, format=kind, dpi=130, metadata=metadata)
+        written.append(path.with_name(f"{path.name}.{kind}"))
+        write_bytes(written[-1], picture.getvalue())
+    plt.close(drawn)
+    return written
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Return centred means over about a fifteenth of the rows: they do not lag.
+
+    Near an end the window shrinks on both sides.
+    """
+    reach = max(1, len(values) // 30)
+    found = []
+    for i in range(len(values)):
+        half = min(reach, i, len(values) - 1 - i)
+        window = values[i - half : i + half + 1]
+        found.append(sum(window) / len(window))
+    return found

@@ -1,0 +1,155 @@
+"""One task: its images with what was answered, and where they lie before and after adapting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.library.model import Model
+from maml.plots import style
+from maml.plots.curves import adapted_curve
+from maml.plots.style import BLUE, ORANGE
+
+SHOWN = 6
+"""So many queries a class are shown, and so many of its support examples."""
+
+
+def task_of(model: Model, index: int) -> Task:
+    """Return a test task of the model's run, with a leading dimension of 1."""
+    return model.learner.open_tasks("test", evaluation=True).tasks(torch.tensor([index]))
+
+
+def panel(model: Model, index: int = 0) -> Any:
+    """Draw a test task: a row a class, its support images, then its queries with the answers.
+
+    A right answer has a blue frame and a tick, a wrong one an orange frame, a cross and the class
+    that was answered.
+
+    Returns:
+        The figure; None for a regression, or what is no image.
+    """
+    if model.ways is None or model.image_shape is None:
+        return None
+    task = task_of(model, index)
+    config = model.config
+    found = model.learner.predictions(model.meta_params, task, config.eval_inner_steps)
+    outputs = found.transductive if config.transductive else found.non_transductive
+    answers, truth = outputs[0].argmax(-1), task.query_y[0]
+    ways = model.ways
+    support = [task.support_x[0][task.support_y[0] == c][:SHOWN] for c in range(ways)]
+    queries = [(truth == c).nonzero()[:SHOWN, 0] for c in range(ways)]
+    left, right = max(map(len, support)), max(map(len, queries))
+    drawn, axes = style.figure(ways, left + 1 + right, (0.9, 0.95))
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for c in range(ways):
+        axes[c, left].text(0.5, 0.5, f"class {c + 1}", ha="center", va="center", fontsize=8)
+        for i, image in enumerate(support[c]):
+            _show(axes[c, i], image)
+        for i, query in enumerate(queries[c].tolist()):
+            axis, answer = axes[c, left + 1 + i], int(answers[query])
+            _show(axis, task.query_x[0, query])
+            axis.set_axis_on()
+            axis.set(xticks=[], yticks=[])
+            for side in axis.spines.values():
+                side.set(color=BLUE if answer == c else ORANGE, linewidth=3)
+            said = "✓" if answer == c else f"✗ {answer + 1}"
+            axis.set_title(said, fontsize=8, color=BLUE if answer == c else ORANGE, pad=3)
+    accuracy = float((answers == truth).float().mean())
+    way = "transductive" if config.transductive else "non-transductive"
+    drawn.suptitle(
+        f"test task {index}: support left, queries right; {100 * accuracy:.0f} % of {len(truth)} "
+        f"queries right after {config.eval_inner_steps} inner steps ({way})",
+        fontsize=9,
+    )
+    return drawn
+
+
+def _show(axis: Any, image: Tensor) -> None:
+    pixels = image.float().clamp(0, 1).permute(1, 2, 0)
+    axis.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=1)
+
+
+def embedding(model: Model, index: int = 0) -> Any:
+    """Draw what the output layer sees of a task's images, before and after adapting.
+
+    Two principal components of each; above is how much of the variance lies between classes.
+
+    Returns:
+        The figure; None for a regression, or where the network does not say what its head is.
+    """
+    head = getattr(model.learner.network, "head_prefix", None)
+    modules = dict(model.learner.network.named_modules())
+    module = modules.get(head.rstrip(".")) if isinstance(head, str) else None
+    if model.ways is None or module is None:
+        return None
+    task = Task(*(part[0] for part in task_of(model, index)))
+    steps = model.config.eval_inner_steps
+    looks = list(style.look_of([f"class {c}" for c in range(model.ways)]).values())
+    drawn, ((*axes,),) = style.figure(1, 2, (4.2, 4.0))
+    for axis, n in zip(axes, (0, steps), strict=True):
+        params = {
+            k: v.detach() for k, v in model.learner.adapted(model.meta_params, task, n).items()
+        }
+        support, queries = _features(model, module, params, task)
+        both = torch.cat([support, queries]).double()
+        labels = torch.cat([task.support_y, task.query_y])
+        centred = both - both.mean(0)
+        _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+        places = centred @ directions[:2].T
+        between = sum(
+            int((labels == c).sum()) * float(centred[labels == c].mean(0).square().sum())
+            for c in range(model.ways)
+        )
+        share = between / max(float(centred.square().sum()), 1e-30)
+        for c in range(model.ways):
+            colour = looks[c][0]
+            mine = task.support_y == c
+            axis.scatter(
+                *places[: len(support)][mine].T, marker="*", s=110, color=colour,
+                edgecolors="black", linewidths=0.7, zorder=3,
+            )  # fmt: skip
+            mine = task.query_y == c
+            axis.scatter(*places[len(support) :][mine].T, s=16, color=colour, alpha=0.75)
+        when = "before adapting" if n == 0 else f"after {n} inner steps"
+        axis.set_title(f"{when}: {100 * share:.0f} % between classes", fontsize=9)
+        axis.set(xticks=[], yticks=[], xlabel="first component", ylabel="second component")
+    drawn.suptitle(
+        f"test task {index}, what the output layer sees; stars: support, dots: queries, a colour a "
+        "class",
+        fontsize=9,
+    )
+    return drawn
+
+
+def _features(
+    model: Model, module: torch.nn.Module, params: dict[str, Tensor], task: Task
+) -> tuple[Tensor, Tensor]:
+    """Return what ``module`` is given for the support and the query set, ``[E, features]``."""
+    seen: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(1)))
+    try:
+        with torch.no_grad():
+            _, statistics = model.learner.call_network(params, task.support_x)
+            of_queries = None if model.config.transductive else statistics or None
+            model.learner.call_network(params, task.query_x, of_queries)
+    finally:
+        hook.remove()
+    return seen[0], seen[1]
+
+
+def curve(model: Model, index: int = 0) -> Any:
+    """Draw a sinusoid before and after adapting; None where the task is none.
+
+    Returns:
+        The figure.
+    """
+    if model.ways is not None:
+        return None
+    drawn, ((axis,),) = style.figure(size=(5.5, 3.8))
+    episodes = model.learner.open_tasks("test", evaluation=True)
+    adapted_curve(axis, model.learner, episodes, model.meta_params, index)
+    return drawn

@@ -1,0 +1,87 @@
+"""CIFAR-FS and FC100 have the published classes, and all 600 images of each."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import DataError, cifar_few_shot, open_episodes
+from datasets.cifar_classes import CLASSES, SUPERCLASSES, labels
+from tests.datasets.tiny_torchvision import Tiny, Web
+
+SPLITS = ("train", "validation", "test")
+REQUEST = {"ways": 5, "shots": 1, "queries": 2, "seed": 0}
+# The superclass of each label, in CIFAR-100's own numbers.
+FINE_TO_COARSE = """
+ 4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10 12 14 16 9 11 5
+ 5 19 8 8 15 13 14 17 18 10 16 4 17 4 2 0 17 4 18 17 10 3 2 12 12 16 12 1 9 19 2 10 0 1 16 12 9 13
+ 15 13 16 19 2 4 6 19 5 5 8 19 18 1 2 15 6 0 17 8 14 13"""
+# SHA-256 of the sorted names, joined by spaces, as torchmeta 1.8.0 has them; the files of CIFAR-FS
+# list the same.
+PUBLISHED = {
+    ("cifarfs", "train"): "9c1c5737bdab74307285ebc33ef9d9c7c5c6a05c2f948477f05d018f433fa031",
+    ("cifarfs", "validation"): "a4d5a75dcb3fc7d1430824e4fe2b16719fc8ca0a4d043eafda1e8034fb6f8b94",
+    ("cifarfs", "test"): "fa4f899ce87368b0abee8cd0c4f525244d460dc4b4462eea60d3421401521104",
+    ("fc100", "train"): "d8d596ceda4a038e659045cbb9e29bc21b2a12911638f5a2d8b49d901569d203",
+    ("fc100", "validation"): "3012221eb4c255f32eb8c5f2dacc8fb8655c0a47eb732b47c2f6a8cfa9c188cb",
+    ("fc100", "test"): "aad1cace7c8ffa5958fdbe0700310f241fdd8ad62f8732063dfce95361048909",
+}
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> Tiny:
+    """A miniature of CIFAR-100 with three images of each class."""
+    made = Tiny("cifar100", {"train": 200, "test": 100})
+    made.install(monkeypatch)
+    Web().install(monkeypatch)
+    return made
+
+
+def test_labels_are_those_of_cifar_100() -> None:
+    coarse = sorted(SUPERCLASSES)
+    of_label = [
+        coarse.index(next(name for name, five in SUPERCLASSES.items() if each in five.split()))
+        for each in CLASSES
+    ]
+    assert of_label == [int(number) for number in FINE_TO_COARSE.split()]
+
+
+@pytest.mark.parametrize("name", ["cifarfs", "fc100"])
+def test_the_classes_are_the_published_ones(name: str) -> None:
+    for split in SPLITS:
+        names = " ".join(CLASSES[label] for label in labels(name, split))
+        assert hashlib.sha256(names.encode()).hexdigest() == PUBLISHED[name, split]
+    everything = np.concatenate([labels(name, split) for split in SPLITS])
+    assert sorted(everything.tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize("name", ["cifarfs", "fc100"])
+def test_a_task_has_images_of_classes_of_its_split(name: str, tiny: Tiny, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    images = np.concatenate([tiny.images["train"], tiny.images["test"]])
+    for split in SPLITS:
+        episodes = open_episodes(name, split, data_root=tmp_path, **REQUEST)  # type: ignore[arg-type]
+        task = episodes.tasks(episodes.ids(0, 2))
+        assert task.query_x.shape == (2, 10, 3, 32, 32)
+        pixels = (task.query_x * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
+        for found, way in zip(pixels.reshape(-1, 32, 32, 3), task.query_y.ravel(), strict=True):
+            (row,) = np.flatnonzero((images == found).all(axis=(1, 2, 3)))
+            assert row % 100 in labels(name, split) and way < 5
+    with pytest.raises(DataError, match="--split val: unknown; one of train, validation, test"):
+        open_episodes(name, "val", data_root=tmp_path, **REQUEST)  # type: ignore[arg-type]
+
+
+def test_images_are_all_there_by_class_and_kept(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cifar-100-python\.tar\.gz: not found, and the download"):
+        cifar_few_shot.open_images(tmp_path)
+    tiny.write(tmp_path)
+    found = cifar_few_shot.open_images(tmp_path)
+    train, test = tiny.images["train"], tiny.images["test"]
+    assert (found == np.stack([train[:100], train[100:], test], axis=1)).all()
+    # Both data sets take the same file, which needs the archive no more.
+    (tmp_path / "cifar100" / "cifar-100-python.tar.gz").unlink()
+    assert (cifar_few_shot.open_images(tmp_path / "elsewhere") == found).all()

@@ -1,0 +1,139 @@
+"""Tasks of learn2learn's own Tasksets: the same whenever, and in whatever order, they are asked."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import DataError, contents, open_episodes
+from datasets.learn2learn_tasks import Tasksets
+
+pytest.importorskip("learn2learn", reason="learn2learn needs Python below 3.13")
+
+# Image i of class c is 10 c + i everywhere, in bytes; class 0 has label 100.
+SOURCE = """
+import learn2learn as l2l
+import torch
+from torch.utils.data import TensorDataset
+
+
+def tasks(split, fused=False, shuffle=True, num_tasks=-1, of_class=5, classes=3):
+    first = 10 * ["train", "validation", "test"].index(split)
+    pixels = torch.tensor([10 * c + i for c in range(8) for i in range(6)], dtype=torch.uint8)
+    images = (pixels + first // 10)[:, None, None, None].expand(-1, 1, 4, 4)
+    data = l2l.data.MetaDataset(TensorDataset(images, torch.arange(48) // 6 + 100))
+    of = l2l.data.transforms
+    if fused:
+        draw = [of.FusedNWaysKShots(data, n=classes, k=of_class)]
+    else:
+        draw = [of.NWays(data, classes), of.KShots(data, of_class)]
+    load = [of.LoadData(data), *([of.RemapLabels(data)] if shuffle else [])]
+    return l2l.data.Taskset(data, [*draw, *load], num_tasks=num_tasks)
+
+
+def a(split): return tasks(split)
+def b(split): return tasks(split, fused=True, shuffle=False)
+def c(split): return tasks(split, num_tasks=4)
+def few(split): return tasks(split, of_class=4)
+def many(split): return tasks(split, classes=4)
+def other(split): return tasks(split).dataset
+def broken(split): return tasks(split, classes=9)
+"""
+REQUEST: dict[str, Any] = {"ways": 3, "shots": 2, "queries": 3, "seed": 0, "dtype": torch.float64}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of a user's own."""
+    (tmp_path / "their_tasksets.py").write_text(SOURCE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "their_tasksets", raising=False)
+    return "their_tasksets"
+
+
+@pytest.mark.parametrize("attribute", ["a", "b"])
+def test_a_task_holds_what_learn2learn_drew(data: str, attribute: str) -> None:
+    name = f"{data}:{attribute}"
+    assert contents(name, **REQUEST) == ((1, 4, 4), True)
+    episodes = open_episodes(name, "test", **REQUEST)
+    task = episodes.tasks(episodes.ids(0, 20))
+    assert task.support_x.shape == (20, 6, 1, 4, 4) and task.query_x.dtype == torch.float64
+    assert task.support_y.tolist() == [[0, 0, 1, 1, 2, 2]] * 20
+    assert task.query_y.tolist() == [[0, 0, 0, 1, 1, 1, 2, 2, 2]] * 20
+    x = torch.cat([task.support_x, task.query_x], dim=1)
+    pixels = (x[:, :, 0, 0, 0] * 255).round().long()
+    assert torch.equal(x[..., 3, 3][..., 0], pixels.double() / 255)
+    assert all(len(set(row)) == 15 for row in pixels.tolist()), "an example is there twice"
+    # By label, all examples are of one class, and classes and their places vary.
+    classes = (pixels - 2) // 10
+    labels = torch.cat([task.support_y, task.query_y], dim=1)
+    by_label = torch.stack([classes[labels == label].reshape(20, 5) for label in range(3)])
+    assert (by_label == by_label[..., :1]).all()
+    drawn = by_label[..., 0].T.tolist()
+    assert all(len(set(each)) == 3 for each in drawn) and len(set(map(tuple, drawn))) > 10
+    # Whoever does not shuffle labels has them in learn2learn's order.
+    assert all(each == sorted(each) for each in drawn) == (attribute == "b")
+
+
+def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(data: str) -> None:
+    episodes = open_episodes(f"{data}:a", "train", **REQUEST)
+    whole = episodes.tasks(torch.tensor([3, 2**40, 5]))
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(())
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    alone = open_episodes(f"{data}:a", "train", **REQUEST).tasks(torch.tensor([5]))
+    assert all(torch.equal(a[2:], b) for a, b in zip(whole, alone, strict=True))
+    assert (random.random(), np.random.rand(), torch.rand(())) == expected, "a generator moved"
+    other = open_episodes(f"{data}:a", "train", **{**REQUEST, "seed": 1}).tasks(torch.tensor([5]))
+    assert not torch.equal(other.support_x, alone.support_x)
+
+
+@pytest.mark.slow  # learn2learn is imported anew
+def test_a_task_is_the_same_in_another_process(
+    data: str, tmp_path: Path, run_python: Callable[..., Any]
+) -> None:
+    task = open_episodes(f"{data}:a", "train", **REQUEST).tasks(torch.tensor([5]))
+    code = (
+        "import torch; from datasets import open_episodes\n"
+        f"e = open_episodes('{data}:a', 'train', ways=3, shots=2, queries=3, seed=0)\n"
+        "print((e.tasks(torch.tensor([5])).query_x[0, :, 0, 0, 0] * 255).round().int().tolist())"
+    )
+    path = f"{Path.cwd()}:{tmp_path}"
+    process = run_python(code, PYTHONHASHSEED="7", PYTHONPATH=path)
+    told, error = process.communicate(timeout=60)
+    pixels = (task.query_x[0, :, 0, 0, 0] * 255).round().int().tolist()
+    assert told.splitlines()[-1:] == [str(pixels)], error
+
+
+def test_a_number_of_tasks_is_kept(data: str) -> None:
+    episodes = open_episodes(f"{data}:c", "validation", **REQUEST)
+    assert isinstance(episodes, Tasksets) and episodes.one_pass == 4
+    task = episodes.tasks(torch.arange(8))
+    assert torch.equal(task.query_x[:4], task.query_x[4:])
+    assert len(torch.unique(task.support_x[:4].flatten(1), dim=0)) == 4
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"),
+    [
+        ("few", "--shots 2 and --queries 3: they need 5 examples of a class, and a train task of "),
+        ("many", "have 4 classes; give --ways 4"),
+        ("other", "not {class: images}, ImageClasses, Examples, Episodes or a Taskset of learn2"),
+        ("broken", "their_tasksets:broken: ValueError"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(data: str, attribute: str, words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        contents(f"{data}:{attribute}", **REQUEST)
+    assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,50 @@
+"""Leaves the files of a training, in a tenth of a second: for tests of what runs trainings.
+
+``--rounds`` validations, ``--pause`` seconds apart, of the accuracy ``--good``. It saves after
+each, stops at SIGTERM, and continues where it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+run_dir, rounds = Path(flags["run_dir"]), int(flags.get("rounds", "2"))
+run_dir.mkdir(parents=True, exist_ok=True)
+stops: list[int] = []
+signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+
+
+def status(state: str, iteration: int) -> None:
+    content = {"state": state, "iteration": iteration, "start": 0, "checkpoint_every": 1,
+               "keep_checkpoints": 1}  # fmt: skip
+    (run_dir / "status.json").write_text(json.dumps(content))
+
+
+rows = run_dir / "metrics.jsonl"
+done = len(rows.read_text().splitlines()) if rows.exists() else 0
+with open(run_dir / "starts", "a") as file:
+    file.write(f"{done} {len(os.sched_getaffinity(0))} {os.environ['WANDB_RUN_GROUP']}\n")
+if flags.get("fails", "") in ("True", flags.get("seed")):
+    print("some words\nerror: as was asked\nmore words", file=sys.stderr)
+    sys.exit(2)
+if flags.get("dies") == "True":
+    os.kill(os.getpid(), signal.SIGKILL)
+status("training", done)
+for iteration in range(done + 1, rounds + 1):
+    time.sleep(float(flags.get("pause", "0")))
+    row = {"iteration": iteration, "split": "validation", "accuracy": float(flags.get("good", 0.5))}
+    with open(rows, "a") as file:
+        file.write(json.dumps(row) + "\n")
+    status("training", iteration)
+    if stops:
+        status("stopped", iteration)
+        sys.exit(143)
+result = {"transductive_accuracy": float(flags.get("good", 0.5)) - 0.0625}
+(run_dir / "result.json").write_text(json.dumps(result))
+status("finished", rounds)

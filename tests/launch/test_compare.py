@@ -1,0 +1,121 @@
+"""Comparisons: which runs are compared, on which tasks, and what is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launch import compare
+from launch.comparing import arms, statistics
+from maml.errors import UserError
+from maml.run import directory
+from maml.run.task_scores import write_tasks
+from tests.runs import glyphs
+
+NAMES = ("loss", "accuracy", "non_transductive_loss", "non_transductive_accuracy")
+
+
+def made(folder: Path, edge: float = 0.0, tasks: int = 60, **values: Any) -> Path:
+    """Write a run's configuration and the scores of its test tasks, which its seed decides."""
+    config = glyphs(**values)
+    folder.mkdir(parents=True)
+    directory.write_config(folder, config)
+    rng = np.random.default_rng(config.seed)
+    accuracy = np.clip(rng.normal(0.6 + edge, 0.1, tasks), 0, 1)
+    rows = [[1 - a, a, 1.1 - a, a - 0.1] for a in accuracy.tolist()]
+    write_tasks(folder, "test", config.seed, NAMES, rows)
+    return folder
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """Two learning rates of three seeds, as a sweep leaves them."""
+    for seed in range(3):
+        made(tmp_path / "trials" / f"{seed}", 0.05, inner_lr=0.4, seed=seed)
+        made(tmp_path / "trials" / f"{3 + seed}", inner_lr=0.1, seed=seed)
+    return tmp_path
+
+
+def test_a_report_says_what_the_statistics_say(
+    there: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [f"{there}:inner_lr=0.1", f"{there}:inner-lr=0.4"]
+    assert compare.main([*sides, "--folder", str(tmp_path / "said")]) == 0
+    said = capsys.readouterr().out
+    report = (tmp_path / "said" / "report.md").read_text()
+    assert said.partition("\nreport ")[0].strip() in report
+    first, second = (arms.read(side, None) for side in sides)
+    a, b, seeds = arms.paired(second, first)
+    assert seeds == [0, 1, 2] and a.shape == (3, 60)
+    found = statistics.difference(a, b)
+    row = next(
+        line for line in said.splitlines() if line.startswith(f"| {sides[1]}") and "+" in line
+    )
+    assert f"{100 * found.runs.mean:+.2f}" in row
+    assert f"{100 * found.runs.low:+.2f} to {100 * found.runs.high:+.2f}" in row
+    assert found.correlation is not None and f"{found.correlation:.2f}" in row
+    assert row.rstrip(" |").endswith("holds over seeds")
+    # As published: 1.96 standard errors over all tasks.
+    half = 1.96 * a.reshape(-1).std(ddof=1) / 180**0.5
+    assert f"{100 * a.mean():.2f} ± {100 * half:.2f} %" in said
+    for name in ("means.png", "differences.png", "means.pdf", "differences.pdf"):
+        assert (tmp_path / "said" / name).stat().st_size > 1000
+    assert "![differences](differences.png)" in report
+
+
+def test_one_run_each_says_nothing_of_other_seeds(there: Path, capsys: Any) -> None:
+    trials = there / "trials"
+    assert compare.main([str(trials / "3"), str(trials / "0"), str(trials / "0/../0")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("holds for these runs; over seeds not shown (one seed)") == 2
+    assert "Holm's, for 2 comparisons" in said
+
+
+def test_the_headline_is_each_run_s_own_unless_a_metric_is_named(tmp_path: Path) -> None:
+    made(tmp_path / "a", transductive=True)
+    made(tmp_path / "b", transductive=False)
+    first, second = (arms.read(str(tmp_path / name), None) for name in "ab")
+    a, b, _ = arms.paired(first, second)
+    assert a - b == pytest.approx(0.1)
+    first, second = (arms.read(str(tmp_path / name), "loss") for name in "ab")
+    a, b, _ = arms.paired(first, second)
+    assert (a == b).all()
+
+
+def test_tasks_are_paired_by_address(tmp_path: Path) -> None:
+    """A run with fewer tasks, or other seeds, is compared on those that both have."""
+    a = arms.arm_of("a", arms.found_runs.find([made(tmp_path / "a", 0.1)]), None)
+    b = arms.arm_of("b", arms.found_runs.find([made(tmp_path / "b", tasks=60)]), None)
+    short = {seed: dict(list(of.items())[10:40]) for seed, of in b.scores.items()}
+    first, second, seeds = arms.paired(a, dataclasses.replace(b, scores=short | {7: {0: 0.5}}))
+    assert first.shape == (1, 30) and seeds == [0]
+    assert first - second == pytest.approx(0.1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("sides", "says"),
+    [
+        (["{}/trials/0"], "nothing to compare with"),
+        (["{}/trials/0", "{}/trials/0"], "named twice"),
+        (["{}/trials/0", "{}/nowhere"], "nowhere is no folder"),
+        (["{}/trials/0", "{}"], "differ in inner_lr: name one, as in .*:inner_lr=0.1"),
+        (["{}/trials/0", "{}:inner_lr=0.7"], "no run of it has test_tasks.csv"),
+        (["{}/trials/0", "{}:inner=0.7"], "no run has a value named inner"),
+        (["{}/trials/0", "{}/trials/1"], r"no seed in common.*\[1\] and \[0\]"),
+        (["{}/trials/0", "{}/shots"], "tested on other tasks: shots is 5, and 1"),
+        (["{}/trials/0", "{}/twice"], "two runs have seed 0"),
+        (["{}/trials/0", "{}/trials/3", "--metric", "f1"], "no f1; it has loss, accuracy"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(sides: list[str], says: str, there: Path) -> None:
+    made(there / "shots" / "0", shots=5)
+    made(there / "twice" / "0")
+    made(there / "twice" / "1")
+    with pytest.raises(UserError, match=says) as caught:
+        compare.main([side.format(there) for side in sides])
+    assert "\n" not in str(caught.value) and not re.search(r"\bNone\b", str(caught.value))

@@ -1,0 +1,99 @@
+"""CAVIA against networks that take their context in other ways, and by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.config.presets import PRESETS
+from maml.errors import UserError
+from maml.params import Params
+from maml.worker import Worker
+
+IDS = torch.tensor([3, 11, 12])
+
+
+def make_worker(preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Worker:
+    values = {
+        "learner": "cavia", "dtype": "float64", "filters": 8, "inner_steps": 2, "context": 6,
+        "inner_lr": 1.0, **changes,
+    }  # fmt: skip
+    config = dataclasses.replace(PRESETS[preset], **values)  # type: ignore[arg-type]
+    return Worker(config, torch.device("cpu"))
+
+
+def film(leaves: Params, context: Tensor, x: Tensor) -> Tensor:
+    """The network with FiLM written out between the third batch norm and its ReLU."""
+    for i in range(4):
+        block = f"network.blocks.{i}."
+        conv, norm = block + "conv.", block + "norm."
+        x = F.conv2d(x, leaves[conv + "weight"], leaves[conv + "bias"], stride=2, padding=1)
+        x = F.batch_norm(
+            x, None, None, leaves[norm + "weight"], leaves[norm + "bias"], training=True, eps=1e-3
+        )
+        if i == 2:
+            scale, shift = (leaves["modulation"] @ context).chunk(2)
+            x = (1 + scale[:, None, None]) * x + shift[:, None, None]
+        x = F.relu(x)
+    head = (leaves["network.head.weight"], leaves["network.head.bias"])
+    return F.linear(x.mean((2, 3)), *head)
+
+
+def appended(leaves: Params, context: Tensor, x: Tensor) -> Tensor:
+    """The regression network with the context appended to its input."""
+    names = [f"network.layers.{i}." for i in range(3)]
+    first = torch.cat([leaves[names[0] + "weight"], leaves["modulation"]], dim=1)
+    x = torch.cat([x, context.expand(len(x), -1)], dim=1)
+    x = F.relu(F.linear(x, first, leaves[names[0] + "bias"]))
+    x = F.relu(F.linear(x, leaves[names[1] + "weight"], leaves[names[1] + "bias"]))
+    return F.linear(x, leaves[names[2] + "weight"], leaves[names[2] + "bias"])
+
+
+@pytest.mark.parametrize(
+    ("preset", "network"),
+    [("maml-glyphs-5way-1shot", film), ("maml-sinusoid-10shot", appended)],
+)
+@pytest.mark.parametrize("meta_gradient", ["reverse", "mixed"])
+def test_equals_a_walk_by_hand(preset: str, network: object, meta_gradient: str) -> None:
+    worker = make_worker(preset, meta_gradient=meta_gradient)
+    params = worker.learner.meta_parameters()
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+    tasks = worker.training.tasks(IDS)
+    loss = worker.learner.objective.loss
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(len(IDS)):
+        task = Task(*(tensor[i] for tensor in tasks))
+        context = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+        for _ in range(2):
+            value = loss(network(leaves, context, task.support_x), task.support_y)  # type: ignore[operator]
+            (by,) = torch.autograd.grad(value, context, create_graph=True)
+            context = context - by
+        total = total + loss(network(leaves, context, task.query_x), task.query_y)  # type: ignore[operator]
+    expected = torch.autograd.grad(total, list(leaves.values()))
+    found = worker.meta_gradient(params, IDS, worker.learner)
+    assert found.gradients["modulation"].abs().max() > 1e-6
+    for (name, gradient), wanted in zip(found.gradients.items(), expected, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_the_adapted_network_answers() -> None:
+    """Of an evaluation's two answers the transductive one is that of the modulated network."""
+    worker = make_worker(eval_inner_steps=1, eval_queries=3)
+    params = {name: p.detach() for name, p in worker.learner.meta_parameters().items()}
+    tasks = worker.evaluation("test").tasks(IDS)
+    answers = worker.learner.predictions(params, tasks, 1)
+    task = Task(*(tensor[1] for tensor in tasks))
+    adapted = worker.learner.adapted(params, task, 1)
+    assert adapted["context"].abs().max() > 1e-6
+    wanted = film(params, adapted["context"], task.query_x)
+    torch.testing.assert_close(answers.transductive[1], wanted)
+
+
+def test_a_network_without_a_place_for_it_is_refused() -> None:
+    with pytest.raises(UserError, match="--network lenet does not say where a context goes"):
+        make_worker(network="lenet")

@@ -1,0 +1,83 @@
+"""The baselines: a classifier whose features serve new classes, and no adaptation at all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from datasets.errors import DataError
+from datasets.tasks import Task
+from maml.config.presets import PRESETS
+from maml.learners.finetune import Finetune
+from maml.worker import Worker
+
+IDS = torch.tensor([3, 11])
+
+
+def make_worker(**changes: object) -> Worker:
+    values = {"dtype": "float64", "filters": 8, "shots": 2, **changes}
+    config = dataclasses.replace(PRESETS["finetune-glyphs-5way-1shot"], **values)  # type: ignore[arg-type]
+    return Worker(config, torch.device("cpu"))
+
+
+def test_it_learns_the_training_classes() -> None:
+    """The mean cross-entropy of a mini-batch over all of them; no task has a support set."""
+    worker = make_worker(batch_size=30)
+    learner, ways = worker.learner, worker.config.train_ways
+    assert isinstance(learner, Finetune) and ways is not None
+    tasks = worker.training.tasks(IDS)
+    assert tasks.query_y.shape == (2, 30) and tasks.support_y.shape == (2, 0)
+    every = worker.training.tasks(torch.arange(worker.training.one_pass or 0)).query_y
+    assert every.unique().numel() == ways  # of all classes, in one pass
+    found = worker.meta_gradient(learner.meta_parameters(), IDS, learner)
+    loss = sum(
+        F.cross_entropy(learner.network(x)[0], y)
+        for x, y in zip(tasks.query_x, tasks.query_y, strict=True)
+    )
+    params = learner.meta_parameters()
+    for name, wanted in zip(params, torch.autograd.grad(loss, list(params.values())), strict=True):
+        torch.testing.assert_close(found.gradients[name], wanted, rtol=1e-9, atol=1e-10)
+    with pytest.raises(DataError, match=r"--train-ways 7: the train split .* give --train-ways"):
+        make_worker(train_ways=7)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_new_classes_by_centroid_or_by_a_tuned_head(steps: int) -> None:
+    """Of features that are what the classifier's last layer sees."""
+    worker = make_worker(inner_lr=0.5, eval_inner_steps=steps)
+    learner = worker.learner
+    assert isinstance(learner, Finetune)
+    tasks = worker.evaluation("test").tasks(IDS)
+    answers = learner.predictions(learner.meta_parameters(), tasks, steps)
+    task = Task(*(tensor[1] for tensor in tasks))
+    with torch.no_grad():
+        weights = dict(learner.network.named_parameters())
+        support, statistics = learner.features(weights, task.support_x)
+        query, _ = learner.features(weights, task.query_x, statistics)
+    if steps:
+        head = torch.nn.Linear(support.shape[1], 5, dtype=torch.float64)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.5)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            F.cross_entropy(head(support), task.support_y).backward()
+            optimizer.step()
+        wanted = head(query).detach()
+    else:
+        means = torch.stack([support[task.support_y == label].mean(0) for label in range(5)])
+        wanted = -torch.cdist(query, means).square()
+    torch.testing.assert_close(answers.non_transductive[1], wanted, rtol=1e-8, atol=1e-8)
+
+
+def test_without_adaptation_the_support_set_has_no_say() -> None:
+    config = dataclasses.replace(PRESETS["noadapt-glyphs-5way-1shot"], dtype="float64", filters=8)
+    worker = Worker(config, torch.device("cpu"))
+    params = worker.learner.meta_parameters()
+    tasks = worker.evaluation("test").tasks(IDS)
+    answers = worker.learner.predictions(params, tasks, 5).transductive
+    for x, found in zip(tasks.query_x, answers, strict=True):
+        torch.testing.assert_close(found, worker.learner.network(x)[0].detach())

@@ -1,0 +1,168 @@
+"""MAML++ against a walk by hand, with all of its parts and with any of them turned off."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.config.presets import PRESETS
+from maml.learners.mamlpp import weights_of
+from maml.params import Params
+from maml.worker import Share, Worker
+from tests.compiler import needs_compiler
+
+STEPS, BATCH = 2, 3
+SMALL = {
+    "dtype": "float64", "filters": 16, "inner_steps": STEPS, "inner_lr": 0.1, "queries": 2,
+    "meta_batch_size": BATCH, "iterations_per_epoch": 2, "msl_epochs": 2, "kernels": "torch",
+}  # fmt: skip
+
+
+def make_worker(**changes: object) -> Worker:
+    config = dataclasses.replace(PRESETS["mamlpp-glyphs-5way-1shot"], **(SMALL | changes))  # type: ignore[arg-type]
+    return Worker(config, torch.device("cpu"))
+
+
+def start(worker: Worker) -> Params:
+    """Meta-parameters that all differ: each step's norms and rates, too."""
+    generator = torch.Generator().manual_seed(5)
+    params = {}
+    for name, tensor in worker.learner.meta_parameters().items():
+        noise = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+        params[name] = tensor.detach() + 0.05 * noise
+    return params
+
+
+def of_iteration(worker: Worker, params: Params, iteration: int) -> Share:
+    ids = worker.training.ids(iteration, BATCH)
+    return worker.meta_gradient(params, ids, worker.learner)
+
+
+def by_hand(worker: Worker, params: Params, iteration: int, weights: list[float]) -> Params:
+    """The released code's loop, task by task, in plain autograd."""
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in params.items()}
+    tasks = worker.training.tasks(worker.training.ids(iteration, BATCH))
+    first_order = iteration // 2 < worker.config.first_order_epochs
+
+    def logits(at: Params, step: int, x: Tensor) -> Tensor:
+        for i in range(4):
+            conv, norm = f"blocks.{i}.conv", f"blocks.{i}.norm"
+            x = F.conv2d(x, at[f"{conv}.weight"], at[f"{conv}.bias"], padding=1)
+            scale, shift = (
+                leaves[f"norms.{norm}.{part}"][step]
+                if worker.config.per_step_norm
+                else leaves[f"network.{norm}.{part}"]
+                for part in ("weight", "bias")
+            )
+            x = F.batch_norm(x, None, None, scale, shift, training=True, eps=1e-5)
+            x = F.max_pool2d(F.leaky_relu(x), 2)
+        return F.linear(x.flatten(1), at["head.weight"], at["head.bias"])
+
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(BATCH):
+        task = Task(*(tensor[i] for tensor in tasks))
+        at = {
+            name.removeprefix("network."): tensor
+            for name, tensor in leaves.items()
+            if name.startswith("network.") and ".norm." not in name
+        }
+        for step in range(STEPS):
+            loss = F.cross_entropy(logits(at, step, task.support_x), task.support_y)
+            by = torch.autograd.grad(loss, list(at.values()), create_graph=not first_order)
+            at = {
+                name: tensor
+                - (leaves[f"rates.{name}"][step] if worker.config.lslr else 0.1) * gradient
+                for (name, tensor), gradient in zip(at.items(), by, strict=True)
+            }
+            query = F.cross_entropy(logits(at, step, task.query_x), task.query_y)
+            total = total + weights[step] * query
+    names = list(leaves)
+    return dict(zip(names, torch.autograd.grad(total, [leaves[n] for n in names]), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "iteration", "weights"),
+    [
+        ({}, 1, [0.5, 0.5]),
+        ({}, 2, [0.25, 0.75]),
+        ({}, 4, [0, 1]),
+        ({"msl_epochs": 0, "first_order_epochs": 1}, 1, [0, 1]),
+        ({"lslr": False}, 3, [0.25, 0.75]),
+        ({"per_step_norm": False}, 0, [0.5, 0.5]),
+    ],
+)
+def test_equals_a_walk_by_hand(
+    changes: dict[str, object], iteration: int, weights: list[float]
+) -> None:
+    """Each part, in its time; and the last of the schedules holds from then on."""
+    worker = make_worker(**changes)
+    params = start(worker)
+    found = of_iteration(worker, params, iteration).gradients
+    expected = by_hand(worker, params, iteration, weights)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10, msg=name)
+
+
+@needs_compiler
+@pytest.mark.parametrize("iteration", [0, 2, 9])
+def test_every_way_is_the_same(iteration: int) -> None:
+    """Kernels, forward over reverse, and reverse, in each phase; and one task at a time."""
+    ways = ({"kernels": "native"}, {"meta_gradient": "mixed"}, {}, {"task_batch": 1})
+    workers = [make_worker(first_order_epochs=1, **way) for way in ways]
+    params = start(workers[0])
+    shares = [of_iteration(worker, params, iteration) for worker in workers]
+    for share in shares[1:]:
+        torch.testing.assert_close(share.totals, shares[0].totals, rtol=1e-10, atol=1e-10)
+        for name, gradient in share.gradients.items():
+            torch.testing.assert_close(gradient, shares[0].gradients[name], rtol=1e-9, atol=1e-10)
+
+
+def test_tasks_know_their_iteration() -> None:
+    """Tasks of several phases in one call, each in its own: where others are late, say."""
+    worker = make_worker()
+    params = start(worker)
+    together = worker.meta_gradient(params, torch.arange(4 * BATCH), worker.learner)
+    apart = [of_iteration(worker, params, iteration) for iteration in range(4)]
+    for name, gradient in together.gradients.items():
+        total = sum(share.gradients[name] for share in apart)
+        torch.testing.assert_close(gradient, total, rtol=1e-10, atol=1e-11)
+
+
+def test_weights_of_the_query_losses() -> None:
+    """By the released code's own loop; they add up to one."""
+    for steps, epochs in ((5, 10), (3, 4)):
+        decay = 1 / steps / epochs
+        least = 0.03 / steps
+        for epoch in range(epochs):
+            earlier = max(1 / steps - epoch * decay, least)
+            last = min(1 / steps + epoch * (steps - 1) * decay, 1 - (steps - 1) * least)
+            found = weights_of(epoch, steps, epochs)
+            assert found == pytest.approx([earlier] * (steps - 1) + [last])
+            assert sum(found) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_evaluates_with_any_number_of_steps(steps: int) -> None:
+    """Beyond those of its training the last step's rates and norms are taken again."""
+    worker = make_worker(eval_inner_steps=steps)
+    params = start(worker)
+    task = Task(*(tensor[0] for tensor in worker.training.tasks(torch.arange(1))))
+    found = worker.learner.adapted(params, task, steps)
+    norm = "blocks.1.norm.weight"
+    last = max(min(steps, STEPS) - 1, 0)
+    torch.testing.assert_close(found[norm], params[f"norms.{norm}"][last])
+    if steps == 4:
+        three = worker.learner.adapted(params, task, 3)
+        problem = worker.learner.problem(params, 4)
+        gradient = torch.func.grad(lambda at: problem.support(problem.params(at, 3), task, 3)[0])(
+            {name: three[name] for name in problem.start}
+        )
+        head = "head.weight"
+        rate = params[f"rates.{head}"][STEPS - 1]
+        torch.testing.assert_close(found[head], three[head] - rate * gradient[head])

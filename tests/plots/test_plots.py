@@ -1,0 +1,157 @@
+"""Pictures of runs: what they show is what the runs say, and each is there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import maml
+from maml.config import Config
+from maml.errors import UserError
+from maml.plots import __main__ as command
+from maml.plots import adaptation, comparing, curves, runs, style, tasks
+from tests.runs import glyphs, result, sinusoid, train
+
+BRIEF: dict[str, Any] = {"iterations": 4, "eval_every": 2, "test_tasks": 8}
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five runs: a method of two seeds, another rate, another learner, a regression."""
+    folder = tmp_path_factory.mktemp("runs")
+    metasgd = glyphs(learner="metasgd", inner_steps=2, preset="metasgd-glyphs-5way-1shot", **BRIEF)
+    made: dict[str, Config] = {
+        "a-0": glyphs(**BRIEF), "a-1": glyphs(seed=1, **BRIEF),
+        "b-0": glyphs(inner_lr=0.1, **BRIEF), "c-0": metasgd, "d-0": sinusoid(**BRIEF),
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("maml.trainer.draw_curves", lambda run_dir, *rest: run_dir / "curves.png")
+        for name, config in made.items():
+            train(config, folder / name)
+    return folder
+
+
+def drawn(folder: Path) -> set[str]:
+    """Return the names of the pictures in a folder, each of which has something on it, twice."""
+    for path in folder.glob("*.png"):
+        assert np.asarray(Image.open(path).convert("L")).std() > 5, path
+        assert path.with_name(f"{path.name[:-4]}.pdf").read_bytes().startswith(b"%PDF")
+    return {path.name[:-4] for path in folder.glob("*.png")}
+
+
+def test_all_that_there_is_is_drawn(there: Path, tmp_path: Path, capsys: Any) -> None:
+    paths = [str(there / name) for name in ("a-0", "a-1", "b-0")]
+    assert command.main([*paths, "--folder", str(tmp_path / "two"), "--tasks", "4"]) == 0
+    assert drawn(tmp_path / "two") == {
+        "curves", "compared", "effects", "steps", "panel-inner_lr=0.4", "embedding-inner_lr=0.4",
+        "panel-inner_lr=0.1", "embedding-inner_lr=0.1",
+    }  # fmt: skip
+    assert f"8 pictures of 3 runs, each as PNG and PDF: {tmp_path}" in capsys.readouterr().out
+    assert command.main([str(there / "d-0"), "--tasks", "4"]) == 0
+    assert drawn(there / "d-0" / "plots") == {"curves", "steps", "adapted"}
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> None:
+    found = runs.methods(runs.find([there / name for name in ("a-0", "a-1", "b-0")]))
+    assert {name: [run.path.name for run in each] for name, each in found.items()} == {
+        "inner_lr=0.4": ["a-0", "a-1"], "inner_lr=0.1": ["b-0"]
+    }  # fmt: skip
+    # Learners differ in more than their name, which says it all.
+    found = runs.methods(runs.find([there / "a-0", there / "c-0"]))
+    assert list(found) == ["maml", "metasgd"]
+    assert len(runs.find([there])) == 5
+    with pytest.raises(UserError, match="no run directory"):
+        runs.find([there / "a-0" / "checkpoints"])
+
+
+def test_scores_by_step_are_the_evaluation_s(there: Path) -> None:
+    """After as many steps as the run was tested with, to the bit."""
+    model = maml.load(there / "a-0")
+    metric, (none, one) = adaptation.scores_by_step(model, [0, 1], 8)
+    assert metric == "accuracy" and none != one
+    assert np.mean(one) == pytest.approx(result(there / "a-0")["accuracy"], abs=1e-7)
+    axis = adaptation.by_step({"maml": [model, maml.load(there / "a-1")]}, 8).axes[0]
+    each = [result(there / name)["accuracy"] for name in ("a-0", "a-1")]
+    assert axis.lines[0].get_ydata()[1] == pytest.approx(np.mean(each), abs=1e-7)
+
+
+def test_curves_are_means_over_seeds_with_student_s_interval(there: Path) -> None:
+    two = runs.find([there / "a-0", there / "a-1"])
+    assert len(curves.learning_curves({"maml": two}).axes[0].collections) == 0  # but both lines
+    third = dataclasses.replace(two[0], rows=[row | {"accuracy": 0.5} for row in two[0].rows])
+    methods = {"maml": [*two, third]}
+    axis = curves.learning_curves(methods).axes[0]
+    line, band = axis.lines[0], axis.collections[0]
+    values = np.array([[v for _, v in run.validated("accuracy")] for run in methods["maml"]])
+    assert line.get_xdata().tolist() == [2, 4]
+    assert line.get_ydata() == pytest.approx(values.mean(0))
+    # Two degrees of freedom: 4.3 standard errors.
+    half = 4.3027 * values.std(0, ddof=1) / 3**0.5
+    ends = band.get_paths()[0].vertices[:, 1]
+    assert ends.max() == pytest.approx((values.mean(0) + half).max(), rel=1e-3)
+
+
+def test_rates_begin_where_the_flag_says_and_none_are_drawn_where_none_are_learned(
+    there: Path,
+) -> None:
+    model = maml.load(there / "c-0")
+    model.meta_params = {
+        name: torch.full_like(tensor, 0.25) if name.startswith("rates.") else tensor
+        for name, tensor in model.meta_params.items()
+    }
+    axis = adaptation.rates(model).axes[0]
+    dots = [line.get_ydata()[0] for line in axis.lines if line.get_marker() == "o"]
+    assert len(dots) == len(axis.get_xticks()) > 8  # the same rates at each step: drawn once
+    assert dots == pytest.approx([0.25] * len(dots))
+    assert adaptation.rates(maml.load(there / "a-0")) is None
+
+
+def test_a_panel_s_frames_say_what_was_right(there: Path) -> None:
+    model = maml.load(there / "a-0")
+    figure = tasks.panel(model, 3)
+    titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    task = tasks.task_of(model, 3)
+    answers = model.learner.predictions(model.meta_params, task, 1).transductive[0].argmax(-1)
+    right = int((answers == task.query_y[0]).sum())
+    assert len(titles) == len(task.query_y[0])
+    assert titles.count("✓") == right
+    assert f"{100 * right / len(titles):.0f} %" in figure.get_suptitle()
+    assert tasks.panel(maml.load(there / "d-0")) is None is tasks.curve(model)
+
+
+def test_smoothing_does_not_lag() -> None:
+    """A straight line stays where it is, and a step stays in its place."""
+    line = [float(i) for i in range(300)]
+    assert style.smooth(line) == pytest.approx(line)
+    step = [0.0] * 150 + [1.0] * 150
+    assert style.smooth(step)[149] + style.smooth(step)[150] == pytest.approx(1.0)
+    assert style.smooth([2.0]) == [2.0]
+
+
+def test_a_method_has_one_colour_and_no_two_look_alike() -> None:
+    looks = style.look_of(["anil", "maml", "something"])
+    assert looks["maml"] == style.look_of(["maml"])["maml"]
+    many = style.look_of([*style.methods(), "a", "b", "c"])
+    assert len(set(many.values())) == len(many)
+
+
+def test_main_effects_are_the_means_of_the_levels() -> None:
+    points = [{"x": x, "y": y} for x in (1, 2) for y in ("a", "b")]
+    figure = comparing.main_effects(points, [0.1, 0.2, 0.5, 0.6], ["x", "y"], "test accuracy")
+    means = [axis.containers[0].lines[0].get_ydata() for axis in figure.axes]
+    assert means[0] == pytest.approx([0.15, 0.55]) and means[1] == pytest.approx([0.3, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [(["/no/where"], "/no/where: no run"), (["{}", "--tasks", "1"], "--tasks"), ([], "RUN_DIR")],
+)
+def test_bad_requests(flags: list[str], says: str, there: Path) -> None:
+    with pytest.raises(UserError, match=says):
+        command.main([flag.format(there) for flag in flags])

@@ -68,7 +68,7 @@ FAULTS = {
     "holds the interpreter's lock": Fault("holds_lock", "hangs: silent for", ends=False),
     # gloo, finding its connections gone, ends its own process.
     "disconnected": Fault(
-        "disconnects", r"(a connection broke)|was killed", ends=True, code=-signal.SIGABRT
+        "disconnects", "lost its connections|was killed", ends=True, code=-signal.SIGABRT
     ),
 }
 

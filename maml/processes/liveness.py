@@ -274,11 +274,10 @@ class Liveness:
         if self._broken and not self._failed:
             if self.world.rank == 0 and not launcher_holds_store():
                 return Finding(self._cut_off(self._broken))
-            # Later than rank 0, which finds this process silent, if it is this one that was cut off.
+            # Later than rank 0, which finds it silent if it is this process that was cut off.
             if now > self._answered + EVIDENCE + 3 * BEAT:
-                return Finding(
-                    f"{self._holder(is_seen=False)} the connection broke: {self._broken}"
-                )
+                holder = self._holder(is_seen=False)
+                return Finding(f"{holder} the connection broke: {self._broken}")
         patience = min(EVIDENCE, self.timeout) if self._suspected else self.timeout
         for rank in self._judged():
             silence = self._answered - self._heard[rank]

@@ -13,13 +13,16 @@ from benchmarks.command import write
 from tests.runs import glyphs
 
 COMMANDS = (
+    "adaptation",
     "communication",
     "functional_memory",
     "hosts",
     "memory",
+    "observers",
     "precision",
     "rows",
     "scaling",
+    "solved",
     "tables",
     "throughput",
 )

@@ -115,6 +115,7 @@ class Learner(nn.Module, ABC):
                 config.network,
                 image_shape=self.image_shape,
                 ways=self.outputs(config),
+                point=contents.point,
                 **network_options(config),
             )
         self.to(getattr(torch, config.dtype))
@@ -224,6 +225,16 @@ class Learner(nn.Module, ABC):
             # The sampler knows its queries, not which flag they came from.
             raise DataError(str(error).replace("--queries", "--eval-queries")) from error
 
+    def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Any:
+        """Return the tasks that the losses read; a learner that acts makes them by acting.
+
+        Args:
+            meta_params: The meta-parameters to act by.
+            tasks: B tasks, as `open_tasks` has them.
+            steps: Inner steps that will be taken; None: as many as in training.
+        """
+        return tasks
+
     # ---- what it offers -------------------------------------------------------------------------
 
     def meta_parameters(self) -> Params:
@@ -327,14 +338,21 @@ class Learner(nn.Module, ABC):
 
     def evaluate(self, meta_params: Params, tasks: Task) -> dict[str, Tensor]:
         """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
-        return self.evaluate_together([meta_params], tasks)
+        steps = self.config.eval_inner_steps
+        return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
 
     def evaluate_together(self, models: Sequence[Params], tasks: Task) -> dict[str, Tensor]:
         """Return the `scores` of an ensemble: of its models' mean outputs.
 
         Each model adapts by itself. For a classifier, outputs are logits: their mean, not that of
         probabilities, is what MAML++'s released code takes (experiment_builder.py).
+
+        Raises:
+            UserError: for a learner that is not evaluated by its outputs, as one that acts.
         """
+        if not self._is_own("evaluate"):
+            learner = self.config.learner
+            raise UserError(f"--ensemble: --learner {learner} is not evaluated by its outputs")
         steps = self.config.eval_inner_steps
         answers = [self.predictions(params, tasks, steps) for params in models]
         together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))

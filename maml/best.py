@@ -9,12 +9,13 @@ from typing import Any
 from maml.errors import UserError
 from maml.run import checkpoint
 from maml.run.files import read_rows
+from maml.scores import headline
 
 
 def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> list[int]:
     """Return those of ``iterations`` that were validated, the best first; of equals, the latest.
 
-    The best has the greatest accuracy, or the least loss where nothing is classified.
+    The best has the greatest accuracy or return, or the least loss.
 
     Args:
         run_dir: The run, whose metrics.jsonl has the validations.
@@ -29,8 +30,9 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
     scores: dict[int, float] = {}
     for row in read_rows(run_dir / "metrics.jsonl"):
         if row.get("split") == "validation" and row["iteration"] in there:
-            score = row.get(f"{prefix}accuracy", -row[f"{prefix}loss"])
-            scores[row["iteration"]] = score
+            judged = headline(row)
+            sign = -1 if judged == "loss" else 1
+            scores[row["iteration"]] = sign * row[f"{prefix}{judged}"]
     return sorted(scores, key=lambda iteration: (scores[iteration], iteration), reverse=True)
 
 

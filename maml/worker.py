@@ -93,14 +93,19 @@ class Worker:
         if trains:
             self.training = training or self.learner.open_tasks("train")
             self._ahead = Prefetch(self.training.tasks)
-            known = registry.learner(config.learner)
-            if known.is_theirs:
-                # A mistake in it is one line at the start.
-                with registry.calling("learner", known):
-                    first = self._on_device(self.training.tasks(torch.arange(1)))
-                    params = {n: p.to(device) for n, p in self.learner.meta_parameters().items()}
-                    self.learner.outer_gradient(params, first)
+            self._try_theirs()
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
+
+    def _try_theirs(self) -> None:
+        """Differentiate one task by a user's own learner or network: a mistake is one line."""
+        config = self.config
+        learner, network = registry.learner(config.learner), registry.network(config.network)
+        if not (learner.is_theirs or network.is_theirs):
+            return
+        with registry.calling("learner", learner), registry.calling("network", network):
+            first = self._on_device(self.training.tasks(torch.arange(1)))
+            params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
+            self.learner.outer_gradient(params, first)
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:

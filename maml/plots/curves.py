@@ -9,6 +9,7 @@ from typing import Any
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
+from maml.config.presets import title
 from maml.learners import Learner
 from maml.params import Params
 from maml.plots import style
@@ -40,7 +41,7 @@ def draw_curves(
             # No query is told from a support example here.
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
             axis.set_xlabel("iteration")
-    figure.suptitle(config.preset, fontsize=11)
+    figure.suptitle(title(config), fontsize=11)
     return style.save(figure, run_dir / "curves", ["png"])[0]
 
 

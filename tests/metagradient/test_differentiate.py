@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.config import Config
-from maml.config.presets import PRESETS
 from maml.metagradient.differentiate import differentiate
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.metagradient.problem import Problem
@@ -18,16 +16,13 @@ from maml.metagradient.unrolled import adapt, outer_loss
 from maml.params import Params
 from maml.worker import Worker
 from tests.metagradient.peer import LogitsOnly, accumulate_gradients, oracle
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
 
 def make_worker(preset: str, **changes: object) -> Worker:
-    config: Config = dataclasses.replace(
-        PRESETS[preset],
-        **{"dtype": "float64", "task_batch": 3, "inner_steps": 3, **changes},  # type: ignore[arg-type]
-    )
-    return Worker(config, torch.device("cpu"))
+    return worker_of(preset, **{"task_batch": 3, "inner_steps": 3, **changes})
 
 
 @pytest.mark.parametrize("order", ["second", "first"])
@@ -241,7 +236,7 @@ def test_mixed_equals_reverse(preset: str, name: str, steps: int, order: str) ->
 def test_auto_goes_forward_over_reverse_off_the_cpu(
     device: str, forward: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's meta device stands in for a GPU: shapes without numbers. torch's line is kept."""
+    """Torch's meta device stands in for a GPU: shapes without numbers. torch's line is kept."""
 
     def no_forward_derivative(*_: object, **__: object) -> None:
         raise NotImplementedError("forward AD of cummax is not implemented.")
@@ -256,6 +251,6 @@ def test_auto_goes_forward_over_reverse_off_the_cpu(
     if not forward:
         assert differentiate(problem, tasks).losses.shape == (3,)
         return
-    with pytest.raises(NotImplementedError, match="cummax .* Use --meta-gradient reverse"):
+    with pytest.raises(NotImplementedError, match=r"cummax .* Use --meta-gradient reverse"):
         differentiate(problem, tasks)
     assert differentiate(problem, tasks, "reverse").losses.shape == (3,)

@@ -31,7 +31,7 @@ from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
-from maml.scores import evaluate, means, of_tasks, summary
+from maml.scores import evaluate, headline, means, of_tasks, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
@@ -347,12 +347,12 @@ class _Run:
             test = means(values, "test", names)
             self.log.write({"iteration": self.iteration, **test, "seconds": self.seconds})
             result |= test
-            headline = "" if config.transductive else "non_transductive_"
+            prefix = "" if config.transductive else "non_transductive_"
             for name in self.worker.metric_names:
                 for key in (name, f"{name}_ci95"):
                     result[f"transductive_{key}"] = test[key]
-                    result[key] = test[headline + key]
-            result["ci95"] = result["accuracy_ci95" if "accuracy" in test else "loss_ci95"]
+                    result[key] = test[prefix + key]
+            result["ci95"] = result[f"{headline(test)}_ci95"]
             self._say(summary(test, config, config.transductive))
         if self.speaks:
             directory.write_result(self.run_dir, result | self._guard.report(self.iteration))

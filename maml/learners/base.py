@@ -114,6 +114,7 @@ class Learner(nn.Module, ABC):
                 config.network,
                 image_shape=self.image_shape,
                 ways=self.outputs(config),
+                point=contents.point,
                 **network_options(config),
             )
         self.to(getattr(torch, config.dtype))
@@ -231,6 +232,16 @@ class Learner(nn.Module, ABC):
                 raise
             # The sampler knows its queries, not which flag they came from.
             raise DataError(str(error).replace("--queries", "--eval-queries")) from error
+
+    def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Any:
+        """Return the tasks that the losses read; a learner that acts makes them by acting.
+
+        Args:
+            meta_params: The meta-parameters to act by.
+            tasks: B tasks, as `open_tasks` has them.
+            steps: Inner steps that will be taken; None: as many as in training.
+        """
+        return tasks
 
     # ---- what it offers -------------------------------------------------------------------------
 

@@ -45,8 +45,10 @@ def load(path: Path | str, iteration: int | None = None, device: str = "auto") -
     config = with_values(directory.read_config(run_dir), strategy="local", device=device)
     saved = checkpoint.load(file)
     learner = build_learner(config)
-    if registry.learner(config.learner).tasks == "batches":
-        raise UserError(f"{run_dir}: a run of --learner {config.learner}: it does not adapt")
+    why = {"batches": "it does not adapt", "environments": "it acts, and answers no queries"}
+    tasks = registry.learner(config.learner).tasks
+    if tasks in why:
+        raise UserError(f"{run_dir}: a run of --learner {config.learner}: {why[tasks]}")
     checkpoint.check_model(saved, learner.meta_parameters(), str(file))
     place = choose_device(config, World(0, 1, 0, 1, launched=False))
     return Model(learner, saved["model"], saved["iteration"], place)

@@ -29,7 +29,7 @@ from maml.params import Params
 Making: TypeAlias = Callable[[Problem], Derivatives]
 """Makes the derivatives of a problem's losses."""
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
-"""mixed: forward over reverse; auto: so with kernels or on a GPU, else reverse."""
+"""auto: mixed with kernels or on a GPU, else reverse; mixed: forward over reverse."""
 Kernels: TypeAlias = Literal["auto", "torch"]
 """auto: compiled derivatives where they serve; torch: none."""
 

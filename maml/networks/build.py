@@ -20,7 +20,12 @@ def network_options(config: Config) -> dict[str, Any]:
 
 
 def build_network(
-    name: str, *, image_shape: tuple[int, int, int] | None, ways: int, **options: Any
+    name: str,
+    *,
+    image_shape: tuple[int, int, int] | None,
+    ways: int,
+    point: tuple[int, int] = (1, 1),
+    **options: Any,
 ) -> nn.Module:
     """Return the network that ``--network name`` means, with weights from the global generator.
 
@@ -29,6 +34,7 @@ def build_network(
             nn.Module``, be it an ordinary module or one with explicit statistics.
         image_shape: (C, H, W) of the data; None where it is not images.
         ways: Outputs of a classifier.
+        point: What data has that is not images: numbers of an example, and of an answer to it.
         options: Fields of the configuration; those that the network does not read are left out.
 
     Raises:
@@ -42,6 +48,8 @@ def build_network(
             f"{'none' if image_shape is None else 'images'}"
         )
     read = {field: value for field, value in options.items() if field in (known.reads or ())}
+    if known.takes == "points":
+        read |= dict(zip(("inputs", "outputs"), point, strict=True))
     with registry.calling("network", known):
         make = known.load()
         if known.is_theirs:

@@ -30,11 +30,16 @@ def test_a_name_says_what_the_preset_is(name: str) -> None:
     few_shot = re.fullmatch(r"([a-z0-9]+)-([a-z0-9]+)-(\d+)way-(\d+)shot", name)
     experiment = re.fullmatch(r"([a-z]+)-([a-z]+)-(\d+)shot", name)
     classifier = re.fullmatch(r"(supervised)-([a-z0-9-]+)-([a-z0-9]+)", name)
-    assert few_shot or experiment or classifier
+    policy = re.fullmatch(r"(reinforce|maml)-(cartpole|navigation)", name)
+    assert few_shot or experiment or classifier or policy
     said: tuple[Any, ...]
     if classifier:
         said = (config.learner, config.data, config.network)
         assert said == classifier.groups()
+        return
+    if policy:
+        assert config.learner in (policy[1], f"{policy[1]}-policy")
+        assert config.data in (policy[2], f"{policy[2]}-physics")
         return
     if few_shot:
         said = (few_shot[1], few_shot[2], int(few_shot[3]), int(few_shot[4]))

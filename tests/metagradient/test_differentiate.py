@@ -236,7 +236,7 @@ def test_mixed_equals_reverse(preset: str, name: str, steps: int, order: str) ->
 def test_auto_goes_forward_over_reverse_off_the_cpu(
     device: str, forward: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's meta device stands in for a GPU: shapes without numbers. torch's line is kept."""
+    """The meta device stands in for a GPU: shapes without numbers. Torch's line is kept."""
 
     def no_forward_derivative(*_: object, **__: object) -> None:
         raise NotImplementedError("forward AD of cummax is not implemented.")

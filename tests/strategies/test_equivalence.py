@@ -84,6 +84,12 @@ LEARNERS["sinusoid"] = [
 LEARNERS["lenet"] = [*SEVEN_TASKS, "--network", "lenet", "--filters", "64"]
 LEARNERS["lenet few"] = [*LEARNERS["lenet"], "--ways", "3"]
 LEARNERS["lenet imaml"] = [*LEARNERS["lenet"], "--learner", "imaml"]
+# Its tasks are made by acting, where they are: what is drawn has addresses.
+LEARNERS["policy"] = [
+    *("maml-cartpole", "--horizon", "30", "--shots", "3", "--queries", "3", "--eval-queries", "2"),
+    *("--inner-steps", "2", "--meta-batch-size", "7", "--iterations", "3"),
+    *("--dtype", "float64", "--logger", "none", *EVALUATED),
+]
 # What is trained in one launch of so many processes, by (learner, strategy): zero is no launcher.
 BY_SIZE = {
     0: [("local", "rpc exclusive"), ("local", "allreduce")],
@@ -105,6 +111,7 @@ BY_SIZE = {
         *(("metasgd", name) for name in ("rpc exclusive", "allreduce")),
         *(("imaml", name) for name in ("rpc chunk", "param-server rpc")),
         *((learner, "rpc nested") for learner in ("sinusoid", "lenet")),
+        *(("policy", name) for name in ("rpc exclusive", "allreduce", "param-server rpc")),
     ],
     5: [
         *(("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")),

@@ -91,7 +91,7 @@ def test_backup_outlives_workers(tmp_path: Path) -> None:
 PLANTED = """
 import os, sys, time
 from maml.processes.program import run_program
-from maml.strategies.param_server import shutdown
+from maml.strategies import shutdown
 from maml.worker import Worker
 import train_maml
 meta_gradient, calls = Worker.meta_gradient, 0

@@ -487,7 +487,10 @@ def mistake(
         ("--device mps", r"--device mps"),
         ("--strategy rpc --partition nested", r"--partition nested: .*batch"),
         ("--resume here.pt", r"--resume here.pt: no such file"),
-        ("--strategy param-server", r"needs 2 processes"),
+        (
+            "--strategy param-server",
+            r"param-server: needs 2 processes: one serves, others train$",
+        ),
     ],
 )
 def test_bad_requests(

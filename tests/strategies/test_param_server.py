@@ -14,7 +14,7 @@ import pytest
 from maml.config import Config
 from maml.config.checks import check
 from maml.errors import UserError
-from tests.launching import run, run_torchrun, run_train, start, start_ranks, torchrun
+from tests.launching import run, run_torchrun, start, start_ranks, torchrun
 from tests.runs import metrics, result, sinusoid
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
@@ -188,13 +188,6 @@ def test_collective_reports_bytes(modes: Path) -> None:
     *_, trained, tested = metrics(modes / "collective")
     assert model < trained["wire_bytes"] < 1.1 * model
     assert tested["split"] == "test"
-
-
-def test_needs_two_processes(tmp_path: Path) -> None:
-    done = run_train([*SINUSOID, "--run-dir", str(tmp_path)], timeout=60, expect=2)
-    assert done.stderr.strip().splitlines() == [
-        "error: --strategy param-server: needs 2 processes: one serves, others train"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from tqdm import tqdm
 
 from maml.config import Config, registry
 from maml.params import Params
+from maml.run.best import headline
 from maml.strategies import Strategy
+from maml.strategies.local import Local
 from maml.worker import Worker
 
 
@@ -50,6 +52,36 @@ def of_tasks(
     Returns:
         ``[tasks, len(evaluation_names)]``: each task's metrics.
     """
+
+    def evaluated(ids: Tensor) -> Tensor:
+        between()
+        return strategy.evaluate(meta_params, split, ids)
+
+    return _in_rounds(strategy, split, tasks, evaluated, progress=progress)
+
+
+def ensemble(
+    strategy: Local, models: Sequence[Params], split: str, tasks: int, *, progress: bool = False
+) -> dict[str, Any]:
+    """Return what `evaluate` does, of an ensemble (`maml.learners.Learner.evaluate_together`)."""
+    worker = strategy.worker
+
+    def evaluated(ids: Tensor) -> Tensor:
+        return worker.evaluate_together(models, split, ids, worker.learner)
+
+    values = _in_rounds(strategy, split, tasks, evaluated, progress=progress)
+    return means(values, split, worker.evaluation_names)
+
+
+def _in_rounds(
+    strategy: Strategy,
+    split: str,
+    tasks: int,
+    evaluated: Callable[[Tensor], Tensor],
+    *,
+    progress: bool,
+) -> Tensor:
+    """Return the rows of ``evaluated`` of all tasks that there are, a round of ids at a time."""
     config = strategy.config
     tasks = there_are(tasks, strategy.worker, split)
     # Rounds small enough to show progress and to answer a stop signal between two.
@@ -59,8 +91,7 @@ def of_tasks(
         total=tasks, desc=split, unit="task", disable=not progress, leave=False, mininterval=1
     ) as bar:
         for ids in torch.arange(tasks).split(round_size):
-            between()
-            rows.append(strategy.evaluate(meta_params, split, ids))
+            rows.append(evaluated(ids))
             bar.update(len(ids))
     return torch.cat(rows)
 
@@ -114,11 +145,6 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
         f"{result['split']} {metric} {both}: {over} tasks, "
         f"{examples}, {config.eval_inner_steps} inner steps"
     )
-
-
-def headline(scores: Iterable[str]) -> str:
-    """Return which of a result's ``scores`` it is judged by: the greater the better, but a loss."""
-    return next(name for name in ("accuracy", "return", "loss") if name in scores)
 
 
 def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:

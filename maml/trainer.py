@@ -24,6 +24,7 @@ from maml.processes.garbage import settled
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory
+from maml.run.best import best, headline
 from maml.run.guard import Guard
 from maml.run.lock import Lock
 from maml.run.log import RunLog
@@ -31,7 +32,7 @@ from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
-from maml.scores import evaluate, headline, means, of_tasks, summary
+from maml.scores import evaluate, means, of_tasks, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
@@ -382,8 +383,17 @@ class _Run:
                     "config": {name: getattr(self.config, name) for name in MUST_MATCH},
                 },
                 keep=self.config.keep_checkpoints,
+                best=self._best(),
             )
             self._saved = self.iteration
+
+    def _best(self) -> list[int]:
+        """Return the iterations of the checkpoints that stay for having validated best."""
+        if not self.config.keep_best:
+            return []
+        there = checkpoint.numbered_checkpoints(self.run_dir)
+        ordered = best(self.run_dir, there, transductive=self.config.transductive)
+        return ordered[: self.config.keep_best]
 
     def _with_checkpoint(self, error: UserError) -> UserError:
         """Save the run as it is before a step that ends it; return the error that names the file.

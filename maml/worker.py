@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -212,14 +212,23 @@ class Worker:
         gradient = functools.partial(learner.outer_gradient, phase=phase)
         return self.compiled(gradient, params, tasks)
 
-    @torch.no_grad()
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
-        params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
+        return self.evaluate_together([meta_params], split, ids, learner)
+
+    @torch.no_grad()
+    def evaluate_together(
+        self, models: Sequence[Params], split: str, ids: Tensor, learner: Learner
+    ) -> Tensor:
+        """Return what `evaluate` does, of an ensemble (`Learner.evaluate_together`)."""
+        models = [
+            {name: tensor.detach().to(self.device) for name, tensor in params.items()}
+            for params in models
+        ]
         rows = []
         for tasks in Prefetch(self.evaluation(split).tasks).tasks(self._batches(ids)):
             tasks = self._on_device(tasks)
-            metrics = learner.evaluate(params, tasks)
+            metrics = learner.evaluate_together(models, tasks)
             rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)

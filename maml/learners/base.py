@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -346,8 +347,18 @@ class Learner(nn.Module, ABC):
 
     def evaluate(self, meta_params: Params, tasks: Task) -> dict[str, Tensor]:
         """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
+        return self.evaluate_together([meta_params], tasks)
+
+    def evaluate_together(self, models: Sequence[Params], tasks: Task) -> dict[str, Tensor]:
+        """Return the `scores` of an ensemble: of its models' mean outputs.
+
+        Each model adapts by itself. For a classifier, outputs are logits: their mean, not that of
+        probabilities, is what MAML++'s released code takes (experiment_builder.py).
+        """
         steps = self.config.eval_inner_steps
-        return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
+        answers = [self.predictions(params, tasks, steps) for params in models]
+        together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))
+        return self.scores(together, tasks.query_y)
 
     def prepare(self, device: torch.device) -> None:
         """Compile the kernels, if they are to serve; refuse what cannot work.

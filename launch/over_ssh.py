@@ -3,8 +3,9 @@
     launch/hosts FILE PRESET [--port N] [--ssh COMMAND] [--flag value …]
 
 FILE has a host a line, and perhaps its number of processes: ``node7 8``. ``#`` begins a comment.
-torchrun is started on each. All meet at the first host, where rank 0 is. What they print comes home,
-each line with its host. When one ends, all are ended; so they are at Ctrl-C, with a checkpoint.
+torchrun is started on each. All meet at the first host, where rank 0 is. What they print comes
+home, each line with its host. When one ends, all are ended; so they are at Ctrl-C, which saves a
+checkpoint.
 
 Every host needs this folder and its environment at the same path, and must be let in without a
 password. The hosts open ports to each other, and whoever reaches these can run code as you: use it
@@ -14,6 +15,7 @@ in a network that you trust.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -108,7 +110,8 @@ class _Run:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         self._printing = threading.Lock()
-        far = f"cd {shlex.quote(str(REPO))} && exec {shlex.quote(sys.executable)} launch/tethered.py"
+        repo, python = shlex.quote(str(REPO)), shlex.quote(sys.executable)
+        far = f"cd {repo} && exec {python} launch/tethered.py"
         options = ["-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10"]
         environment = {k: v for k, v in os.environ.items() if k.startswith(FORWARDED)}
         # Only so that torchrun does not warn: the program shares the cores out among its workers.
@@ -118,7 +121,8 @@ class _Run:
         for rank, host in enumerate(hosts):
             torchrun = [
                 *(sys.executable, "-m", "torch.distributed.run"),
-                *(f"--nnodes={len(hosts)}", f"--node-rank={rank}", f"--nproc-per-node={host.slots}"),
+                *(f"--nnodes={len(hosts)}", f"--node-rank={rank}"),
+                f"--nproc-per-node={host.slots}",
                 *(f"--master-addr={hosts[0].name.rpartition('@')[2]}", f"--master-port={port}"),
                 *("train_maml.py", *arguments),
             ]
@@ -140,11 +144,10 @@ class _Run:
             self._readers.append(reader)
             assert end.stdin is not None
             told = {"command": torchrun, "environment": environment}
-            try:
+            # It may have ended already, and says why.
+            with contextlib.suppress(OSError):
                 end.stdin.write(json.dumps(told).encode() + b"\n")
                 end.stdin.flush()
-            except OSError:
-                pass  # ssh has ended already, and says why
 
     def wait(self) -> int:
         """Wait until all have ended; end them when one has, or at a signal."""
@@ -187,10 +190,8 @@ class _Run:
         """Close what the hosts hold on to: each ends what it has started."""
         for end in self._ends.values():
             assert end.stdin is not None
-            try:
+            with contextlib.suppress(OSError):
                 end.stdin.close()
-            except OSError:
-                pass
 
     def _print(self, name: str, end: subprocess.Popen[bytes]) -> None:
         assert end.stdout is not None

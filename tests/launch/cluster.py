@@ -177,7 +177,7 @@ class Cluster:
         return done.stdout
 
     def job(self, number: str) -> dict[str, str]:
-        """Return what Slurm says of a job: ``JobState``, ``Restarts`` …"""
+        """Return what Slurm says of a job: ``JobState`` and ``Restarts``, among others."""
         words = self.command("scontrol", "--oneliner", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 

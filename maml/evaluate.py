@@ -30,7 +30,7 @@ from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, files
 from maml.run.watch import watch
-from maml.scores import evaluate, summary, there_are
+from maml.scores import evaluate, headline, summary, there_are
 from maml.strategies.local import Local
 from maml.worker import Worker
 
@@ -141,8 +141,8 @@ def _chosen(options: argparse.Namespace, config: Config) -> Path:
     validated: dict[int, float] = {}
     for row in files.read_rows(run_dir / "metrics.jsonl"):
         if row.get("split") == "validation" and row["iteration"] in kept:
-            # The best has the greatest accuracy, or the least loss.
-            score = row.get(f"{prefix}accuracy", -row[f"{prefix}loss"])
+            judged = headline(row)
+            score = row[f"{prefix}{judged}"] * (-1 if judged == "loss" else 1)
             validated[row["iteration"]] = score
     if not validated:
         raise UserError(f"--iteration best: no kept checkpoint was validated; {there_are}")

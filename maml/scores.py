@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ def means(values: Tensor, split: str, names: Sequence[str]) -> dict[str, Any]:
 
 def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     """Say a result in one line, both ways of normalising the queries included."""
-    metric = "accuracy" if "accuracy" in result else "loss"
+    metric = headline(result)
     unit, scale = (" %", 100.0) if metric == "accuracy" else ("", 1.0)
 
     def shown(prefix: str) -> str:
@@ -91,7 +91,7 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     first, second = ("", "non_transductive_") if transductive else ("non_transductive_", "")
     names = {"": "transductive", "non_transductive_": "non-transductive"}
     both = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
-    if metric == "loss":
+    if metric != "accuracy":
         both = shown("")
     over = f"mean ± 95 % interval over {result['tasks']}"
     if registry.learner(config.learner).tasks == "batches":
@@ -100,6 +100,13 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
             f"{result['split']} {metric} {both}, {five}: {over} batches of {config.batch_size} "
             "examples"
         )
+    if metric == "return":
+        before = f", {result['return_before']:.2f} before" if "return_before" in result else ""
+        adapted = f", {config.eval_inner_steps} inner steps of {config.shots} episodes each"
+        return (
+            f"{result['split']} return {both}{before}: mean ± 95 % interval over {result['tasks']} "
+            f"tasks, {config.eval_queries} episodes each{adapted if before else ''}"
+        )
     examples = f"{config.ways}-way {config.shots}-shot, {config.eval_queries} queries per class"
     if metric == "loss":
         examples = f"{config.shots}-shot, {config.eval_queries} queries"
@@ -107,6 +114,11 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
         f"{result['split']} {metric} {both}: {over} tasks, "
         f"{examples}, {config.eval_inner_steps} inner steps"
     )
+
+
+def headline(scores: Iterable[str]) -> str:
+    """Return which of a result's ``scores`` it is judged by: the greater the better, but a loss."""
+    return next(name for name in ("accuracy", "return", "loss") if name in scores)
 
 
 def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:

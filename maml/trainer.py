@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from maml.config import MUST_MATCH, Config
-from maml.config.presets import changed, with_values
+from maml.config.presets import changed, published_row, title, with_values
 from maml.errors import UserError, WorkerLostError
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
 from maml.plots.curves import draw_curves
@@ -31,7 +31,7 @@ from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
-from maml.scores import evaluate, means, of_tasks, summary
+from maml.scores import evaluate, headline, means, of_tasks, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
@@ -55,18 +55,19 @@ class Trainer:
             self.worker.evaluation("validation")
         self.start: dict[str, Any] | None = None
         self.claim: Lock | None = None
+        self._made: list[Path] = []
         if self.world.rank == 0:
             # Now, so that a bad --run-dir or --resume ends the run before any worker is waited for.
-            directory = choose_run_dir(self.config)
-            self.config = with_values(self.config, run_dir=str(directory))
-            self.claim = Lock(directory)
+            run_dir = choose_run_dir(self.config, self._made)
+            self.config = with_values(self.config, run_dir=str(run_dir))
+            self.claim = Lock(run_dir)
             try:
                 params = self.worker.learner.meta_parameters()
-                self.start = beginning(directory, self.config, params)
+                self.start = beginning(run_dir, self.config, params)
                 if self.start is not None:
-                    checkpoint.check_division(self.start, self.worker.training.division, directory)
+                    checkpoint.check_division(self.start, self.worker.training.division, run_dir)
             except BaseException:
-                self.claim.release()
+                self._release()
                 raise
 
     def run(self) -> int:
@@ -74,8 +75,13 @@ class Trainer:
         try:
             return self._run()
         finally:
-            if self.claim is not None:
-                self.claim.release()
+            self._release()
+
+    def _release(self) -> None:
+        """Give the run directory back; one that was made for nothing goes."""
+        if self.claim is not None:
+            self.claim.release()
+            directory.unmake(Path(self.config.run_dir or ""), self._made)
 
     def _run(self) -> int:
         strategy = build_strategy(self.config, self.world, self.worker)
@@ -141,7 +147,7 @@ class _Run:
             self.strategy.liveness.last_words = self._last_words
         config = self.config
         self._say(
-            f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
+            f"{title(config)}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
         slow = self.worker.why_no_kernels()
@@ -321,7 +327,7 @@ class _Run:
         result: dict[str, Any] = {
             "accuracy": None, "ci95": None, "tasks": config.test_tasks,
             "transductive": config.transductive, "non_transductive_accuracy": None,
-            "preset": config.preset, "published": config.published, "source": config.source,
+            "preset": config.preset, **published_row(config),
             "changed": changed(config),
             "iterations": self.iteration, "seconds": self.seconds,
             "tasks_per_second": tasks_per_second,
@@ -341,12 +347,12 @@ class _Run:
             test = means(values, "test", names)
             self.log.write({"iteration": self.iteration, **test, "seconds": self.seconds})
             result |= test
-            headline = "" if config.transductive else "non_transductive_"
+            prefix = "" if config.transductive else "non_transductive_"
             for name in self.worker.metric_names:
                 for key in (name, f"{name}_ci95"):
                     result[f"transductive_{key}"] = test[key]
-                    result[key] = test[headline + key]
-            result["ci95"] = result["accuracy_ci95" if "accuracy" in test else "loss_ci95"]
+                    result[key] = test[prefix + key]
+            result["ci95"] = result[f"{headline(test)}_ci95"]
             self._say(summary(test, config, config.transductive))
         if self.speaks:
             directory.write_result(self.run_dir, result | self._guard.report(self.iteration))

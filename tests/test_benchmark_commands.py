@@ -10,12 +10,15 @@ import pytest
 from benchmarks.command import write
 
 COMMANDS = (
+    "adaptation",
     "communication",
     "functional_memory",
     "hosts",
     "memory",
+    "observers",
     "precision",
     "scaling",
+    "solved",
     "tables",
     "throughput",
 )

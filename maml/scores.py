@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from maml.config import Config, registry
 from maml.params import Params
-from maml.run.best import headline
 from maml.strategies import Strategy
 from maml.strategies.local import Local
 from maml.worker import Worker
@@ -145,6 +144,11 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
         f"{result['split']} {metric} {both}: {over} tasks, "
         f"{examples}, {config.eval_inner_steps} inner steps"
     )
+
+
+def headline(scores: Iterable[str]) -> str:
+    """Return which of a result's ``scores`` it is judged by: the greater the better, but a loss."""
+    return next(name for name in ("accuracy", "return", "loss") if name in scores)
 
 
 def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
+from maml.best import best
 from maml.config import MUST_MATCH, Config
 from maml.config.presets import changed, published_row, title, with_values
 from maml.errors import UserError, WorkerLostError
@@ -24,7 +25,6 @@ from maml.processes.garbage import settled
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory
-from maml.run.best import best, headline
 from maml.run.guard import Guard
 from maml.run.lock import Lock
 from maml.run.log import RunLog
@@ -32,7 +32,7 @@ from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
-from maml.scores import evaluate, means, of_tasks, summary
+from maml.scores import evaluate, headline, means, of_tasks, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 

@@ -57,6 +57,7 @@ def main(arguments: list[str]) -> int:
     saved = checkpoint.load(_chosen(options, config))
     evaluator.build(config)
     evaluator.evaluate(saved)
+    print(f"written to {evaluator.rows}", file=sys.stderr, flush=True)
     return 0
 
 

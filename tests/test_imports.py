@@ -28,7 +28,7 @@ FLOORS = (
     ("worker",),
     ("strategies", "run"),
     ("scores",),
-    ("library", "evaluate", "replay"),
+    ("library", "evaluate", "replay", "relog"),
     ("plots",),
     ("trainer", "predict"),
 )

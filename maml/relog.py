@@ -68,11 +68,11 @@ def _watched(run_dir: Path) -> list[Row]:
 
 def _key(logged: dict[str, Any]) -> tuple[Any, ...]:
     """Return what tells a row from others: its step, and the names and values of its numbers."""
-    # W&B adds names of its own, and pictures are no numbers.
+    # W&B adds names of its own, and metrics.jsonl has no pictures.
     numbers = {
         name: value
         for name, value in logged.items()
-        if name != "iteration" and not name.startswith("_") and not isinstance(value, dict)
+        if name != "iteration" and not name.startswith(("_", "pictures/"))
     }
     # What is not finite is a word there.
     return (logged.get("iteration"), *sorted((n, repr(float(v))) for n, v in numbers.items()))

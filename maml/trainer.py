@@ -367,12 +367,12 @@ class _Run:
         """Hand the sink the curves, and a test task with its answers."""
         if not self.log.has_sink:
             return
-        self.log.picture("curves", curves, self.iteration)
+        self.log.picture("pictures/curves", curves, self.iteration)
         model = Model(self.worker.learner, self.meta_params, self.iteration, self.worker.device)
         drawn = None if registry.learner(self.config.learner).tasks == "batches" else panel(model)
         if drawn is not None:
             (path,) = style.save(drawn, self.run_dir / "task", ["png"])
-            self.log.picture("task", path, self.iteration)
+            self.log.picture("pictures/task", path, self.iteration)
 
     def _save(self) -> None:
         if not self.optimizer.is_finite():

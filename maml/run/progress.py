@@ -43,9 +43,15 @@ def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tq
 class _Lines(tqdm):
     """A bar for files and pipes: whole lines, and no carriage return."""
 
+    def __init__(self, **options: Any) -> None:
+        # Before anything is shown.
+        self._shown = options.get("initial", 0)
+        super().__init__(**options)
+
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Print a line, once something is done."""
-        if self.n > self.initial:
+        if self.n > self._shown:
+            self._shown = self.n
             print(self, file=self.fp, flush=True)
 
     def clear(self, nolock: bool = False) -> None:

@@ -162,7 +162,9 @@ def test_a_sink_gets_the_rows_of_the_file(
     ]
     assert sink.rows[-1]["accuracy"] == result(tmp_path)["transductive_accuracy"]
     assert sink.closed == 1
-    assert sink.pictures == {name: tmp_path / f"{name}.png" for name in ("curves", "task")}
+    assert sink.pictures == {
+        f"pictures/{name}": tmp_path / f"{name}.png" for name in ("curves", "task")
+    }
     assert "--logger" not in capsys.readouterr().err
 
 
@@ -275,7 +277,8 @@ def test_names_of_numbers() -> None:
     assert log.step_and_values({"iteration": 1, "loss": 2.0}) == (1, {"train/loss": 2.0})
 
 
-def test_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # with pictures
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     values = {"iterations": 4, "log_every": 2, "eval_every": 4, "test_tasks": 2}
@@ -291,7 +294,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert {"train/loss", "train/time/computing", "validation/after/0", "train/gradient_norm"} <= (
         scalars
     )
-    assert set(events.Tags()["images"]) == {"task"}
+    assert set(events.Tags()["images"]) == {"pictures/curves", "pictures/task"}
 
 
 def test_none_writes_nothing_beside_the_file(tmp_path: Path) -> None:
@@ -324,7 +327,9 @@ def logged(directory: Path) -> list[tuple[int, dict[str, float]]]:
     found = []
     for path in sorted(directory.glob("wandb/*run-*/run-*.wandb"), key=lambda p: p.stat().st_mtime):
         for row in history(path):
-            numbers = {n: v for n, v in row.items() if "/" in n and not n.startswith("_")}
+            numbers = {
+                n: v for n, v in row.items() if "/" in n and not n.startswith(("_", "pictures/"))
+            }
             if numbers:
                 found.append((row["iteration"], numbers))
     return found

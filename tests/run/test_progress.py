@@ -26,4 +26,4 @@ def test_redirected_output_has_whole_lines(
     assert lines[0].startswith("training: 1 of 3 it, ")
     assert [line for line in lines if line.startswith("iteration 2: validation loss ")]
     assert [line for line in lines if line.startswith("training: 3 of 3 it, ")]
-    assert [line for line in lines if line.startswith("test: 4 of 9 task, ")]
+    assert [line for line in lines if line.startswith("test: 9 of 9 task, ")]

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from datasets.batches import Batches, Examples
     from datasets.episodes import Episodes, FewShotImages, ImageClasses, Layout
     from datasets.errors import DataError
-    from datasets.opening import contents, image_shape, open_batches, open_episodes
+    from datasets.opening import (
+        contents,
+        image_shape,
+        open_batches,
+        open_environments,
+        open_episodes,
+    )
     from datasets.tasks import Task
 
 __all__ = [
@@ -35,13 +41,16 @@ __all__ = [
     "contents",
     "image_shape",
     "open_batches",
+    "open_environments",
     "open_episodes",
 ]
 
 _WHERE = {
     **dict.fromkeys(("Batches", "Examples"), "batches"),
     **dict.fromkeys(("Episodes", "FewShotImages", "ImageClasses", "Layout"), "episodes"),
-    **dict.fromkeys(("contents", "image_shape", "open_batches", "open_episodes"), "opening"),
+    **dict.fromkeys(
+        ("contents", "image_shape", "open_batches", "open_environments", "open_episodes"), "opening"
+    ),
     "DataError": "errors",
     "Task": "tasks",
 }

@@ -10,6 +10,7 @@ or ``test``. It returns one of
 * :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
 * :class:`~datasets.batches.Examples`, for ordinary classification;
 * any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
+* :class:`~datasets.acting.Acting`, for policies.
 * a ``Taskset`` of learn2learn.
 """
 
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from datasets.acting import Acting
 from datasets.batches import Batches, Examples
 from datasets.components import calling
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
@@ -40,10 +42,12 @@ class Contents(NamedTuple):
 
     * ``image_shape``: (C, H, W); None where examples are no images
     * ``classifies``: whether targets are classes; else they are numbers, to be regressed
+    * ``point``: how many numbers an example has that is no image, and how many are answered to it
     """
 
     image_shape: tuple[int, int, int] | None
     classifies: bool
+    point: tuple[int, int] = (1, 1)
 
 
 def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
@@ -67,7 +71,7 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
     """
     known = find(data)
     if not known.is_theirs:
-        return Contents(image_shape(data, **request), known.classifies)
+        return Contents(image_shape(data, **request), known.classifies, known.point)
     found = _call(known, known.attribute, "train", data_root, request)
     if is_taskset(found):
         asked = ("ways", "shots", "queries", "seed")
@@ -105,6 +109,8 @@ def open_episodes(
     """
     known = find(data)
     if known.episodes is None:
+        if known.environments is not None:
+            raise DataError(f"{FLAG} {data}: no examples to learn from, but environments to act in")
         raise DataError(f"{FLAG} {data}: no few-shot data set; --learner supervised learns it")
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed, "dtype": dtype}
     found = _call(known, known.episodes, split, data_root, {**task, **options})
@@ -159,6 +165,26 @@ def open_batches(
         reference=examples("train") if evaluation else None,
         dtype=dtype,
     )
+
+
+def open_environments(
+    data: str, split: str, *, data_root: Path | str | None = None, **request: Any
+) -> Acting:
+    """The tasks of a split that materialise by acting (:mod:`datasets.acting`).
+
+    ``request``: ``shots``, ``queries``, ``seed``, ``starts`` and the fields that the data set
+    reads. Raises :class:`DataError`, whose message is for the user, if the request or the data is
+    not in order.
+    """
+    known = find(data)
+    if known.environments is None and not known.is_theirs:
+        others = ", ".join(name for name, other in data_sets().items() if other.environments)
+        raise DataError(f"{FLAG} {data}: nothing to act in; one of {others}")
+    opener = known.environments or known.attribute
+    found = _call(known, opener, split, data_root, request)
+    if not isinstance(found, Acting):
+        raise DataError(f"{FLAG} {data}: {_called(found)} is nothing to act in")
+    return found
 
 
 class _ByClass(NamedTuple):

@@ -25,6 +25,8 @@ class DataSet(Component):
         ink: Whether its images are ink (255) on paper (0): for who learned from them, a picture
             with bright paper is inverted.
         classifies: Whether its targets are classes; else numbers, which are regressed.
+        environments: The function that opens a split's tasks to act in; None: it has none.
+        point: How many numbers an example has that is no image, and how many are answered to it.
     """
 
     episodes: str | None = None
@@ -32,6 +34,8 @@ class DataSet(Component):
     image_shape: tuple[int, int, int] | str | None = None
     ink: bool = False
     classifies: bool = True
+    environments: str | None = None
+    point: tuple[int, int] = (1, 1)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--metric",
         help="a column of test_tasks.csv, as non_transductive_accuracy (default: each run's "
-        "headline accuracy; of regressions, the loss)",
+        "headline accuracy; of policies the return, of regressions the loss)",
     )
     parser.add_argument("--report", action="store_true", help="write report.md, with figures")
     parser.add_argument(
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         raise UserError("one is named twice")
     found = [arms.read(asked, options.metric) for asked in options.arms]
     base, *others = found
-    unit = tables.unit_of(found, options.metric)
+    unit = tables.unit_of(found)
     print(f"Comparing {len(found)} by test {unit.name}", file=sys.stderr, flush=True)
     differences = tables.differences_from(base, others)
     text = (

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from maml.config import Config, registry
 from maml.params import Params
+from maml.run.best import headline
 from maml.run.progress import bar
 from maml.strategies import Strategy
+from maml.strategies.local import Local
 from maml.worker import Worker
 
 
@@ -50,6 +52,36 @@ def of_tasks(
     Returns:
         ``[tasks, len(evaluation_names)]``: each task's metrics.
     """
+
+    def evaluated(ids: Tensor) -> Tensor:
+        between()
+        return strategy.evaluate(meta_params, split, ids)
+
+    return _in_rounds(strategy, split, tasks, evaluated, progress=progress)
+
+
+def ensemble(
+    strategy: Local, models: Sequence[Params], split: str, tasks: int, *, progress: bool = False
+) -> dict[str, Any]:
+    """Return what `evaluate` does, of an ensemble (`maml.learners.Learner.evaluate_together`)."""
+    worker = strategy.worker
+
+    def evaluated(ids: Tensor) -> Tensor:
+        return worker.evaluate_together(models, split, ids, worker.learner)
+
+    values = _in_rounds(strategy, split, tasks, evaluated, progress=progress)
+    return means(values, split, worker.evaluation_names)
+
+
+def _in_rounds(
+    strategy: Strategy,
+    split: str,
+    tasks: int,
+    evaluated: Callable[[Tensor], Tensor],
+    *,
+    progress: bool,
+) -> Tensor:
+    """Return the rows of ``evaluated`` of all tasks that there are, a round of ids at a time."""
     config = strategy.config
     tasks = there_are(tasks, strategy.worker, split)
     # Rounds small enough to show progress and to answer a stop signal between two.
@@ -57,8 +89,7 @@ def of_tasks(
     rows = []
     with bar(tasks, split, "task", speaks=progress, leave=False) as shown:
         for ids in torch.arange(tasks).split(round_size):
-            between()
-            rows.append(strategy.evaluate(meta_params, split, ids))
+            rows.append(evaluated(ids))
             shown.update(len(ids))
     return torch.cat(rows)
 
@@ -78,7 +109,7 @@ def means(values: Tensor, split: str, names: Sequence[str]) -> dict[str, Any]:
 
 def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     """Say a result in one line, both ways of normalising the queries included."""
-    metric = "accuracy" if "accuracy" in result else "loss"
+    metric = headline(result)
     unit, scale = (" %", 100.0) if metric == "accuracy" else ("", 1.0)
 
     def shown(prefix: str) -> str:
@@ -89,7 +120,7 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     first, second = ("", "non_transductive_") if transductive else ("non_transductive_", "")
     names = {"": "transductive", "non_transductive_": "non-transductive"}
     both = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
-    if metric == "loss":
+    if metric != "accuracy":
         both = shown("")
     over = f"mean ± 95 % interval over {result['tasks']}"
     if registry.learner(config.learner).tasks == "batches":
@@ -97,6 +128,13 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
         return (
             f"{result['split']} {metric} {both}, {five}: {over} batches of {config.batch_size} "
             "examples"
+        )
+    if metric == "return":
+        before = f", {result['return_before']:.2f} before" if "return_before" in result else ""
+        adapted = f", {config.eval_inner_steps} inner steps of {config.shots} episodes each"
+        return (
+            f"{result['split']} return {both}{before}: mean ± 95 % interval over {result['tasks']} "
+            f"tasks, {config.eval_queries} episodes each{adapted if before else ''}"
         )
     examples = f"{config.ways}-way {config.shots}-shot, {config.eval_queries} queries per class"
     if metric == "loss":

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from maml.config import MUST_MATCH, Config, registry
-from maml.config.presets import changed, with_values
+from maml.config.presets import changed, published_row, title, with_values
 from maml.errors import UserError, WorkerLostError
 from maml.library.model import Model
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
@@ -26,6 +26,7 @@ from maml.processes.garbage import settled
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, progress
+from maml.run.best import best, headline
 from maml.run.guard import Guard
 from maml.run.insight import inner_loop
 from maml.run.lock import Lock
@@ -58,18 +59,19 @@ class Trainer:
             self.worker.evaluation("validation")
         self.start: dict[str, Any] | None = None
         self.claim: Lock | None = None
+        self._made: list[Path] = []
         if self.world.rank == 0:
             # Now, so that a bad --run-dir or --resume ends the run before any worker is waited for.
-            directory = choose_run_dir(self.config)
-            self.config = with_values(self.config, run_dir=str(directory))
-            self.claim = Lock(directory)
+            run_dir = choose_run_dir(self.config, self._made)
+            self.config = with_values(self.config, run_dir=str(run_dir))
+            self.claim = Lock(run_dir)
             try:
                 params = self.worker.learner.meta_parameters()
-                self.start = beginning(directory, self.config, params)
+                self.start = beginning(run_dir, self.config, params)
                 if self.start is not None:
-                    checkpoint.check_division(self.start, self.worker.training.division, directory)
+                    checkpoint.check_division(self.start, self.worker.training.division, run_dir)
             except BaseException:
-                self.claim.release()
+                self._release()
                 raise
 
     def run(self) -> int:
@@ -77,8 +79,13 @@ class Trainer:
         try:
             return self._run()
         finally:
-            if self.claim is not None:
-                self.claim.release()
+            self._release()
+
+    def _release(self) -> None:
+        """Give the run directory back; one that was made for nothing goes."""
+        if self.claim is not None:
+            self.claim.release()
+            directory.unmake(Path(self.config.run_dir or ""), self._made)
 
     def _run(self) -> int:
         strategy = build_strategy(self.config, self.world, self.worker)
@@ -144,7 +151,7 @@ class _Run:
             self.strategy.liveness.last_words = self._last_words
         config = self.config
         self._say(
-            f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
+            f"{title(config)}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
         slow = self.worker.why_no_kernels()
@@ -330,7 +337,7 @@ class _Run:
         result: dict[str, Any] = {
             "accuracy": None, "ci95": None, "tasks": config.test_tasks,
             "transductive": config.transductive, "non_transductive_accuracy": None,
-            "preset": config.preset, "published": config.published, "source": config.source,
+            "preset": config.preset, **published_row(config),
             "changed": changed(config),
             "iterations": self.iteration, "seconds": self.seconds,
             "tasks_per_second": tasks_per_second,
@@ -350,12 +357,12 @@ class _Run:
             test = means(values, "test", names)
             self.log.write({"iteration": self.iteration, **test, "seconds": self.seconds})
             result |= test
-            headline = "" if config.transductive else "non_transductive_"
+            prefix = "" if config.transductive else "non_transductive_"
             for name in self.worker.metric_names:
                 for key in (name, f"{name}_ci95"):
                     result[f"transductive_{key}"] = test[key]
-                    result[key] = test[headline + key]
-            result["ci95"] = result["accuracy_ci95" if "accuracy" in test else "loss_ci95"]
+                    result[key] = test[prefix + key]
+            result["ci95"] = result[f"{headline(test)}_ci95"]
             self._say(summary(test, config, config.transductive))
         if self.speaks:
             directory.write_result(self.run_dir, result | self._guard.report(self.iteration))
@@ -368,8 +375,10 @@ class _Run:
         if not self.log.has_sink:
             return
         self.log.picture("pictures/curves", curves, self.iteration)
+        if registry.learner(self.config.learner).tasks != "episodes":
+            return
         model = Model(self.worker.learner, self.meta_params, self.iteration, self.worker.device)
-        drawn = None if registry.learner(self.config.learner).tasks == "batches" else panel(model)
+        drawn = panel(model)
         if drawn is not None:
             (path,) = style.save(drawn, self.run_dir / "task", ["png"])
             self.log.picture("pictures/task", path, self.iteration)
@@ -397,8 +406,17 @@ class _Run:
                     "config": {name: getattr(self.config, name) for name in MUST_MATCH},
                 },
                 keep=self.config.keep_checkpoints,
+                best=self._best(),
             )
             self._saved = self.iteration
+
+    def _best(self) -> list[int]:
+        """Return the iterations of the checkpoints that stay for having validated best."""
+        if not self.config.keep_best:
+            return []
+        there = checkpoint.numbered_checkpoints(self.run_dir)
+        ordered = best(self.run_dir, there, transductive=self.config.transductive)
+        return ordered[: self.config.keep_best]
 
     def _with_checkpoint(self, error: UserError) -> UserError:
         """Save the run as it is before a step that ends it; return the error that names the file.

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from datasets.episodes import Episodes
-from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
@@ -48,10 +48,13 @@ class Share(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Training tasks of one phase (`Learner.phase`), which travels with them."""
+    """Training tasks of one phase (`Learner.phase`), which travels with them.
+
+    ``tasks`` are as a sampler makes them, or made already by who has acted in them.
+    """
 
     phase: int
-    tasks: Task
+    tasks: Any
 
 
 class Worker:
@@ -97,14 +100,19 @@ class Worker:
         if trains:
             self.training = training or self.learner.open_tasks("train")
             self._ahead = Prefetch(self.training.tasks)
-            known = registry.learner(config.learner)
-            if known.is_theirs:
-                # A mistake in it is one line at the start.
-                with registry.calling("learner", known):
-                    first = self._on_device(self.training.tasks(torch.arange(1)))
-                    params = {n: p.to(device) for n, p in self.learner.meta_parameters().items()}
-                    self.learner.outer_gradient(params, first)
+            self._try_theirs()
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
+
+    def _try_theirs(self) -> None:
+        """Differentiate one task by a user's own learner or network: a mistake is one line."""
+        config = self.config
+        learner, network = registry.learner(config.learner), registry.network(config.network)
+        if not (learner.is_theirs or network.is_theirs):
+            return
+        with registry.calling("learner", learner), registry.calling("network", network):
+            first = self._on_device(self.training.tasks(torch.arange(1)))
+            params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
+            self.learner.outer_gradient(params, self.learner.materialise(params, first))
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
@@ -180,7 +188,7 @@ class Worker:
     def meta_gradient_of(
         self, meta_params: Params, batches: Iterable[Batch], learner: Learner
     ) -> Share:
-        """Sum as `meta_gradient` does, over tasks that are at hand."""
+        """Sum as `meta_gradient` does, over tasks that are at hand, or are made already."""
         params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
@@ -188,8 +196,10 @@ class Worker:
         n_tasks = 0
         self.progress = (0, self.progress[1])
         for phase, tasks in self.stopwatch.following("sampling", batches):
+            with self.stopwatch.spent_on("sampling"):
+                made = learner.materialise(params, self._on_device(tasks))
             with self.stopwatch.spent_on("computing"):
-                outer = self._differentiate(params, self._on_device(tasks), learner, phase)
+                outer = self._differentiate(params, made, learner, phase)
                 for name, total in sums.items():
                     total += outer.gradients[name]
                 metrics = [outer.metrics[name] for name in learner.metric_names]
@@ -200,7 +210,7 @@ class Worker:
         return Share(sums, totals, n_tasks, torch.cat(rows))
 
     def _differentiate(
-        self, params: Params, tasks: Task, learner: Learner, phase: int
+        self, params: Params, tasks: Any, learner: Learner, phase: int
     ) -> OuterGradient:
         # Compiled is one function alone: that of the phase which most of a training is in.
         if self.compiled is None or phase != learner.last_phase:
@@ -208,14 +218,23 @@ class Worker:
         gradient = functools.partial(learner.outer_gradient, phase=phase)
         return self.compiled(gradient, params, tasks)
 
-    @torch.no_grad()
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
-        params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
+        return self.evaluate_together([meta_params], split, ids, learner)
+
+    @torch.no_grad()
+    def evaluate_together(
+        self, models: Sequence[Params], split: str, ids: Tensor, learner: Learner
+    ) -> Tensor:
+        """Return what `evaluate` does, of an ensemble (`Learner.evaluate_together`)."""
+        models = [
+            {name: tensor.detach().to(self.device) for name, tensor in params.items()}
+            for params in models
+        ]
         rows = []
         for tasks in Prefetch(self.evaluation(split).tasks).tasks(self._batches(ids)):
             tasks = self._on_device(tasks)
-            metrics = learner.evaluate(params, tasks)
+            metrics = learner.evaluate_together(models, tasks)
             rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)
@@ -225,8 +244,8 @@ class Worker:
         """Split ids into batches of a bounded size: memory stays bounded, too."""
         return [batch for batch in ids.split(self.config.task_batch) if len(batch)]
 
-    def _on_device(self, tasks: Task) -> Task:
+    def _on_device(self, tasks: Any) -> Any:
         if self.device.type == "cuda":
             # From memory that stays in place the copy goes on beside the computation.
-            tasks = Task(*(tensor.pin_memory() for tensor in tasks))
-        return Task(*(tensor.to(self.device, non_blocking=True) for tensor in tasks))
+            tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)
+        return pytree.tree_map(lambda part: part.to(self.device, non_blocking=True), tasks)

@@ -14,11 +14,12 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.plots import runs as found_runs
 from maml.plots.runs import Run
+from maml.run.best import headline
 from maml.run.task_scores import NAME, read_tasks
 
 TASKS = (
     "data", "omniglot_split", "image_size", "image_mode", "split_fractions", "ways", "shots",
-    "eval_queries", "batch_size",
+    "eval_queries", "batch_size", "horizon",
 )  # fmt: skip
 """Of these the test tasks depend, beside the seed."""
 
@@ -30,11 +31,13 @@ class Arm:
     Attributes:
         name: What it is called.
         config: Of one of its runs; the others differ in their seed alone.
+        metric: What its scores are: a column asked for, or accuracy, return or loss.
         scores: By seed, each task's score, by its index.
     """
 
     name: str
     config: Config
+    metric: str
     scores: dict[int, dict[int, float]]
 
 
@@ -46,8 +49,8 @@ def read(asked: str, metric: str | None) -> Arm:
 
     Args:
         asked: As on the command line.
-        metric: A column of test_tasks.csv; None: the accuracy, or of regressions the loss, of the
-            run's headline.
+        metric: A column of test_tasks.csv; None: the accuracy (of policies the return, of
+            regressions the loss) of the run's headline.
 
     Raises:
         UserError: naming it, and what is wrong.
@@ -75,10 +78,12 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
             f"{name.partition(':')[0]}:{differing[0]}={values[0]}"
         )
     scores: dict[int, dict[int, float]] = {}
+    scored_by = ""
     for run in runs:
         read = read_tasks(run.path / NAME)
         columns = next(iter(read.values()), {})
-        column = metric or run.headline + ("accuracy" if "accuracy" in columns else "loss")
+        scored_by = metric or headline(columns)
+        column = metric or run.headline + scored_by
         for (split, seed, index), row in read.items():
             if split != "test":
                 continue
@@ -89,7 +94,7 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
             if index in scores.setdefault(seed, {}):
                 raise UserError(f"{name}: two runs have seed {seed}; {run.path} is one of them")
             scores[seed][index] = row[column]
-    return Arm(name, runs[0].config, scores)
+    return Arm(name, runs[0].config, scored_by, scores)
 
 
 def other_tasks(a: Arm, b: Arm) -> str:

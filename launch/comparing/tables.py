@@ -64,10 +64,9 @@ class Unit:
         return f"{mean} ± {shown}{self.suffix}"
 
 
-def unit_of(arms: Sequence[Arm], metric: str | None) -> Unit:
+def unit_of(arms: Sequence[Arm]) -> Unit:
     """Return how the arms' scores are shown: accuracies in percent."""
-    regression = metric is None and all(arm.config.data == "sinusoid" for arm in arms)
-    name = metric or ("loss" if regression else "accuracy")
+    name = arms[0].metric
     return Unit(name, 100.0, " %") if name.endswith("accuracy") else Unit(name, 1.0, "")
 
 

@@ -28,9 +28,13 @@ def metric_of(run_dir: Path, asked: Metric | None) -> tuple[Metric, float] | Non
     """Return what a run is ranked by, and its last value; None where there is no such number.
 
     Unless the file of a sweep names a metric, it is the accuracy on the validation tasks; of a
-    regression, their loss.
+    policy, its return; of a regression, the loss.
     """
-    usual = (Metric("validation/accuracy", "maximize"), Metric("validation/loss", "minimize"))
+    usual = (
+        Metric("validation/accuracy", "maximize"),
+        Metric("validation/return", "maximize"),
+        Metric("validation/loss", "minimize"),
+    )
     for metric in usual if asked is None else (asked,):
         values = history(run_dir, metric.name)
         if values:

@@ -139,7 +139,7 @@ def _differences(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]
     base = arms[0]
     # Of a sweep over shots, say, only those with as many are tested on the same tasks.
     others = [arm for arm in arms[1:] if not other_tasks(base, arm)]
-    unit = tables.unit_of(arms, None)
+    unit = tables.unit_of(arms)
     try:
         found = tables.differences_from(base, others)
     except UserError as error:

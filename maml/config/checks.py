@@ -125,11 +125,19 @@ def _check_components(config: Config) -> None:
                 )
     learner, data = registry.learner(config.learner), registry.data_set(config.data)
     network = registry.network(config.network)
-    opener = {"episodes": data.episodes, "batches": data.examples}[learner.tasks]
-    if opener is None:
-        what = {"episodes": "few-shot tasks", "batches": "examples of classes known in training"}
+    openers = {
+        "episodes": data.episodes,
+        "batches": data.examples,
+        "environments": data.environments or (data.episodes if data.is_theirs else None),
+    }
+    if openers[learner.tasks] is None:
+        what = {
+            "episodes": "few-shot tasks",
+            "batches": "examples of classes known in training",
+            "environments": "environments to act in",
+        }
         known = registry.known("learner").values()
-        others = [other.name for other in known if other.tasks != learner.tasks]
+        others = [other.name for other in known if openers[other.tasks] is not None]
         raise UserError(
             f"--data {data.name}: --learner {learner.name} learns from {what[learner.tasks]}, and "
             f"it has none; --learner {_usual('learner', others)} learns this one"
@@ -141,7 +149,7 @@ def _check_components(config: Config) -> None:
 
 def _check_combinations(config: Config) -> None:
     """Raise `UserError` for values that cannot work together."""
-    if config.epochs is not None and registry.learner(config.learner).tasks == "episodes":
+    if config.epochs is not None and registry.learner(config.learner).tasks != "batches":
         raise UserError(
             f"--epochs {config.epochs}: few-shot tasks never end; give --learner {config.learner} "
             "--iterations"

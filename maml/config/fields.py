@@ -127,6 +127,14 @@ class Config:
         None, RESULT, "λ at validation and test, where it pulls with each step [--proximal].",
         least=0,
     )  # fmt: skip
+    estimator: Literal["dice", "lvc"] = _learner(
+        "dice", SAME_RUN,
+        "Of policy gradients' derivatives: dice is unbiased, lvc biased and of low variance.",
+    )  # fmt: skip
+    discount: float = _learner(
+        0.99, SAME_RUN, "What a reward counts, for each step that it comes later.",
+        least=0, most=1,
+    )  # fmt: skip
     meta_gradient: Literal["auto", "reverse", "mixed"] = _learner(
         "auto", WAY,
         "reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels].",
@@ -181,6 +189,10 @@ class Config:
     eval_queries: int = _data(
         1, RESULT, "Query examples per class at validation and test.", least=1
     )
+    horizon: int = _data(
+        200, SAME_RUN, "Steps that an episode of acting takes at most.",
+        least=1,
+    )  # fmt: skip
     batch_size: int = _data(64, SAME_RUN, "Examples of a mini-batch, which is a task.", least=1)
 
     seed: int = _outer_loop(
@@ -268,6 +280,13 @@ class Config:
         1, RESULT, "Trainers b that a step does not wait for.",
         least=0, read_with=("ps_mode", "backup"),
     )  # fmt: skip
+    batched_inference: Literal["true", "false"] = _distribution(
+        "true", WAY, "One forward for all observers of a step, or one for each request."
+    )
+    batch_wait: float = _distribution(
+        0.2, WAY, "Seconds after which a batch of requests is answered that some are missing of.",
+        above=0, read_with=("batched_inference", "true"),
+    )  # fmt: skip
     threads: int | None = _distribution(
         None, HOST, "Computing threads per process [cores / processes on this host].", least=1
     )
@@ -298,6 +317,12 @@ class Config:
         5, WAY,
         "How many checkpoints, the newest, are kept for evaluators; last.pt is the last of them.",
         least=1,
+    )  # fmt: skip
+    keep_best: int = _output(
+        0, WAY,
+        "How many older checkpoints, those that validated best, are kept: for "
+        "maml.evaluate --iteration best and --ensemble.",
+        least=0,
     )  # fmt: skip
     resume: str = _output(
         "auto", HOST,

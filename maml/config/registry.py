@@ -36,11 +36,14 @@ class LearnerFacts(Component):
     """A learner's facts.
 
     Attributes:
-        tasks: What it learns from: few-shot episodes, or mini-batches of labelled examples.
+        tasks: What it learns from: few-shot episodes, mini-batches of labelled examples, or
+            environments to act in.
+        strategy: Where its tasks run under torchrun, if ``--strategy`` does not say.
         adapts: What the inner loop adapts unless ``--adapt`` says it (`maml.learners.adapting`).
     """
 
-    tasks: Literal["episodes", "batches"] = "episodes"
+    tasks: Literal["episodes", "batches", "environments"] = "episodes"
+    strategy: str = "rpc"
     adapts: str = "*"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.config import registry
-from maml.config.presets import with_values
+from maml.config.presets import title, with_values
 from maml.errors import UserError
 from maml.learners import Learner, build_learner
 from maml.learners.base import Adapted
@@ -45,8 +45,10 @@ def load(path: Path | str, iteration: int | None = None, device: str = "auto") -
     config = with_values(directory.read_config(run_dir), strategy="local", device=device)
     saved = checkpoint.load(file)
     learner = build_learner(config)
-    if registry.learner(config.learner).tasks == "batches":
-        raise UserError(f"{run_dir}: a run of --learner {config.learner}: it does not adapt")
+    why = {"batches": "it does not adapt", "environments": "it acts, and answers no queries"}
+    tasks = registry.learner(config.learner).tasks
+    if tasks in why:
+        raise UserError(f"{run_dir}: a run of --learner {config.learner}: {why[tasks]}")
     checkpoint.check_model(saved, learner.meta_parameters(), str(file))
     place = choose_device(config, World(0, 1, 0, 1, launched=False))
     return Model(learner, saved["model"], saved["iteration"], place)
@@ -95,7 +97,7 @@ class Model:
         config = self.config
         task = f"regression of {config.data}" if self.ways is None else f"{self.ways}-way"
         images = "" if self.image_shape is None else f", images {list(self.image_shape)}"
-        return f"<{config.learner} of {config.preset}, {task}{images}, iteration {self.iteration}>"
+        return f"<{config.learner} of {title(config)}, {task}{images}, iteration {self.iteration}>"
 
     @property
     def steps(self) -> int:
@@ -116,9 +118,7 @@ class Model:
         Raises:
             UserError: in one line, for what does not fit: shape, type, range, number of classes.
         """
-        steps = self.steps if steps is None else steps
-        if steps < 0:
-            raise UserError(f"steps {steps}: at least 0")
+        steps = self.steps if steps is None else inputs.whole(steps, "steps")
         x = self.examples(support_x, "support_x")
         classes: list[Hashable] | None = None
         if self.ways is None:

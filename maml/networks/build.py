@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import Config, registry
 from maml.errors import UserError
@@ -18,7 +20,12 @@ def network_options(config: Config) -> dict[str, Any]:
 
 
 def build_network(
-    name: str, *, image_shape: tuple[int, int, int] | None, ways: int, **options: Any
+    name: str,
+    *,
+    image_shape: tuple[int, int, int] | None,
+    ways: int,
+    point: tuple[int, int] = (1, 1),
+    **options: Any,
 ) -> nn.Module:
     """Return the network that ``--network name`` means, with weights from the global generator.
 
@@ -27,6 +34,7 @@ def build_network(
             nn.Module``, be it an ordinary module or one with explicit statistics.
         image_shape: (C, H, W) of the data; None where it is not images.
         ways: Outputs of a classifier.
+        point: What data has that is not images: numbers of an example, and of an answer to it.
         options: Fields of the configuration; those that the network does not read are left out.
 
     Raises:
@@ -40,17 +48,55 @@ def build_network(
             f"{'none' if image_shape is None else 'images'}"
         )
     read = {field: value for field, value in options.items() if field in (known.reads or ())}
+    if known.takes == "points":
+        read |= dict(zip(("inputs", "outputs"), point, strict=True))
     with registry.calling("network", known):
-        network = known.load()(image_shape, ways, **known.options, **read)
+        make = known.load()
+        if known.is_theirs:
+            _check_signature(make, name)
+        network = make(image_shape, ways, **known.options, **read)
         if not known.is_theirs:
             assert isinstance(network, nn.Module)
             return network
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
         _check_parameters(network, name)
+        _make_lazy_layers(network, image_shape)
         network = explicit(network, name)
         _try(network, name, image_shape, ways)
     return network
+
+
+def _check_signature(make: Any, name: str) -> None:
+    """Refuse what cannot be called as a network is: with the shape of the data and the ways."""
+    if not callable(make):
+        raise UserError(f"--network {name}: is no function or class, but {type(make).__name__}")
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind((1, 28, 28), 5)
+    except TypeError:
+        raise UserError(
+            f"--network {name}: takes {signature}; it must take (image_shape, ways), where "
+            "image_shape is (channels, height, width)"
+        ) from None
+
+
+def _make_lazy_layers(network: nn.Module, image_shape: tuple[int, int, int] | None) -> None:
+    """Call a network that has lazy layers once: only then they know what layers they are."""
+    lazy = [layer for layer in network.modules() if isinstance(layer, LazyModuleMixin)]
+    if not lazy:
+        return
+    network.eval()  # no statistics are kept
+    with torch.no_grad():
+        network(_two_examples(image_shape))
+    network.train()
+
+
+def _two_examples(image_shape: tuple[int, int, int] | None) -> torch.Tensor:
+    return torch.zeros(2, *(image_shape or (1,)))
 
 
 def _check_parameters(network: nn.Module, name: str) -> None:
@@ -77,10 +123,11 @@ def _check_parameters(network: nn.Module, name: str) -> None:
 def _try(
     network: nn.Module, name: str, image_shape: tuple[int, int, int] | None, ways: int
 ) -> None:
-    """Call a user's network once: it makes lazy layers' weights, and shows mistakes at once."""
-    x = torch.zeros(2, *(image_shape or (1,)))
+    """Call a user's network once: mistakes show at once."""
     with torch.no_grad():
-        outputs, _ = network(x)
+        outputs, _ = network(_two_examples(image_shape))
+    if not isinstance(outputs, torch.Tensor):
+        raise UserError(f"--network {name}: forward returns {type(outputs).__name__}, no tensor")
     if image_shape is not None and outputs.shape != (2, ways):
         raise UserError(
             f"--network {name}: two images became {list(outputs.shape)}; outputs must be "

@@ -1,4 +1,4 @@
-"""MAML's regression network."""
+"""MAML's network for points: regression, and policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maml.networks.statistics import Statistics
 COMPONENTS = {
     "mlp": {
         "attribute": "MLP",
-        "help": "two hidden layers of 40, for regression",
+        "help": "two hidden layers of 40, for regression and policies",
         "takes": "points",
     },
 }
@@ -22,16 +22,24 @@ class MLP(nn.Module):
     head_prefix = "layers.2."
     context_layer = "layers.0"
 
-    def __init__(self, image_shape: None = None, ways: int = 1, *, hidden: int = 40) -> None:
-        """There are no images, and one output whatever the ways."""
+    def __init__(
+        self,
+        image_shape: None = None,
+        ways: int = 1,
+        *,
+        inputs: int = 1,
+        outputs: int = 1,
+        hidden: int = 40,
+    ) -> None:
+        """There are no images, and as many outputs whatever the ways."""
         super().__init__()
         self.layers = nn.ModuleList(
-            (nn.Linear(1, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 1))
+            (nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs))
         )
         # PyTorch's default initialisation, not the released code's normal with σ = 0.01.
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
-        """Map ``[E, 1]`` to ``[E, 1]``; there are no statistics."""
+        """Map ``[E, inputs]`` to ``[E, outputs]``; there are no statistics."""
         for layer in self.layers[:-1]:
             x = F.relu(layer(x))
         return self.layers[-1](x), ()

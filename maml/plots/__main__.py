@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from maml.errors import UserError
 from maml.plots import comparing, curves, runs, style
 from maml.plots.runs import Run
 from maml.run import checkpoint
+from maml.run.best import headline
 
 
 def main(arguments: list[str]) -> int:
@@ -94,36 +95,48 @@ def _draw(methods: dict[str, list[Run]], folder: Path, tasks: int, task: int) ->
 def _of_models(
     methods: dict[str, list[Run]], tasks: int, task: int
 ) -> dict[str, Callable[[], Any]]:
-    """Return what is drawn with trained models: of few-shot runs that have a checkpoint."""
+    """Return what is drawn with trained models: of runs that have a checkpoint."""
     # Imported late: they bring torch.
     from maml.library.model import load
-    from maml.plots import adaptation
+    from maml.plots import adaptation, filmstrip
     from maml.plots import tasks as of_tasks
 
-    models = {
-        name: [
-            load(run.path)
-            for run in each
-            if checkpoint.last_checkpoint(run.path).exists()
-            and registry.learner(run.config.learner).tasks == "episodes"
-        ]
-        for name, each in methods.items()
+    def trained(kind: str) -> dict[str, list[Run]]:
+        found = {
+            name: [
+                run
+                for run in each
+                if checkpoint.last_checkpoint(run.path).exists()
+                and registry.learner(run.config.learner).tasks == kind
+            ]
+            for name, each in methods.items()
+        }
+        return {name: each for name, each in found.items() if each}
+
+    def named(picture: str, name: str, among: Collection[str]) -> str:
+        return picture if len(among) == 1 else f"{picture}-" + re.sub(r"[^\w.=-]+", "_", name)
+
+    policies = trained("environments")
+    strips: dict[str, Callable[[], Any]] = {
+        named("filmstrip", name, policies): partial(filmstrip.of_run, each[0].path)
+        for name, each in policies.items()
     }
-    models = {name: each for name, each in models.items() if each}
+    models = {name: [load(r.path) for r in each] for name, each in trained("episodes").items()}
     if not models:
-        return {}
-    pictures: dict[str, Callable[[], Any]] = {"steps": lambda: adaptation.by_step(models, tasks)}
+        return strips
+    pictures = strips | {"steps": lambda: adaptation.by_step(models, tasks)}
     for name, (model, *_) in models.items():
-        suffix = "" if len(models) == 1 else "-" + re.sub(r"[^\w.=-]+", "_", name)
-        pictures[f"panel{suffix}"] = partial(of_tasks.panel, model, task)
-        pictures[f"embedding{suffix}"] = partial(of_tasks.embedding, model, task)
-        pictures[f"adapted{suffix}"] = partial(of_tasks.curve, model, task)
-        pictures[f"rates{suffix}"] = partial(adaptation.rates, model)
+        pictures |= {
+            named("panel", name, models): partial(of_tasks.panel, model, task),
+            named("embedding", name, models): partial(of_tasks.embedding, model, task),
+            named("adapted", name, models): partial(of_tasks.curve, model, task),
+            named("rates", name, models): partial(adaptation.rates, model),
+        }
     return pictures
 
 
 def _score(run: Run) -> str:
-    return "loss" if run.result.get("accuracy") is None else "accuracy"
+    return headline(name for name, value in run.result.items() if value is not None)
 
 
 def _tested(

@@ -9,11 +9,15 @@ from typing import Any
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
+from maml.config.presets import title
 from maml.learners import Learner
+from maml.learners.policy import Policy
 from maml.params import Params
 from maml.plots import style
+from maml.plots.filmstrip import draw_filmstrip
 from maml.plots.runs import Run, metric_of
 from maml.plots.style import BLUE, GREY, ORANGE
+from maml.run.best import headline
 from maml.run.log import Row, read_metrics
 from maml.worker import Worker
 
@@ -21,7 +25,10 @@ from maml.worker import Worker
 def draw_curves(
     run_dir: Path, config: Config, result: dict[str, Any], worker: Worker, meta_params: Params
 ) -> Path:
-    """Draw loss and accuracy against iterations; of regression, loss and an adapted curve."""
+    """Draw loss and accuracy (or return) by iterations; of regression, loss and an adapted curve.
+
+    Of a policy, a film strip, too.
+    """
     rows = read_metrics(run_dir / "metrics.jsonl")
     figure, ((*axes,),) = style.figure(1, 2, (5.0, 3.8))
     batches = registry.learner(config.learner).tasks == "batches"
@@ -29,9 +36,13 @@ def draw_curves(
     steps = (config.inner_steps, config.eval_inner_steps)
     marked = None if batches or steps[0] == steps[1] else steps
     _curve(axes[0], rows, result, "loss", of, marked)
-    if "accuracy" in worker.metric_names:
-        _curve(axes[1], rows, result, "accuracy", of, marked)
-        style.percent(axes[1])
+    metric = headline(worker.metric_names)
+    if metric != "loss":
+        _curve(axes[1], rows, result, metric, of, marked)
+        if metric == "accuracy":
+            style.percent(axes[1])
+        else:
+            count_episodes(axes[1], worker.learner)
     else:
         axes[0].set_yscale("log")
         adapted_curve(axes[1], worker.learner, worker.evaluation("test"), meta_params)
@@ -40,7 +51,10 @@ def draw_curves(
             # No query is told from a support example here.
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
             axis.set_xlabel("iteration")
-    figure.suptitle(config.preset, fontsize=11)
+    figure.suptitle(title(config), fontsize=11)
+    if metric == "return":
+        strip = draw_filmstrip(worker.learner, worker.evaluation("test"), meta_params)
+        style.save(strip, run_dir / "filmstrip", ["png"])
     return style.save(figure, run_dir / "curves", ["png"])[0]
 
 
@@ -85,6 +99,14 @@ def _curve(
     axis.grid(alpha=0.25)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=8)
+
+
+def count_episodes(axis: Any, learner: Learner) -> None:
+    """Say, above iterations, how many episodes of acting they are."""
+    assert isinstance(learner, Policy)
+    each = learner.config.meta_batch_size * sum(learner.episodes_played())
+    above = axis.secondary_xaxis("top", functions=(lambda x: x * each, lambda x: x / each))
+    above.set_xlabel("episodes, the first of each environment")
 
 
 def adapted_curve(

@@ -11,6 +11,7 @@ from typing import Any
 from maml.config import MUST_MATCH, OF_THE_RESULT, Config
 from maml.errors import UserError
 from maml.run import directory
+from maml.run.best import headline
 from maml.run.log import Row, read_metrics
 
 SETTINGS = tuple(name for name in (*MUST_MATCH, *OF_THE_RESULT) if name != "seed")
@@ -101,6 +102,5 @@ def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def metric_of(runs: Sequence[Run]) -> str:
-    """Return what the runs are drawn by: their accuracy; of regressions, their loss."""
-    has = any("accuracy" in row for run in runs for row in run.rows)
-    return "accuracy" if has else "loss"
+    """Return what the runs are drawn by: accuracy, a policy's return, or a regression's loss."""
+    return headline({"loss", *(name for run in runs for row in run.rows for name in row)})

@@ -11,21 +11,21 @@ from maml.worker import Worker
 COMPONENTS = {
     "auto": {
         "attribute": "build_strategy",
-        "help": "local in one process, rpc under torchrun",
-        "reads": ("partition",),
+        "help": "local in one process; under torchrun rpc, or observers for reinforce",
+        "reads": ("partition", "batched_inference", "batch_wait"),
     }
 }
 
 
 def resolve_strategy(config: Config, world: World) -> str:
-    """Return the strategy's name: auto is local in one process and rpc under torchrun."""
+    """Return the strategy's name: auto is local in one process, the learner's under torchrun."""
     if config.strategy != "auto":
         if config.strategy == "local" and world.size > 1:
             raise UserError(
                 f"--strategy local runs in one process, but torchrun started {world.size}"
             )
         return config.strategy
-    return "rpc" if world.launched else "local"
+    return registry.learner(config.learner).strategy if world.launched else "local"
 
 
 def build_strategy(config: Config, world: World, worker: Worker) -> Strategy:

@@ -41,10 +41,12 @@ COUNTED = [
     "--batch-size", "--eval-inner-steps", "--iterations", "--meta-batch-size", "--task-batch",
     "--eval-every", "--eval-tasks", "--test-tasks", "--checkpoint-every", "--keep-checkpoints",
     "--log-every", "--check-every", "--ps-max-staleness", "--ps-backup-workers", "--cg-steps",
-    "--image-size",
+    "--image-size", "--horizon",
 ]  # fmt: skip
 ASYNC = ["--strategy", "param-server", "--ps-mode", "async"]
 BACKUP = ["--strategy", "param-server", "--ps-mode", "backup"]
+POLE = ["--data", "cartpole", "--network", "mlp"]
+OBSERVERS = ["--strategy", "observers", "--learner", "reinforce", *POLE]
 
 # For each flag, words after the preset and the value that the field must then have.
 VALUES: dict[str, tuple[list[str], Any]] = {
@@ -76,11 +78,14 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "cg_lambda": (["--cg-lambda", "12", "--learner", "imaml"], 12.0),
     "pull": (["--pull", "end", "--learner", "imaml"], "end"),
     "eval_proximal": (["--eval-proximal", "0", "--learner", "imaml"], 0.0),
+    "estimator": (["--estimator", "lvc", "--learner", "maml-policy", *POLE], "lvc"),
+    "discount": (["--discount", "0.5", "--learner", "reinforce", *POLE], 0.5),
     "meta_gradient": (["--meta-gradient", "mixed"], "mixed"),
     "kernels": (["--kernels", "torch"], "torch"),
     "compile": (["--compile", "on"], "on"),
     "data": (["--data", "omniglot"], "omniglot"),
     "data_root": (["--data-root", "/some/where"], "/some/where"),
+    "horizon": (["--horizon", "50", "--learner", "reinforce", *POLE], 50),
     "image_size": (["--image-size", "28", "--data", "folder"], 28),
     "image_mode": (["--image-mode", "grey", "--data", "folder"], "grey"),
     "split_fractions": (["--split-fractions", "0.5,0.2,0.3", "--data", "folder"], "0.5,0.2,0.3"),
@@ -113,6 +118,8 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "ps_forward": (["--ps-forward", "remote", "--strategy", "param-server"], "remote"),
     "ps_max_staleness": (["--ps-max-staleness", "3", *ASYNC], 3),
     "ps_backup_workers": (["--ps-backup-workers", "2", *BACKUP], 2),
+    "batched_inference": (["--batched-inference", "false", *OBSERVERS], "false"),
+    "batch_wait": (["--batch-wait", "0.5", *OBSERVERS], 0.5),
     "threads": (["--threads", "2"], 2),
     "task_batch": (["--task-batch", "5"], 5),
     "dtype": (["--dtype", "float64"], "float64"),
@@ -125,6 +132,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "run_dir": (["--run-dir", "some/run"], "some/run"),
     "checkpoint_every": (["--checkpoint-every", "3"], 3),
     "keep_checkpoints": (["--keep-checkpoints", "2"], 2),
+    "keep_best": (["--keep-best", "3"], 3),
     "resume": (["--resume", "never"], "never"),
     "log_every": (["--log-every", "1"], 1),
     "logger": (["--logger", "tensorboard"], "tensorboard"),
@@ -430,7 +438,7 @@ def test_bad_flags(arguments: list[str], says: str) -> None:
 
 
 def test_the_most_that_a_flag_takes() -> None:
-    unread = ("--ps", "--check-", "--b", "--cg", "--image-")
+    unread = ("--ps", "--check-", "--b", "--cg", "--image-", "--horizon")
     most = {name: 2**31 - 1 for name in COUNTED if not name.startswith(unread)}
     most |= {"--seed": 2**63 - 1, "--threads": 8 * (os.cpu_count() or 1), "--timeout": 2_000_000}
     config = parse([GLYPHS, *(str(word) for pair in most.items() for word in pair)])
@@ -478,6 +486,12 @@ def mistake(
         ("--device cuda:3", r"--device cuda:3: .*GPU"),
         ("--device nonsense", r"--device nonsense"),
         ("--device mps", r"--device mps"),
+        ("--strategy rpc --partition nested", r"--partition nested: .*batch"),
+        ("--resume here.pt", r"--resume here.pt: no such file"),
+        (
+            "--strategy param-server",
+            r"param-server: needs 2 processes: one serves, others train$",
+        ),
     ],
 )
 def test_bad_requests(
@@ -654,7 +668,8 @@ def test_bad_input_under_torchrun(flags: list[str], says: str, cache_dir: Path) 
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert errors[0].startswith(f"error: {says}")
-    # torchrun reports in its own words; none of ours is a traceback.
+    # torchrun has its own page, which ends with our line; none of ours is a traceback.
+    assert f"traceback : {errors[0]}" in done.stderr.rpartition("Root Cause")[2]
     assert 'train_maml.py", line' not in done.stderr
 
 

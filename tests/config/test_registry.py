@@ -28,7 +28,8 @@ def test_facts_are_of_what_there_is(kind: str, name: str) -> None:
     for field, refused in found.refuses.items():
         assert getattr(PRESETS["maml-glyphs-5way-1shot"], field) not in refused
     if kind == "data":
-        openers = [opener for opener in (found.episodes, found.examples) if opener]
+        openers = [found.episodes, found.examples, found.environments]
+        openers = [opener for opener in openers if opener]
         assert openers
         for opener in openers:
             module, _, attribute = opener.rpartition(":")
@@ -54,7 +55,7 @@ def test_the_components_are_these() -> None:
     classified = {"glyphs", "omniglot", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"}
     assert learners <= registry.known("learner").keys()
     assert {"conv4", "conv4-pool", "mlp", "lenet", "resnet18"} <= registry.known("network").keys()
-    assert {"auto", "local", "rpc", "allreduce", "param-server"} == registry.known(
+    assert {"auto", "local", "rpc", "allreduce", "param-server", "observers"} == registry.known(
         "strategy"
     ).keys()
     data = registry.known("data")

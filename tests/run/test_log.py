@@ -363,11 +363,14 @@ def test_what_a_kill_has_cost_is_logged_again(
 
 def test_wandb_knows_a_run_again_that_goes_on(tmp_path: Path) -> None:
     """Two starts in one run directory are two parts of one run; another directory is another."""
-    environment = {"WANDB_MODE": "offline"}
     one, other = tmp_path / "one", tmp_path / "other"
-    for directory, iterations in ((one, 2), (one, 4), (other, 2)):
-        config = sinusoid(run_dir=str(directory), logger="wandb", iterations=iterations)
-        done = run([*TRAIN, *as_flags(config)], 120, env=environment)
+    for starts in ({"one": 2, "other": 2}, {"one": 4}):
+        runs = {
+            name: as_flags(sinusoid(logger="wandb", iterations=iterations))
+            for name, iterations in starts.items()
+        }
+        command = [sys.executable, "-m", "tests.strategies.topologies", str(tmp_path)]
+        done = run([*command, json.dumps(runs)], 120, env={"WANDB_MODE": "offline"})
         assert "--logger" not in done.stderr, done.stderr
     parts = [path.stem for path in one.glob("wandb/offline-run-*/run-*.wandb")]
     assert len(parts) == 2

@@ -17,12 +17,11 @@ from tests.runs import metrics, result
 # any number of ranks, and divided by none.
 EVALUATED = ["--eval-every", "2", "--eval-tasks", "3", "--test-tasks", "7"]
 NO_LOOP = [
-    "maml-glyphs-5way-1shot",
+    *("maml-glyphs-5way-1shot", "--filters", "16"),
     *("--iterations", "3", "--meta-batch-size", "7"),
     *("--dtype", "float64", "--logger", "none", *EVALUATED),
 ]
 SEVEN_TASKS = [*NO_LOOP, "--inner-steps", "2"]
-SMALL = ["--filters", "16"]
 TOPOLOGIES = ["-m", "tests.strategies.topologies"]
 SERVER = ["--strategy", "param-server"]
 STRATEGIES = {
@@ -45,14 +44,13 @@ LEARNERS = {
     "imaml": [*SEVEN_TASKS, "--learner", "imaml"],
     # Its second iteration is of another epoch, which its tasks know by their ids.
     "mamlpp": [
-        *(*SEVEN_TASKS, *SMALL, "--learner", "mamlpp", "--network", "conv4-pool", "--leak", "0.01"),
+        *(*SEVEN_TASKS, "--learner", "mamlpp", "--network", "conv4-pool", "--leak", "0.01"),
         *("--msl-epochs", "2", "--first-order-epochs", "1", "--iterations-per-epoch", "1"),
         *("--meta-schedule", "cosine"),
     ],
     "reptile": [
         *(
             *SEVEN_TASKS,
-            *SMALL,
             "--learner",
             "reptile",
             "--inner-batch",
@@ -62,13 +60,13 @@ LEARNERS = {
         ),
         *("--meta-schedule", "linear", "--meta-lr", "0.5", "--train-shots", "2"),
     ],
-    "protonet": [*NO_LOOP, *SMALL, "--learner", "protonet", "--train-ways", "7"],
-    "r2d2": [*NO_LOOP, *SMALL, "--learner", "r2d2"],
-    "cavia": [*SEVEN_TASKS, *SMALL, "--learner", "cavia", "--context", "5"],
-    "metacurv": [*SEVEN_TASKS, *SMALL, "--learner", "metacurv"],
-    "boil": [*SEVEN_TASKS, *SMALL, "--learner", "boil"],
-    "noadapt": [*NO_LOOP, *SMALL, "--learner", "noadapt"],
-    "finetune": [*NO_LOOP, *SMALL, "--learner", "finetune", "--train-ways", "800"],
+    "protonet": [*NO_LOOP, "--learner", "protonet", "--train-ways", "7"],
+    "r2d2": [*NO_LOOP, "--learner", "r2d2"],
+    "cavia": [*SEVEN_TASKS, "--learner", "cavia", "--context", "5"],
+    "metacurv": [*SEVEN_TASKS, "--learner", "metacurv"],
+    "boil": [*SEVEN_TASKS, "--learner", "boil"],
+    "noadapt": [*NO_LOOP, "--learner", "noadapt"],
+    "finetune": [*NO_LOOP, "--learner", "finetune", "--train-ways", "800"],
     # Three mini-batches, each normalised by itself wherever it is.
     "supervised": [
         *("supervised-glyphs-lenet", "--network", "conv4", "--filters", "8", "--ways", "5"),
@@ -82,9 +80,16 @@ LEARNERS["sinusoid"] = [
     *("--inner-steps", "2", "--iterations", "3", "--compile", "off"),
     *("--dtype", "float64", "--logger", "none", *EVALUATED),
 ]
-LEARNERS["lenet"] = [*SEVEN_TASKS, "--network", "lenet"]
+# It has no filters: as many as the preset says, that is, none are asked for.
+LEARNERS["lenet"] = [*SEVEN_TASKS, "--network", "lenet", "--filters", "64"]
 LEARNERS["lenet few"] = [*LEARNERS["lenet"], "--ways", "3"]
 LEARNERS["lenet imaml"] = [*LEARNERS["lenet"], "--learner", "imaml"]
+# Its tasks are made by acting, where they are: what is drawn has addresses.
+LEARNERS["policy"] = [
+    *("maml-cartpole", "--horizon", "30", "--shots", "3", "--queries", "3", "--eval-queries", "2"),
+    *("--inner-steps", "2", "--meta-batch-size", "7", "--iterations", "3"),
+    *("--dtype", "float64", "--logger", "none", *EVALUATED),
+]
 # What is trained in one launch of so many processes, by (learner, strategy): zero is no launcher.
 BY_SIZE = {
     0: [("local", "rpc exclusive"), ("local", "allreduce")],
@@ -106,6 +111,7 @@ BY_SIZE = {
         *(("metasgd", name) for name in ("rpc exclusive", "allreduce")),
         *(("imaml", name) for name in ("rpc chunk", "param-server rpc")),
         *((learner, "rpc nested") for learner in ("sinusoid", "lenet")),
+        *(("policy", name) for name in ("rpc exclusive", "allreduce", "param-server rpc")),
     ],
     5: [
         *(("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")),

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from maml.config.fields import Config
-from maml.config.rows import classifiers, few_shot
+from maml.config.rows import classifiers, few_shot, policies
 
-ROWS: tuple[Config, ...] = (*few_shot.ROWS, *classifiers.ROWS)
+ROWS: tuple[Config, ...] = (*few_shot.ROWS, *classifiers.ROWS, *policies.ROWS)

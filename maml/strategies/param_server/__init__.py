@@ -1,8 +1,7 @@
 """``--strategy param-server``: rank 0 serves the model, the others train.
 
-``over_rpc`` has the server of all modes and its trainers, ``shutdown`` their end,
-``remote_forward`` the trainers that call the model where it is, ``over_collectives`` the
-synchronous server without RPC.
+``over_rpc`` has the server of all modes and its trainers, ``remote_forward`` the trainers that call
+the model where it is, ``over_collectives`` the synchronous server without RPC.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
-from maml.strategies.param_server.shutdown import Shutdown, leave
 from maml.strategies.serving import heed, wait_for
+from maml.strategies.shutdown import Shutdown, leave
 from maml.worker import Share, Worker
 
 _inbox: Inbox | None = None

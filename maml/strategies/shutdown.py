@@ -1,4 +1,4 @@
-"""The end of the server's run over RPC: all wait for all, but for nobody who is gone."""
+"""The end of a run over RPC that may have lost some: all wait for all, but for nobody gone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from maml.processes.liveness import Liveness
 from maml.processes.rpc_world import leave_rpc
 
 SILENT = 3.0
-"""Seconds without a heartbeat after which a trainer is not waited for, once all is done."""
+"""Seconds without a heartbeat after which a process is not waited for, once all is done."""
 
 
 class Shutdown:
-    """On the server: where the trainers run, who has left, and whether all have."""
+    """On rank 0: where the others run, who has left, and whether all have."""
 
     def __init__(self, liveness: Liveness) -> None:
         global _shutdown
@@ -29,23 +29,23 @@ class Shutdown:
         _shutdown = self
 
     def leave(self, rank: int) -> Future[bool]:
-        """Return the future of whether all trainers leave."""
+        """Return the future of whether all leave."""
         future: Future[bool] = Future()
         with self._changed:
             self._leaving[rank] = future
             self._changed.notify_all()
         return future
 
-    def take(self, trainers: Iterable[int], failed: set[int], patience: float) -> None:
+    def take(self, others: Iterable[int], failed: set[int], patience: float) -> None:
         """Wait for those who live: they may be in the middle of a gradient. Then let all go.
 
         Args:
-            trainers: The ranks that were told that all is done.
+            others: The ranks that were told that all is done.
             failed: Those of them that are known to be gone.
             patience: Seconds for one that is slow but answers.
         """
         deadline = time.monotonic() + patience
-        missing = self._missing(set(trainers) - failed, GOODBYE)
+        missing = self._missing(set(others) - failed, GOODBYE)
         while missing and time.monotonic() < deadline:
             slow = missing - self._liveness.silent(SILENT)
             if not slow:
@@ -64,7 +64,7 @@ class Shutdown:
         for future in leaving:
             future.set_result(all_leave)
         if not all_leave:
-            # Not gracefully: that would wait for trainers which are gone.
+            # Not gracefully: that would wait for those who are gone.
             leave_rpc()
 
     def _missing(self, expected: set[int], seconds: float) -> set[int]:
@@ -74,7 +74,7 @@ class Shutdown:
             return expected - self._leaving.keys()
 
     def _leave_behind(self, rank: int) -> None:
-        """End a trainer that does not answer, if it is one of this host's: it may be frozen."""
+        """End a process that does not answer, if it is one of this host's: it may be frozen."""
         member = self._liveness.members[rank]
         line = f"{member} did not leave in time"
         if member.is_near:
@@ -87,17 +87,17 @@ _shutdown: Shutdown | None = None
 
 @rpc.functions.async_execution
 def _leave(rank: int) -> Future[bool]:
-    """Run on the server: a trainer leaves."""
+    """Run on rank 0: another one leaves."""
     assert _shutdown is not None
     return _shutdown.leave(rank)
 
 
 def leave(rank: int, patience: float) -> None:
-    """On a trainer: leave, when all do; without them if the server is gone or some were lost.
+    """On another rank: leave, when all do; without them if rank 0 is gone or some were lost.
 
     Args:
-        rank: This trainer's.
-        patience: The server's, in seconds: it may still wait for one that is slow.
+        rank: This process's.
+        patience: Rank 0's, in seconds: it may still wait for one that is slow.
     """
     try:
         all_leave = rpc.rpc_sync(0, _leave, (rank,), timeout=patience + 2 * GOODBYE)

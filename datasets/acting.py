@@ -1,0 +1,261 @@
+"""Tasks that materialise by acting: environments as tensors, and all the chance that is in them.
+
+A data set of this kind gives no examples. It gives environments in their first states, and the
+uniform numbers by which actions will be drawn; who has a policy then acts. Both have addresses, so
+what a policy meets depends on (seed, split, id) alone: not on who acts, where, or beside whom.
+
+Shape legend, beside that of :mod:`datasets.tasks`:
+
+=====  ==========================================================
+``E``  episodes, or environments, side by side
+``R``  first states of one environment, used one after the other
+``T``  steps
+``S``  numbers of a state, its task's physics among them
+``O``  numbers of an observation
+``D``  uniform numbers that one action is drawn by
+=====  ==========================================================
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datasets import addresses
+from datasets.episodes import Episodes
+from datasets.errors import DataError
+from datasets.tasks import Task
+
+
+class Step(NamedTuple):
+    """What an action leads to: ``state [..., S]``, ``reward [...]``, ``ended [...]`` (bool)."""
+
+    state: Tensor
+    reward: Tensor
+    ended: Tensor
+
+
+class Environment(ABC):
+    """Dynamics as a pure function of tensors: any number of environments at once.
+
+    A state holds its task's physics (or goal) beside what moves, so a state is all that there is.
+
+    * ``state_size``, ``observation_size``: S and O
+    * ``outputs``: how many numbers a policy answers for an observation
+    * ``draws``: D
+    * ``discrete``: whether an action is one of ``outputs``, or a point with ``outputs`` coordinates
+    """
+
+    state_size: ClassVar[int]
+    observation_size: ClassVar[int]
+    outputs: ClassVar[int]
+    draws: ClassVar[int]
+    discrete: ClassVar[bool]
+
+    @abstractmethod
+    def observe(self, state: Tensor) -> Tensor:
+        """What a policy sees of ``state [..., S]``: ``[..., O]``, float32's values."""
+
+    @abstractmethod
+    def step(self, state: Tensor, action: Tensor) -> Step:
+        """Act once: ``state [..., S]``, and ``action`` int64 ``[...]`` or float ``[..., outputs]``.
+
+        The time limit is not the environment's: who acts counts the steps.
+        """
+
+    def of_library(self) -> Environment:
+        """The same, stepped by the library that it is from; itself, where there is none."""
+        return self
+
+    @abstractmethod
+    def picture(self, axis: Any, first: Tensor, observations: Tensor) -> None:
+        """Draw where an episode has come to, on matplotlib's ``axis``.
+
+        ``first [S]`` is its first state, ``observations [t, O]`` what was seen since, at least one.
+        """
+
+    @abstractmethod
+    def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The physics of tasks from uniform numbers ``[B, S]``: ``[B, P]``."""
+
+    @abstractmethod
+    def draw_start(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What moves, at the beginning, from ``[..., S]``: ``[..., S - P]``."""
+
+
+class Acting(Episodes):
+    """Tasks to act in: physics, first states and uniform numbers by their addresses.
+
+    ``support_x`` of a task has the first states ``[B, K, R, S]`` of its support episodes, and
+    ``support_y`` the uniform numbers ``[B, K, T, D]``; ``query_x`` and ``query_y`` those of its
+    queries. All are float64, because a fall is not to depend on ``--dtype``.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        split: str,
+        shots: int,
+        queries: int,
+        horizon: int,
+        seed: int,
+        starts: int = 1,
+    ) -> None:
+        """``starts``: R. :class:`DataError` for counts below one; ``shots`` may be 0."""
+        for flag, value, least in (
+            ("--shots", shots, 0), ("--queries", queries, 1), ("--horizon", horizon, 1),
+        ):  # fmt: skip
+            if value < least:
+                raise DataError(f"{flag} {value}: must be at least {least}")
+        self.environment = environment
+        self.split, self.seed = split, seed
+        self.shots, self.queries, self.horizon, self.starts = shots, queries, horizon, starts
+
+    def physics(self, ids: Tensor) -> Tensor:
+        """The physics of the tasks with these ids (int64 ``[B]``): float64 ``[B, P]``."""
+        draws = addresses.uniforms(self._keys(ids, "physics"), self.environment.state_size)
+        return torch.from_numpy(self.environment.draw_task(draws))
+
+    def tasks(self, ids: Tensor) -> Task:
+        """The tasks with these ids (int64 ``[B]``); nobody has acted in them."""
+        physics = self.physics(ids).numpy()
+        support = self._episodes(ids, "support", self.shots, physics)
+        return Task(*support, *self._episodes(ids, "query", self.queries, physics))
+
+    def _episodes(
+        self, ids: Tensor, purpose: str, n: int, physics: NDArray[np.float64]
+    ) -> tuple[Tensor, Tensor]:
+        environment = self.environment
+        # A key for each episode, and of it one for where it begins and one for what is drawn.
+        keys = addresses.derive(self._keys(ids, purpose), 2 * n).reshape(len(ids), n, 2)
+        size = environment.state_size
+        first = addresses.uniforms(keys[..., 0], self.starts * size)
+        moving = environment.draw_start(first.reshape(len(ids), n, self.starts, size))
+        same = np.broadcast_to(physics[:, None, None], (*moving.shape[:-1], physics.shape[-1]))
+        draws = addresses.uniforms(keys[..., 1], self.horizon * environment.draws)
+        return (
+            torch.from_numpy(np.concatenate([moving, same], axis=-1)),
+            torch.from_numpy(draws.reshape(len(ids), n, self.horizon, environment.draws)),
+        )
+
+    def _keys(self, ids: Tensor, purpose: str) -> addresses.Keys:
+        return addresses.keys(self.seed, self.split, purpose, ids.detach().cpu().numpy())
+
+
+class Trajectory(NamedTuple):
+    """What was seen and done, step by step, in E environments.
+
+    * ``observations``: ``[..., E, T, O]``
+    * ``actions``: int64 ``[..., E, T]``, or float ``[..., E, T, outputs]``
+    * ``rewards``: ``[..., E, T]``; 0 where nobody acts
+    * ``ends``: ``[..., E, T]``, 1 where a step ended an episode, by a fall or by the time limit
+    * ``alive``: ``[..., E, T]``, 1 where somebody acted, else 0
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Tensor
+    ends: Tensor
+    alive: Tensor
+
+
+class Player:
+    """E environments on their way through T steps, whoever chooses the actions.
+
+    An episode that has ended goes on with the next of the R first states; when none is left, its
+    environment stands still. Use: ask `observations`, choose, `act`, as long as `going`.
+    """
+
+    def __init__(self, environment: Environment, first: Tensor, horizon: int) -> None:
+        """Begin at ``first [..., E, R, S]``."""
+        self._environment, self._first, self._horizon = environment, first, horizon
+        self._state = first[..., 0, :].clone()
+        lead = self._state.shape[:-1]
+        self._start = torch.zeros(lead, dtype=torch.int64, device=first.device)
+        self._alive = torch.ones(lead, dtype=torch.bool, device=first.device)
+        self._rows: list[tuple[Tensor, ...]] = []
+
+    @property
+    def going(self) -> bool:
+        """Whether there is a step left, and somebody to take it."""
+        if len(self._rows) >= self._horizon:
+            return False
+        # To ask on each step would make a GPU wait.
+        return len(self._rows) % 16 != 0 or bool(self._alive.any())
+
+    def observations(self) -> Tensor:
+        """What is seen now: ``[..., E, O]``."""
+        return self._environment.observe(self._state)
+
+    def act(self, observations: Tensor, actions: Tensor) -> None:
+        """Take a step: ``observations [..., E, O]`` are what ``actions`` were chosen by."""
+        state, reward, ended = self._environment.step(self._state, actions)
+        alive = self._alive
+        ended = ended & alive
+        if len(self._rows) + 1 == self._horizon:
+            # The time limit ends those episodes that began with the first step, and cuts others.
+            ended = ended | (alive & (self._start == 0))
+        # Zeros where nobody acts: what else is in the batch says for how long it is played.
+        done = actions * (alive if self._environment.discrete else alive[..., None])
+        seen = observations * alive[..., None]
+        self._rows.append((seen, done, reward * alive, ended, alive))
+        self._start = self._start + ended
+        last = self._first.shape[-2] - 1
+        self._alive = alive & (self._start <= last)
+        index = self._start.clamp(max=last)[..., None, None]
+        index = index.expand(*index.shape[:-1], state.shape[-1])
+        following = self._first.gather(-2, index).squeeze(-2)
+        moved = torch.where(ended[..., None], following, state)
+        self._state = torch.where(self._alive[..., None], moved, self._state)
+
+    def trajectory(self, dtype: torch.dtype) -> Trajectory:
+        """All that happened, T steps long: steps that nobody took are zeros."""
+        parts = [torch.stack(part, dim=self._start.dim()) for part in zip(*self._rows, strict=True)]
+        missing = self._horizon - len(self._rows)
+        if missing:
+            at = self._start.dim()
+            parts = [
+                torch.cat(
+                    [part, part.new_zeros(*part.shape[:at], missing, *part.shape[at + 1 :])], at
+                )
+                for part in parts
+            ]
+        observations, actions, *rest = parts
+        if actions.is_floating_point():
+            actions = actions.to(dtype)
+        return Trajectory(observations.to(dtype), actions, *(part.to(dtype) for part in rest))
+
+
+def play(
+    environment: Environment,
+    first: Tensor,
+    draws: Tensor,
+    choose: Callable[[Tensor, Tensor], Tensor],
+    dtype: torch.dtype,
+) -> Trajectory:
+    """Act through T steps in all environments at once.
+
+    ``first`` is ``[..., E, R, S]`` and ``draws [..., E, T, D]``; ``choose(observations [..., E, O],
+    draws [..., E, D])`` returns actions.
+    """
+    horizon = draws.shape[-2]
+    player = Player(environment, first, horizon)
+    step = 0
+    while player.going:
+        seen = player.observations()
+        player.act(seen, choose(seen, draws[..., step, :]))
+        step += 1
+    return player.trajectory(dtype)
+
+
+def opened(environment: Environment, split: str, request: dict[str, Any]) -> Acting:
+    """The tasks of a split, from what :func:`datasets.opening.open_environments` asks for."""
+    names = ("shots", "queries", "horizon", "seed", "starts")
+    return Acting(environment, split=split, **{n: request[n] for n in names if n in request})

@@ -23,7 +23,7 @@ def inner_loop(worker: Worker, meta_params: Params) -> dict[str, Any]:
     Returns:
         ``after``: by the number of inner steps, the mean accuracy of `TASKS` tasks (of a
         regression, the loss), normalised as the run's headline. ``rates``: where inner rates are
-        learned, the mean of each tensor's, by step. Empty for what does not learn from few-shot tasks.
+        learned, the mean of each tensor's, by step. Empty for what has no few-shot tasks.
     """
     config, learner = worker.config, worker.learner
     if registry.learner(config.learner).tasks != "episodes":

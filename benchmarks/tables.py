@@ -38,7 +38,7 @@ MEASURED = re.compile(
 
 def documents() -> list[Path]:
     """Return the files whose tables are made here."""
-    return [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+    return [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 
 
 def render(call: str, document: Path) -> str:

@@ -64,6 +64,7 @@ def main(arguments: list[str]) -> int:
         together = load_best(options.run_dir, options.ensemble, transductive=transductive)
     evaluator.build(config)
     evaluator.evaluate(saved, together)
+    print(f"written to {evaluator.rows}", file=sys.stderr, flush=True)
     return 0
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from maml.config import Config, registry
 from maml.params import Params
+from maml.run.progress import bar
 from maml.strategies import Strategy
 from maml.strategies.local import Local
 from maml.worker import Worker
@@ -86,12 +86,10 @@ def _in_rounds(
     # Rounds small enough to show progress and to answer a stop signal between two.
     round_size = max(config.task_batch, 4) * strategy.world.size
     rows = []
-    with tqdm(
-        total=tasks, desc=split, unit="task", disable=not progress, leave=False, mininterval=1
-    ) as bar:
+    with bar(tasks, split, "task", speaks=progress, leave=False) as shown:
         for ids in torch.arange(tasks).split(round_size):
             rows.append(evaluated(ids))
-            bar.update(len(ids))
+            shown.update(len(ids))
     return torch.cat(rows)
 
 

@@ -20,6 +20,7 @@ from datasets.episodes import Episodes
 from maml.config import Config, registry
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
+from maml.execution.stopwatch import Stopwatch
 from maml.learners import Learner, OuterGradient, build_learner
 from maml.metagradient.differentiate import Making
 from maml.params import Params
@@ -61,6 +62,8 @@ class Worker:
 
     Attributes:
         progress: Of the latest call for training tasks, how many are done, and of how many.
+        stopwatch: What this process spends its training on: ``sampling``, the wait for tasks that
+            are being made, and ``computing``.
         derivatives_of: What makes the derivatives of training losses, if a strategy has its own.
     """
 
@@ -88,6 +91,7 @@ class Worker:
         self.compiled: compiled.Compiled | None = None
         self.derivatives_of: Making | None = None
         self.progress = (0, 0)
+        self.stopwatch = Stopwatch()
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
@@ -96,14 +100,19 @@ class Worker:
         if trains:
             self.training = training or self.learner.open_tasks("train")
             self._ahead = Prefetch(self.training.tasks)
-            known = registry.learner(config.learner)
-            if known.is_theirs:
-                # A mistake in it is one line at the start.
-                with registry.calling("learner", known):
-                    first = self._on_device(self.training.tasks(torch.arange(1)))
-                    params = {n: p.to(device) for n, p in self.learner.meta_parameters().items()}
-                    self.learner.outer_gradient(params, self.learner.materialise(params, first))
+            self._try_theirs()
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
+
+    def _try_theirs(self) -> None:
+        """Differentiate one task by a user's own learner or network: a mistake is one line."""
+        config = self.config
+        learner, network = registry.learner(config.learner), registry.network(config.network)
+        if not (learner.is_theirs or network.is_theirs):
+            return
+        with registry.calling("learner", learner), registry.calling("network", network):
+            first = self._on_device(self.training.tasks(torch.arange(1)))
+            params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
+            self.learner.outer_gradient(params, self.learner.materialise(params, first))
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
@@ -186,14 +195,16 @@ class Worker:
         rows = [totals.new_empty(0, len(totals))]
         n_tasks = 0
         self.progress = (0, self.progress[1])
-        for phase, tasks in batches:
-            made = learner.materialise(params, self._on_device(tasks))
-            outer = self._differentiate(params, made, learner, phase)
-            for name, total in sums.items():
-                total += outer.gradients[name]
-            metrics = [outer.metrics[name] for name in learner.metric_names]
-            rows.append(torch.stack([outer.losses, *metrics], dim=1))
-            totals += rows[-1].sum(0)
+        for phase, tasks in self.stopwatch.following("sampling", batches):
+            with self.stopwatch.spent_on("sampling"):
+                made = learner.materialise(params, self._on_device(tasks))
+            with self.stopwatch.spent_on("computing"):
+                outer = self._differentiate(params, made, learner, phase)
+                for name, total in sums.items():
+                    total += outer.gradients[name]
+                metrics = [outer.metrics[name] for name in learner.metric_names]
+                rows.append(torch.stack([outer.losses, *metrics], dim=1))
+                totals += rows[-1].sum(0)
             n_tasks += len(outer.losses)
             self.progress = (n_tasks, self.progress[1])
         return Share(sums, totals, n_tasks, torch.cat(rows))

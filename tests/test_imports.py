@@ -29,7 +29,7 @@ FLOORS = (
     ("strategies", "run"),
     ("scores",),
     ("best",),
-    ("library", "evaluate", "replay"),
+    ("library", "evaluate", "replay", "relog"),
     ("plots",),
     ("trainer", "predict"),
 )

@@ -200,6 +200,15 @@ class Learner(nn.Module, ABC):
         """Return ``{name: […]}`` of outputs ``[…, E, …]`` for targets ``y [… E, …]``."""
         return self.objective.metrics(outputs, y)
 
+    def _measured(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        found = self.metrics(outputs, y)
+        if set(found) != set(self.metric_names):
+            raise UserError(
+                f"--learner {self.config.learner}: metrics returns {', '.join(found) or 'nothing'}"
+                f" and metric_names is {', '.join(self.metric_names) or 'empty'}: name the same"
+            )
+        return found
+
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
         """Return the tasks of ``split`` that it learns from, or is evaluated on: few-shot ones.
 
@@ -286,7 +295,7 @@ class Learner(nn.Module, ABC):
             self._kernels,
             derivatives_of,
         )
-        metrics = self.metrics(found.outputs, tasks.query_y)
+        metrics = self._measured(found.outputs, tasks.query_y)
         return OuterGradient(found.gradients, found.losses, metrics)
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:
@@ -332,7 +341,7 @@ class Learner(nn.Module, ABC):
         results = {}
         for prefix, outputs in zip(("", "non_transductive_"), predictions, strict=True):
             results[f"{prefix}loss"] = torch.func.vmap(self.objective.loss)(outputs, y)
-            for name, value in self.metrics(outputs, y).items():
+            for name, value in self._measured(outputs, y).items():
                 results[f"{prefix}{name}"] = value
         return results
 

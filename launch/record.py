@@ -23,12 +23,12 @@ import yaml
 from benchmarks.hardware import describe
 from launch import recorded
 from launch.check_record import alone, differing, scores_of
+from maml.best import load_best
 from maml.config import OF_A_HOST, Config
 from maml.config.parser import Parser, whole_number
 from maml.config.presets import changed
 from maml.errors import UserError
 from maml.run import checkpoint, directory, files
-from maml.run.best import load_best
 from maml.run.task_scores import NAME, read_tasks, write_tasks
 from maml.scores import ensemble
 

@@ -18,6 +18,7 @@ from launch.recorded import Record
 from maml.config.parser import Parser
 from maml.config.presets import PRESETS
 from maml.run.files import read_rows
+from maml.scores import headline
 
 HEADER = (
     "preset", "published", "ours", "seeds", "test tasks a seed", "non-transductive", "minutes",
@@ -89,15 +90,19 @@ def _row(name: str, published: float | None, records: list[Record]) -> tuple[str
     # Another experiment has no published number beside it.
     claimed = _percent(published) if published is not None and not different else "–"
     name = f"`{name}`" + (f", other {', '.join(different)}" if different else "")
-    headline = _spread([r.result["accuracy"] for r in records], records[0].result.get("ci95"))
-    other = _spread(
-        [r.result["non_transductive_accuracy"] for r in records],
-        records[0].result.get("non_transductive_accuracy_ci95"),
-    )
+    results = [record.result for record in records]
+    judged = headline(key for key, value in results[0].items() if value is not None)
+    of_all = [
+        _spread([of[name] for of in results], results[0].get(ci95), judged)
+        for name, ci95 in (
+            (judged, "ci95"),
+            (f"non_transductive_{judged}", f"non_transductive_{judged}_ci95"),
+        )
+    ]
     seeds = ", ".join(str(record.config.seed) for record in records)
     tasks = "–".join(sorted({f"{record.result['tasks']:,}" for record in records}))
     minutes = statistics.median(record.made["minutes"] for record in records)
-    return name, claimed, headline, seeds, tasks, other, f"{minutes:.0f}"
+    return name, claimed, of_all[0], seeds, tasks, of_all[1], f"{minutes:.0f}"
 
 
 def _together(record: Record) -> tuple[str, ...]:
@@ -123,11 +128,13 @@ def _so_far(record: Record) -> tuple[str, ...]:
     done = result["iterations"]
     rows = read_rows(record.folder / "metrics.jsonl")
     validated = [row for row in rows if row.get("split") == "validation"]
-    headline = "" if result["transductive"] else "non_transductive_"
+    prefix = "" if result["transductive"] else "non_transductive_"
     curve = ""
-    if validated and f"{headline}accuracy" in validated[-1]:
+    if validated:
         last = validated[-1]
-        curve = f"; validation {_percent(last[f'{headline}accuracy'])} after {last['iteration']:,}"
+        judged = headline(last)
+        score = _spread([last[f"{prefix}{judged}"]], last[f"{prefix}{judged}_ci95"], judged)
+        curve = f"; validation {score} after {last['iteration']:,}"
     rate = result["iterations_per_second"]
     hours = f", {left / rate / 3600:.1f} h left at {rate:.2g} iterations/s" if rate else ""
     return (
@@ -145,11 +152,12 @@ def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def _spread(values: list[float], ci95: float | None) -> str:
-    mean = f"{100 * statistics.mean(values):.2f}"
+def _spread(values: list[float], ci95: float | None, judged: str = "accuracy") -> str:
+    scale, unit = (100, " %") if judged == "accuracy" else (1, f" ({judged})")
+    mean = f"{scale * statistics.mean(values):.2f}"
     if len(values) == 1:
-        return f"{mean} ± {100 * ci95:.2f} %" if ci95 is not None else f"{mean} %"
-    return f"{mean} % (seeds: {', '.join(f'{100 * value:.2f}' for value in values)})"
+        return f"{mean} ± {scale * ci95:.2f}{unit}" if ci95 is not None else f"{mean}{unit}"
+    return f"{mean}{unit} (seeds: {', '.join(f'{scale * value:.2f}' for value in values)})"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from maml.best import best, load_best
 from maml.config import Config
 from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
@@ -31,7 +32,6 @@ from maml.processes.device import choose_device
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, files
-from maml.run.best import best, load_best
 from maml.run.watch import watch
 from maml.scores import ensemble, evaluate, summary, there_are
 from maml.strategies.local import Local

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from maml.config import Config, registry
 from maml.params import Params
-from maml.run.best import headline
 from maml.run.progress import bar
 from maml.strategies import Strategy
 from maml.strategies.local import Local
@@ -143,6 +142,11 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
         f"{result['split']} {metric} {both}: {over} tasks, "
         f"{examples}, {config.eval_inner_steps} inner steps"
     )
+
+
+def headline(scores: Iterable[str]) -> str:
+    """Return which of a result's ``scores`` it is judged by: the greater the better, but a loss."""
+    return next(name for name in ("accuracy", "return", "loss") if name in scores)
 
 
 def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from maml.best import best
 from maml.config import MUST_MATCH, Config, registry
 from maml.config.presets import changed, published_row, title, with_values
 from maml.errors import UserError, WorkerLostError
@@ -26,7 +27,6 @@ from maml.processes.garbage import settled
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, progress
-from maml.run.best import best, headline
 from maml.run.guard import Guard
 from maml.run.insight import inner_loop
 from maml.run.lock import Lock
@@ -35,7 +35,7 @@ from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
-from maml.scores import evaluate, means, of_tasks, summary
+from maml.scores import evaluate, headline, means, of_tasks, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 

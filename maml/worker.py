@@ -189,7 +189,7 @@ class Worker:
         self, meta_params: Params, batches: Iterable[Batch], learner: Learner
     ) -> Share:
         """Sum as `meta_gradient` does, over tasks that are at hand, or are made already."""
-        params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
+        params = self._here(meta_params)
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
         rows = [totals.new_empty(0, len(totals))]
@@ -220,21 +220,26 @@ class Worker:
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
-        return self.evaluate_together([meta_params], split, ids, learner)
+        params = self._here(meta_params)
+        return self._evaluated(split, ids, lambda tasks: learner.evaluate(params, tasks))
 
-    @torch.no_grad()
     def evaluate_together(
         self, models: Sequence[Params], split: str, ids: Tensor, learner: Learner
     ) -> Tensor:
         """Return what `evaluate` does, of an ensemble (`Learner.evaluate_together`)."""
-        models = [
-            {name: tensor.detach().to(self.device) for name, tensor in params.items()}
-            for params in models
-        ]
+        here = [self._here(params) for params in models]
+        return self._evaluated(split, ids, lambda tasks: learner.evaluate_together(here, tasks))
+
+    def _here(self, params: Params) -> Params:
+        return {name: tensor.detach().to(self.device) for name, tensor in params.items()}
+
+    @torch.no_grad()
+    def _evaluated(
+        self, split: str, ids: Tensor, metrics_of: Callable[[Any], dict[str, Tensor]]
+    ) -> Tensor:
         rows = []
         for tasks in Prefetch(self.evaluation(split).tasks).tasks(self._batches(ids)):
-            tasks = self._on_device(tasks)
-            metrics = learner.evaluate_together(models, tasks)
+            metrics = metrics_of(self._on_device(tasks))
             rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)

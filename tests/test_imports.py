@@ -28,6 +28,7 @@ FLOORS = (
     ("worker",),
     ("strategies", "run"),
     ("scores",),
+    ("best",),
     ("library", "evaluate", "replay", "relog"),
     ("plots",),
     ("trainer", "predict"),

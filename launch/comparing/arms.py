@@ -14,8 +14,8 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.plots import runs as found_runs
 from maml.plots.runs import Run
-from maml.run.best import headline
 from maml.run.task_scores import NAME, read_tasks
+from maml.scores import headline
 
 TASKS = (
     "data", "omniglot_split", "image_size", "image_mode", "split_fractions", "ways", "shots",

@@ -347,14 +347,21 @@ class Learner(nn.Module, ABC):
 
     def evaluate(self, meta_params: Params, tasks: Task) -> dict[str, Tensor]:
         """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
-        return self.evaluate_together([meta_params], tasks)
+        steps = self.config.eval_inner_steps
+        return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
 
     def evaluate_together(self, models: Sequence[Params], tasks: Task) -> dict[str, Tensor]:
         """Return the `scores` of an ensemble: of its models' mean outputs.
 
         Each model adapts by itself. For a classifier, outputs are logits: their mean, not that of
         probabilities, is what MAML++'s released code takes (experiment_builder.py).
+
+        Raises:
+            UserError: for a learner that is not evaluated by its outputs, as one that acts.
         """
+        if not self._is_own("evaluate"):
+            learner = self.config.learner
+            raise UserError(f"--ensemble: --learner {learner} is not evaluated by its outputs")
         steps = self.config.eval_inner_steps
         answers = [self.predictions(params, tasks, steps) for params in models]
         together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))

@@ -24,7 +24,7 @@ from maml.errors import UserError
 from maml.plots import comparing, curves, runs, style
 from maml.plots.runs import Run
 from maml.run import checkpoint
-from maml.run.best import headline
+from maml.scores import headline
 
 
 def main(arguments: list[str]) -> int:

@@ -17,8 +17,8 @@ from maml.plots import style
 from maml.plots.filmstrip import draw_filmstrip
 from maml.plots.runs import Run, metric_of
 from maml.plots.style import BLUE, GREY, ORANGE
-from maml.run.best import headline
 from maml.run.log import Row, read_metrics
+from maml.scores import headline
 from maml.worker import Worker
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from maml.config import MUST_MATCH, OF_THE_RESULT, Config
 from maml.errors import UserError
 from maml.run import directory
-from maml.run.best import headline
 from maml.run.log import Row, read_metrics
+from maml.scores import headline
 
 SETTINGS = tuple(name for name in (*MUST_MATCH, *OF_THE_RESULT) if name != "seed")
 """What tells methods apart: all that a result depends on, but for the seed."""

@@ -155,7 +155,8 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
         folder = record.write(there, tmp_path, 6, "", None)
         (row,) = table.table(tmp_path, "run", "maml-*").splitlines()[2:]
         accuracy = [row for row in read_rows(there / "metrics.jsonl") if "split" in row]
-        said = f"unfinished: 10 of 12 iterations; validation {100 * accuracy[1]['accuracy']:.4g} %"
+        share = 100 * accuracy[1]["accuracy"]
+        said = f"unfinished: 10 of 12 iterations; validation {share:.2f} ± "
         assert said in row and "h left at" in row
         assert len([r for r in read_rows(folder / "metrics.jsonl") if "split" in r]) >= 2
         assert check_record.main([str(folder)]) == 0

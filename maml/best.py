@@ -9,17 +9,13 @@ from typing import Any
 from maml.errors import UserError
 from maml.run import checkpoint
 from maml.run.files import read_rows
-
-
-def headline(scores: Iterable[str]) -> str:
-    """Return which of a result's ``scores`` it is judged by: the greater the better, but a loss."""
-    return next(name for name in ("accuracy", "return", "loss") if name in scores)
+from maml.scores import headline
 
 
 def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> list[int]:
     """Return those of ``iterations`` that were validated, the best first; of equals, the latest.
 
-    `headline` says what counts.
+    The best has the greatest accuracy or return, or the least loss.
 
     Args:
         run_dir: The run, whose metrics.jsonl has the validations.

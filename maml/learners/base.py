@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -348,6 +349,23 @@ class Learner(nn.Module, ABC):
         """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
         steps = self.config.eval_inner_steps
         return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
+
+    def evaluate_together(self, models: Sequence[Params], tasks: Task) -> dict[str, Tensor]:
+        """Return the `scores` of an ensemble: of its models' mean outputs.
+
+        Each model adapts by itself. For a classifier, outputs are logits: their mean, not that of
+        probabilities, is what MAML++'s released code takes (experiment_builder.py).
+
+        Raises:
+            UserError: for a learner that is not evaluated by its outputs, as one that acts.
+        """
+        if not self._is_own("evaluate"):
+            learner = self.config.learner
+            raise UserError(f"--ensemble: --learner {learner} is not evaluated by its outputs")
+        steps = self.config.eval_inner_steps
+        answers = [self.predictions(params, tasks, steps) for params in models]
+        together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))
+        return self.scores(together, tasks.query_y)
 
     def prepare(self, device: torch.device) -> None:
         """Compile the kernels, if they are to serve; refuse what cannot work.

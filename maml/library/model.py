@@ -101,7 +101,7 @@ class Model:
 
     @property
     def steps(self) -> int:
-        """Inner steps by default: as many as the run's evaluation takes."""
+        """Inner steps by default, as many as the run's evaluation takes."""
         return self.config.eval_inner_steps
 
     def adapt(

@@ -175,6 +175,22 @@ def _starts(path: Path) -> list[dict[str, Any]]:
     return [start for start in starts if isinstance(start, dict)]
 
 
+def environment(run_dir: Path) -> dict[str, Any]:
+    """Return what the latest start of a run was made with, as config.yaml tells it."""
+    path = run_dir / "config.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    start = content["starts"][-1]
+    return {
+        "versions": content["versions"],
+        "git_commit": content["git_commit"],
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+        "device": start["device"],
+        "processes": start["processes"],
+        "restarts": len(content["starts"]) - 1,
+    }
+
+
 def read_config(run_dir: Path) -> Config:
     """Return the configuration that ``run_dir`` was made with; fails as `saved.read` does."""
     return saved.read(run_dir / "config.yaml")

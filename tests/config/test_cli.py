@@ -132,6 +132,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "run_dir": (["--run-dir", "some/run"], "some/run"),
     "checkpoint_every": (["--checkpoint-every", "3"], 3),
     "keep_checkpoints": (["--keep-checkpoints", "2"], 2),
+    "keep_best": (["--keep-best", "3"], 3),
     "resume": (["--resume", "never"], "never"),
     "log_every": (["--log-every", "1"], 1),
     "logger": (["--logger", "tensorboard"], "tensorboard"),

@@ -334,8 +334,10 @@ def test_what_a_loss_closes_over_is_refused(way: Any) -> None:
         torch.nn.LayerNorm(5),
         torch.nn.InstanceNorm1d(4, affine=True),
         torch.nn.GroupNorm(2, 4),
+        torch.nn.BatchNorm1d(4, track_running_stats=False),
+        torch.nn.BatchNorm1d(4).eval(),
     ],
-    ids=["layer", "instance", "group"],
+    ids=["layer", "instance", "group", "batch", "running"],
 )
 def test_normalisations_that_torch_batches_wrongly(layer: torch.nn.Module) -> None:
     """Each way, against plain autograd, task by task."""
@@ -343,11 +345,13 @@ def test_normalisations_that_torch_batches_wrongly(layer: torch.nn.Module) -> No
     tasks = Task(*(randn(N_TASKS, 2, 4, 5, seed=i) for i in range(4)))
     params = {n: p.detach() + 0.3 * randn(*p.shape, seed=8) for n, p in layer.named_parameters()}
     params["scale"] = randn(4, 5, seed=9)
+    buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
 
     def loss_of(part: str) -> Any:
         def loss(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
             x, y = getattr(task, f"{part}_x"), getattr(task, f"{part}_y")
             own = {name: params[name] for name in params if name != "scale"}
+            own |= buffers
             outputs = torch.func.functional_call(layer, own, (x * params["scale"],))
             return (outputs - y).square().mean(), outputs
 

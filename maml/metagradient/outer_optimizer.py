@@ -13,7 +13,6 @@ from maml.config import Config
 from maml.metagradient.flat import ParamLayout
 from maml.params import Params
 
-
 _REMEMBERED = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
 """What an optimizer's state holds, once it has stepped."""
 

@@ -18,6 +18,7 @@ from datasets import open_environments
 from datasets.acting import Acting, Environment, Trajectory, play
 from datasets.tasks import Task
 from maml.config import Config
+from maml.execution.traced import Traced
 from maml.learners.base import Adapted, Learner, Predictions
 from maml.learners.data import data_options
 from maml.params import Params
@@ -48,6 +49,9 @@ class Policy(Learner):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.metric_names = ("return",)
+        # An episode is hundreds of calls of a network that takes less time than it takes to call.
+        self._policy = Traced(self._chosen)
+        self._policies = Traced(self._chosen, each=True)
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -118,15 +122,16 @@ class Policy(Learner):
             each: Whether each task has parameters of its own.
         """
         dtype = next(iter(params.values())).dtype
-        policy: Any = self.call_network
-        if each:
-            policy = torch.func.vmap(policy)
+        policy = self._policies if each else self._policy
 
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
-            outputs, _ = policy(params, observations.to(dtype))
-            return self.choose(outputs, draws)
+            return policy(params, observations.to(dtype), draws)
 
         return play(self.environment, first, draws, choose, dtype)
+
+    def _chosen(self, params: Params, observations: Tensor, draws: Tensor) -> Tensor:
+        """Return what ``params`` do, seeing ``observations [..., O]``, by ``draws [..., D]``."""
+        return self.choose(self.call_network(params, observations)[0], draws)
 
     def log_probabilities(self, params: Params, played: Trajectory) -> Tensor:
         """Return the log-probability of each of one task's actions, 0 of none: ``[E, T]``."""

@@ -41,7 +41,7 @@ ROWS = (
         checkpoint_every=50,
     ),
     _policy(
-        "cartpole-physics",
+        "cartpole-turned",
         f"no published row; {FINN}, algorithm 3; {FOERSTER}",
         preset="maml-cartpole",
         learner="maml-policy",

@@ -67,10 +67,10 @@ class Policy(Learner):
         config = self.config
         return config.shots, config.eval_queries if evaluation else config.queries
 
-    def episodes_played(self) -> tuple[int, int]:
-        """Return how many episodes are played of a training task: support, and query."""
+    def episodes_played(self) -> int:
+        """Return how many episodes of a training task are played, before and after adapting."""
         support, queries = self.episodes(evaluation=False)
-        return support * self.config.inner_steps, queries
+        return support * self.config.inner_steps + queries
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Acting:
         """Return the environments of ``split``."""

@@ -185,3 +185,15 @@ print(json.dumps([codes, sorted({"torch", "wandb", "learn2learn"} & set(sys.modu
 """
     done = run([sys.executable, "-c", code], timeout=60)
     assert json.loads(done.stdout.splitlines()[-1]) == [[0, 2, 2], []]
+
+
+def test_a_run_on_kernels_never_imports_the_compiler(tmp_path: Path) -> None:
+    """It takes two seconds of every process's start, longer than torch itself."""
+    flags = ["--iterations=1", "--test-tasks=1", "--logger=none", f"--run-dir={tmp_path / 'run'}"]
+    code = f"""
+import sys, train_maml
+train_maml.main({["maml-glyphs-5way-1shot", *flags]})
+print(sorted({{"torch._dynamo", "torch._inductor"}} & set(sys.modules)))
+"""
+    done = run([sys.executable, "-c", code], timeout=300)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -68,9 +68,13 @@ class FunctionDerivatives:
             product: Params = torch.func.jvp(gradient, (moving,), (vector,))[1]
             return product
 
-        products = torch.func.vmap(along, in_dims=(of_moving, of_fixed, 0, 0))(
-            moving, fixed, vector, tasks
-        )
+        try:
+            products = torch.func.vmap(along, in_dims=(of_moving, of_fixed, 0, 0))(
+                moving, fixed, vector, tasks
+            )
+        except NotImplementedError as error:
+            # torch names the operation. Reverse mode needs no forward derivative of it.
+            raise NotImplementedError(f"{error} Use --meta-gradient reverse.") from error
         return {name: p.sum(0) for name, p in products.items()} if total else products
 
 

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import torch
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from maml.config import Config
 from maml.metagradient.flat import ParamLayout
@@ -38,15 +40,7 @@ class OuterOptimizer:
         self._layout = ParamLayout(meta_params)
         self._flat = self._layout.params(meta_params)
         self.params = self._layout.to_params(self._flat)
-        self._optimizer: torch.optim.Optimizer
-        if config.meta_optimizer == "adam":
-            self._optimizer = torch.optim.Adam(
-                [self._flat], lr=config.meta_lr, eps=config.meta_eps, fused=True
-            )
-        else:
-            self._optimizer = torch.optim.SGD(
-                [self._flat], lr=config.meta_lr, momentum=config.meta_momentum, fused=True
-            )
+        self._state: dict[str, torch.Tensor] = {}
 
     def step(self, gradients: Params, n_tasks: int, iteration: int = 0) -> None:
         """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped by value.
@@ -61,8 +55,6 @@ class OuterOptimizer:
                 its square is not: Adam's second moment would be infinite for ever, and that weight
                 never move again. Parameters and state are as they were.
         """
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate_at(self._config, iteration)
         gradient = self._layout.params(gradients).div_(n_tasks)
         # The largest magnitude, not a sum of squares: it is the same bits on every machine, so that
         # all processes that take the same step decide the same. NaN if an element is.
@@ -75,24 +67,45 @@ class OuterOptimizer:
         if peak**2 > torch.finfo(gradient.dtype).max:
             raise NotFiniteError(f"the gradient is too large, {peak:.1g}: its square is not finite")
         self.peak = peak
-        self._flat.grad = gradient
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._update(gradient, rate_at(self._config, iteration))
+
+    def _update(self, gradient: torch.Tensor, rate: float) -> None:
+        # PyTorch's functions in place of its classes, which import its compiler: two seconds of
+        # every process's start.
+        state, flat = self._state, self._flat
+        if self._config.meta_optimizer == "adam":
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
+                state["exp_avg"], state["exp_avg_sq"] = flat.new_zeros(2, *flat.shape)
+            adam(
+                [flat], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]],
+                lr=rate, beta1=0.9, beta2=0.999, eps=self._config.meta_eps, weight_decay=0.0,
+                amsgrad=False, maximize=False, fused=True,
+            )  # fmt: skip
+            return
+        buffers = [state.get("momentum_buffer")]
+        sgd(
+            [flat], [gradient], buffers, lr=rate, momentum=self._config.meta_momentum,
+            dampening=0.0, nesterov=False, weight_decay=0.0, maximize=False, fused=True,
+        )  # fmt: skip
+        if buffers[0] is not None:
+            state["momentum_buffer"] = buffers[0]
 
     def is_finite(self) -> bool:
         """Whether the parameters are finite, and what the optimizer remembers of gradients."""
-        remembered = self._optimizer.state[self._flat].values()
-        tensors = [self._flat, *(kept for kept in remembered if isinstance(kept, torch.Tensor))]
-        return all(bool(tensor.isfinite().all()) for tensor in tensors)
+        return all(bool(tensor.isfinite().all()) for tensor in (self._flat, *self._state.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its state, for a checkpoint."""
-        return self._optimizer.state_dict()
+        """Return its state, for a checkpoint: ``{"state": {0: {name: tensor}}}``, as PyTorch's."""
+        return {"state": {0: dict(self._state)} if self._state else {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; how its arithmetic is done is this optimizer's own business."""
-        groups = [{**group, "fused": True} for group in state["param_groups"]]
-        self._optimizer.load_state_dict({**state, "param_groups": groups})
+        """Go on from ``state``, copied; one of PyTorch's own optimizers serves as well."""
+        self._state = {
+            name: kept.to(self._flat.device, copy=True)
+            for name, kept in state["state"].get(0, {}).items()
+            if kept is not None
+        }
 
 
 def rate_at(config: Config, iteration: int) -> float:

@@ -104,7 +104,8 @@ class Liveness:
         """
         if self.world.size == 1:
             return
-        store = PrefixStore(f"members {next(_runs)}", own_connection(self.world))
+        self._room = f"members {next(_runs)}"
+        store = PrefixStore(self._room, own_connection(self.world))
         rank, ranks = self.world.rank, range(self.world.size)
         if rank == 0:
             for key, value in (("told", ""), ("spoken", ""), ("note", self.note)):
@@ -217,15 +218,28 @@ class Liveness:
                     return
                 *beats, self._told = self._store.multi_get([*keys, "told"])
             except RuntimeError as error:
-                self._broken = (str(error) or "closed").splitlines()[0]
                 if over:
                     return
+                self._tell_of_broken((str(error) or "closed").splitlines()[0])
                 continue
             now = time.monotonic()
             for other, beat in zip(self._heard, beats, strict=True):
                 if beat != self._beats.get(other):
                     self._beats[other], self._heard[other] = beat, now
             self._answered, self._broken = now, ""
+
+    def _tell_of_broken(self, how: str) -> None:
+        """Report, over a new connection, that this process has lost its own, as after a reset.
+
+        Where the store is gone, or out of reach, nothing is told: `_look` finds the reason.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._store = PrefixStore(self._room, own_connection(self.world, timeout=BEAT))
+            self._failed = self._failed or _FAILED + self._cut_off(how).encode()
+        self._broken = how
+
+    def _cut_off(self, how: str) -> str:
+        return f"{self.name([self.world.rank])} lost its connections: {how}"
 
     # ---- the judgement -----------------------------------------------------------------------
 
@@ -257,9 +271,13 @@ class Liveness:
         if now > self._answered + self.timeout:
             silent = f"silent for {now - self._answered:.0f} s (--timeout {self.timeout:g})"
             return Finding(f"{self._holder()} {silent}")
-        # Later than rank 0, which finds this process silent, if it is this one that was cut off.
-        if self._broken and now > self._answered + EVIDENCE + 3 * BEAT:
-            return Finding(f"{self._holder()} the connection broke: {self._broken}")
+        if self._broken and not self._failed:
+            if self.world.rank == 0 and not launcher_holds_store():
+                return Finding(self._cut_off(self._broken))
+            # Later than rank 0, which finds it silent if it is this process that was cut off.
+            if now > self._answered + EVIDENCE + 3 * BEAT:
+                holder = self._holder(is_seen=False)
+                return Finding(f"{holder} the connection broke: {self._broken}")
         patience = min(EVIDENCE, self.timeout) if self._suspected else self.timeout
         for rank in self._judged():
             silence = self._answered - self._heard[rank]
@@ -292,11 +310,11 @@ class Liveness:
         """Say whether the store was read after that moment, or will not be."""
         return self._answered > since + BEAT / 4 or time.monotonic() > since + 3 * BEAT
 
-    def _holder(self) -> str:
-        """Name whoever holds the store."""
+    def _holder(self, *, is_seen: bool = True) -> str:
+        """Name whoever holds the store, and what it does, if that can be seen."""
         if launcher_holds_store():
             return "the launcher, torchrun of the first host, is gone or stopped:"
-        return f"{self._state(0)}:"
+        return f"{self._state(0) if is_seen else self.members[0]}:"
 
     # ---- the end -----------------------------------------------------------------------------
 

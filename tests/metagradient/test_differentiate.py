@@ -11,6 +11,7 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml.config import Config
 from maml.config.presets import PRESETS
+from maml.metagradient.differentiate import differentiate
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.metagradient.problem import Problem
 from maml.metagradient.unrolled import adapt, outer_loss
@@ -234,3 +235,27 @@ def test_mixed_equals_reverse(preset: str, name: str, steps: int, order: str) ->
         # The scale of the largest element: rules that divide by a root blow others' noise up.
         scale = max(1.0, gradient.abs().max().item())
         torch.testing.assert_close(share.gradients[key], gradient, rtol=0, atol=1e-10 * scale)
+
+
+@pytest.mark.parametrize(("device", "forward"), [("cpu", False), ("meta", True)])
+def test_auto_goes_forward_over_reverse_off_the_cpu(
+    device: str, forward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meta device stands in for a GPU: shapes without numbers. Torch's line is kept."""
+
+    def no_forward_derivative(*_: object, **__: object) -> None:
+        raise NotImplementedError("forward AD of cummax is not implemented.")
+
+    def loss(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        error = task @ params["w"]
+        return error.square().mean(), error
+
+    monkeypatch.setattr(torch.func, "jvp", no_forward_derivative)
+    problem = Problem({"w": torch.ones(4, device=device)}, loss, loss, steps=2)
+    tasks = torch.ones(3, 5, 4, device=device)
+    if not forward:
+        assert differentiate(problem, tasks).losses.shape == (3,)
+        return
+    with pytest.raises(NotImplementedError, match=r"cummax .* Use --meta-gradient reverse"):
+        differentiate(problem, tasks)
+    assert differentiate(problem, tasks, "reverse").losses.shape == (3,)

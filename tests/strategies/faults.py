@@ -17,7 +17,9 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from tqdm import tqdm
 
 from benchmarks.hardware import describe
 from tests.launching import SLACK, start_ranks
@@ -66,7 +68,7 @@ FAULTS = {
     "holds the interpreter's lock": Fault("holds_lock", "hangs: silent for", ends=False),
     # gloo, finding its connections gone, ends its own process.
     "disconnected": Fault(
-        "disconnects", r"(a connection broke)|was killed", ends=True, code=-signal.SIGABRT
+        "disconnects", "lost its connections|was killed", ends=True, code=-signal.SIGABRT
     ),
 }
 
@@ -123,37 +125,39 @@ def inject(run_dir: Path, strategy: str, name: str, rank: int, timeout: float) -
 
 
 def main() -> None:
-    """Inject all; write what came of it."""
+    """Inject all; write what came of it after each. What is in the file already is kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=20)
     own = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for strategy in STRATEGIES:
-        for name, fault in FAULTS.items():
-            for rank in (0, 2):
-                if isinstance(fault.by, str) and not _computes(strategy, rank):
-                    continue
-                outcomes = []
-                for _ in range(own.rounds):
-                    with tempfile.TemporaryDirectory() as folder:
-                        run_dir = Path(folder) / "run"
-                        outcomes.append(inject(run_dir, strategy, name, rank, own.timeout))
-                row = {
-                    "strategy": strategy, "fault": name, "rank": rank,
-                    "seconds": [round(one.seconds, 1) for one in outcomes],
-                    "said": outcomes[0].said, "state": outcomes[0].state,
-                    "codes": outcomes[0].codes,
-                }  # fmt: skip
-                rows.append(row)
-                print(json.dumps(row), flush=True)
-    own.json.write_text(
-        json.dumps(
-            {"hardware": describe(threads=1), "timeout": own.timeout, "rows": rows}, indent=1
-        )
-        + "\n"
-    )
+    record = {"hardware": describe(threads=1), "timeout": own.timeout, "rows": []}
+    if own.json.exists():
+        record = json.loads(own.json.read_text())
+    done = {(row["strategy"], row["fault"], row["rank"]) for row in record["rows"]}
+    injections = [
+        (strategy, name, rank)
+        for strategy in own.strategies
+        for name, fault in FAULTS.items()
+        for rank in (0, 2)
+        if not isinstance(fault.by, str) or _computes(strategy, rank)
+    ]
+    for strategy, name, rank in tqdm(injections, unit="fault"):
+        if (strategy, name, rank) in done:
+            continue
+        outcomes = []
+        for _ in range(own.rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                run_dir = Path(folder) / "run"
+                outcomes.append(inject(run_dir, strategy, name, rank, own.timeout))
+        row = {
+            "strategy": strategy, "fault": name, "rank": rank,
+            "seconds": [round(one.seconds, 1) for one in outcomes],
+            "said": outcomes[0].said, "state": outcomes[0].state, "codes": outcomes[0].codes,
+        }  # fmt: skip
+        record["rows"].append(row)
+        own.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _computes(strategy: str, rank: int) -> bool:

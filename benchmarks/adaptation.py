@@ -45,7 +45,13 @@ from maml.trainer import Trainer
 from maml.worker import Worker
 
 PRESET = PRESETS["maml-cartpole"]
-EPISODES = PRESET.shots * PRESET.inner_steps
+BASE: dict[str, Any] = {
+    "horizon": 200, "shots": 20, "queries": 10, "eval_queries": 10, "inner_lr": 3.0,
+    "inner_steps": 1, "estimator": "dice", "meta_batch_size": 20, "meta_lr": 0.005,
+    "meta_schedule": "cosine", "meta_lr_end": 0.0, "iterations": 150,
+}  # fmt: skip
+"""What `SETTINGS` vary. Not the preset's values: it may follow what is chosen here."""
+EPISODES = 20
 """That a policy may adapt by, in one step or in several."""
 CHOOSING = (0, 1)
 MEASURED = tuple(range(10, 20))
@@ -56,22 +62,23 @@ STEPS = (1, 2, 5)
 RATES = (0.3, 1.0, 3.0, 10.0, 30.0)
 
 # A pre-trained policy takes no inner step; it has MAML's support episodes as training episodes.
-_PLAIN = {"inner_steps": 0, "queries": EPISODES + PRESET.queries}
-_PLAINS: list[dict[str, Any]] = [{**_PLAIN, "meta_lr": rate} for rate in (0.002, 0.005, 0.01)]
+_PLAINS: list[dict[str, Any]] = [
+    {"inner_steps": 0, "queries": EPISODES + 10, "meta_lr": rate} for rate in (0.003, 0.01)
+]
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "maml": [
         {},
-        {"inner_lr": 1.0},
-        {"inner_lr": 10.0},
-        {"meta_lr": 0.002},
+        {"inner_lr": 1.5},
+        {"inner_lr": 6.0},
         {"meta_lr": 0.01},
+        {"grad_clip": 0.05},
         {"estimator": "lvc"},
         {"inner_steps": 2, "shots": EPISODES // 2},
     ],
     "all": _PLAINS,
     "average": [{**plain, "data": "cartpole"} for plain in _PLAINS],
 }
-"""What each policy may be trained with: values beside those of `PRESET`."""
+"""What each policy may be trained with: values beside those of `BASE`."""
 
 ROWS = {
     "maml after": "MAML, adapted",
@@ -118,9 +125,10 @@ def main() -> None:
     """Choose, train and measure; write and print what came of it."""
     own = _parse()
     record: dict[str, Any] = {
-        "hardware": describe(threads=1), "data": own.data, "iterations": own.iterations,
+        "hardware": describe(threads=1), "data": own.data,
+        "base": BASE | {"iterations": own.iterations}, "settings": SETTINGS,
         "seeds": [*MEASURED[: own.seeds]], "test_ids": [int(TEST[0]), int(TEST[-1])],
-        "settings": SETTINGS, "trials": [], "chosen": {}, "measured": [],
+        "trials": [], "chosen": {}, "measured": [],
     }  # fmt: skip
     if own.json is not None and own.json.exists():
         record = _continued(record, json.loads(own.json.read_text()), own)
@@ -145,7 +153,7 @@ def main() -> None:
 
 def _continued(fresh: dict[str, Any], old: dict[str, Any], own: argparse.Namespace) -> Any:
     """Return the record ``old``, to go on with."""
-    for name in ("data", "iterations", "seeds", "test_ids", "settings"):
+    for name in ("data", "base", "seeds", "test_ids", "settings"):
         if json.loads(json.dumps(fresh[name])) != old[name]:
             raise SystemExit(f"error: --json {own.json}: it is of another {name}: {old[name]}")
     return old
@@ -174,11 +182,12 @@ def _run(jobs: list[Job], part: str, record: dict[str, Any], own: argparse.Names
 
 def _done(job: Job) -> dict[str, list[float]]:
     """Train; return the return in each task, before adaptation and after each of several."""
-    values = {"data": job.data, "seed": job.seed, **SETTINGS[job.policy][job.setting]}
-    training = {"iterations": job.iterations, "eval_every": 0, "test_tasks": 0, "logger": "none"}
+    values = BASE | {"data": job.data, "seed": job.seed, "iterations": job.iterations}
+    values |= SETTINGS[job.policy][job.setting]
+    training = {"eval_every": 0, "test_tasks": 0, "logger": "none", "threads": 1}
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        config = with_values(PRESET, **values, **training, threads=1, run_dir=str(run))
+        config = with_values(PRESET, **values, **training, run_dir=str(run))
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             if Trainer(config).run():
                 raise RuntimeError(f"the training of {values} failed")
@@ -291,20 +300,19 @@ def _chosen(record: dict[str, Any]) -> str:
             policy, str(trials), str(len(STEPS) * len(RATES)), _named(chosen["trained_with"]),
             how, f"{chosen['validation']:.1f}",
         ])  # fmt: skip
-    head = ["trainings", "adaptations each", "chosen, beside the preset", "steps × rate"]
+    head = ["trainings", "adaptations each", "chosen, beside `BASE`", "steps × rate"]
     return grid(["policy", *head, "validation return"], cells)
 
 
 def _named(values: dict[str, Any]) -> str:
-    other = {name: value for name, value in values.items() if value != getattr(PRESET, name)}
-    return ", ".join(f"`{name}={value}`" for name, value in other.items()) or "–"
+    return ", ".join(f"`{name}={value}`" for name, value in values.items()) or "–"
 
 
 def _parse() -> argparse.Namespace:
     parser = command_line("adaptation", __doc__)
     parser.add_argument("--data", default=PRESET.data, help=f"tasks (default: {PRESET.data})")
     parser.add_argument("--seeds", type=count, default=len(MEASURED), help="at most 10")
-    parser.add_argument("--iterations", type=count, default=PRESET.iterations)
+    parser.add_argument("--iterations", type=count, default=BASE["iterations"])
     parser.add_argument("--processes", type=count, default=2, help="trainings at a time")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made from the records of benchmarks/records.
+"""The tables of README.md and docs/, made from the records of benchmarks/ and launch/records.
 
     python -m benchmarks.tables            # write every table anew
     python -m benchmarks.tables --check    # name those that differ from their records; exit code 1
@@ -9,7 +9,9 @@ A table that shows a measurement stands between two comments:
     <!-- /table -->
 
 The first word names the benchmark, whose ``table(record, *words)`` returns Markdown; below it
-stands where the record is and what it was measured on.
+stands where the record is and what it was measured on. Where records are folders, as those of
+``launch/records``, the first word is ``launch.table``: a module that takes their folder, and says
+itself what they were measured on.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import command_line
+from maml.errors import UserError
 
 REPO = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"<!-- table: (?P<call>[^\n]+?) -->\n(?P<shown>.*?)<!-- /table -->", re.DOTALL)
@@ -35,7 +38,7 @@ MEASURED = re.compile(
 
 def documents() -> list[Path]:
     """Return the files whose tables are made here."""
-    return [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+    return [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 
 
 def render(call: str, document: Path) -> str:
@@ -45,13 +48,18 @@ def render(call: str, document: Path) -> str:
         ValueError: if there is no such record or benchmark, in one line.
     """
     benchmark, path, *words = call.split()
+    of_folders = "." in benchmark
     try:
-        record = json.loads((REPO / path).read_text())
-        table = importlib.import_module(f"benchmarks.{benchmark}").table
-    except (OSError, ImportError, AttributeError) as error:
+        module = importlib.import_module(benchmark if of_folders else f"benchmarks.{benchmark}")
+        if of_folders:
+            shown, source = (of(REPO / path, *words) for of in (module.table, module.measured_on))
+        else:
+            record = json.loads((REPO / path).read_text())
+            shown, source = module.table(record, *words), measured_on(record)
+    except (OSError, ImportError, AttributeError, UserError) as error:
         raise ValueError(f"table: {call}: {error}") from error
     link = os.path.relpath(REPO / path, document.parent)
-    return f"{table(record, *words)}\n\n[Record]({link}): {measured_on(record)}\n"
+    return f"{shown}\n\n[Record]({link}): {source}\n"
 
 
 def measured_on(record: dict[str, Any]) -> str:

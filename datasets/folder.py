@@ -171,14 +171,19 @@ def open_classes(
     )
 
 
-def read_images(folder: Path | str, size: int, mode: Mode) -> FolderImages:
-    """Decode the images of a folder of classes, or of a folder of images without classes.
+def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
+    """Decode the images of a folder of classes, of a folder of images without classes, or one file.
 
     For few images, to predict with: all of them in memory, nothing in the cache. ``size`` and
     ``mode`` are as in training, and so is what is done to an image. Raises :class:`DataError` as
     :func:`open_classes` does, and where images lie beside folders of images.
     """
-    root, decoding = _folder(folder), _decoding(size, mode)
+    decoding = _decoding(size, mode)
+    file = Path(place).expanduser().absolute()
+    if file.is_file():
+        (pixels,) = decode_all(file.parent, [ImageFile(file.name, 0, 0)], decoding)
+        return FolderImages([""], [pixels], [[str(file)]])
+    root = _folder(place)
     top = look(root)
     if top.images and top.folders:
         raise DataError(

@@ -47,6 +47,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     wrong = 0
     for record in recorded.find(options.record):
+        if record.left:
+            print(f"{record.folder}: not finished, so there is no test yet")
+            continue
         if not record.model.is_file():
             print(f"{record.folder}: no parameters are kept")
             continue
@@ -75,13 +78,19 @@ def scores_of(config: Config, params: Params, tasks: int) -> tuple[list[str], li
     Raises:
         UserError: if the parameters are not those of the configuration's learner.
     """
-    world = World(0, 1, 0, 1, launched=False)
-    init_process(config, world)
-    worker = Worker(config, choose_device(config, world), trains=False)
+    strategy = alone(config)
+    worker = strategy.worker
     checkpoint.check_model({"model": params}, worker.learner.meta_parameters(), "the record")
     with torch.no_grad():
-        values = of_tasks(Local(config, world, worker), params, "test", tasks, progress=True)
+        values = of_tasks(strategy, params, "test", tasks, progress=True)
     return list(worker.evaluation_names), values.tolist()
+
+
+def alone(config: Config) -> Local:
+    """Return what evaluates in this process."""
+    world = World(0, 1, 0, 1, launched=False)
+    init_process(config, world)
+    return Local(config, world, Worker(config, choose_device(config, world), trains=False))
 
 
 def differing(said: Scores, found: Scores) -> str:

@@ -3,14 +3,17 @@
     python -m launch.record runs/omniglot-5w1s --tasks 2000
 
 The last checkpoint is tested again, on as many tasks as are asked for, and must score what the run
-itself has written. What stays is in `launch.recorded`.
+itself has written. Of a run that was stopped, the record says how far it came. What stays is in
+`launch.recorded`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,15 @@ import yaml
 
 from benchmarks.hardware import describe
 from launch import recorded
-from launch.check_record import differing, scores_of
-from maml.config import OF_A_HOST
+from launch.check_record import alone, differing, scores_of
+from maml.best import load_best
+from maml.config import OF_A_HOST, Config
 from maml.config.parser import Parser, whole_number
+from maml.config.presets import changed
 from maml.errors import UserError
 from maml.run import checkpoint, directory, files
 from maml.run.task_scores import NAME, read_tasks, write_tasks
+from maml.scores import ensemble
 
 PLACES = ("run_dir", "data_root", "resume")
 """Flags that name places of one machine."""
@@ -42,61 +48,152 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--note", default="", help="what differs from the published protocol, beside the flags"
     )
+    parser.add_argument(
+        "--ensemble",
+        metavar="K",
+        type=whole_number,
+        help="test the K kept checkpoints that validated best together, too",
+    )
     parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where it goes")
     parser.add_argument("--data-root", help="where the data sets are (default: as in the run)")
     options = parser.parse_args(arguments)
-    folder = write(options.run_dir, options.records, options.tasks, options.note, options.data_root)
+    folder = write(
+        options.run_dir,
+        options.records,
+        options.tasks,
+        options.note,
+        options.data_root,
+        options.ensemble,
+    )
     print(f"record {folder}")
     return 0
 
 
-def write(run_dir: Path, records: Path, tasks: int, note: str, data_root: str | None) -> Path:
-    """Write the record of ``run_dir`` below ``records``; return its folder.
+def write(
+    run_dir: Path,
+    records: Path,
+    tasks: int,
+    note: str,
+    data_root: str | None,
+    together: int | None = None,
+) -> Path:
+    """Write the record of ``run_dir`` below ``records``, in place of an earlier one; return it.
+
+    A run that has ended before its last iteration has no test yet. Its record says how far it came,
+    and has the checkpoint to go on from.
+
+    Args:
+        run_dir: A run that nobody trains now.
+        records: Where its folder goes.
+        tasks: Test tasks to keep.
+        note: What differs from the published protocol, beside the flags.
+        data_root: Where the data sets are; None: as in the run.
+        together: How many checkpoints make an ensemble; None: there is none.
 
     Raises:
-        UserError: if the run is not finished, was not made by a commit alone, or does not score
-            what it says.
+        UserError: if the run is being trained, was not made by a commit alone, or does not score
+            what it says. An earlier record stays.
     """
     config = directory.read_config(run_dir)
     status = directory.read_status(run_dir)
-    if status is None or status["state"] != "finished":
-        state = "has no status" if status is None else f"is {status['state']}"
-        raise UserError(f"{run_dir}: it {state}; a record is of a finished run")
+    if status is None or status["state"] == "training":
+        state = "has no status" if status is None else "is being trained"
+        raise UserError(f"{run_dir}: it {state}; a record is of a run that has ended")
     starts = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))["starts"]
     for start in starts:
         if not start["git_commit"] or start["git_commit"].endswith("-dirty"):
             raise UserError(f"{run_dir}: made by {start['git_commit']}: not a commit alone")
-    result = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
     last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
+    target = records / config.preset / f"seed-{config.seed}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as made_in:
+        folder = Path(made_in) / target.name
+        folder.mkdir()
+        made: dict[str, Any] = {
+            "command": f"python train_maml.py {' '.join(_flags(starts[0]['command']))}",
+            "starts": [
+                {name: start[name] for name in ("time", "iteration", "processes", "git_commit")}
+                for start in starts
+            ],
+            "minutes": last["seconds"] / 60,
+            "hardware": describe(torch.get_num_threads()),
+            "note": note,
+        }
+        if status["state"] == "finished":
+            result = _test(folder, run_dir, last, tasks, data_root)
+            if together is not None:
+                here = directory.config_here(run_dir, data_root, None)
+                result |= _ensemble(here, run_dir, together, result["tasks"])
+            kept = "model.pt"
+            torch.save(last["model"], folder / kept)
+        else:
+            result = _so_far(config, last)
+            kept = "checkpoint.pt"
+            shutil.copy(checkpoint.last_checkpoint(run_dir), folder / kept)
+        made[f"{kept.removesuffix('.pt')}_sha256"] = recorded.digest_of(folder / kept)
+        if (folder / kept).stat().st_size > recorded.MOST_BYTES[kept]:
+            (folder / kept).unlink()
+        files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
+        _write_config(folder, run_dir)
+        _write_metrics(folder, run_dir)
+        # A run that was stopped has drawn none.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy(run_dir / "curves.png", folder / "curves.png")
+        files.write_text(folder / "record.json", json.dumps(made, indent=1) + "\n")
+        if target.exists():
+            target.rename(Path(made_in) / "earlier")
+        folder.rename(target)
+    return target
+
+
+def _test(
+    folder: Path, run_dir: Path, last: dict[str, Any], tasks: int, data_root: str | None
+) -> dict[str, Any]:
+    """Test the last checkpoint again, keep each task's scores, and return the run's result.
+
+    Raises:
+        UserError: if it does not score what the run has written.
+    """
+    result: dict[str, Any] = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
     here = directory.config_here(run_dir, data_root, None)
     names, values = scores_of(here, last["model"], max(tasks, result["tasks"]))
-    folder = records / config.preset / f"seed-{config.seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tasks(folder, "test", config.seed, names, values)
+    write_tasks(folder, "test", here.seed, names, values)
     wrong = differing(read_tasks(run_dir / NAME), read_tasks(folder / NAME))
     if wrong:
         raise UserError(f"{run_dir}: its last checkpoint does not score what it says: {wrong}")
-    torch.save(last["model"], folder / "model.pt")
-    digest = recorded.digest_of(folder / "model.pt")
-    if (folder / "model.pt").stat().st_size > recorded.MODEL_BYTES:
-        (folder / "model.pt").unlink()
-    files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
-    _write_config(folder, run_dir)
-    _write_metrics(folder, run_dir)
-    shutil.copy(run_dir / "curves.png", folder / "curves.png")
-    made: dict[str, Any] = {
-        "command": f"python train_maml.py {' '.join(_flags(starts[0]['command']))}",
-        "starts": [
-            {name: start[name] for name in ("time", "iteration", "processes", "git_commit")}
-            for start in starts
-        ],
-        "minutes": result["seconds"] / 60,
-        "hardware": describe(torch.get_num_threads()),
-        "note": note,
-        "model_sha256": digest,
+    return result
+
+
+def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str, Any]:
+    """Return what the best ``count`` checkpoints score together, under names of its own.
+
+    Raises:
+        UserError: as `load_best`.
+    """
+    saved = load_best(run_dir, count, transductive=config.transductive)
+    found = ensemble(alone(config), [one["model"] for one in saved], "test", tasks, progress=True)
+    headline = "" if config.transductive else "non_transductive_"
+    return {
+        "ensemble": [one["iteration"] for one in saved],
+        "ensemble_accuracy": found[f"{headline}accuracy"],
+        "ensemble_ci95": found[f"{headline}accuracy_ci95"],
+        "ensemble_non_transductive_accuracy": found["non_transductive_accuracy"],
+        "ensemble_non_transductive_accuracy_ci95": found["non_transductive_accuracy_ci95"],
     }
-    files.write_text(folder / "record.json", json.dumps(made, indent=1) + "\n")
-    return folder
+
+
+def _so_far(config: Config, last: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of a run that has not reached its end: how far it came, and how fast."""
+    iterations, seconds = last["iteration"], last["seconds"]
+    rate = iterations / seconds if seconds else None
+    return {
+        "accuracy": None, "tasks": 0, "transductive": config.transductive,
+        "non_transductive_accuracy": None, "preset": config.preset,
+        "published": config.published, "source": config.source, "changed": changed(config),
+        "iterations": iterations, "iterations_left": config.iterations - iterations,
+        "seconds": seconds, "iterations_per_second": rate,
+        "tasks_per_second": rate and rate * config.meta_batch_size,
+    }  # fmt: skip
 
 
 def _flags(command: list[str]) -> list[str]:

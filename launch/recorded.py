@@ -3,6 +3,9 @@
 ``launch/records/<preset>/seed-<n>/`` holds ``config.yaml``, ``result.json``, ``test_tasks.csv``,
 ``metrics.jsonl`` (thinned) and ``curves.png``, as a run directory does, and beside these
 ``record.json`` (how it was made) and ``model.pt`` (the parameters, where they are below 1 MB).
+
+A run that was stopped before its last iteration has neither ``test_tasks.csv`` nor ``model.pt``,
+but ``checkpoint.pt`` (where that is below 4 MB), from which any machine can go on: ``--resume``.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from maml.errors import UserError
 from maml.params import Params
 
 RECORDS = Path(__file__).resolve().parent / "records"
-MODEL_BYTES = 1_000_000
-"""A larger model is not kept."""
+MOST_BYTES = {"model.pt": 1_000_000, "checkpoint.pt": 4_000_000}
+"""A larger file is not kept."""
 
 
 class Record(NamedTuple):
@@ -30,6 +33,11 @@ class Record(NamedTuple):
     config: Config
     result: dict[str, Any]
     made: dict[str, Any]
+
+    @property
+    def left(self) -> int:
+        """Return how many iterations are left; 0 of a run that has finished."""
+        return int(self.result.get("iterations_left", 0))
 
     @property
     def model(self) -> Path:

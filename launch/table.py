@@ -1,10 +1,12 @@
 """``python -m launch.table``: the published tables beside ours, from the records alone.
 
-A row is a preset that names a published number. What was not run says "not run".
+A row is a preset that names a published number, or that was run. What was not run says "not run",
+and what has not finished how far it came.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import statistics
 import sys
 from collections import defaultdict
@@ -15,6 +17,8 @@ from launch import recorded
 from launch.recorded import Record
 from maml.config.parser import Parser
 from maml.config.presets import PRESETS
+from maml.run.files import read_rows
+from maml.scores import headline
 
 HEADER = (
     "preset", "published", "ours", "seeds", "test tasks a seed", "non-transductive", "minutes",
@@ -32,19 +36,49 @@ def main(arguments: list[str]) -> int:
 
 
 def table(records: Path, *words: str) -> str:
-    """Return the table in Markdown; with the word ``run``, without rows that were not run."""
+    """Return the table in Markdown.
+
+    Args:
+        records: Where they are.
+        words: ``run`` leaves out rows that were not run; any other word is a pattern of presets'
+            names, of which one must fit.
+    """
+    patterns = [word for word in words if word != "run"] or ["*"]
     of_preset: defaultdict[str, list[Record]] = defaultdict(list)
-    if any(records.glob("**/record.json")):
-        for record in recorded.find(records):
-            of_preset[record.config.preset].append(record)
+    for record in _found(records):
+        of_preset[record.config.preset].append(record)
     rows = []
     for name, preset in PRESETS.items():
-        if name in of_preset:
-            rows.append(_row(name, preset.published, of_preset[name]))
-        elif preset.published is not None and "run" not in words:
-            published = f"{100 * preset.published:g} %"
-            rows.append((f"`{name}`", published, "not run", "–", "–", "–", "–"))
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            continue
+        finished = [record for record in of_preset[name] if not record.left]
+        if finished:
+            rows.append(_row(name, preset.published, finished))
+            rows += [_together(record) for record in finished if "ensemble" in record.result]
+        rows += [_so_far(record) for record in of_preset[name] if record.left]
+        if not of_preset[name] and preset.published is not None and "run" not in words:
+            rows.append((f"`{name}`", _percent(preset.published), "not run", "–", "–", "–", "–"))
     return grid(HEADER, rows)
+
+
+def measured_on(records: Path, *words: str) -> str:
+    """Return a sentence: on what the rows of `table` were measured, for the same arguments."""
+    patterns = [word for word in words if word != "run"] or ["*"]
+    hardware = [
+        record.made["hardware"]
+        for record in _found(records)
+        if any(fnmatch.fnmatchcase(record.config.preset, pattern) for pattern in patterns)
+    ]
+    if not hardware:
+        return "none of these rows was run."
+    processors = " or ".join(sorted({f"{of['processor']}" for of in hardware}))
+    dates = sorted({of["date"] for of in hardware})
+    between = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"{processors}, {between}; each says its command, commit and versions."
+
+
+def _found(records: Path) -> list[Record]:
+    return recorded.find(records) if any(records.glob("**/record.json")) else []
 
 
 def _row(name: str, published: float | None, records: list[Record]) -> tuple[str, ...]:
@@ -52,26 +86,78 @@ def _row(name: str, published: float | None, records: list[Record]) -> tuple[str
 
     One seed has the interval over its tasks. Of several, the mean, and the spread of their means.
     """
-    changed = sorted({key for record in records for key in record.result["changed"]})
+    different = sorted({key for record in records for key in record.result["changed"]})
     # Another experiment has no published number beside it.
-    claimed = f"{100 * published:g} %" if published is not None and not changed else "–"
-    name = f"`{name}`" + (f", other {', '.join(changed)}" if changed else "")
-    headline = _spread([r.result["accuracy"] for r in records], records[0].result.get("ci95"))
-    other = _spread(
-        [r.result["non_transductive_accuracy"] for r in records],
-        records[0].result.get("non_transductive_accuracy_ci95"),
-    )
+    claimed = _percent(published) if published is not None and not different else "–"
+    name = f"`{name}`" + (f", other {', '.join(different)}" if different else "")
+    results = [record.result for record in records]
+    judged = headline(key for key, value in results[0].items() if value is not None)
+    of_all = [
+        _spread([of[name] for of in results], results[0].get(ci95), judged)
+        for name, ci95 in (
+            (judged, "ci95"),
+            (f"non_transductive_{judged}", f"non_transductive_{judged}_ci95"),
+        )
+    ]
     seeds = ", ".join(str(record.config.seed) for record in records)
     tasks = "–".join(sorted({f"{record.result['tasks']:,}" for record in records}))
     minutes = statistics.median(record.made["minutes"] for record in records)
-    return name, claimed, headline, seeds, tasks, other, f"{minutes:.0f}"
+    return name, claimed, of_all[0], seeds, tasks, of_all[1], f"{minutes:.0f}"
 
 
-def _spread(values: list[float], ci95: float | None) -> str:
-    mean = f"{100 * statistics.mean(values):.2f}"
+def _together(record: Record) -> tuple[str, ...]:
+    """Return the row of a seed's ensemble, which stands below the single model's."""
+    result = record.result
+    return (
+        f"– ensemble of {len(result['ensemble'])}",
+        "–",
+        _spread([result["ensemble_accuracy"]], result["ensemble_ci95"]),
+        str(record.config.seed),
+        f"{result['tasks']:,}",
+        _spread(
+            [result["ensemble_non_transductive_accuracy"]],
+            result["ensemble_non_transductive_accuracy_ci95"],
+        ),
+        "–",
+    )
+
+
+def _so_far(record: Record) -> tuple[str, ...]:
+    """Return the row of a run that has not finished: no result, but how far it came."""
+    result, left = record.result, record.left
+    done = result["iterations"]
+    rows = read_rows(record.folder / "metrics.jsonl")
+    validated = [row for row in rows if row.get("split") == "validation"]
+    prefix = "" if result["transductive"] else "non_transductive_"
+    curve = ""
+    if validated:
+        last = validated[-1]
+        judged = headline(last)
+        score = _spread([last[f"{prefix}{judged}"]], last[f"{prefix}{judged}_ci95"], judged)
+        curve = f"; validation {score} after {last['iteration']:,}"
+    rate = result["iterations_per_second"]
+    hours = f", {left / rate / 3600:.1f} h left at {rate:.2g} iterations/s" if rate else ""
+    return (
+        f"`{record.config.preset}`",
+        "–",
+        f"unfinished: {done:,} of {done + left:,} iterations{curve}",
+        str(record.config.seed),
+        "–",
+        "–",
+        f"{record.made['minutes']:.0f}{hours}",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def _spread(values: list[float], ci95: float | None, judged: str = "accuracy") -> str:
+    scale, unit = (100, " %") if judged == "accuracy" else (1, f" ({judged})")
+    mean = f"{scale * statistics.mean(values):.2f}"
     if len(values) == 1:
-        return f"{mean} ± {100 * ci95:.2f} %" if ci95 is not None else f"{mean} %"
-    return f"{mean} % (seeds: {', '.join(f'{100 * value:.2f}' for value in values)})"
+        return f"{mean} ± {scale * ci95:.2f}{unit}" if ci95 is not None else f"{mean}{unit}"
+    return f"{mean}{unit} (seeds: {', '.join(f'{scale * value:.2f}' for value in values)})"
 
 
 if __name__ == "__main__":

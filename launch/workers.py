@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         parser.print_help()
         return 0 if own.help else 2
     # What is wrong with a flag is said once, and before anything is started.
-    parse(others)
+    parse(others, also=("--workers", "--restarts"))
     restarts = _number("--restarts", own.restarts, least=0)
     workers = _default_workers() if own.workers is None else _number("--workers", own.workers, 1)
     return _launch(workers, restarts, others)
@@ -86,6 +86,8 @@ def _launch(workers: int, restarts: int, arguments: list[str]) -> int:
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         code = first.exitcode
+        if code == 2:  # bad input, of which the last line is the worker's own
+            return code
         by = signal.Signals(-code).name if code < 0 else f"with exit code {code}"
         print(f"launch/local: rank {rank} (pid {first.pid}) ended {by}", file=sys.stderr)
         return code if code > 0 else 128 - code

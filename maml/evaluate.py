@@ -2,6 +2,7 @@
 
     python -m maml.evaluate runs/maml-omniglot-5way-1shot-… --split test --tasks 600
     python -m maml.evaluate runs/20w5s --iteration best --steps 10 --queries 15
+    python -m maml.evaluate runs/mamlpp --ensemble 5
     python -m maml.evaluate runs/20w5s --watch --split validation
 
 It appends to the run directory's ``evaluations.jsonl``; with ``--watch``, a row for every
@@ -17,9 +18,11 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from maml.best import best, load_best
 from maml.config import Config
 from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
@@ -30,7 +33,7 @@ from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, files
 from maml.run.watch import watch
-from maml.scores import evaluate, headline, summary, there_are
+from maml.scores import ensemble, evaluate, summary, there_are
 from maml.strategies.local import Local
 from maml.worker import Worker
 
@@ -55,8 +58,13 @@ def main(arguments: list[str]) -> int:
         return watch(options.run_dir, evaluator, poll=poll, patience=patience)
     config = evaluator.config_now()
     saved = checkpoint.load(_chosen(options, config))
+    together = []
+    if options.ensemble is not None:
+        transductive = _transductive(options, config)
+        together = load_best(options.run_dir, options.ensemble, transductive=transductive)
     evaluator.build(config)
-    evaluator.evaluate(saved)
+    evaluator.evaluate(saved, together)
+    print(f"written to {evaluator.rows}", file=sys.stderr, flush=True)
     return 0
 
 
@@ -80,6 +88,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="the checkpoint after iteration N, or the kept one that validated best "
         "(default: the last)",
     )
+    parser.add_argument(
+        "--ensemble",
+        metavar="K",
+        type=whole_number,
+        help="beside that one also the mean of the outputs of the K kept checkpoints that "
+        "validated best (train with --keep-best K)",
+    )
     for name, of in ASKED.items():
         kind, least, what = of[1:]
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
@@ -101,14 +116,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         f"(default: {PATIENCE:g})",
     )
     options = parser.parse_args(arguments)
-    for name, least in {"tasks": 1, **{name: of[2] for name, of in ASKED.items()}}.items():
+    for name, least in {
+        "tasks": 1,
+        "ensemble": 2,
+        **{name: of[2] for name, of in ASKED.items()},
+    }.items():
         value = getattr(options, name)
         if isinstance(value, int) and value < (least or 0):
             raise UserError(f"--{name} must be at least {least}, not {value}")
         if isinstance(value, int) and value > MOST:
             raise UserError(f"--{name} must be at most {MOST}, not {value}")
-    if options.iteration is not None and options.watch:
-        raise UserError("--iteration: --watch evaluates every checkpoint")
+    for name in ("iteration", "ensemble"):
+        if getattr(options, name) is not None and options.watch:
+            raise UserError(f"--{name}: --watch evaluates every checkpoint")
     if options.data_root == "":
         raise UserError('--data-root "": empty; was a shell variable not set?')
     for name in ("poll", "patience"):
@@ -137,17 +157,15 @@ def _chosen(options: argparse.Namespace, config: Config) -> Path:
         if not wanted.isdecimal() or int(wanted) not in kept:
             raise UserError(f"--iteration {wanted}: no checkpoint of it; {there_are}")
         return kept[int(wanted)]
-    prefix = "" if config.transductive and not options.non_transductive else "non_transductive_"
-    validated: dict[int, float] = {}
-    for row in files.read_rows(run_dir / "metrics.jsonl"):
-        if row.get("split") == "validation" and row["iteration"] in kept:
-            judged = headline(row)
-            score = row[f"{prefix}{judged}"] * (-1 if judged == "loss" else 1)
-            validated[row["iteration"]] = score
+    validated = best(run_dir, kept, transductive=_transductive(options, config))
     if not validated:
         raise UserError(f"--iteration best: no kept checkpoint was validated; {there_are}")
-    best = max(validated, key=lambda iteration: (validated[iteration], iteration))
-    return kept[best]
+    return kept[validated[0]]
+
+
+def _transductive(options: argparse.Namespace, config: Config) -> bool:
+    """Say which of the two accuracies is the headline, and chooses checkpoints."""
+    return config.transductive and not options.non_transductive
 
 
 class RunEvaluator:
@@ -201,7 +219,7 @@ class RunEvaluator:
         config, options = self.config, self.options
         assert config is not None
         return {
-            "transductive": config.transductive and not options.non_transductive,
+            "transductive": _transductive(options, config),
             "split": options.split,
             "tasks": there_are(options.tasks, self.strategy.worker, options.split),
             "data": config.data,
@@ -223,12 +241,16 @@ class RunEvaluator:
         rows = files.read_rows(self.rows, mended=True)
         return {row["iteration"] for row in rows if question <= row.items()}
 
-    def evaluate(self, saved: dict[str, Any]) -> None:
-        """Evaluate a checkpoint's content, append the row and print it."""
+    def evaluate(self, saved: dict[str, Any], together: Sequence[dict[str, Any]] = ()) -> None:
+        """Evaluate a checkpoint's content, append the row and print it.
+
+        ``together``: the contents of an ensemble's checkpoints, whose result stands beside it.
+        """
         assert self.config is not None
         options, question = self.options, self.question()
         params = self.strategy.worker.learner.meta_parameters()
-        checkpoint.check_model(saved, params, f"{options.run_dir}, after {saved['iteration']}")
+        for one in (saved, *together):
+            checkpoint.check_model(one, params, f"{options.run_dir}, after {one['iteration']}")
         if saved.get("division") is not None and options.data is None:
             training = self.strategy.worker.learner.open_tasks("train")
             checkpoint.check_division(saved, training.division, options.run_dir)
@@ -237,18 +259,31 @@ class RunEvaluator:
         result = evaluate(
             self.strategy, saved["model"], options.split, options.tasks, progress=progress
         )
-        row = {
-            "iteration": saved["iteration"],
-            **question,
-            **result,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
+        row = {"iteration": saved["iteration"], **question, **result}
+        lines = [self._line(f"iteration {saved['iteration']}", result)]
+        if together:
+            found = ensemble(
+                self.strategy,
+                [one["model"] for one in together],
+                options.split,
+                options.tasks,
+                progress=progress,
+            )
+            iterations = [one["iteration"] for one in together]
+            row["ensemble"] = iterations
+            row |= {f"ensemble_{name}": found[name] for name in found if name not in question}
+            who = f"ensemble of iterations {', '.join(map(str, iterations))}"
+            lines.append(self._line(who, found))
+        row["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         # Where a full disk has cut the last row short, this one begins a line of its own.
         before = self.rows.read_bytes() if self.rows.is_file() else b""
         mend = "\n" if before and not before.endswith(b"\n") else ""
         files.append_line(self.rows, mend + json.dumps(row))
-        line = summary(result, self.config, question["transductive"])
-        print(f"iteration {saved['iteration']}: {line}", flush=True)
+        print("\n".join(lines), flush=True)
+
+    def _line(self, who: str, result: dict[str, Any]) -> str:
+        assert self.config is not None
+        return f"{who}: {summary(result, self.config, self.question()['transductive'])}"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m maml.predict runs/maml-omniglot-5way-1shot-… --support animals --query unknown
 
-SUPPORT holds one folder a class, with any number of images each; QUERY images, or folders of the
-same classes, and then the accuracy is told, too. One line an image: file, class, probability, with
-tabs between them.
+SUPPORT holds one folder a class, with any number of images each. QUERY is an image, a folder of
+images, or a folder of folders of the same classes; of the last the accuracy is told, too. One line
+an image: file, class, probability, with tabs between them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from datasets.folder import FolderImages, read_images
 from datasets.folder_source import shown
 from datasets.pictures import as_in
+from maml.config.parser import Parser, whole_number
 from maml.errors import UserError
 from maml.library.model import AdaptedModel, BatchStatistics, Model, load
 from maml.run import files
@@ -62,19 +63,24 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m maml.predict",
         description="Adapt to a folder of classes of images, and classify other images.",
-        allow_abbrev=False,
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="or a checkpoint file in one")
     parser.add_argument(
         "--support", required=True, type=Path, metavar="DIR", help="folders of images, one a class"
     )
     parser.add_argument(
-        "--query", required=True, type=Path, metavar="DIR", help="images, or folders of classes"
+        "--query",
+        required=True,
+        type=Path,
+        metavar="PATH",
+        help="an image, a folder of images, or a folder of folders of classes",
     )
-    parser.add_argument("--steps", type=int, help="inner steps (default: as the run is evaluated)")
+    parser.add_argument(
+        "--steps", type=whole_number, help="inner steps (default: as the run is evaluated)"
+    )
     parser.add_argument(
         "--batch-statistics",
         choices=get_args(BatchStatistics),
@@ -82,7 +88,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="normalise queries by the support set's statistics, each for itself (default), or by "
         "those of all queries together",
     )
-    parser.add_argument("--iteration", type=int, help="a checkpoint other than the newest")
+    parser.add_argument("--iteration", type=whole_number, help="a checkpoint other than the newest")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write all probabilities to this file, too"
@@ -95,11 +101,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _read(model: Model, folder: Path) -> FolderImages:
+def _read(model: Model, place: Path) -> FolderImages:
     shape = model.image_shape
     if shape is None or shape[1] != shape[2]:
         raise UserError(f"a model of --data {model.config.data} takes no pictures")
-    return read_images(folder, shape[1], "rgb" if shape[0] == 3 else "grey")
+    return read_images(place, shape[1], "rgb" if shape[0] == 3 else "grey")
 
 
 def _flat(model: Model, found: FolderImages) -> tuple[Any, list[str], list[str]]:

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from maml.config import Config, registry
 from maml.params import Params
+from maml.run.progress import bar
 from maml.strategies import Strategy
+from maml.strategies.local import Local
 from maml.worker import Worker
 
 
@@ -50,18 +51,45 @@ def of_tasks(
     Returns:
         ``[tasks, len(evaluation_names)]``: each task's metrics.
     """
+
+    def evaluated(ids: Tensor) -> Tensor:
+        between()
+        return strategy.evaluate(meta_params, split, ids)
+
+    return _in_rounds(strategy, split, tasks, evaluated, progress=progress)
+
+
+def ensemble(
+    strategy: Local, models: Sequence[Params], split: str, tasks: int, *, progress: bool = False
+) -> dict[str, Any]:
+    """Return what `evaluate` does, of an ensemble (`maml.learners.Learner.evaluate_together`)."""
+    worker = strategy.worker
+
+    def evaluated(ids: Tensor) -> Tensor:
+        return worker.evaluate_together(models, split, ids, worker.learner)
+
+    values = _in_rounds(strategy, split, tasks, evaluated, progress=progress)
+    return means(values, split, worker.evaluation_names)
+
+
+def _in_rounds(
+    strategy: Strategy,
+    split: str,
+    tasks: int,
+    evaluated: Callable[[Tensor], Tensor],
+    *,
+    progress: bool,
+) -> Tensor:
+    """Return the rows of ``evaluated`` of all tasks that there are, a round of ids at a time."""
     config = strategy.config
     tasks = there_are(tasks, strategy.worker, split)
     # Rounds small enough to show progress and to answer a stop signal between two.
     round_size = max(config.task_batch, 4) * strategy.world.size
     rows = []
-    with tqdm(
-        total=tasks, desc=split, unit="task", disable=not progress, leave=False, mininterval=1
-    ) as bar:
+    with bar(tasks, split, "task", speaks=progress, leave=False) as shown:
         for ids in torch.arange(tasks).split(round_size):
-            between()
-            rows.append(strategy.evaluate(meta_params, split, ids))
-            bar.update(len(ids))
+            rows.append(evaluated(ids))
+            shown.update(len(ids))
     return torch.cat(rows)
 
 

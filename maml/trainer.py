@@ -12,19 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 
-from maml.config import MUST_MATCH, Config
-from maml.config.presets import changed, with_values
+from maml.best import best
+from maml.config import MUST_MATCH, Config, registry
+from maml.config.presets import changed, published_row, title, with_values
 from maml.errors import UserError, WorkerLostError
+from maml.library.model import Model
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
+from maml.plots import style
 from maml.plots.curves import draw_curves
+from maml.plots.tasks import panel
 from maml.processes.device import choose_device
 from maml.processes.garbage import settled
 from maml.processes.setup import init_process
 from maml.processes.world import World
-from maml.run import checkpoint, directory
+from maml.run import checkpoint, directory, progress
 from maml.run.guard import Guard
+from maml.run.insight import inner_loop
 from maml.run.lock import Lock
 from maml.run.log import RunLog
 from maml.run.progress import Patience
@@ -55,18 +59,19 @@ class Trainer:
             self.worker.evaluation("validation")
         self.start: dict[str, Any] | None = None
         self.claim: Lock | None = None
+        self._made: list[Path] = []
         if self.world.rank == 0:
             # Now, so that a bad --run-dir or --resume ends the run before any worker is waited for.
-            directory = choose_run_dir(self.config)
-            self.config = with_values(self.config, run_dir=str(directory))
-            self.claim = Lock(directory)
+            run_dir = choose_run_dir(self.config, self._made)
+            self.config = with_values(self.config, run_dir=str(run_dir))
+            self.claim = Lock(run_dir)
             try:
                 params = self.worker.learner.meta_parameters()
-                self.start = beginning(directory, self.config, params)
+                self.start = beginning(run_dir, self.config, params)
                 if self.start is not None:
-                    checkpoint.check_division(self.start, self.worker.training.division, directory)
+                    checkpoint.check_division(self.start, self.worker.training.division, run_dir)
             except BaseException:
-                self.claim.release()
+                self._release()
                 raise
 
     def run(self) -> int:
@@ -74,8 +79,13 @@ class Trainer:
         try:
             return self._run()
         finally:
-            if self.claim is not None:
-                self.claim.release()
+            self._release()
+
+    def _release(self) -> None:
+        """Give the run directory back; one that was made for nothing goes."""
+        if self.claim is not None:
+            self.claim.release()
+            directory.unmake(Path(self.config.run_dir or ""), self._made)
 
     def _run(self) -> int:
         strategy = build_strategy(self.config, self.world, self.worker)
@@ -141,7 +151,7 @@ class _Run:
             self.strategy.liveness.last_words = self._last_words
         config = self.config
         self._say(
-            f"{config.preset}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
+            f"{title(config)}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
         slow = self.worker.why_no_kernels()
@@ -219,10 +229,9 @@ class _Run:
         config = self.config
         window = Window(self.worker.metric_names)
         episodes = self.worker.training
-        bar = tqdm(
-            total=config.iterations, initial=self.iteration, desc="training", unit="it",
-            disable=not self.speaks, mininterval=0.5 if sys.stderr.isatty() else 15,
-        )  # fmt: skip
+        bar = progress.bar(
+            config.iterations, "training", "it", speaks=self.speaks, initial=self.iteration
+        )
         with bar:
             if self._owes_validation():
                 self._validate(bar)
@@ -266,6 +275,10 @@ class _Run:
         if self.iteration % self.config.log_every and self.iteration != self.config.iterations:
             return
         row = window.row() | self.strategy.report()
+        row["gradient_norm"] = self.optimizer.norm
+        spent = self.worker.stopwatch.take()
+        # What is left is for messages, and for waiting for others.
+        row["time"] = spent | {"elsewhere": max(0.0, window.seconds - sum(spent.values()))}
         self.log.write({"iteration": self.iteration, **row, "seconds": self.seconds})
         bar.set_postfix(
             {name: f"{row[name]:.3f}" for name in self.worker.metric_names if name in row}
@@ -286,7 +299,8 @@ class _Run:
             raise NotFiniteError(f"the loss is {loss}")
         self._whole = False
         try:
-            self.optimizer.step(share.gradients, share.n_tasks, self.iteration)
+            with self.worker.stopwatch.spent_on("updating"):
+                self.optimizer.step(share.gradients, share.n_tasks, self.iteration)
         except NotFiniteError:
             self._whole = True
             raise
@@ -308,6 +322,8 @@ class _Run:
             self.config.eval_tasks,
             between=self._heed_stop,
         )
+        if self.speaks:
+            result |= inner_loop(self.worker, self.meta_params)
         self.log.write({"iteration": self.iteration, **result, "seconds": self.seconds})
         if self.speaks:
             line = summary(result, self.config, self.config.transductive)
@@ -321,7 +337,7 @@ class _Run:
         result: dict[str, Any] = {
             "accuracy": None, "ci95": None, "tasks": config.test_tasks,
             "transductive": config.transductive, "non_transductive_accuracy": None,
-            "preset": config.preset, "published": config.published, "source": config.source,
+            "preset": config.preset, **published_row(config),
             "changed": changed(config),
             "iterations": self.iteration, "seconds": self.seconds,
             "tasks_per_second": tasks_per_second,
@@ -351,7 +367,21 @@ class _Run:
         if self.speaks:
             directory.write_result(self.run_dir, result | self._guard.report(self.iteration))
             plot = draw_curves(self.run_dir, config, result, self.worker, self.meta_params)
+            self._picture(plot)
             self._say(f"run directory {self.run_dir}, plot {plot}")
+
+    def _picture(self, curves: Path) -> None:
+        """Hand the sink the curves, and a test task with its answers."""
+        if not self.log.has_sink:
+            return
+        self.log.picture("pictures/curves", curves, self.iteration)
+        if registry.learner(self.config.learner).tasks != "episodes":
+            return
+        model = Model(self.worker.learner, self.meta_params, self.iteration, self.worker.device)
+        drawn = panel(model)
+        if drawn is not None:
+            (path,) = style.save(drawn, self.run_dir / "task", ["png"])
+            self.log.picture("pictures/task", path, self.iteration)
 
     def _save(self) -> None:
         if not self.optimizer.is_finite():
@@ -376,8 +406,17 @@ class _Run:
                     "config": {name: getattr(self.config, name) for name in MUST_MATCH},
                 },
                 keep=self.config.keep_checkpoints,
+                best=self._best(),
             )
             self._saved = self.iteration
+
+    def _best(self) -> list[int]:
+        """Return the iterations of the checkpoints that stay for having validated best."""
+        if not self.config.keep_best:
+            return []
+        there = checkpoint.numbered_checkpoints(self.run_dir)
+        ordered = best(self.run_dir, there, transductive=self.config.transductive)
+        return ordered[: self.config.keep_best]
 
     def _with_checkpoint(self, error: UserError) -> UserError:
         """Save the run as it is before a step that ends it; return the error that names the file.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ from datasets.episodes import Episodes
 from maml.config import Config, registry
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
+from maml.execution.stopwatch import Stopwatch
 from maml.learners import Learner, OuterGradient, build_learner
 from maml.metagradient.differentiate import Making
 from maml.params import Params
@@ -61,6 +62,8 @@ class Worker:
 
     Attributes:
         progress: Of the latest call for training tasks, how many are done, and of how many.
+        stopwatch: What this process spends its training on: ``sampling``, the wait for tasks that
+            are being made, and ``computing``.
         derivatives_of: What makes the derivatives of training losses, if a strategy has its own.
     """
 
@@ -88,6 +91,7 @@ class Worker:
         self.compiled: compiled.Compiled | None = None
         self.derivatives_of: Making | None = None
         self.progress = (0, 0)
+        self.stopwatch = Stopwatch()
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
             prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
@@ -96,14 +100,19 @@ class Worker:
         if trains:
             self.training = training or self.learner.open_tasks("train")
             self._ahead = Prefetch(self.training.tasks)
-            known = registry.learner(config.learner)
-            if known.is_theirs:
-                # A mistake in it is one line at the start.
-                with registry.calling("learner", known):
-                    first = self._on_device(self.training.tasks(torch.arange(1)))
-                    params = {n: p.to(device) for n, p in self.learner.meta_parameters().items()}
-                    self.learner.outer_gradient(params, self.learner.materialise(params, first))
+            self._try_theirs()
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
+
+    def _try_theirs(self) -> None:
+        """Differentiate one task by a user's own learner or network: a mistake is one line."""
+        config = self.config
+        learner, network = registry.learner(config.learner), registry.network(config.network)
+        if not (learner.is_theirs or network.is_theirs):
+            return
+        with registry.calling("learner", learner), registry.calling("network", network):
+            first = self._on_device(self.training.tasks(torch.arange(1)))
+            params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
+            self.learner.outer_gradient(params, self.learner.materialise(params, first))
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
@@ -180,20 +189,22 @@ class Worker:
         self, meta_params: Params, batches: Iterable[Batch], learner: Learner
     ) -> Share:
         """Sum as `meta_gradient` does, over tasks that are at hand, or are made already."""
-        params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
+        params = self._here(meta_params)
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
         rows = [totals.new_empty(0, len(totals))]
         n_tasks = 0
         self.progress = (0, self.progress[1])
-        for phase, tasks in batches:
-            made = learner.materialise(params, self._on_device(tasks))
-            outer = self._differentiate(params, made, learner, phase)
-            for name, total in sums.items():
-                total += outer.gradients[name]
-            metrics = [outer.metrics[name] for name in learner.metric_names]
-            rows.append(torch.stack([outer.losses, *metrics], dim=1))
-            totals += rows[-1].sum(0)
+        for phase, tasks in self.stopwatch.following("sampling", batches):
+            with self.stopwatch.spent_on("sampling"):
+                made = learner.materialise(params, self._on_device(tasks))
+            with self.stopwatch.spent_on("computing"):
+                outer = self._differentiate(params, made, learner, phase)
+                for name, total in sums.items():
+                    total += outer.gradients[name]
+                metrics = [outer.metrics[name] for name in learner.metric_names]
+                rows.append(torch.stack([outer.losses, *metrics], dim=1))
+                totals += rows[-1].sum(0)
             n_tasks += len(outer.losses)
             self.progress = (n_tasks, self.progress[1])
         return Share(sums, totals, n_tasks, torch.cat(rows))
@@ -207,14 +218,28 @@ class Worker:
         gradient = functools.partial(learner.outer_gradient, phase=phase)
         return self.compiled(gradient, params, tasks)
 
-    @torch.no_grad()
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
-        params = {name: tensor.detach().to(self.device) for name, tensor in meta_params.items()}
+        params = self._here(meta_params)
+        return self._evaluated(split, ids, lambda tasks: learner.evaluate(params, tasks))
+
+    def evaluate_together(
+        self, models: Sequence[Params], split: str, ids: Tensor, learner: Learner
+    ) -> Tensor:
+        """Return what `evaluate` does, of an ensemble (`Learner.evaluate_together`)."""
+        here = [self._here(params) for params in models]
+        return self._evaluated(split, ids, lambda tasks: learner.evaluate_together(here, tasks))
+
+    def _here(self, params: Params) -> Params:
+        return {name: tensor.detach().to(self.device) for name, tensor in params.items()}
+
+    @torch.no_grad()
+    def _evaluated(
+        self, split: str, ids: Tensor, metrics_of: Callable[[Any], dict[str, Tensor]]
+    ) -> Tensor:
         rows = []
         for tasks in Prefetch(self.evaluation(split).tasks).tasks(self._batches(ids)):
-            tasks = self._on_device(tasks)
-            metrics = learner.evaluate(params, tasks)
+            metrics = metrics_of(self._on_device(tasks))
             rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 from collections.abc import Iterator
@@ -33,17 +34,22 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the session: glyphs are drawn once, and the user's cache is never touched.
+    """One cache for the session: the user's is never touched.
 
-    Its compiled kernels stay in the checkout, for all of pytest's processes and for later sessions:
-    a minute of compiling for each. A file's name is a hash of what it was compiled from.
+    Compiled kernels and drawn glyphs stay in the checkout, for all of pytest's processes and for
+    later sessions: a minute of compiling and twenty seconds of drawing for each. A kernel's name is
+    a hash of what it was compiled from, and so is that of the glyphs' folder.
     """
     folder = tmp_path_factory.mktemp("cache")
-    kernels = REPO / "build" / "test-kernels"
-    with contextlib.suppress(OSError):  # where the checkout cannot be written: the session's own
-        kernels.mkdir(parents=True, exist_ok=True)
-        (kernels / ".writable").touch()
-        (folder / "kernels").symlink_to(kernels)
+    drawn_by = [*(REPO / "datasets").glob("glyph*.py"), REPO / "datasets" / "addresses.py"]
+    digest = hashlib.blake2b(b"".join(path.read_bytes() for path in drawn_by), digest_size=8)
+    kept = {"kernels": "test-kernels", "glyphs": f"test-glyphs-{digest.hexdigest()}"}
+    for name, stays in kept.items():
+        there = REPO / "build" / stays
+        with contextlib.suppress(OSError):  # if the checkout is read-only: the session's own
+            there.mkdir(parents=True, exist_ok=True)
+            (there / ".writable").touch()
+            (folder / name).symlink_to(there)
     return folder
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 
 import pytest
 
+from benchmarks import rows
 from benchmarks.command import write
+from tests.runs import glyphs
 
 COMMANDS = (
     "adaptation",
@@ -17,6 +20,7 @@ COMMANDS = (
     "memory",
     "observers",
     "precision",
+    "rows",
     "scaling",
     "solved",
     "tables",
@@ -60,6 +64,8 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(monkeypatch, capsys, t
         ("scaling", "--workers", "0"),
         ("scaling", "--warm-up", "some"),
         ("hosts", "--iterations", "0"),
+        ("rows", "--seconds", "0"),
+        ("rows", "--presets", "maml-glyphs-*"),
         ("communication", "--gbits", "0"),
         ("communication", "--share", "nan"),
         ("communication", "--micros", "inf"),
@@ -76,3 +82,23 @@ def test_a_record_replaces_the_one_before(tmp_path):
         write(path, report)
     assert path.read_text() == '{\n  "rows": []\n}\n'
     write(None, {})
+
+
+def test_rows_without_their_data_are_left_out(monkeypatch, capsys, tmp_path):
+    """The others are measured, by the steps that a training takes in its middle."""
+    presets = {
+        "here": glyphs(preset="here", published=0.9, iterations=7200),
+        "elsewhere": glyphs(preset="elsewhere", published=0.9, data="miniimagenet"),
+        "unpublished": glyphs(preset="unpublished"),
+    }
+    monkeypatch.setattr(rows, "PRESETS", presets)
+    path = tmp_path / "rows.json"
+    asked = ["rows", "--seconds", "1e-3", "--data-root", str(tmp_path), "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", asked)
+    rows.main()
+    output = capsys.readouterr()
+    assert "elsewhere: left out: " in output.err
+    (row,) = json.loads(path.read_text())["records"]
+    assert (row["preset"], row["measured_iterations"]) == ("here", rows.LEAST)
+    assert row["core_hours"] == pytest.approx(2 * row["core_seconds"] / rows.LEAST)
+    assert "| `here`" in output.out and "unpublished" not in output.out

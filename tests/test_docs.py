@@ -1,44 +1,115 @@
-"""The code of README.md and docs/library.md runs; of their tables see tests/test_tables.py."""
+"""The code of README.md and docs/ runs; of their tables see tests/test_tables.py."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
+import maml
 from tests.launching import REPO
+from tests.metagradient.peer import oracle
+from tests.pages import run_page
 from tests.runs import glyphs, train
 
 
-def blocks_of(name: str) -> list[str]:
-    """Return the Python code of a page."""
-    text = (REPO / name).read_text()
-    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def test_the_library_s_page_and_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom in one namespace, as in a notebook; the run is a tiny one."""
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The run that README.md and docs/library.md begin with, a tiny one."""
     train(glyphs(ways=5), tmp_path / "runs" / "glyphs")
-    monkeypatch.chdir(tmp_path)
-    readme: dict[str, Any] = {}
-    (block,) = blocks_of("README.md")
-    exec(compile(block, "README.md", "exec"), readme)
-    assert readme["probabilities"].shape == (15, 5) and len(readme["answers"]) == 15
-    blocks = blocks_of("docs/library.md")
-    assert len(blocks) >= 6
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, "docs/library.md", "exec"), names)
+    return tmp_path
+
+
+def test_readme_runs(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_page("README.md", trained, monkeypatch)
+    assert names["probabilities"].shape == (15, 5) and len(names["answers"]) == 15
+
+
+def test_the_library_s_page_runs(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_page("docs/library.md", trained, monkeypatch)
     assert set(names["answers"]) <= set(names["names"])
     assert names["batch"].query_x.shape == (3, 75, 1, 28, 28)
     # What the page says of its example.
     assert names["right"] > 0.9
     assert names["wrong"] < 0.2
-    maml, meta = names["maml"], {"logits": names["logits"].detach()}
+    meta = {"logits": names["logits"].detach()}
     mixed, reverse = (
         maml.meta_gradient(names["state"], meta, names["task"], way).gradients["logits"]
         for way in ("mixed", "reverse")
     )
     assert (mixed - reverse).abs().max() < 1e-4 * reverse.abs().max()
+
+
+# ---- tutorials --------------------------------------------------------------------------------
+
+
+def test_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With data that is drawn, in place of Omniglot's."""
+    instead = {"maml-omniglot": "maml-glyphs"}
+    names = run_page("docs/tutorials/first-row.md", tmp_path, monkeypatch, instead)
+    assert names["result"]["changed"]["iterations"] == 2
+    assert (tmp_path / "runs/first-row/plots/curves.png").is_file()
+
+
+def test_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_page("docs/tutorials/own-images.md", tmp_path, monkeypatch)
+    assert names["answer"] in names["labels"] and len(names["labels"]) == 3
+
+
+def test_own_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_page("docs/tutorials/own-learner.md", tmp_path, monkeypatch)
+    assert names["rate"] != names["model"].config.inner_lr
+    assert names["gradient"].item() == pytest.approx(
+        ((names["above"] - names["below"]) / (2 * names["h"])).item(), rel=1e-4
+    )
+
+
+def test_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run_page("docs/tutorials/own-network.md", tmp_path, monkeypatch)
+    assert names["probabilities"].shape == (15, 5)
+
+
+def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a seed less: a trial is a process, of seconds."""
+    few = "eval_every: {value: 2}\n  test_tasks: {value: 4}\n  eval_tasks: {value: 4}"
+    instead = {
+        "seed: {values: [0, 1]}": "seed: {values: [0]}",
+        "{value: 300}": "{value: 2}",
+        "eval_every: {value: 100}": f"{few}\n  logger: {{value: none}}",
+    }
+    names = run_page("docs/tutorials/sweep.md", tmp_path, monkeypatch, instead)
+    assert names["result"]["changed"]["inner_steps"] == 2
+    assert (tmp_path / "runs/sweeps/steps/report.md").is_file()
+
+
+# ---- other libraries --------------------------------------------------------------------------
+
+
+def test_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page has on its left and on its right are the same numbers."""
+    oracle("MAML")
+    names = run_page("docs/migration.md", tmp_path, monkeypatch)
+    pairs = [name.removeprefix("ours_") for name in names if name.startswith("ours_")]
+    assert pairs == ["maml", "first", "sgd", "anil", "higher", "adam"]
+    for pair in pairs:
+        ours, theirs = names[f"ours_{pair}"], names[f"theirs_{pair}"]
+        assert ours.keys() == theirs.keys() and any(g.abs().max() > 0.01 for g in ours.values())
+        for name, gradient in theirs.items():
+            torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-5)
+
+
+# ---- the site ---------------------------------------------------------------------------------
+
+
+def test_the_reference_has_all_that_maml_offers() -> None:
+    page = (REPO / "docs" / "api.md").read_text()
+    assert [name for name in maml.__all__ if f":: maml.{name}\n" not in page] == []
+
+
+def test_every_page_is_on_the_first_one() -> None:
+    """The site's contents are its lists."""
+    docs = REPO / "docs"
+    first = (docs / "index.md").read_text()
+    pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")} - {"index.md"}
+    assert [page for page in sorted(pages) if f"]({page})" not in first] == []

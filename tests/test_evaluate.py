@@ -25,6 +25,7 @@ from maml.errors import UserError
 from maml.learners import build_learner
 from maml.processes.program import run_program
 from maml.processes.world import World
+from maml.run import checkpoint
 from maml.scores import evaluate, mean_and_ci95, summary
 from maml.strategies.local import Local
 from maml.worker import Worker
@@ -287,6 +288,43 @@ def test_what_is_asked_otherwise(run_dir: Path, tmp_path: Path) -> None:
     assert found[2]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_an_ensemble_is_reported_beside_the_single_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MAML++'s: the mean of the logits of those that validated best, each adapted by itself."""
+    config = glyphs(iterations=4, eval_every=1, checkpoint_every=1, keep_checkpoints=1, keep_best=3)
+    train(config, tmp_path)
+    evaluation.main([str(tmp_path), "--tasks", "5", "--ensemble", "2"])
+    evaluation.main([str(tmp_path), "--tasks", "5"])
+    row, single = rows(tmp_path)
+    assert {name: row[name] for name in single if name != "time"}.items() <= single.items()
+
+    validated = [row for row in metrics(tmp_path) if row.get("split") == "validation"]
+    validated.sort(key=lambda row: (row["accuracy"], row["iteration"]), reverse=True)
+    assert row["ensemble"] == [one["iteration"] for one in validated[:2]]
+    learner = build_learner(config)
+    tasks = learner.open_tasks("test", evaluation=True).tasks(torch.arange(5))
+    answers = []
+    for iteration in row["ensemble"]:
+        saved = checkpoint.load(checkpoint.numbered_checkpoint(tmp_path, iteration))
+        answers.append(learner.predictions(saved["model"], tasks, config.eval_inner_steps))
+    assert (answers[0].transductive - answers[1].transductive).abs().max() > 1e-4
+    for prefix, outputs in zip(("", "non_transductive_"), zip(*answers, strict=True), strict=True):
+        logits = (outputs[0] + outputs[1]) / 2
+        loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tasks.query_y)
+        assert row[f"ensemble_{prefix}loss"] == pytest.approx(loss.item(), rel=1e-5)
+        right = (logits.argmax(-1) == tasks.query_y).double().mean().item()
+        assert row[f"ensemble_{prefix}accuracy"] == pytest.approx(right, abs=1e-7)
+    lines = capsys.readouterr().out.splitlines()
+    first, second, third = (line for line in lines if "test accuracy" in line and "iter" in line)
+    assert first == third and first.startswith("iteration 4: test accuracy")
+    who = "ensemble of iterations {}, {}: test accuracy".format(*row["ensemble"])
+    assert second.startswith(who)
+    with pytest.raises(UserError, match=r"--ensemble 5: .*--keep-best 5"):
+        evaluation.main([str(tmp_path), "--ensemble", "5"])
+
+
 def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
     def refusal(*arguments: str) -> str:
         with pytest.raises((UserError, DataError)) as caught:
@@ -313,6 +351,8 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         ("--shots", "30"): "--shots 30 and --eval-queries 2",
         ("--iteration", "7"): "--iteration 7: no checkpoint of it",
         ("--iteration", "best"): "--iteration best: no kept checkpoint was validated",
+        ("--ensemble", "1"): "--ensemble must be at least 2",
+        ("--ensemble", "2", "--watch"): "--ensemble: --watch evaluates every checkpoint",
         ("--iteration", "2", "--watch"): "--iteration: --watch evaluates every checkpoint",
         ("--data", "glyfs"): "--data glyfs",
         ("--dat", "glyphs"): "--dat",

@@ -28,7 +28,8 @@ FLOORS = (
     ("worker",),
     ("strategies", "run"),
     ("scores",),
-    ("library", "evaluate", "replay"),
+    ("best",),
+    ("library", "evaluate", "replay", "relog"),
     ("plots",),
     ("trainer", "predict"),
 )

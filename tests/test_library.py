@@ -246,6 +246,9 @@ GOOD = torch.rand(3, 1, 28, 28)
         (GOOD, NAMES[:2], "support_y: 2 labels for 3 examples"),
         (GOOD, ["a", "a", "b"], "support_y: 2 classes ('a', 'b'); the model tells 3 apart"),
         (GOOD, "abc", "support_y: 'abc'; give a list"),
+        (GOOD, set(NAMES), "support_y: set; give a list with one label for each example"),
+        (GOOD, dict.fromkeys(NAMES), "support_y: dict; give a list"),
+        (GOOD, (name for name in NAMES), "support_y: generator; give a list"),
         (GOOD, [[1], [2], [3]], "support_y: a label must be hashable"),
     ],
 )  # fmt: skip
@@ -262,8 +265,10 @@ def test_of_queries_and_settings_too(model: maml.Model) -> None:
         adapted.predict(np.zeros((3, 1, 28, 28), np.uint8))
     with pytest.raises(maml.UserError, match="batch_statistics 'batch': support or query"):
         adapted.predict(GOOD, batch_statistics="batch")  # type: ignore[arg-type]
-    with pytest.raises(maml.UserError, match="steps -1: at least 0"):
-        model.adapt(GOOD, NAMES, steps=-1)
+    for steps in (-1, 1.5, 2.0, True, "2"):
+        with pytest.raises(maml.UserError, match=f"^steps {steps!r}: give a whole number"):
+            model.adapt(GOOD, NAMES, steps=steps)  # type: ignore[arg-type]
+    model.adapt(GOOD, NAMES, steps=np.int64(1))  # type: ignore[arg-type]
 
 
 # ---- episodes -----------------------------------------------------------------------------------
@@ -275,6 +280,21 @@ def test_a_task_is_the_same_alone_and_among_others(tasks: maml.Tasks) -> None:
         assert torch.equal(part[1], own)
     assert batch.support_x.shape == (2, 3, 1, 28, 28)
     assert not torch.equal(batch.support_x[0], batch.support_x[1])
+    by_tensor = tasks.tasks(torch.tensor([5, 7]))
+    assert torch.equal(by_tensor.query_x, batch.query_x)
+
+
+def test_an_id_that_is_none(tasks: maml.Tasks) -> None:
+    for ids, says in (
+        ([1, 1.5], "id 1.5"),
+        (torch.rand(2), "id tensor"),
+        (3, "ids 3"),
+        ([-1], "id -1"),
+    ):
+        with pytest.raises(maml.UserError, match=f"^{says}.*: give a"):
+            tasks.tasks(ids)  # type: ignore[arg-type]
+    with pytest.raises(maml.UserError, match=r"^id 1\.0: give a whole number"):
+        tasks.task(1.0)  # type: ignore[arg-type]
 
 
 # ---- the command --------------------------------------------------------------------------------
@@ -345,6 +365,15 @@ def test_mistakes_of_the_command(
     )
     assert "needs a folder for each class" in refusal(flat, flat)
     assert f"{tmp_path}/none" in refusal(support, tmp_path / "none")
+    one = next(flat.iterdir())
+    predict.main([str(run_dir), "--support", str(support), "--query", str(one)])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{one}\t")
+    (tmp_path / "no.png").write_text("no image")
+    assert "no.png (not an image that Pillow knows)" in refusal(support, tmp_path / "no.png")
+    assert "needs a folder for each class" in refusal(one, flat)
+    with pytest.raises(maml.UserError, match="unknown flag --step: did you mean --steps"):
+        predict.main([str(run_dir), "--step", "2", "--support", "x", "--query", "x"])
     assert "--steps must be at least 0, not -1" in refusal(support, flat, "--steps", "-1")
     assert "--json" in refusal(support, flat, "--json", str(tmp_path / "none" / "file"))
     shutil.rmtree(support / "owl")

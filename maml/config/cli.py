@@ -17,12 +17,12 @@ AGAIN = "--config"
 """In place of PRESET: the config.yaml of a run that is to be repeated."""
 
 
-def parse(arguments: Sequence[str]) -> Config:
+def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
     """Turn ``PRESET --flag value …`` into a checked `Config`.
 
     ``--config RUN_DIR/config.yaml --flag value …`` begins with all values of that run instead, but
     for its own directory and checkpoint. ``data_root`` is absolute then: config.yaml keeps it, for
-    an evaluation from another folder.
+    an evaluation from another folder. ``also``: see `Parser`.
 
     Raises:
         UserError: for an unknown preset, an unknown flag or a value that cannot work.
@@ -39,7 +39,7 @@ def parse(arguments: Sequence[str]) -> Config:
         base = PRESETS[name]
     else:
         raise UserError(f"unknown preset {name!r}: {hint(name)}")
-    given = vars(_parser(base).parse_args(list(map(_as_spelled, flags))))
+    given = vars(_parser(base, also).parse_args(list(map(_as_spelled, flags))))
     config = with_values(base, **given)
     check(config, base)
     data_root = user_path("data_root", config.data_root).absolute()
@@ -57,8 +57,9 @@ def _again(arguments: Sequence[str]) -> tuple[Config, list[str]]:
     return with_values(config, run_dir=None, resume="auto"), list(arguments[1 + (not equals) :])
 
 
-def _parser(default: Config) -> Parser:
+def _parser(default: Config, also: Sequence[str]) -> Parser:
     parser = Parser(
+        also,
         prog=USAGE,
         usage="%(prog)s [--flag value …]\n"
         f"       train_maml.py {AGAIN} RUN_DIR/config.yaml [--flag value …]",

@@ -318,6 +318,12 @@ class Config:
         "How many checkpoints, the newest, are kept for evaluators; last.pt is the last of them.",
         least=1,
     )  # fmt: skip
+    keep_best: int = _output(
+        0, WAY,
+        "How many older checkpoints, those that validated best, are kept: for "
+        "maml.evaluate --iteration best and --ensemble.",
+        least=0,
+    )  # fmt: skip
     resume: str = _output(
         "auto", HOST,
         "auto: continue from the run directory's checkpoint if it has one; never; or a path.",

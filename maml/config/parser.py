@@ -19,7 +19,9 @@ from maml.errors import UserError
 class Parser(argparse.ArgumentParser):
     """Ours for every command: no flag may be shortened, and a mistake is a `UserError`."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, also: Sequence[str] = (), **options: Any) -> None:
+        """``also``: flags of whoever calls, which a mistyped one may be near to."""
+        self._also = also
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
 
     def parse_args(  # type: ignore[override]
@@ -32,7 +34,7 @@ class Parser(argparse.ArgumentParser):
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}")
             near = difflib.get_close_matches(
-                word.partition("=")[0], self._option_string_actions, n=2, cutoff=0.7
+                word.partition("=")[0], [*self._option_string_actions, *self._also], n=2, cutoff=0.7
             )
             hint = f": did you mean {' or '.join(near)}?" if near else "; --help lists all flags"
             self.error(f"unknown flag {word}{hint}")

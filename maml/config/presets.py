@@ -10,7 +10,7 @@ from maml.config import MUST_MATCH, OF_THE_RESULT, Config, flag, registry
 from maml.config.fields import with_values
 from maml.config.rows import ROWS
 
-__all__ = ["PRESETS", "changed", "describe", "hint", "with_values"]
+__all__ = ["PRESETS", "changed", "describe", "hint", "published_row", "title", "with_values"]
 
 PRESETS: dict[str, Config] = {config.preset: config for config in ROWS}
 """By name."""
@@ -33,6 +33,30 @@ def changed(config: Config) -> dict[str, Any]:
         name: getattr(config, name)
         for name in (*MUST_MATCH, *OF_THE_RESULT)
         if getattr(config, name) != getattr(preset, name)
+    }
+
+
+OF_THE_ROW = ("learner", "data", "ways", "shots")
+"""What a row of a published table is about. With another value a run is not of that row."""
+
+
+def _other_row(config: Config) -> dict[str, Any]:
+    values = changed(config)
+    return {name: values[name] for name in OF_THE_ROW if name in values}
+
+
+def title(config: Config) -> str:
+    """Return what a run is called: its preset, and the flags that make it of another row."""
+    flags = [f"{flag(name)} {value}" for name, value in _other_row(config).items()]
+    return f"{config.preset} with {' '.join(flags)}" if flags else config.preset
+
+
+def published_row(config: Config) -> dict[str, Any]:
+    """Return ``published`` and ``source`` of the preset's row; None each if it is another row."""
+    of_row = not _other_row(config)
+    return {
+        "published": config.published if of_row else None,
+        "source": config.source if of_row else None,
     }
 
 

@@ -18,6 +18,7 @@ from maml.kernels.derivatives import Derivatives, Gradient, Part, of_each_task
 from maml.networks.conv4 import Conv4
 from maml.networks.loss import NetworkLoss
 from maml.networks.norms import tensors
+from maml.networks.ordinary import Ordinary
 from maml.params import Params
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def obstacle(support: object, query: object, params: Params) -> str | None:
 def _unknown(network: nn.Module) -> str | None:
     """Say what of a network is not as `Conv4` builds it."""
     if type(network) is not Conv4:
-        return f"there are none for the network {type(network).__name__}"
+        stated = network.module if isinstance(network, Ordinary) else network
+        return f"there are none for the network {type(stated).__name__}"
     built = _as_built(
         network.image_shape, network.ways, network.filters, network.pool, network.leak, network.eps
     )

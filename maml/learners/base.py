@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -199,6 +200,15 @@ class Learner(nn.Module, ABC):
         """Return ``{name: […]}`` of outputs ``[…, E, …]`` for targets ``y [… E, …]``."""
         return self.objective.metrics(outputs, y)
 
+    def _measured(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        found = self.metrics(outputs, y)
+        if set(found) != set(self.metric_names):
+            raise UserError(
+                f"--learner {self.config.learner}: metrics returns {', '.join(found) or 'nothing'}"
+                f" and metric_names is {', '.join(self.metric_names) or 'empty'}: name the same"
+            )
+        return found
+
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
         """Return the tasks of ``split`` that it learns from, or is evaluated on: few-shot ones.
 
@@ -285,7 +295,7 @@ class Learner(nn.Module, ABC):
             self._kernels,
             derivatives_of,
         )
-        metrics = self.metrics(found.outputs, tasks.query_y)
+        metrics = self._measured(found.outputs, tasks.query_y)
         return OuterGradient(found.gradients, found.losses, metrics)
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:
@@ -331,7 +341,7 @@ class Learner(nn.Module, ABC):
         results = {}
         for prefix, outputs in zip(("", "non_transductive_"), predictions, strict=True):
             results[f"{prefix}loss"] = torch.func.vmap(self.objective.loss)(outputs, y)
-            for name, value in self.metrics(outputs, y).items():
+            for name, value in self._measured(outputs, y).items():
                 results[f"{prefix}{name}"] = value
         return results
 
@@ -339,6 +349,23 @@ class Learner(nn.Module, ABC):
         """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
         steps = self.config.eval_inner_steps
         return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
+
+    def evaluate_together(self, models: Sequence[Params], tasks: Task) -> dict[str, Tensor]:
+        """Return the `scores` of an ensemble: of its models' mean outputs.
+
+        Each model adapts by itself. For a classifier, outputs are logits: their mean, not that of
+        probabilities, is what MAML++'s released code takes (experiment_builder.py).
+
+        Raises:
+            UserError: for a learner that is not evaluated by its outputs, as one that acts.
+        """
+        if not self._is_own("evaluate"):
+            learner = self.config.learner
+            raise UserError(f"--ensemble: --learner {learner} is not evaluated by its outputs")
+        steps = self.config.eval_inner_steps
+        answers = [self.predictions(params, tasks, steps) for params in models]
+        together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))
+        return self.scores(together, tasks.query_y)
 
     def prepare(self, device: torch.device) -> None:
         """Compile the kernels, if they are to serve; refuse what cannot work.

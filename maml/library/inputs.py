@@ -5,7 +5,8 @@ Shape legend: n examples, C H W.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import operator
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -81,7 +82,8 @@ def labels(given: Any, n: int, ways: int) -> tuple[Tensor, list[Hashable]]:
     """Return labels as class numbers ``[n]`` int64, and the classes in order of first appearance.
 
     Args:
-        given: Any hashable values, ``n`` of them; an array or tensor of one dimension is a list.
+        given: Any hashable values in an order, ``n`` of them: a list, a tuple, or an array or
+            tensor of one dimension.
         n: Examples that they belong to.
         ways: Classes that the model tells apart.
 
@@ -89,8 +91,11 @@ def labels(given: Any, n: int, ways: int) -> tuple[Tensor, list[Hashable]]:
         UserError: for more or fewer labels or classes.
     """
     plain = given.tolist() if isinstance(given, (Tensor, np.ndarray, np.generic)) else given
-    if isinstance(plain, (str, bytes)) or not hasattr(plain, "__iter__"):
-        raise UserError(f"support_y: {plain!r}; give a list with one label for each example")
+    listed = hasattr(plain, "__iter__") and hasattr(plain, "__len__")
+    # A set has no order. A generator could be read once, and a mistake be said too late.
+    if not listed or isinstance(plain, (str, bytes, Set, Mapping)):
+        shown = repr(plain) if isinstance(plain, (str, bytes, int)) else type(plain).__name__
+        raise UserError(f"support_y: {shown}; give a list with one label for each example")
     values = [item.item() if isinstance(item, (Tensor, np.generic)) else item for item in plain]
     if len(values) != n:
         raise UserError(f"support_y: {len(values)} labels for {n} examples")
@@ -105,6 +110,21 @@ def labels(given: Any, n: int, ways: int) -> tuple[Tensor, list[Hashable]]:
         )
     number = {one: i for i, one in enumerate(classes)}
     return torch.tensor([number[value] for value in values]), classes
+
+
+def whole(given: Any, what: str) -> int:
+    """Return a whole number that is at least 0, of Python, numpy or torch.
+
+    Raises:
+        UserError: for anything else; 1.0 and True too are mistakes here.
+    """
+    try:
+        number = -1 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UserError(f"{what} {given!r}: give a whole number, at least 0")
+    return number
 
 
 def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.config import registry
-from maml.config.presets import with_values
+from maml.config.presets import title, with_values
 from maml.errors import UserError
 from maml.learners import Learner, build_learner
 from maml.learners.base import Adapted
@@ -97,11 +97,11 @@ class Model:
         config = self.config
         task = f"regression of {config.data}" if self.ways is None else f"{self.ways}-way"
         images = "" if self.image_shape is None else f", images {list(self.image_shape)}"
-        return f"<{config.learner} of {config.preset}, {task}{images}, iteration {self.iteration}>"
+        return f"<{config.learner} of {title(config)}, {task}{images}, iteration {self.iteration}>"
 
     @property
     def steps(self) -> int:
-        """Inner steps by default: as many as the run's evaluation takes."""
+        """Inner steps by default, as many as the run's evaluation takes."""
         return self.config.eval_inner_steps
 
     def adapt(
@@ -118,9 +118,7 @@ class Model:
         Raises:
             UserError: in one line, for what does not fit: shape, type, range, number of classes.
         """
-        steps = self.steps if steps is None else steps
-        if steps < 0:
-            raise UserError(f"steps {steps}: at least 0")
+        steps = self.steps if steps is None else inputs.whole(steps, "steps")
         x = self.examples(support_x, "support_x")
         classes: list[Hashable] | None = None
         if self.ways is None:

@@ -14,6 +14,7 @@ from datasets.errors import DataError
 from datasets.opening import options_of
 from datasets.tasks import Task
 from maml.errors import UserError
+from maml.library import inputs
 
 
 class Tasks:
@@ -31,11 +32,20 @@ class Tasks:
 
         N is the number of ways, K of shots; examples lie class by class, labels are 0 … N − 1.
         """
-        return Task(*(part[0] for part in self.tasks([id])))
+        return Task(*(part[0] for part in self._of([inputs.whole(id, "id")])))
 
     def tasks(self, ids: Iterable[int]) -> Task:
-        """Return the B tasks ``ids`` as one: a leading dimension B everywhere."""
-        return self.episodes.tasks(torch.as_tensor(list(ids), dtype=torch.int64))
+        """Return the B tasks ``ids`` as one: a leading dimension B everywhere.
+
+        Raises:
+            UserError: for an id that is no whole number, at least 0.
+        """
+        if not isinstance(ids, Iterable):
+            raise UserError(f"ids {ids!r}: give a list of task ids")
+        return self._of([inputs.whole(id, "id") for id in ids])
+
+    def _of(self, ids: list[int]) -> Task:
+        return self.episodes.tasks(torch.tensor(ids, dtype=torch.int64))
 
 
 def episodes(

@@ -8,11 +8,12 @@ serve the network's plain cross-entropy, and nothing else can meet them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from maml import kernels
@@ -22,6 +23,7 @@ from maml.metagradient import displacement, forward_over_reverse, implicit, unro
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Outer, Problem
 from maml.networks.loss import NetworkLoss
+from maml.networks.norms import tensors
 from maml.params import Params
 
 Making: TypeAlias = Callable[[Problem], Derivatives]
@@ -75,27 +77,78 @@ def _goes_forward(problem: Problem, way: Way) -> bool:
     return way == "mixed"
 
 
-def _check_closed(problem: Problem, tasks: Any) -> None:
-    """Raise `ValueError` if a loss reads parameters that are not handed to it.
+def _check_read(problem: Problem, tasks: Any) -> None:
+    """Refuse losses that read other parameters than they should.
 
-    What the function closes over is a constant to every way of differentiating.
+    Raises:
+        ValueError: for one that reads parameters which are not handed to it. What a function closes
+            over is a constant to every way of differentiating.
+        RuntimeError: for a parameter that adapts and that no loss reads: a mistake, not a zero.
     """
-    tensors = pytree.tree_map(torch.detach, problem.tensors())
-    params = problem.at(tensors).params(tensors.start, 0)
-    for part in ("support", "query"):
-        loss = getattr(problem, part)
-        if isinstance(loss, NetworkLoss) or (part == "support" and not problem.steps):
-            continue
-        task = pytree.tree_map(lambda tensor: tensor[0], tasks)
-        value, _ = loss(params, task, 0)
-        if value.requires_grad:
-            raise ValueError(
-                f"the {part} loss reads parameters that are not among its params, and would not be "
-                "differentiated by them: put them into the problem's fixed, and read them from "
-                "params"
-            )
-        if value.dim():
-            raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
+    task = pytree.tree_map(lambda tensor: tensor[0], tasks)
+    unread = set(problem.start)
+    places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
+    for part, step in places:
+        # A loss may know its step. One step of the support loss tells all, or else they are asked.
+        if step == 0 or unread:
+            unread -= _names_read(problem, part, step, task)
+    if unread:
+        name = min(unread)
+        raise RuntimeError(
+            f"{name!r} appears to not have been used by any loss, but it is to adapt"
+        )
+
+
+_READ: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
+"""What the networks that were looked at read of their own parameters."""
+
+
+def _names_read(problem: Problem, part: str, step: int, task: Any) -> frozenset[str]:
+    """Return the names of the parameters that a loss reads.
+
+    Raises:
+        ValueError: if it reads others, or is no scalar.
+    """
+    loss = getattr(problem, part)
+    if isinstance(loss, NetworkLoss):
+        if not loss.theirs:
+            return frozenset(tensors(loss.network))
+        if loss.network in _READ:
+            return _READ[loss.network]
+    params = {
+        name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
+        for name, tensor in problem.params(problem.start, step).items()
+    }
+    value, _ = loss(params, task, step)
+    leaves = _leaves_under(value)
+    found = frozenset(name for name, tensor in params.items() if id(tensor) in leaves)
+    if len(leaves) > len(found):
+        raise ValueError(
+            f"the {part} loss reads parameters that are not among its params, and would not be "
+            "differentiated by them: put them into the problem's fixed, and read them from "
+            "params"
+        )
+    if value.dim():
+        raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
+    if isinstance(loss, NetworkLoss):
+        _READ[loss.network] = found
+    return found
+
+
+def _leaves_under(value: Tensor) -> set[int]:
+    """Return the ids of the tensors that a value's graph begins with."""
+    if value.grad_fn is None:
+        return {id(value)} if value.requires_grad else set()
+    leaves, seen, waiting = set(), {value.grad_fn}, [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                waiting.append(before)
+    return leaves
 
 
 def differentiate(
@@ -157,12 +210,12 @@ def meta_gradient(
         derivatives_of: As in `differentiate`.
 
     Raises:
-        RuntimeError: for a meta-parameter that no tensor of the problem depends on: a mistake, not
-            a zero.
+        RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
+            parameter that adapts and that no loss reads: mistakes, not zeros.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)
-    _check_closed(problem, tasks)
+    _check_read(problem, tasks)
     outer = differentiate(problem, tasks, way, allowed, derivatives_of)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
     return OuterGradient(gradients, outer.losses, outer.outputs)

@@ -32,6 +32,7 @@ class OuterOptimizer:
     """
 
     peak = 0.0
+    _latest: torch.Tensor | None = None
 
     def __init__(self, config: Config, meta_params: Params) -> None:
         """Begin at ``meta_params``, of one dtype, on one device; they are copied."""
@@ -67,6 +68,7 @@ class OuterOptimizer:
         if peak**2 > torch.finfo(gradient.dtype).max:
             raise NotFiniteError(f"the gradient is too large, {peak:.1g}: its square is not finite")
         self.peak = peak
+        self._latest = gradient
         self._update(gradient, rate_at(self._config, iteration))
 
     def _update(self, gradient: torch.Tensor, rate: float) -> None:
@@ -90,6 +92,11 @@ class OuterOptimizer:
         )  # fmt: skip
         if buffers[0] is not None:
             state["momentum_buffer"] = buffers[0]
+
+    @property
+    def norm(self) -> float:
+        """The Euclidean norm of the latest gradient, clipped; 0 before any."""
+        return 0.0 if self._latest is None else float(self._latest.norm())
 
     def is_finite(self) -> bool:
         """Whether the parameters are finite, and what the optimizer remembers of gradients."""

@@ -77,11 +77,7 @@ def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
 
 @torch.enable_grad()
 def meta_gradient(problem: Problem, tasks: Any) -> Outer:
-    """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps.
-
-    Raises:
-        RuntimeError: for a parameter that adapts and no loss depends on: a mistake, not a zero.
-    """
+    """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps."""
     leaves, structure = pytree.tree_flatten(problem.tensors())
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
     own = problem.at(pytree.tree_unflatten(leaves, structure))
@@ -89,11 +85,8 @@ def meta_gradient(problem: Problem, tasks: Any) -> Outer:
     known = isinstance(problem.support, NetworkLoss) and not problem.support.theirs
     with contextlib.nullcontext() if known else ExactNorms():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
+    # Some may be of no use at some step, or to first order.
     found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-    for name, gradient in zip(problem.start, found, strict=False):
-        # What stands still may be of no use at some step, or to first order; what adapts may not.
-        if gradient is None:
-            raise RuntimeError(f"{name!r} appears to not have been used by any loss")
     gradients = [
         torch.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(leaves, found, strict=True)

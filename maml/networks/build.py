@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import Config, registry
 from maml.errors import UserError
@@ -49,16 +51,52 @@ def build_network(
     if known.takes == "points":
         read |= dict(zip(("inputs", "outputs"), point, strict=True))
     with registry.calling("network", known):
-        network = known.load()(image_shape, ways, **known.options, **read)
+        make = known.load()
+        if known.is_theirs:
+            _check_signature(make, name)
+        network = make(image_shape, ways, **known.options, **read)
         if not known.is_theirs:
             assert isinstance(network, nn.Module)
             return network
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
         _check_parameters(network, name)
+        _make_lazy_layers(network, image_shape)
         network = explicit(network, name)
         _try(network, name, image_shape, ways)
     return network
+
+
+def _check_signature(make: Any, name: str) -> None:
+    """Refuse what cannot be called as a network is: with the shape of the data and the ways."""
+    if not callable(make):
+        raise UserError(f"--network {name}: is no function or class, but {type(make).__name__}")
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind((1, 28, 28), 5)
+    except TypeError:
+        raise UserError(
+            f"--network {name}: takes {signature}; it must take (image_shape, ways), where "
+            "image_shape is (channels, height, width)"
+        ) from None
+
+
+def _make_lazy_layers(network: nn.Module, image_shape: tuple[int, int, int] | None) -> None:
+    """Call a network that has lazy layers once: only then they know what layers they are."""
+    lazy = [layer for layer in network.modules() if isinstance(layer, LazyModuleMixin)]
+    if not lazy:
+        return
+    network.eval()  # no statistics are kept
+    with torch.no_grad():
+        network(_two_examples(image_shape))
+    network.train()
+
+
+def _two_examples(image_shape: tuple[int, int, int] | None) -> torch.Tensor:
+    return torch.zeros(2, *(image_shape or (1,)))
 
 
 def _check_parameters(network: nn.Module, name: str) -> None:
@@ -85,10 +123,11 @@ def _check_parameters(network: nn.Module, name: str) -> None:
 def _try(
     network: nn.Module, name: str, image_shape: tuple[int, int, int] | None, ways: int
 ) -> None:
-    """Call a user's network once: it makes lazy layers' weights, and shows mistakes at once."""
-    x = torch.zeros(2, *(image_shape or (1,)))
+    """Call a user's network once: mistakes show at once."""
     with torch.no_grad():
-        outputs, _ = network(x)
+        outputs, _ = network(_two_examples(image_shape))
+    if not isinstance(outputs, torch.Tensor):
+        raise UserError(f"--network {name}: forward returns {type(outputs).__name__}, no tensor")
     if image_shape is not None and outputs.shape != (2, ways):
         raise UserError(
             f"--network {name}: two images became {list(outputs.shape)}; outputs must be "

@@ -113,6 +113,10 @@ def apply(
     Not for concurrent threads on one module: ``functional_call`` swaps its tensors while it runs.
     """
     with precision.products(precision_):
-        outputs, used = torch.func.functional_call(network, params, (x, statistics))
+        # A layer in two places has its tensors once, by one name. To tie the names would swap them
+        # twice, and leave the second one's tensors in the network.
+        outputs, used = torch.func.functional_call(
+            network, params, (x, statistics), tie_weights=False
+        )
     # What is computed from the outputs, a loss to begin with, is not rounded.
     return outputs.to(x.dtype), used

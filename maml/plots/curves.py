@@ -9,6 +9,7 @@ from typing import Any
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
+from maml.config.presets import title
 from maml.learners import Learner, build_learner
 from maml.learners.policy import Policy
 from maml.params import Params
@@ -50,7 +51,7 @@ def draw_curves(
             # No query is told from a support example here.
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
             axis.set_xlabel("iteration")
-    figure.suptitle(config.preset, fontsize=11)
+    figure.suptitle(title(config), fontsize=11)
     if metric == "return":
         strip = draw_filmstrip(worker.learner, worker.evaluation("test"), meta_params)
         style.save(strip, run_dir / "filmstrip", ["png"])

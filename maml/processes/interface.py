@@ -25,11 +25,11 @@ def choose_interface(world: World) -> None:
     if "MASTER_ADDR" not in os.environ:
         return
     master = os.environ["MASTER_ADDR"]
-    own = _address_towards(master)
+    own = address_towards(master)
     if own is not None and own.is_loopback and master not in ("localhost", str(own)):
         # The master itself, whose own name points to its loopback: the others reach the side that
         # leads out. Nothing is at these addresses (RFC 5737, RFC 3849).
-        own = _address_towards("192.0.2.1") or _address_towards("2001:db8::1")
+        own = address_towards("192.0.2.1") or address_towards("2001:db8::1")
     if own is None:
         return  # The rendezvous will say what is wrong with the address.
     _use(str(own))
@@ -44,7 +44,7 @@ def _use(own: str) -> None:
             return
 
 
-def _address_towards(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def address_towards(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the address with which this host would send to ``host``; None if there is no way."""
     try:
         # Connecting a datagram socket sends nothing; it only picks the way. Any port does.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import sys
 import threading
@@ -60,6 +61,15 @@ class Finding(NamedTuple):
 
     line: str
     rank: int | None = None
+
+    @classmethod
+    def from_text(cls, text: str) -> Finding:
+        """Return what `to_text` wrote."""
+        return cls(*json.loads(text))
+
+    def to_text(self) -> str:
+        """Return it as text, for the store."""
+        return json.dumps(self)
 
 
 class Liveness:
@@ -193,7 +203,7 @@ class Liveness:
         line = self._failed[1:].decode()
         with self._ending:
             if self.world.rank == 0:
-                line = self._tell(line)
+                line = self._tell(Finding(line)).line
                 speaks = self._may_speak()
                 self._wait_for_all()
             else:
@@ -259,7 +269,7 @@ class Liveness:
     def _look(self) -> Finding | None:
         """Return what ends this process, if anything."""
         if self._told:
-            return Finding(self._told.decode())
+            return Finding.from_text(self._told.decode())
         for rank in self._judged():
             beat = self._beats.get(rank, b"")
             if beat.startswith(_FAILED):
@@ -323,14 +333,14 @@ class Liveness:
         with self._ending:
             if self._over.is_set():
                 return
-            line = self._tell(found.line)
-            lost_zero = found.rank == 0 or bool(self._broken)
+            line, lost = self._tell(found)
+            lost_zero = lost == 0 or bool(self._broken)
             wait = 0.0 if self.world.rank == 0 else (0.2 * self.world.rank if lost_zero else SPEAK)
             if self._may_speak(wait):
                 # A bar may be drawn at this moment.
                 tqdm.write(f"error: {line}", file=sys.stderr)
                 sys.stderr.flush()
-            self._kill_stopped(found.rank)
+            self._kill_stopped(lost)
             _within(LAST_WORDS, lambda: self.last_words(line), None)
             if self.world.rank == 0:
                 self._wait_for_all()
@@ -349,14 +359,14 @@ class Liveness:
             for member in stopped:
                 member.kill()
 
-    def _tell(self, line: str) -> str:
-        """Tell all the line by which they end; return it, or the one told before."""
+    def _tell(self, found: Finding) -> Finding:
+        """Tell all why they end; return it, or what was told before."""
 
-        def tell() -> bytes:
-            told: bytes = self._store.compare_set("told", "", line)
-            return told
+        def tell() -> Finding:
+            told: bytes = self._store.compare_set("told", "", found.to_text())
+            return Finding.from_text(told.decode())
 
-        return self._from_store(tell, line.encode()).decode() or line
+        return self._from_store(tell, found)
 
     def _may_speak(self, wait: float = 0.0) -> bool:
         """Say whether this process, of all, says the line; after ``wait`` seconds for another."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -10,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from maml.errors import UserError, WorkerLostError
 
@@ -32,11 +35,11 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     except _bad_input() as error:
         if not speaks:
             _let_rank_zero_speak()
-        print(f"error: {error}", file=sys.stderr)
+        _say(error)
         _exit(2)
     except WorkerLostError as error:
         if str(error):
-            print(f"error: {error}", file=sys.stderr)
+            _say(error)
         _exit(1)
     except BrokenPipeError:
         # Whoever reads has enough, as `head` has; the interpreter would complain at its end.
@@ -93,6 +96,20 @@ def _let_rank_zero_speak() -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(RANK_ZERO_GRACE)
+
+
+def _say(error: Exception) -> None:
+    """Print the one line; leave it for torchrun, too, which ends with a page of its own.
+
+    That page shows what the first process that failed has left in its error file.
+    """
+    line = f"error: {error}"
+    print(line, file=sys.stderr)
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        more = {"py_callstack": line, "timestamp": str(int(time.time()))}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": more}}))
 
 
 def _exit(code: int) -> None:

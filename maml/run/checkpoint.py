@@ -2,7 +2,8 @@
 
 A run's ``checkpoints/`` holds ``last.pt``, which a run continues from, and the newest few under
 names of their own, ``iteration-00001000.pt``, for whoever looks on: ``python -m maml.evaluate
---watch``. The newest of them and ``last.pt`` are one file with two names.
+--watch``. The newest of them and ``last.pt`` are one file with two names. Older ones stay for as
+long as they are among those that validated best (`maml.best`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,20 @@ def numbered_checkpoints(run_dir: Path) -> dict[int, Path]:
     return {iteration: numbered_checkpoint(run_dir, iteration) for iteration in iterations}
 
 
-def save_in(run_dir: Path, content: dict[str, Any], keep: int) -> None:
+def save_in(run_dir: Path, content: dict[str, Any], keep: int, best: Collection[int] = ()) -> None:
     """Save a run's newest checkpoint, ``last.pt`` and numbered; of the latter keep ``keep``.
 
-    ``last.pt`` comes first: should there be no room for more, no work is lost.
+    Those of the iterations ``best`` stay, too. ``last.pt`` comes first: should there be no room for
+    more, no work is lost.
 
     Raises:
         UserError: as `save`.
     """
     save(last_checkpoint(run_dir), content)
     _number(run_dir, content)
-    for path in list(numbered_checkpoints(run_dir).values())[:-keep]:
-        _remove(path)
+    for iteration, path in list(numbered_checkpoints(run_dir).items())[:-keep]:
+        if iteration not in best:
+            _remove(path)
 
 
 def continue_from(run_dir: Path, content: dict[str, Any], *, is_last: bool) -> None:

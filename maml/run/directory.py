@@ -32,10 +32,14 @@ GONE = 5.0
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
 
 
-def choose(config: Config) -> Path:
+def choose(config: Config, made: list[Path] | None = None) -> Path:
     """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
 
     Without the flag, a job that is started again goes on in the directory that it began.
+
+    Args:
+        config: The configuration.
+        made: The directories that were made are added to it, for `unmake`.
 
     Raises:
         UserError: if the directory cannot be made or written, or its metrics.jsonl is damaged.
@@ -43,13 +47,15 @@ def choose(config: Config) -> Path:
     begun = _begun_by_this_job(config) if config.run_dir is None else None
     default = f"runs/{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = Path(default) if config.run_dir is None else user_path("run_dir", config.run_dir)
+    made = [] if made is None else made
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(path.parent, made)
         if begun is not None:
             path = begun
         elif config.run_dir is None:
             path = _make_new(path)
-        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            made.append(path)
+        _make(path / "checkpoints", made)
     except OSError as error:
         raise UserError(f"--run-dir {path}: {_in_the_way(path) or error.strerror}") from error
     if not os.access(path, os.W_OK):
@@ -57,6 +63,25 @@ def choose(config: Config) -> Path:
     # Before anything there is changed: a run drops the rows after its beginning.
     read_rows(path / "metrics.jsonl")
     return path
+
+
+def _make(path: Path, made: list[Path]) -> None:
+    """Make a directory and its parents; add those that were not there to ``made``."""
+    for part in (*reversed(path.parents), path):
+        if not part.is_dir():
+            part.mkdir(exist_ok=True)
+            made.append(part)
+
+
+def unmake(run_dir: Path, made: list[Path]) -> None:
+    """Remove the directories that were made for a run which was refused before it began."""
+    if (run_dir / "config.yaml").exists():
+        return
+    if run_dir in made:
+        (run_dir / ".lock").unlink(missing_ok=True)
+    for path in reversed(made):
+        with contextlib.suppress(OSError):  # whoever else put something there keeps it
+            path.rmdir()
 
 
 def _begun_by_this_job(config: Config) -> Path | None:
@@ -148,6 +173,22 @@ def _starts(path: Path) -> list[dict[str, Any]]:
     if not isinstance(starts, list):
         return []
     return [start for start in starts if isinstance(start, dict)]
+
+
+def environment(run_dir: Path) -> dict[str, Any]:
+    """Return what the latest start of a run was made with, as config.yaml tells it."""
+    path = run_dir / "config.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    start = content["starts"][-1]
+    return {
+        "versions": content["versions"],
+        "git_commit": content["git_commit"],
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+        "device": start["device"],
+        "processes": start["processes"],
+        "restarts": len(content["starts"]) - 1,
+    }
 
 
 def read_config(run_dir: Path) -> Config:

@@ -12,8 +12,9 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torchopt.distributed as todist
@@ -21,6 +22,7 @@ import torchopt.distributed as todist
 from maml.config import Config
 from maml.processes.goodbye import without_waiting
 from maml.run.background import Background, Row, Sink
+from maml.run.directory import environment
 from maml.run.files import append_line, read_rows, write_text
 
 __all__ = ["SINKS", "Row", "RunLog", "Sink", "read_metrics", "step_and_values"]
@@ -33,14 +35,22 @@ LAST_WORDS_OF_A_FAILED_RUN = 5.0
 
 
 def step_and_values(row: Row) -> tuple[int, dict[str, float]]:
-    """Split a row into its step and its numbers, named ``<split>/<metric>``."""
-    split = row.get("split", "train")
-    values = {
-        f"{split}/{name}": float(value)
-        for name, value in row.items()
-        if name not in ("iteration", "split") and isinstance(value, (int, float))
-    }
-    return row["iteration"], values
+    """Split a row into its step and its numbers, named ``<split>/<metric>``.
+
+    What has parts gives a number for each: ``train/time/sampling``, ``train/staleness/0``.
+    """
+    rest = {name: value for name, value in row.items() if name not in ("iteration", "split")}
+    return row["iteration"], dict(_numbers(row.get("split", "train"), rest))
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for part, inner in value.items():
+            yield from _numbers(f"{name}/{part}", inner)
+    elif isinstance(value, list):
+        yield from _numbers(name, dict(enumerate(value)))
+    elif isinstance(value, (int, float)):
+        yield name, float(value)
 
 
 class WandbSink:
@@ -65,7 +75,7 @@ class WandbSink:
             project=os.environ.get("WANDB_PROJECT", "maml"),
             name=run_dir.name,
             dir=str(run_dir),
-            config=dataclasses.asdict(config),
+            config=hyperparameters(run_dir, config),
             mode=mode,  # type: ignore[arg-type]
             settings=settings,
         )
@@ -79,6 +89,12 @@ class WandbSink:
         step, values = step_and_values(row)
         # The step is a value, not wandb's own: a resumed run may log the same step again.
         self._run.log({"iteration": step, **values})
+
+    def picture(self, name: str, path: Path, iteration: int) -> None:
+        """Log a picture."""
+        import wandb
+
+        self._run.log({"iteration": iteration, name: wandb.Image(str(path))})
 
     def close(self) -> None:
         """Finish the run."""
@@ -112,16 +128,51 @@ class TensorboardSink:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+        self._values = dict(_flat(hyperparameters(run_dir, config)))
+        table = [f"| {name} | {value} |" for name, value in self._values.items()]
+        self._writer.add_text("config", "\n".join(["| | |", "|---|---|", *table]))
 
     def write(self, row: Row) -> None:
         """Log one row."""
         step, values = step_and_values(row)
+        if row.get("split") == "test":
+            self._compare(values)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+
+    def _compare(self, results: dict[str, float]) -> None:
+        """Let its table of hyperparameters have this run's, with what they came to."""
+        from torch.utils.tensorboard.summary import hparams
+
+        known = {n: v for n, v in self._values.items() if isinstance(v, (bool, int, float, str))}
+        for summary in hparams(known, results):
+            self._writer._get_file_writer().add_summary(summary)
+
+    def picture(self, name: str, path: Path, iteration: int) -> None:
+        """Log a picture."""
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        self._writer.add_image(name, pixels, iteration, dataformats="HWC")
 
     def close(self) -> None:
         """Flush the event file."""
         self._writer.close()
+
+
+def hyperparameters(run_dir: Path, config: Config) -> dict[str, Any]:
+    """Return every field of ``config``, and under ``environment`` what the run was made with."""
+    return {**dataclasses.asdict(config), "environment": environment(run_dir)}
+
+
+def _flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}/{inner}", of) for inner, of in _flat(value))
+        else:
+            yield name, value
 
 
 SINKS: dict[str, Callable[[Path, Config], Sink]] = {
@@ -179,6 +230,17 @@ class RunLog:
         append_line(self._path, json.dumps(row))
         if self._sink is not None:
             self._sink.write(row)
+
+    @property
+    def has_sink(self) -> bool:
+        """Whether pictures are wanted: the file takes none."""
+        return self._sink is not None
+
+    @todist.rank_zero_only
+    def picture(self, name: str, path: Path, iteration: int) -> None:
+        """Hand a picture to the sink, if there is one."""
+        if self._sink is not None:
+            self._sink.picture(name, path, iteration)
 
     @todist.rank_zero_only
     def close(self, *, failed: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A line now and then while one iteration takes long: a run that is silent looks dead."""
+"""How far a long piece of work is: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -7,9 +7,64 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from tqdm import tqdm
 
 FIRST = 20.0
 """Seconds after which an iteration is long; the next line comes after twice as many, and so on."""
+
+
+PLAIN = 15.0
+"""Seconds between two lines where there is no terminal."""
+
+
+def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tqdm:
+    """Return a bar with the time left; without a terminal, one that prints plain lines.
+
+    Args:
+        total: How much there is to do, in ``unit``s.
+        what: What is done.
+        unit: Of what.
+        speaks: False: nothing is shown.
+        options: tqdm's own.
+    """
+    if sys.stderr.isatty():
+        return tqdm(
+            total=total, desc=what, unit=unit, disable=not speaks, mininterval=0.5, **options
+        )
+    return _Lines(
+        total=total, desc=what, unit=unit, disable=not speaks, mininterval=PLAIN,
+        bar_format="{desc}: {n_fmt} of {total_fmt} {unit}, {rate_fmt}, {remaining} left{postfix}",
+        **options,
+    )  # fmt: skip
+
+
+class _Lines(tqdm):
+    """A bar for files and pipes: whole lines, and no carriage return."""
+
+    def __init__(self, **options: Any) -> None:
+        # Before anything is shown.
+        self._shown = options.get("initial", 0)
+        super().__init__(**options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Print a line, once something is done."""
+        if self.n > self._shown:
+            self._shown = self.n
+            print(self, file=self.fp, flush=True)
+
+    def clear(self, nolock: bool = False) -> None:
+        """Leave what is printed as it is."""
+
+    def close(self) -> None:
+        """Print the last line, if it is to stay."""
+        if self.disable:
+            return
+        self.disable = True
+        self._decr_instances(self)  # type: ignore[attr-defined]
+        if self.leave:
+            self.display()
 
 
 class Patience:

@@ -12,11 +12,14 @@ from maml.params import Params
 from maml.run import checkpoint, directory
 
 
-def choose_run_dir(config: Config) -> Path:
-    """Return the run directory, once it is known that a ``--resume`` path is there."""
+def choose_run_dir(config: Config, made: list[Path]) -> Path:
+    """Return the run directory, once it is known that a ``--resume`` path is there.
+
+    Directories that were made are added to ``made``.
+    """
     if config.resume not in ("auto", "never") and not Path(config.resume).is_file():
         raise UserError(f"--resume {config.resume}: no such file (auto, never or a checkpoint)")
-    return directory.choose(config)
+    return directory.choose(config, made)
 
 
 def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] | None:

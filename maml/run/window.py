@@ -8,7 +8,11 @@ from maml.worker import Share
 
 
 class Window:
-    """What a row of metrics.jsonl tells of."""
+    """What a row of metrics.jsonl tells of.
+
+    Attributes:
+        seconds: That these iterations took.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
         """``names``: of the elements of `Share.totals`."""
@@ -18,25 +22,25 @@ class Window:
     def clear(self) -> None:
         """Begin the next row."""
         self._totals: Tensor | None = None
-        self._count, self._skipped, self._seconds = 0, 0, 0.0
+        self._count, self._skipped, self.seconds = 0, 0, 0.0
 
     def add(self, share: Share, seconds: float) -> None:
         """Add a step that was taken."""
         self._totals = share.totals if self._totals is None else self._totals + share.totals
         self._count += share.n_tasks
-        self._seconds += seconds
+        self.seconds += seconds
 
     def skip(self, seconds: float) -> None:
         """Add a step that was not taken: its numbers would spoil the means."""
         self._skipped += 1
-        self._seconds += seconds
+        self.seconds += seconds
 
     def row(self) -> dict[str, float]:
         """Return means over tasks by name, if there are any, and tasks per second."""
         row: dict[str, float] = {}
         if self._totals is not None:
             row |= zip(self._names, (self._totals / self._count).tolist(), strict=True)
-        row["tasks_per_second"] = self._count / self._seconds
+        row["tasks_per_second"] = self._count / self.seconds
         if self._skipped:
             row["skipped"] = self._skipped
         return row

@@ -132,6 +132,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "run_dir": (["--run-dir", "some/run"], "some/run"),
     "checkpoint_every": (["--checkpoint-every", "3"], 3),
     "keep_checkpoints": (["--keep-checkpoints", "2"], 2),
+    "keep_best": (["--keep-best", "3"], 3),
     "resume": (["--resume", "never"], "never"),
     "log_every": (["--log-every", "1"], 1),
     "logger": (["--logger", "tensorboard"], "tensorboard"),
@@ -485,6 +486,12 @@ def mistake(
         ("--device cuda:3", r"--device cuda:3: .*GPU"),
         ("--device nonsense", r"--device nonsense"),
         ("--device mps", r"--device mps"),
+        ("--strategy rpc --partition nested", r"--partition nested: .*batch"),
+        ("--resume here.pt", r"--resume here.pt: no such file"),
+        (
+            "--strategy param-server",
+            r"param-server: needs 2 processes: one serves, others train$",
+        ),
     ],
 )
 def test_bad_requests(
@@ -661,7 +668,8 @@ def test_bad_input_under_torchrun(flags: list[str], says: str, cache_dir: Path) 
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert errors[0].startswith(f"error: {says}")
-    # torchrun reports in its own words; none of ours is a traceback.
+    # torchrun has its own page, which ends with our line; none of ours is a traceback.
+    assert f"traceback : {errors[0]}" in done.stderr.rpartition("Root Cause")[2]
     assert 'train_maml.py", line' not in done.stderr
 
 

@@ -112,6 +112,7 @@ TRAINS_THE_SAME: list[tuple[str, Any]] = [
     ("transductive", False),
     ("checkpoint_every", 1),
     ("keep_checkpoints", 1),
+    ("keep_best", 2),
     ("log_every", 2),
     ("data_root", "elsewhere"),
     ("resume", "never"),

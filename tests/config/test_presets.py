@@ -10,7 +10,7 @@ import pytest
 
 from maml.config import Config
 from maml.config.checks import check
-from maml.config.presets import PRESETS, describe
+from maml.config.presets import PRESETS, describe, published_row, title, with_values
 
 # MAML on Omniglot as its released code and tables have it (arXiv:1703.03400): meta-batch, inner
 # rate on a *sum* of cross-entropies each divided by K, inner steps in training and at test,
@@ -134,6 +134,17 @@ def test_sinusoid_follows_the_published_protocol() -> None:
     assert config.eval_inner_steps == 5
     # No one's protocol, but what the documented errors are over.
     assert config.eval_queries == 100
+
+
+def test_a_run_of_another_row_has_no_published_number() -> None:
+    """What a row of a table is about, its name says; a run says in which of that it differs."""
+    preset = PRESETS["maml-omniglot-5way-1shot"]
+    longer = with_values(preset, iterations=7)
+    assert title(longer) == preset.preset
+    assert published_row(longer) == {"published": 0.987, "source": preset.source}
+    own = with_values(preset, data="folder", data_root="here", ways=3)
+    assert title(own) == "maml-omniglot-5way-1shot with --data folder --ways 3"
+    assert published_row(own) == {"published": None, "source": None}
 
 
 def test_presets_share_the_defaults_that_are_no_one_s_protocol() -> None:

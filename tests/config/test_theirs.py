@@ -119,7 +119,9 @@ def test_a_learner_has_the_facts_of_its_base(folder: Path, write: Callable[[str]
 
 
 NETWORKS = """
+import torch
 from torch import nn
+from maml.learners.maml import MAML
 NUMBER = 3
 def wrong(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways + 1))
@@ -133,6 +135,27 @@ def headless(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways))
 def strangers(split):
     return {"a": 1}
+class Narrow(nn.Module):
+    def __init__(self, ways): super().__init__()
+class Twice(nn.Linear):
+    def forward(self, x): return (super().forward(x),) * 2
+class Counting(nn.Linear):
+    def __init__(self, *size):
+        super().__init__(*size)
+        self.register_buffer("seen", torch.zeros(()))
+    def forward(self, x):
+        self.seen += x.mean()
+        return super().forward(x)
+class Spare(nn.Linear):
+    def __init__(self, *size):
+        super().__init__(*size)
+        self.spare = nn.Linear(2, 2)
+def twice(image_shape, ways): return nn.Sequential(nn.Flatten(), Twice(784, ways))
+def counting(image_shape, ways): return nn.Sequential(nn.Flatten(), Counting(784, ways))
+def spare(image_shape, ways): return nn.Sequential(nn.Flatten(), Spare(784, ways))
+class Measuring(MAML):
+    def metrics(self, outputs, y):
+        return super().metrics(outputs, y) | {"margin": outputs.amax(-1).mean(-1)}
 """
 
 
@@ -140,11 +163,22 @@ def strangers(split):
     ("flag", "attribute", "more", "says"),
     [
         ("--network", "wrong", [], r"two images became \[2, 6\]; outputs must be \[2, 5\]"),
-        ("--network", "mistaken", [], r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:7\)"),
+        ("--network", "mistaken", [], r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:9\)"),
         ("--network", "nothing", [], r"returned int, no nn.Module"),
         ("--network", "dropped", [], r"its Dropout \(1\) draws random numbers"),
         ("--network", "wrongg", [], r"module \w+ \(.*\.py\) has no wrongg; did you mean wrong\?"),
-        ("--network", "NUMBER", [], r"TypeError: 'int' object is not callable"),
+        ("--network", "NUMBER", [], r"is no function or class, but int"),
+        (
+            "--network",
+            "Narrow",
+            [],
+            r"takes \(ways\); it must take \(image_shape, ways\), where im",
+        ),
+        ("--network", "twice", [], r"forward returns tuple, no tensor"),
+        ("--network", "counting", [], r"RuntimeError: .*in-place.*theirs_\d+.py:\d+\)"),
+        ("--network", "spare", ["--meta-gradient", "mixed"], r"'module.1.spare.bias' .*not have"),
+        ("--network", "spare", ["--meta-gradient", "reverse"], r"'module.1.spare.bias' .*not have"),
+        ("--learner", "Measuring", [], r"metrics returns accuracy, margin and metric_names is acc"),
         ("--learner", "wrong", [], r"is no subclass of maml.learners.Learner"),
         ("--data", "strangers", [], r"class a of train is int64 \[\]; all must be uint8"),
         ("--data", "NUMBER", [], r"is no function open\(split\)"),
@@ -156,7 +190,7 @@ def test_what_cannot_be_is_one_line(
 ) -> None:
     spelled = f"{write(NETWORKS)}:{attribute}"
     with pytest.raises((UserError, DataError)) as caught:
-        build_learner(parse(["maml-glyphs-5way-1shot", flag, spelled, *more]))
+        Worker(parse(["maml-glyphs-5way-1shot", flag, spelled, *more]), torch.device("cpu"))
     message = str(caught.value)
     assert f"{flag} {spelled}" in message and re.search(says, message), message
     assert len(message.splitlines()) == 1
@@ -246,6 +280,9 @@ class Doubling(nn.BatchNorm2d):
 
 ODD_NETWORKS = """
 import torch
+def Lazy(shape, ways):
+    layers = nn.LazyConv2d(4, 3, 2), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(ways)
+    return nn.Sequential(*layers)
 from torch import nn
 from maml.networks.conv4 import Conv4
 from tests.config.test_theirs import Doubling, Frozen, Tied
@@ -278,14 +315,17 @@ def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(
             build_learner(parse([*IMAGES, "--network", f"{module}:{name}"]))
 
 
-@pytest.mark.parametrize("name", ["Shared", "Mine"])
-def test_shared_layers_and_subclasses_of_ours_train(
+@pytest.mark.parametrize("name", ["Shared", "Mine", "Lazy"])
+def test_lazy_and_shared_layers_and_subclasses_of_ours_train(
     name: str, write: Callable[[str], str], tmp_path: Path
 ) -> None:
     module = write(ODD_NETWORKS)
     config = parse([*IMAGES, "--network", f"{module}:{name}", "--run-dir", str(tmp_path / "run")])
     worker = Worker(config, torch.device("cpu"))
-    assert worker.learner.obstacle(torch.device("cpu")) is not None
+    called = "Sequential" if name == "Lazy" else name
+    assert (
+        worker.learner.obstacle(torch.device("cpu")) == f"there are none for the network {called}"
+    )
     share = worker.meta_gradient(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
     assert all(gradient.isfinite().all() for gradient in share.gradients.values())
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from maml.config.cli import parse
 from maml.config.presets import PRESETS, with_values
 from maml.execution import compiled
 from maml.execution.compiled import Compiled, choose, stages
@@ -24,8 +26,9 @@ from maml.learners.base import OuterGradient
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.processes.world import World
 from maml.strategies.rpc import EXCLUSIVE, Rpc, chunk_partitioner
+from maml.trainer import Trainer
 from maml.worker import Worker
-from tests.launching import Completed, run_torchrun, run_train
+from tests.launching import Completed, run, run_torchrun, run_train
 from tests.runs import glyphs, name_of, same, sinusoid
 
 CPU = torch.device("cpu")
@@ -123,8 +126,7 @@ def train(folder: Path, mode: str, **env: str) -> Completed:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """What `RUN` trains without compiling."""
     folder = tmp_path_factory.mktemp("plain")
-    done = train(folder, "off")
-    assert "--compile" not in done.stderr
+    assert Trainer(parse([*RUN, "--compile", "off", "--run-dir", str(folder)])).run() == 0
     return model(folder)
 
 
@@ -140,7 +142,31 @@ def counting_compiler(folder: Path) -> tuple[Path, Path]:
     return script, log
 
 
+ONE_FUNCTION = """
+import torch
+from maml.execution.compiled import Compiled, inductor
+x = torch.linspace(0, 1, 7, dtype=torch.float64)
+print(Compiled([inductor])(lambda x: (2 * x).sin() * x.exp(), x).tolist())
+"""
+
+
 @PATIENT
+def test_generated_code_is_kept(tmp_path: Path) -> None:
+    """In $MAML_CACHE, for a second process; a whole training's code is of the slow tests."""
+    compiler, log = counting_compiler(tmp_path)
+    env = {"MAML_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
+    x = torch.linspace(0, 1, 7, dtype=torch.float64)
+    for is_first in (True, False):
+        done = run([sys.executable, "-c", ONE_FUNCTION], timeout=400, env=env)
+        assert "warning" not in done.stderr and done.stderr.count("--compile:") == 1
+        found = torch.tensor(json.loads(done.stdout), dtype=torch.float64)
+        torch.testing.assert_close(found, (2 * x).sin() * x.exp(), rtol=1e-12, atol=1e-12)
+        assert log.exists() == is_first
+        log.unlink(missing_ok=True)
+
+
+@PATIENT
+@pytest.mark.slow
 def test_second_start_is_warm(tmp_path: Path, plain: dict[str, Tensor]) -> None:
     """Generated code is kept in $MAML_CACHE: a second process compiles nothing and trains alike."""
     compiler, log = counting_compiler(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from maml.config.presets import PRESETS
 from maml.kernels import convnet, library
 from maml.kernels.convnet import ALL, ConvNetLoss
 from maml.learners.objectives import CLASSIFICATION
@@ -22,14 +20,14 @@ from maml.networks.conv4 import Conv4
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.launching import run
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
 
 def make_worker(**changes: object) -> Worker:
-    values = {"dtype": "float64", "task_batch": 3, "inner_steps": 3, "filters": 16, **changes}
-    config = dataclasses.replace(PRESETS["maml-glyphs-5way-1shot"], **values)  # type: ignore[arg-type]
-    return Worker(config, torch.device("cpu"))
+    values = {"task_batch": 3, "inner_steps": 3, "filters": 16, **changes}
+    return worker_of("maml-glyphs-5way-1shot", **values)
 
 
 def random_case(

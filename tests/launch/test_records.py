@@ -5,16 +5,31 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from launch import check_record, record, recorded, table
+from launch.recorded import Record
+from maml.config import Config
+from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.run import provenance
+from maml.learners import build_learner
+from maml.run import directory, provenance
+from maml.run.files import read_rows
+from maml.run.task_scores import NAME, read_tasks
 from maml.trainer import Trainer
 from tests.launching import REPO
-from tests.runs import glyphs
+from tests.metagradient.peer import oracle
+from tests.runs import glyphs, last, same
+
+OF_MAML = sorted(
+    path.parent
+    for path in recorded.RECORDS.glob("*/*/record.json")
+    if path.parts[-3].startswith(("maml-", "fomaml-"))
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +39,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # This checkout may have changes, which a record refuses.
         patched.setattr(provenance, "git_commit", lambda: "c0ffee")
         patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
-        assert Trainer(glyphs(test_tasks=6, run_dir=str(run_dir), iterations=3)).run() == 0
+        assert Trainer(glyphs(test_tasks=6, run_dir=str(run_dir), iterations=20)).run() == 0
     return run_dir
 
 
@@ -40,6 +55,65 @@ def test_what_was_kept_scores_what_it_says(kept: Path, capsys: pytest.CaptureFix
     one = recorded.read(kept)
     assert f"{100 * one.result['accuracy']:.2f} ± " in row, row
     assert "not run" in table.table(kept.parents[1])
+
+
+def test_learn2learn_finds_what_was_kept(kept: Path) -> None:
+    assert off_from_learn2learn(recorded.read(kept), 10) < 1e-4
+
+
+@pytest.mark.parametrize("folder", OF_MAML, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_learn2learn_finds_what_our_records_say(
+    folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """The first tasks of each of MAML's records, of first order, too."""
+    one = recorded.read(folder)
+    config = one.config
+    if config.adapt is not None or config.inner_optimizer != "sgd":
+        pytest.skip("learn2learn's MAML adapts all, by plain steps")
+    if not one.model.is_file():
+        pytest.skip("its parameters are not kept")
+    if config.data != "glyphs":
+        root = request.getfixturevalue("data_root")
+        one = one._replace(config=with_values(config, data_root=str(root)))
+    assert off_from_learn2learn(one, 20) < 1e-4
+
+
+def off_from_learn2learn(one: Record, tasks: int) -> float:
+    """Return by how much a task's loss at most differs from the recorded one.
+
+    Network, adaptation and loss are learn2learn's and torch's: of ours are the tasks, and the
+    parameters. Batch norms normalise all queries together, so the losses are transductive ones.
+    """
+    config = with_values(one.config, strategy="local", device="cpu", threads=1)
+    network = learn2learn_s_network(config)
+    ours = recorded.parameters(one)
+    # Both name a network's tensors in the order in which they compute, but for the norms.
+    for i, block in enumerate(network.base if config.network == "conv4" else network.features):
+        block.normalize.eps = config.norm_eps
+        for name, module in (("conv", block.conv), ("norm", block.normalize)):
+            for part in ("weight", "bias"):
+                getattr(module, part).data = ours.pop(f"network.blocks.{i}.{name}.{part}")
+    for part in ("weight", "bias"):
+        getattr(network.classifier, part).data = ours.pop(f"network.head.{part}")
+    assert not ours
+    learned = oracle("MAML")(network, lr=config.inner_lr)
+    said = read_tasks(one.folder / NAME)
+    off = []
+    given = build_learner(config).open_tasks("test", evaluation=True).tasks(torch.arange(tasks))
+    for index in range(tasks):
+        support_x, support_y, query_x, query_y = (part[index] for part in given)
+        clone = learned.clone()
+        for _ in range(config.eval_inner_steps):
+            clone.adapt(F.cross_entropy(clone(support_x), support_y))
+        loss = F.cross_entropy(clone(query_x), query_y).item()
+        off.append(abs(loss - said["test", config.seed, index]["loss"]))
+    return max(off)
+
+
+def learn2learn_s_network(config: Config) -> Any:
+    if config.network == "conv4":
+        return oracle("OmniglotCNN", "vision.models")(config.ways, hidden_size=config.filters)
+    return oracle("CNN4", "vision.models")(config.ways, hidden_size=config.filters)
 
 
 def test_nothing_of_the_machine_is_kept(kept: Path, run_dir: Path) -> None:
@@ -60,6 +134,42 @@ def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) 
     (kept / "record.json").write_text(json.dumps(made))
     assert check_record.main([str(kept), "--tasks", "6"]) == 1
     assert "tasks differ; the first is task 0: loss was" in capsys.readouterr().out
+
+
+def test_a_run_that_was_stopped_says_how_far_it_came(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record of its own, from which another machine goes on; and in the end it is replaced."""
+    there = tmp_path / "there"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+        whole = with_values(directory.read_config(run_dir), run_dir=str(there), iterations=12)
+        half = with_values(whole, eval_every=5, iterations=10)
+        assert Trainer(half).run() == 0
+        (there / "result.json").unlink()
+        directory.write_status(there, "training", 10, 0, whole)
+        with pytest.raises(UserError, match="it is being trained"):
+            record.write(there, tmp_path, 6, "", None)
+        directory.write_config(there, whole)
+        directory.write_status(there, "stopped", 10, 0, whole)
+        folder = record.write(there, tmp_path, 6, "", None)
+        (row,) = table.table(tmp_path, "run", "maml-*").splitlines()[2:]
+        accuracy = [row for row in read_rows(there / "metrics.jsonl") if "split" in row]
+        share = 100 * accuracy[1]["accuracy"]
+        said = f"unfinished: 10 of 12 iterations; validation {share:.2f} ± "
+        assert said in row and "h left at" in row
+        assert len([r for r in read_rows(folder / "metrics.jsonl") if "split" in r]) >= 2
+        assert check_record.main([str(folder)]) == 0
+        assert "not finished, so there is no test yet" in capsys.readouterr().out
+        onward = with_values(
+            whole, run_dir=str(tmp_path / "onward"), resume=str(folder / "checkpoint.pt")
+        )
+        assert Trainer(onward).run() == 0
+        done = record.write(tmp_path / "onward", tmp_path, 6, "", None)
+    assert done == folder and not (folder / "checkpoint.pt").exists()
+    assert "unfinished" not in table.table(tmp_path)
+    straight = torch.load(folder / "model.pt", weights_only=True)
+    assert same(straight, last(tmp_path / "onward")["model"])
 
 
 def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:

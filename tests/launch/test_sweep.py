@@ -24,6 +24,7 @@ from launch.sweeping.sweep import FAILED, FINISHED, LOST, RUNNING, STOPPED, WAIT
 from maml.config.cli import parse
 from maml.errors import UserError
 from maml.run.directory import read_status
+from tests.launch import sweeps
 from tests.launching import REPO, SLACK, Launched, start
 from tests.runs import last, same, train
 
@@ -37,10 +38,7 @@ def written(folder: Path, parameters: dict[str, Any], **said: Any) -> Path:
     for name, value in parameters.items():
         key = "values" if isinstance(value, list) else "value"
         described[name] = value if isinstance(value, dict) else {key: value}
-    usual = {"method": "grid", "program": "train_maml.py", "command": FAKE}
-    path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump(usual | {"parameters": described} | said, sort_keys=False))
-    return path
+    return sweeps.written(folder, **{"command": FAKE, "parameters": described, **said})
 
 
 def swept(path: Path, *flags: str) -> int:

@@ -14,18 +14,10 @@ from launch.sweeping import choosing, command, early, file
 from launch.sweeping.choosing import Chosen, Past
 from launch.sweeping.parameters import KINDS, read_parameter, same
 from maml.errors import UserError
+from tests.launch.sweeps import written
 from tests.launching import REPO
 
 READY = sorted((REPO / "launch" / "sweeps").glob("*.yaml"))
-GLYPHS = ["${program}", "maml-glyphs-5way-1shot", "${args}"]
-
-
-def written(folder: Path, **said: Any) -> Path:
-    """Write a sweep's file; what is not ``said`` is a grid's."""
-    usual = {"method": "grid", "program": "train_maml.py", "command": GLYPHS}
-    path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump(usual | said, sort_keys=False))
-    return path
 
 
 def run_to_the_end(described: file.SweepFile, most: int = 1000) -> list[dict[str, Any]]:

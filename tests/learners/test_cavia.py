@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.params import Params
 from maml.worker import Worker
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
 
 
 def make_worker(preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Worker:
     values = {
-        "learner": "cavia", "dtype": "float64", "filters": 8, "inner_steps": 2, "context": 6,
+        "learner": "cavia", "filters": 8, "inner_steps": 2, "context": 6,
         "inner_lr": 1.0, **changes,
     }  # fmt: skip
-    config = dataclasses.replace(PRESETS[preset], **values)  # type: ignore[arg-type]
-    return Worker(config, torch.device("cpu"))
+    return worker_of(preset, **values)
 
 
 def film(leaves: Params, context: Tensor, x: Tensor) -> Tensor:

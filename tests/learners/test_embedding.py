@@ -14,14 +14,14 @@ from maml.errors import UserError
 from maml.learners.embedding import Embedding
 from maml.worker import Worker
 from tests.metagradient.peer import oracle
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
 
 
 def make_worker(learner: str, **changes: object) -> Worker:
-    values = {"learner": learner, "dtype": "float64", "filters": 8, "shots": 2, **changes}
-    config = dataclasses.replace(PRESETS["protonet-glyphs-5way-1shot"], **values)  # type: ignore[arg-type]
-    return Worker(config, torch.device("cpu"))
+    values = {"learner": learner, "filters": 8, "shots": 2, **changes}
+    return worker_of("protonet-glyphs-5way-1shot", **values)
 
 
 def some_features(learner: Embedding) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,14 +13,14 @@ from datasets.tasks import Task
 from maml.config.presets import PRESETS
 from maml.learners.finetune import Finetune
 from maml.worker import Worker
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11])
 
 
 def make_worker(**changes: object) -> Worker:
-    values = {"dtype": "float64", "filters": 8, "shots": 2, **changes}
-    config = dataclasses.replace(PRESETS["finetune-glyphs-5way-1shot"], **values)  # type: ignore[arg-type]
-    return Worker(config, torch.device("cpu"))
+    values = {"filters": 8, "shots": 2, **changes}
+    return worker_of("finetune-glyphs-5way-1shot", **values)
 
 
 def test_it_learns_the_training_classes() -> None:

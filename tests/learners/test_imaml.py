@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.config.presets import PRESETS
 from maml.kernels.convnet import ConvNetLoss
 from maml.metagradient import implicit
 from maml.metagradient.function import FunctionDerivatives
@@ -20,6 +18,7 @@ from maml.networks.conv4 import Conv4
 from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 PROXIMAL = 2.0
@@ -27,11 +26,10 @@ PROXIMAL = 2.0
 
 def make_worker(preset: str = "maml-sinusoid-10shot", **changes: object) -> Worker:
     values = {
-        "learner": "imaml", "dtype": "float64", "task_batch": 3, "inner_lr": 0.1, "inner_steps": 4,
+        "learner": "imaml", "task_batch": 3, "inner_lr": 0.1, "inner_steps": 4,
         "kernels": "torch", "filters": 16, "proximal": PROXIMAL, **changes,
     }  # fmt: skip
-    config = dataclasses.replace(PRESETS[preset], **values)  # type: ignore[arg-type]
-    return Worker(config, torch.device("cpu"))
+    return worker_of(preset, **values)
 
 
 def share_of(worker: Worker) -> Share:

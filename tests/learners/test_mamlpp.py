@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.config.presets import PRESETS
 from maml.learners.mamlpp import weights_of
 from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
+from tests.workers import moved, worker_of
 
 STEPS, BATCH = 2, 3
 SMALL = {
-    "dtype": "float64", "filters": 16, "inner_steps": STEPS, "inner_lr": 0.1, "queries": 2,
+    "filters": 16, "inner_steps": STEPS, "inner_lr": 0.1, "queries": 2,
     "meta_batch_size": BATCH, "iterations_per_epoch": 2, "msl_epochs": 2, "kernels": "torch",
 }  # fmt: skip
 
 
 def make_worker(**changes: object) -> Worker:
-    config = dataclasses.replace(PRESETS["mamlpp-glyphs-5way-1shot"], **(SMALL | changes))  # type: ignore[arg-type]
-    return Worker(config, torch.device("cpu"))
-
-
-def start(worker: Worker) -> Params:
-    """Meta-parameters that all differ: each step's norms and rates, too."""
-    generator = torch.Generator().manual_seed(5)
-    params = {}
-    for name, tensor in worker.learner.meta_parameters().items():
-        noise = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
-        params[name] = tensor.detach() + 0.05 * noise
-    return params
+    return worker_of("mamlpp-glyphs-5way-1shot", **(SMALL | changes))
 
 
 def of_iteration(worker: Worker, params: Params, iteration: int) -> Share:
@@ -101,7 +88,7 @@ def test_equals_a_walk_by_hand(
 ) -> None:
     """Each part, in its time; and the last of the schedules holds from then on."""
     worker = make_worker(**changes)
-    params = start(worker)
+    params = moved(worker)
     found = of_iteration(worker, params, iteration).gradients
     expected = by_hand(worker, params, iteration, weights)
     assert found.keys() == expected.keys()
@@ -115,7 +102,7 @@ def test_every_way_is_the_same(iteration: int) -> None:
     """Kernels, forward over reverse, and reverse, in each phase; and one task at a time."""
     ways = ({"kernels": "native"}, {"meta_gradient": "mixed"}, {}, {"task_batch": 1})
     workers = [make_worker(first_order_epochs=1, **way) for way in ways]
-    params = start(workers[0])
+    params = moved(workers[0])
     shares = [of_iteration(worker, params, iteration) for worker in workers]
     for share in shares[1:]:
         torch.testing.assert_close(share.totals, shares[0].totals, rtol=1e-10, atol=1e-10)
@@ -126,7 +113,7 @@ def test_every_way_is_the_same(iteration: int) -> None:
 def test_tasks_know_their_iteration() -> None:
     """Tasks of several phases in one call, each in its own: where others are late, say."""
     worker = make_worker()
-    params = start(worker)
+    params = moved(worker)
     together = worker.meta_gradient(params, torch.arange(4 * BATCH), worker.learner)
     apart = [of_iteration(worker, params, iteration) for iteration in range(4)]
     for name, gradient in together.gradients.items():
@@ -151,7 +138,7 @@ def test_weights_of_the_query_losses() -> None:
 def test_evaluates_with_any_number_of_steps(steps: int) -> None:
     """Beyond those of its training the last step's rates and norms are taken again."""
     worker = make_worker(eval_inner_steps=steps)
-    params = start(worker)
+    params = moved(worker)
     task = Task(*(tensor[0] for tensor in worker.training.tasks(torch.arange(1))))
     found = worker.learner.adapted(params, task, steps)
     norm = "blocks.1.norm.weight"

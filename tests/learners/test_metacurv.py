@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from datasets.tasks import Task
-from maml.config.presets import PRESETS
 from maml.learners.base import without_prefix
 from maml.learners.metacurv import curved
-from maml.params import Params
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import oracle
+from tests.workers import moved, worker_of
 
 IDS = torch.tensor([3, 11, 12])
 
 
 def make_worker(preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Worker:
     values = {
-        "learner": "metacurv", "dtype": "float64", "filters": 16, "inner_steps": 2,
+        "learner": "metacurv", "filters": 16, "inner_steps": 2,
         "inner_lr": 0.1, **changes,
     }  # fmt: skip
-    config = dataclasses.replace(PRESETS[preset], **values)  # type: ignore[arg-type]
-    return Worker(config, torch.device("cpu"))
-
-
-def start(worker: Worker) -> Params:
-    """Meta-parameters whose matrices are no identities."""
-    generator = torch.Generator().manual_seed(5)
-    params = {}
-    for name, tensor in worker.learner.meta_parameters().items():
-        noise = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
-        params[name] = tensor.detach() + 0.05 * noise
-    return params
+    return worker_of(preset, **values)
 
 
 def test_transforms_as_learn2learn_does() -> None:
     """A convolution, a matrix and a vector; its names of the axes are other ones."""
     worker = make_worker()
-    matrices = without_prefix(start(worker), "curvature.")
+    matrices = without_prefix(moved(worker), "curvature.")
     generator = torch.Generator().manual_seed(1)
     for name in ("blocks.1.conv.weight", "head.weight", "head.bias"):
         weight = worker.learner.network.get_parameter(name)
@@ -72,7 +58,7 @@ def test_untrained_it_is_maml() -> None:
 @pytest.mark.parametrize("order", ["second", "first"])
 def test_equals_a_walk_by_hand(order: str) -> None:
     worker = make_worker("maml-sinusoid-10shot", order=order, meta_gradient="mixed")
-    params = start(worker)
+    params = moved(worker)
     leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
     matrices = without_prefix(leaves, "curvature.")
     tasks = worker.training.tasks(IDS)
@@ -83,8 +69,8 @@ def test_equals_a_walk_by_hand(order: str) -> None:
         for _ in range(2):
             loss, _ = worker.learner.set_loss(at, task.support_x, task.support_y)
             by = torch.autograd.grad(loss, list(at.values()), create_graph=order == "second")
-            moved = curved(dict(zip(at, by, strict=True)), matrices)
-            at = {name: tensor - 0.1 * moved[name] for name, tensor in at.items()}
+            stepped = curved(dict(zip(at, by, strict=True)), matrices)
+            at = {name: tensor - 0.1 * stepped[name] for name, tensor in at.items()}
         total = total + worker.learner.set_loss(at, task.query_x, task.query_y)[0]
     expected = torch.autograd.grad(total, list(leaves.values()))
     found = worker.meta_gradient(params, IDS, worker.learner).gradients
@@ -98,7 +84,7 @@ def test_every_way_is_the_same(adapt: str | None) -> None:
     ways = ({"kernels": "native"}, {"meta_gradient": "mixed", "kernels": "torch"})
     workers = [make_worker(adapt=adapt, **way) for way in ways]
     workers.append(make_worker(adapt=adapt, meta_gradient="reverse"))
-    params = start(workers[0])
+    params = moved(workers[0])
     shares = [worker.meta_gradient(params, IDS, worker.learner) for worker in workers]
     for share in shares[1:]:
         torch.testing.assert_close(share.totals, shares[0].totals, rtol=1e-10, atol=1e-10)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
 from datasets.tasks import Task
-from maml.config.presets import PRESETS
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.networks.loss import MiniBatches
 from maml.worker import Worker
 from tests.compiler import needs_compiler
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
 
 
 def make_worker(**changes: object) -> Worker:
     values = {
-        "dtype": "float64", "filters": 16, "inner_steps": 5, "train_shots": 3, "inner_batch": 6,
+        "filters": 16, "inner_steps": 5, "train_shots": 3, "inner_batch": 6,
         "inner_lr": 0.01, "kernels": "torch", **changes,
     }  # fmt: skip
-    config = dataclasses.replace(PRESETS["reptile-glyphs-5way-1shot"], **values)  # type: ignore[arg-type]
-    return Worker(config, torch.device("cpu"))
+    return worker_of("reptile-glyphs-5way-1shot", **values)
 
 
 @pytest.mark.parametrize(

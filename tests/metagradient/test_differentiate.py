@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.config import Config
-from maml.config.presets import PRESETS
 from maml.metagradient.differentiate import differentiate
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.metagradient.problem import Problem
@@ -18,16 +16,13 @@ from maml.metagradient.unrolled import adapt, outer_loss
 from maml.params import Params
 from maml.worker import Worker
 from tests.metagradient.peer import LogitsOnly, accumulate_gradients, oracle
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
 
 def make_worker(preset: str, **changes: object) -> Worker:
-    config: Config = dataclasses.replace(
-        PRESETS[preset],
-        **{"dtype": "float64", "task_batch": 3, "inner_steps": 3, **changes},  # type: ignore[arg-type]
-    )
-    return Worker(config, torch.device("cpu"))
+    return worker_of(preset, **{"task_batch": 3, "inner_steps": 3, **changes})
 
 
 @pytest.mark.parametrize("order", ["second", "first"])

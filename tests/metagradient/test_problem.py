@@ -288,6 +288,28 @@ def test_what_does_not_go_together_is_refused(values: dict[str, Any], line: str)
 
 
 @pytest.mark.parametrize("way", ["reverse", "mixed"])
+def test_what_adapts_and_no_loss_reads_is_refused(way: Any) -> None:
+    """Whichever way. What one step's loss alone reads is read; its derivative may be zero."""
+
+    def state(meta_params: Params, read_at: int = 1) -> Problem:
+        def support(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
+            loss = (params["w"] * task).square().sum()
+            return loss + params["late"].sum() * (step == read_at), params["w"]
+
+        def query(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
+            return params["w"].square().sum(), params["w"]
+
+        return Problem(meta_params, support, query, lr=0.1, steps=2)
+
+    start = {"w": randn(3, seed=2), "late": randn(2, seed=3)}
+    found = meta_gradient(state, start, randn(1, 3, seed=1), way)
+    assert found.gradients["w"].abs().min() > 0 and not found.gradients["late"].any()
+    start["stray"] = torch.zeros(2).double()
+    with pytest.raises(RuntimeError, match="'stray' appears to not have been used by any loss"):
+        meta_gradient(state, start, randn(1, 3, seed=1), way)
+
+
+@pytest.mark.parametrize("way", ["reverse", "mixed"])
 def test_what_a_loss_closes_over_is_refused(way: Any) -> None:
     """It would be a constant, although it is made of what is differentiated by."""
     x = randn(1, 3, seed=1)
@@ -312,8 +334,10 @@ def test_what_a_loss_closes_over_is_refused(way: Any) -> None:
         torch.nn.LayerNorm(5),
         torch.nn.InstanceNorm1d(4, affine=True),
         torch.nn.GroupNorm(2, 4),
+        torch.nn.BatchNorm1d(4, track_running_stats=False),
+        torch.nn.BatchNorm1d(4).eval(),
     ],
-    ids=["layer", "instance", "group"],
+    ids=["layer", "instance", "group", "batch", "running"],
 )
 def test_normalisations_that_torch_batches_wrongly(layer: torch.nn.Module) -> None:
     """Each way, against plain autograd, task by task."""
@@ -321,11 +345,13 @@ def test_normalisations_that_torch_batches_wrongly(layer: torch.nn.Module) -> No
     tasks = Task(*(randn(N_TASKS, 2, 4, 5, seed=i) for i in range(4)))
     params = {n: p.detach() + 0.3 * randn(*p.shape, seed=8) for n, p in layer.named_parameters()}
     params["scale"] = randn(4, 5, seed=9)
+    buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
 
     def loss_of(part: str) -> Any:
         def loss(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
             x, y = getattr(task, f"{part}_x"), getattr(task, f"{part}_y")
             own = {name: params[name] for name in params if name != "scale"}
+            own |= buffers
             outputs = torch.func.functional_call(layer, own, (x * params["scale"],))
             return (outputs - y).square().mean(), outputs
 

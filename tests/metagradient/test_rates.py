@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -10,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from datasets.tasks import Task
-from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import LogitsOnly, accumulate_gradients, oracle
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 LEARNERS = ("anil", "metasgd")
@@ -23,11 +22,10 @@ LEARNERS = ("anil", "metasgd")
 
 def make_worker(learner: str, preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Worker:
     values = {
-        "dtype": "float64", "task_batch": 3, "inner_steps": 3, "inner_lr": 0.1, "filters": 16,
+        "task_batch": 3, "inner_steps": 3, "inner_lr": 0.1, "filters": 16,
         "learner": learner, "kernels": "torch", **changes,
     }  # fmt: skip
-    config = dataclasses.replace(PRESETS[preset], **values)  # type: ignore[arg-type]
-    return Worker(config, torch.device("cpu"))
+    return worker_of(preset, **values)
 
 
 def start(worker: Worker) -> Params:

@@ -58,6 +58,17 @@ def test_the_newest_are_kept(links: bool, tmp_path: Path, monkeypatch: pytest.Mo
     assert kept(tmp_path) == [9]
 
 
+def test_the_best_stay(tmp_path: Path) -> None:
+    """Those that validated best stay beside the newest, and after a resumption, too."""
+    config = with_values(CONFIG, eval_every=2, keep_checkpoints=1, keep_best=2, iterations=6)
+    train(config, tmp_path)
+    for iterations in (6, 17):
+        train(config, tmp_path, iterations=iterations)
+        losses = {row["iteration"]: row["loss"] for row in metrics(tmp_path) if "split" in row}
+        assert list(losses) == list(range(2, iterations + 1, 2))
+        assert kept(tmp_path) == sorted({*sorted(losses, key=losses.__getitem__)[:2], iterations})
+
+
 def test_each_is_the_run_as_it_was_then(tmp_path: Path) -> None:
     train(CONFIG, tmp_path / "whole")
     assert kept(tmp_path / "whole") == [2, 4, 6, 7]

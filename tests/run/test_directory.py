@@ -79,7 +79,7 @@ def test_config_names_versions_and_commit(finished: Finished) -> None:
 def test_training_rows(finished: Finished) -> None:
     rows = [row for row in metrics(finished.directory) if "split" not in row]
     assert [row["iteration"] for row in rows] == [2, 4, 5]
-    names = {"iteration", "loss", "tasks_per_second", "seconds"}
+    names = {"iteration", "loss", "tasks_per_second", "seconds", "gradient_norm", "time"}
     if finished.config.data != "sinusoid":
         names |= {"accuracy"}
         assert all(0 <= row["accuracy"] <= 1 for row in rows)
@@ -87,6 +87,9 @@ def test_training_rows(finished: Finished) -> None:
         assert row.keys() == names
         assert row["loss"] > 0
         assert row["tasks_per_second"] > 0
+        assert row["gradient_norm"] > 0
+        assert row["time"].keys() == {"sampling", "computing", "updating", "elsewhere"}
+        assert min(row["time"].values()) >= 0 < row["time"]["computing"]
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)
     assert seconds[0] > 0

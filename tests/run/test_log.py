@@ -9,18 +9,21 @@ import re
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from maml import relog
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.run import log
 from maml.run.directory import read_status
 from maml.run.log import RunLog
-from tests.launching import TRAIN, run
+from maml.run.wandb_file import history
+from tests.launching import SLACK, TRAIN, run, start
 from tests.runs import as_flags, glyphs, last, metrics, result, sinusoid, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -128,11 +131,15 @@ class Sink:
 
     def __init__(self, fails: str = "") -> None:
         self.fails, self.rows, self.closed = fails, [], 0  # type: ignore[var-annotated]
+        self.pictures: dict[str, Path] = {}
         self._maybe("init")
 
     def write(self, row: dict[str, Any]) -> None:
         self._maybe("write")
         self.rows.append(row)
+
+    def picture(self, name: str, path: Path, iteration: int) -> None:
+        self.pictures[name] = path
 
     def close(self) -> None:
         self.closed += 1
@@ -155,6 +162,9 @@ def test_a_sink_gets_the_rows_of_the_file(
     ]
     assert sink.rows[-1]["accuracy"] == result(tmp_path)["transductive_accuracy"]
     assert sink.closed == 1
+    assert sink.pictures == {
+        f"pictures/{name}": tmp_path / f"{name}.png" for name in ("curves", "task")
+    }
     assert "--logger" not in capsys.readouterr().err
 
 
@@ -255,16 +265,24 @@ def test_a_silent_server_of_wandb(tmp_path: Path) -> None:
 
 
 def test_names_of_numbers() -> None:
-    row = {"iteration": 7, "loss": 0.5, "split": "validation", "tasks": 4, "note": "text"}
-    expected = {"validation/loss": 0.5, "validation/tasks": 4.0}
+    row = {
+        "iteration": 7, "loss": 0.5, "split": "validation", "tasks": 4, "note": "text",
+        "time": {"computing": 1.5}, "staleness": [3, 0],
+    }  # fmt: skip
+    expected = {
+        "validation/loss": 0.5, "validation/tasks": 4.0, "validation/time/computing": 1.5,
+        "validation/staleness/0": 3.0, "validation/staleness/1": 0.0,
+    }  # fmt: skip
     assert log.step_and_values(row) == (7, expected)
     assert log.step_and_values({"iteration": 1, "loss": 2.0}) == (1, {"train/loss": 2.0})
 
 
-def test_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # with pictures
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(glyphs(iterations=4, log_every=2, eval_every=4, logger="tensorboard"), tmp_path)
+    values = {"iterations": 4, "log_every": 2, "eval_every": 4, "test_tasks": 2}
+    train(glyphs(logger="tensorboard", learner="metasgd", **values), tmp_path)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     for row in metrics(tmp_path):
@@ -272,7 +290,11 @@ def test_tensorboard(tmp_path: Path) -> None:
         for name, value in values.items():
             found = [event.value for event in events.Scalars(name) if event.step == step]
             assert found == [pytest.approx(value, rel=1e-6)]
-    assert {"train/loss", "train/accuracy", "validation/accuracy"} <= set(events.Tags()["scalars"])
+    scalars = set(events.Tags()["scalars"])
+    assert {"train/loss", "train/time/computing", "validation/after/0", "train/gradient_norm"} <= (
+        scalars
+    )
+    assert set(events.Tags()["images"]) == {"pictures/curves", "pictures/task"}
 
 
 def test_none_writes_nothing_beside_the_file(tmp_path: Path) -> None:
@@ -295,18 +317,60 @@ def test_wandb_without_a_key_runs_offline(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     (binary,) = directory.glob("wandb/offline-run-*/run-*.wandb")
     assert binary.stat().st_size > 0
-    content = binary.read_bytes()
-    assert b"train/loss" in content
+    assert logged(directory) == [log.step_and_values(row) for row in metrics(directory)]
     assert len(metrics(directory)) == 3
+    assert b"git_commit" in binary.read_bytes()  # what it was made with
+
+
+def logged(directory: Path) -> list[tuple[int, dict[str, float]]]:
+    """Read back the numbers that W&B has of a run, in the order of its parts."""
+    found = []
+    for path in sorted(directory.glob("wandb/*run-*/run-*.wandb"), key=lambda p: p.stat().st_mtime):
+        for row in history(path):
+            numbers = {
+                n: v for n, v in row.items() if "/" in n and not n.startswith(("_", "pictures/"))
+            }
+            if numbers:
+                found.append((row["iteration"], numbers))
+    return found
+
+
+def test_what_a_kill_has_cost_is_logged_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed with the library's own process, in the middle of its writing."""
+    directory = tmp_path / "run"
+    config = sinusoid(run_dir=str(directory), logger="wandb", iterations=10**6)
+    launched = start([*TRAIN, *as_flags(config)], env={"WANDB_MODE": "offline"})
+    try:
+        deadline = time.monotonic() + SLACK * 60
+        while not logged(directory) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        launched.kill()
+    (binary,) = directory.glob("wandb/offline-run-*/run-*.wandb")
+    # Half a record more, as a power cut leaves it.
+    binary.write_bytes(binary.read_bytes()[:-5])
+    before, rows = len(logged(directory)), [log.step_and_values(r) for r in metrics(directory)]
+    assert 0 < before < len(rows)
+    assert relog.main([str(directory)]) == 0
+    said = capsys.readouterr().out
+    assert f"{len(rows) - before} of {len(rows)} rows were missing" in said
+    assert logged(directory) == rows
+    assert relog.main([str(directory)]) == 0
+    assert f"all {len(rows)} rows" in capsys.readouterr().out
 
 
 def test_wandb_knows_a_run_again_that_goes_on(tmp_path: Path) -> None:
     """Two starts in one run directory are two parts of one run; another directory is another."""
-    environment = {"WANDB_MODE": "offline"}
     one, other = tmp_path / "one", tmp_path / "other"
-    for directory, iterations in ((one, 2), (one, 4), (other, 2)):
-        config = sinusoid(run_dir=str(directory), logger="wandb", iterations=iterations)
-        done = run([*TRAIN, *as_flags(config)], 120, env=environment)
+    for starts in ({"one": 2, "other": 2}, {"one": 4}):
+        runs = {
+            name: as_flags(sinusoid(logger="wandb", iterations=iterations))
+            for name, iterations in starts.items()
+        }
+        command = [sys.executable, "-m", "tests.strategies.topologies", str(tmp_path)]
+        done = run([*command, json.dumps(runs)], 120, env={"WANDB_MODE": "offline"})
         assert "--logger" not in done.stderr, done.stderr
     parts = [path.stem for path in one.glob("wandb/offline-run-*/run-*.wandb")]
     assert len(parts) == 2

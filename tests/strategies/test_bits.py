@@ -25,49 +25,48 @@ SYNCHRONOUS = STRATEGIES | {
         *("--strategy", "rpc", "--partition", "nested", "--network", "lenet", "--filters", "64"),
     ]
 }
-ONCE, OFTEN = 40, 400
-"""Iterations of a run that is killed once, and of one that is killed time and again."""
+TWICE, ONCE, OFTEN = 8, 40, 400
+"""Iterations of runs to be compared, of one that is killed once, and of one killed many times."""
+IN_DEFAULT = "rpc exclusive"
+"""The strategy that is killed in the default suite."""
 
 
-def train(folder: Path, iterations: int, names: dict[str, str]) -> None:
-    """Train with two workers into folders of these names, each with the strategy that it has."""
-    flags = [*GLYPHS, "--iterations", str(iterations)]
-    runs = {name: [*flags, *SYNCHRONOUS[strategy]] for name, strategy in names.items()}
-    run([*torchrun(2, TOPOLOGIES), str(folder), json.dumps(runs)], timeout=240)
+def train(folder: Path, runs: dict[str, tuple[str, int]]) -> None:
+    """Train with two workers into folders of these names, each by strategy and iterations."""
+    args = {
+        name: [*GLYPHS, "--iterations", str(iterations), *SYNCHRONOUS[strategy]]
+        for name, (strategy, iterations) in runs.items()
+    }
+    run([*torchrun(2, TOPOLOGIES), str(folder), json.dumps(args)], timeout=240)
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What runs that nothing has stopped leave, by strategy; each twice."""
     folder = tmp_path_factory.mktemp("straight")
-    train(folder, ONCE, {f"{name} {i}": name for name in SYNCHRONOUS for i in (1, 2)})
+    runs = {f"{name} {i}": (name, TWICE) for name in SYNCHRONOUS for i in (1, 2)}
+    train(folder, runs | {"whole": (IN_DEFAULT, ONCE)})
     return folder
 
 
 @pytest.mark.parametrize("strategy", SYNCHRONOUS)
 def test_twice(straight: Path, strategy: str) -> None:
     one, two = (last(straight / f"{strategy} {i}") for i in (1, 2))
-    assert one["iteration"] == ONCE
+    assert one["iteration"] == TWICE
     assert same(one["model"], two["model"])
     assert same(one["optimizer"], two["optimizer"])
 
 
-OTHERS = [
-    pytest.param(name, marks=pytest.mark.slow) for name in SYNCHRONOUS if name != "rpc exclusive"
-]
-
-
-@pytest.mark.parametrize("strategy", ["rpc exclusive", *OTHERS])
-def test_killed_and_resumed(straight: Path, tmp_path: Path, strategy: str) -> None:
-    kill_and_resume(tmp_path / "killed", strategy, ONCE, [8])
-    assert same(last(tmp_path / "killed")["model"], last(straight / f"{strategy} 1")["model"])
+def test_killed_and_resumed(straight: Path, tmp_path: Path) -> None:
+    kill_and_resume(tmp_path / "killed", IN_DEFAULT, ONCE, [8])
+    assert same(last(tmp_path / "killed")["model"], last(straight / "whole")["model"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", SYNCHRONOUS)
 def test_killed_at_random_moments(tmp_path: Path, strategy: str) -> None:
-    """Twenty moments of one run, in no order to its steps: among them are those of a checkpoint."""
-    train(tmp_path, OFTEN, {"straight": strategy})
+    """Twenty moments of one run, in no order to its steps: some of them while it saves."""
+    train(tmp_path, {"straight": (strategy, OFTEN)})
     moments = sorted(random.Random(0).sample(range(5, OFTEN - 20), 20))
     kill_and_resume(tmp_path / "killed", strategy, OFTEN, moments)
     assert same(last(tmp_path / "killed")["model"], last(tmp_path / "straight")["model"])

@@ -154,11 +154,16 @@ def test_a_host_that_vanishes_ends_the_run(tmp_path: Path, strategy: str) -> Non
     assert (tmp_path / "checkpoints" / "last.pt").exists()
 
 
-def test_one_host_listens_to_nobody_outside(tmp_path: Path) -> None:
-    """Through launch/local, by every transport, where the host's name has an outer address."""
+@pytest.mark.parametrize(
+    "strategies",
+    [["rpc exclusive", "allreduce"], pytest.param(ALL, marks=pytest.mark.slow)],
+    ids=["rpc and gloo", "all"],
+)
+def test_one_host_listens_to_nobody_outside(tmp_path: Path, strategies: list[str]) -> None:
+    """Through launch/local, by each transport, where the host's name has an outer address."""
     launcher = [sys.executable, "-m", "launch.workers", *SINUSOID, "--workers", "2"]
     with Network(1, own_names="address") as network:
-        runs = {name: tmp_path / name.replace(" ", "-") for name in ALL}
+        runs = {name: tmp_path / name.replace(" ", "-") for name in strategies}
         launched = {
             name: start(network.on(0, [*launcher, *STRATEGIES[name], "--run-dir", str(run_dir)]))
             for name, run_dir in runs.items()

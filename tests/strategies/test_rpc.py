@@ -49,7 +49,7 @@ def test_many_tasks_on_few_threads_finish(tmp_path: Path, partition: str, size: 
     assert rows[-1]["iteration"] == 2
 
 
-@pytest.mark.parametrize("partition", ["exclusive", "nested"])
+@pytest.mark.parametrize("partition", ["exclusive", pytest.param("nested", marks=pytest.mark.slow)])
 def test_failing_task_names_its_rank(tmp_path: Path, partition: str) -> None:
     """An exception on a worker reaches the user with its rank, and the run ends."""
     code = (

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from maml.errors import UserError, WorkerLostError
+from maml.processes.liveness import Liveness
 from maml.processes.world import World
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
@@ -264,7 +265,8 @@ def test_a_served_model_steps_on_meanwhile(
 ) -> None:
     """Tasks ordered in step 1, sent in step 2: late, unless a gradient of any tasks counts."""
     play, inbox = Play(pool, trainers=1), Inbox()
-    served = ServedModel(play.worker, inbox, [1], of_its_order=of_its_order)
+    alone = Liveness(World(0, 1, 0, 1, launched=False), 1.0)
+    served = ServedModel(play.worker, inbox, alone, [1], of_its_order=of_its_order)
     served.publish(1, play.params)
     served.publish(2, {name: 2 * tensor for name, tensor in play.params.items()})
     totals = served.forward(1, 1, list(play.worker.training_tasks(IDS)))

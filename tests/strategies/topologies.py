@@ -7,6 +7,7 @@ torchrun … -m tests.strategies.topologies FOLDER CONFIGURATIONS, the second as
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -28,7 +29,12 @@ def main(arguments: list[str]) -> None:
     folder, configurations = Path(arguments[0]), json.loads(arguments[1])
     for name, flags in configurations.items():
         rows: dict[str, list[Tensor]] = {}
-        with mock.patch("maml.trainer.build_strategy", functools.partial(recorded, rows)):
+        with (
+            mock.patch("maml.trainer.build_strategy", functools.partial(recorded, rows)),
+            # Most of a tiny run: pictures, and a look at all objects of the process.
+            mock.patch("maml.trainer.draw_curves"),
+            mock.patch("maml.trainer.settled", contextlib.nullcontext),
+        ):
             trainer = Trainer(with_values(parse(flags), run_dir=str(folder / name)))
             assert trainer.run() == 0
         if trainer.world.rank == 0:

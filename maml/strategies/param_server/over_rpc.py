@@ -111,6 +111,7 @@ class ParameterServer(Strategy):
                 self._served = ServedModel(
                     self.worker,
                     self._inbox,
+                    self.liveness,
                     self.trainers,
                     of_its_order=self.config.ps_mode != "async",
                 )
@@ -327,7 +328,7 @@ class ParameterServer(Strategy):
         self.stop.install()
         do: Callable[[Order], Result | None] = self._do
         if self.config.ps_forward == "remote":
-            do = Caller(self.worker, self.world.rank)
+            do = Caller(self.worker, self.world.rank, self.guard)
         result: Result | None = None
         while (order := self._order(result)).kind != "finish":
             result = do(order)

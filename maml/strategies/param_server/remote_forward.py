@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,10 +22,12 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.params import Params
+from maml.processes.liveness import Liveness
 from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
+from maml.strategies.serving import reported
 from maml.worker import Batch, Share, Worker
 
 if TYPE_CHECKING:
@@ -50,19 +53,27 @@ class ServedModel:
     """On the server: its model, and what trainers have computed with it and not stepped yet."""
 
     def __init__(
-        self, worker: Worker, inbox: Inbox, trainers: Iterable[int], *, of_its_order: bool
+        self,
+        worker: Worker,
+        inbox: Inbox,
+        liveness: Liveness,
+        trainers: Iterable[int],
+        *,
+        of_its_order: bool,
     ) -> None:
         """Serve from this process.
 
         Args:
             worker: Computes the forward.
             inbox: Takes the gradients.
+            liveness: Is told if a forward fails.
             trainers: The ranks that will call.
             of_its_order: Whether a gradient belongs to the step that ordered it, as its tasks do:
                 one that comes when that step is over is late, although it is of a newer model.
         """
         global _served
         self.worker, self.inbox, self._of_its_order = worker, inbox, of_its_order
+        self.liveness = liveness
         self._model: _Model | None = None
         self._packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         # The leaf of the graph, all parameters in one; its values are never read.
@@ -120,6 +131,7 @@ def _parameters() -> rpc.RRef[Tensor]:
     return rpc.RRef(_this_served().leaf)
 
 
+@reported(lambda: _this_served().liveness)
 def _forward(rank: int, number: int, batches: list[Batch]) -> Tensor:
     """Run on the server: see `ServedModel.forward`."""
     return _this_served().forward(rank, number, batches)
@@ -146,12 +158,20 @@ class HandOver:
 class Caller:
     """On a trainer: the call that trains."""
 
-    def __init__(self, worker: Worker, rank: int) -> None:
-        self._worker, self._rank = worker, rank
+    def __init__(
+        self, worker: Worker, rank: int, guard: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Call from ``rank``; ``guard`` tells whose failure one of the transport's is."""
+        self._worker, self._rank, self._guard = worker, rank, guard
         self._optimizer: DistributedOptimizer | None = None
 
     def __call__(self, order: Order) -> None:
         """Call forward, backward and step for the tasks of ``order``; the result is delivered."""
+        batches = list(self._worker.training_tasks(order.ids))
+        with self._guard():
+            self._call(order.number, batches)
+
+    def _call(self, number: int, batches: list[Batch]) -> None:
         if self._optimizer is None:
             # Here, as it takes every process that imports it 0.7 s, and few need it.
             from torch.distributed.optim import DistributedOptimizer
@@ -160,8 +180,7 @@ class Caller:
             logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
             reference = rpc.rpc_sync(0, _parameters)
             self._optimizer = DistributedOptimizer(HandOver, [reference], self._rank)
-        batches = list(self._worker.training_tasks(order.ids))
         with dist_autograd.context() as context:
-            totals = rpc.rpc_sync(0, _forward, (self._rank, order.number, batches))
+            totals = rpc.rpc_sync(0, _forward, (self._rank, number, batches))
             dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
             self._optimizer.step(context)

@@ -1,0 +1,47 @@
+"""The site of these pages: `python -m sphinx -W docs build/docs` (launch/check does it, too).
+
+The pages are plain Markdown, to be read on GitHub as well. A link to another file of the repository
+becomes a download.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))
+
+project = "maml"
+author = "The project's contributors"
+copyright = author
+html_title = "maml"
+html_theme = "furo"
+html_copy_source = False
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# Headings can be linked to as on GitHub.
+myst_heading_anchors = 4
+suppress_warnings = ["misc.highlighting_failure"]
+
+# Docstrings: `name` leads to what it names, if that is on the site.
+default_role = "py:obj"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+
+
+def contents(app, name, source):
+    """Let the first page's lists be the site's contents: one heading, one part."""
+    if name != "index":
+        return
+    for heading, links in re.findall(r"^## (.*)\n([^#]*)", source[0], re.MULTILINE):
+        pages = "\n".join(re.findall(r"^- \[.*?\]\(([\w/-]+)\.md\)", links, re.MULTILINE))
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{pages}\n```\n"
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("source-read", contents)

@@ -1,0 +1,54 @@
+"""Which of a run's checkpoints validated best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from maml.errors import UserError
+from maml.run import checkpoint
+from maml.run.files import read_rows
+from maml.scores import headline
+
+
+def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> list[int]:
+    """Return those of ``iterations`` that were validated, the best first; of equals, the latest.
+
+    The best has the greatest accuracy or return, or the least loss.
+
+    Args:
+        run_dir: The run, whose metrics.jsonl has the validations.
+        iterations: Of its checkpoints.
+        transductive: Which of the two accuracies counts.
+
+    Raises:
+        UserError: as `read_rows`.
+    """
+    prefix = "" if transductive else "non_transductive_"
+    there = set(iterations)
+    scores: dict[int, float] = {}
+    for row in read_rows(run_dir / "metrics.jsonl"):
+        if row.get("split") == "validation" and row["iteration"] in there:
+            judged = headline(row)
+            sign = -1 if judged == "loss" else 1
+            scores[row["iteration"]] = sign * row[f"{prefix}{judged}"]
+    return sorted(scores, key=lambda iteration: (scores[iteration], iteration), reverse=True)
+
+
+def load_best(run_dir: Path, count: int, *, transductive: bool) -> list[dict[str, Any]]:
+    """Return the contents of the ``count`` kept checkpoints that validated best, the best first.
+
+    Raises:
+        UserError: naming ``--ensemble``, which asks for them, if there are not so many; or a file
+            that cannot be read.
+    """
+    kept = checkpoint.numbered_checkpoints(run_dir)
+    validated = best(run_dir, kept, transductive=transductive)
+    if len(validated) < count:
+        there = ", ".join(map(str, sorted(validated))) or "none"
+        raise UserError(
+            f"--ensemble {count}: {run_dir} keeps too few checkpoints that were validated: "
+            f"{there}; train with --keep-best {count}, and validate as often as it saves"
+        )
+    return [checkpoint.load(kept[iteration]) for iteration in validated[:count]]

@@ -1,0 +1,20 @@
+"""Sweeps' files to be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def written(folder: Path, **said: Any) -> Path:
+    """Write a sweep's file; what is not ``said`` is a grid's of small trainings."""
+    usual = {
+        "method": "grid",
+        "program": "train_maml.py",
+        "command": ["${program}", "maml-glyphs-5way-1shot", "${args}"],
+    }
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(usual | said, sort_keys=False))
+    return path

@@ -1,0 +1,156 @@
+"""launch/slurm.sbatch on a real Slurm of two nodes: pre-empted, requeued, and an array of a sweep.
+
+It needs Debian's packages slurmctld, slurmd, slurm-client and munge, and root. With
+``MAML_TEST_SLURM=install`` they are installed by apt-get; else these tests skip without them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.sweeping import file
+from launch.sweeping.sweep import FINISHED, Sweep
+from maml.run.log import read_metrics
+from tests.launch.cluster import Cluster, missing
+from tests.launching import REPO, SLACK, run_torchrun
+from tests.network import why_not
+from tests.runs import last, metrics, same
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    if why_not():
+        pytest.skip(why_not())
+    if missing() and os.environ.get("MAML_TEST_SLURM") == "install":
+        install = ["apt-get", "install", "-y", "--no-install-recommends", *missing()]
+        subprocess.run(["apt-get", "update"], check=False, timeout=300)
+        subprocess.run(install, check=False, timeout=600)
+    if missing():
+        pytest.skip(f"no {', '.join(missing())} here (MAML_TEST_SLURM=install gets them)")
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, Cluster(Path(folder)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def checkout(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """A folder to submit from, whose runs are its own. Its jobs go with it."""
+    for name in ("train_maml.py", "maml", "datasets", "launch", "tests"):
+        (tmp_path / name).symlink_to(REPO / name)
+    yield tmp_path
+    cluster.command("scancel", "--user=root")
+
+
+def submitted(cluster: Cluster, folder: Path, *words: str) -> str:
+    """Submit a job and return its number."""
+    options = ("--parsable", f"--chdir={folder}", f"--output={folder}/%x-%j.log")
+    return cluster.command("sbatch", *options, *words).strip()
+
+
+def until(cluster: Cluster, folder: Path, true: Callable[[], object], timeout: float = 150) -> None:
+    deadline = time.monotonic() + SLACK * timeout
+    while not true():
+        if time.monotonic() > deadline:
+            said = "\n".join(path.read_text() for path in folder.glob("*.log"))
+            raise AssertionError(f"not in time:\n{said}\n{cluster.logs()}")
+        time.sleep(0.1)
+
+
+def over(cluster: Cluster, number: str) -> bool:
+    return cluster.job(number)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL")
+
+
+def iteration(folder: Path) -> int:
+    """Return how far the only run in ``folder`` is; 0 before there is one."""
+    rows = [row for path in folder.glob("runs/*/metrics.jsonl") for row in read_metrics(path)]
+    return max((row["iteration"] for row in rows), default=0)
+
+
+SINUSOID = [
+    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+    *("--compile", "off", "--threads", "1", "--meta-batch-size", "4", "--log-every", "1"),
+    *("--checkpoint-every", "50", "--iterations", "300", "--strategy", "allreduce"),
+    *("--learner", "tests.launch.slow_learner:Slow"),
+]  # fmt: skip
+
+
+def test_a_job_goes_on_after_each_interruption(cluster: Cluster, checkout: Path) -> None:
+    """Pre-empted by a better job, then out of time: it ends with the undisturbed run's bits."""
+    run_torchrun(2, [*SINUSOID, "--run-dir", str(checkout / "straight")], timeout=150)
+    number = submitted(cluster, checkout, "--nodes=2", "launch/slurm.sbatch", *SINUSOID)
+
+    def interrupted(restarts: int) -> bool:
+        return cluster.job(number)["Restarts"] == str(restarts)
+
+    until(cluster, checkout, lambda: iteration(checkout) >= 20)
+    submitted(cluster, checkout, "--partition=high", "--nodes=2", "--exclusive", "--wrap=sleep 1")
+    until(cluster, checkout, lambda: interrupted(1))
+    reached = iteration(checkout)
+    until(cluster, checkout, lambda: iteration(checkout) >= reached + 20)
+    # What Slurm does at --signal's time, minutes before the end.
+    cluster.command("scancel", "--batch", "--signal=USR1", number)
+    until(cluster, checkout, lambda: interrupted(2))
+    until(cluster, checkout, functools.partial(over, cluster, number))
+    said = (checkout / f"maml-{number}.log").read_text()
+    assert cluster.job(number)["JobState"] == "COMPLETED", said
+
+    (run_dir,) = (checkout / "runs").iterdir()
+    assert [row["iteration"] for row in metrics(run_dir)] == list(range(1, 301))
+    starts = yaml.safe_load((run_dir / "config.yaml").read_text())["starts"]
+    began = [start["iteration"] for start in starts]
+    assert 0 == began[0] < began[1] < began[2] < 300
+    assert all(start["job"]["slurm"] == number and start["processes"] == 2 for start in starts)
+    for count in (1, 2, 3):
+        assert f"job {number}, start {count}, on host[0-1]: maml-sinusoid-10shot" in said
+    undisturbed = last(checkout / "straight")
+    for part in ("model", "optimizer"):
+        assert same(last(run_dir)[part], undisturbed[part])
+
+
+def test_an_array_works_on_a_sweep(cluster: Cluster, checkout: Path) -> None:
+    """Four workers on two nodes; each trial is run once, by whichever is free."""
+    described = {
+        "method": "grid",
+        "program": "train_maml.py",
+        "command": ["${interpreter}", "tests/launch/fake_trainer.py", "${args}"],
+        "parameters": {"seed": {"values": list(range(8))}, "pause": {"value": 1.5}},
+    }
+    path = checkout / "sweep.yaml"
+    path.write_text(yaml.safe_dump(described))
+    script = ("--array=0-3", "launch/slurm.sbatch", "sweep.yaml", "--folder", "there")
+    number = submitted(cluster, checkout, *script)
+    until(cluster, checkout, lambda: not cluster.command("squeue", "-h", "-j", number))
+    trials = Sweep(checkout / "there", file.read(path)).trials()
+    said = [path.read_text() for path in checkout.glob("maml-*.log")]
+    assert [trial.state for trial in trials] == [FINISHED] * 8, said
+    for trial in trials:
+        assert len((trial.run_dir / "starts").read_text().splitlines()) == 1
+    assert len(said) == 4 and all("trial " in text for text in said)
+    assert {text.split(", on ")[1].split(":")[0] for text in said} == {"host0", "host1"}
+
+
+def test_what_cannot_be_meant_is_told(cluster: Cluster, checkout: Path) -> None:
+    """In the job's log, in one line."""
+    elsewhere = checkout / "elsewhere"
+    elsewhere.mkdir()
+    script = str(REPO / "launch" / "slurm.sbatch")
+    for folder, words, told in (
+        (checkout, ["--nodes=2", script, "sweep.yaml"], "error: --nodes=2: a worker of a sweep"),
+        (elsewhere, [script, *SINUSOID], f"from the root of the repository (this is {elsewhere})"),
+    ):
+        number = submitted(cluster, folder, *words)
+        until(cluster, folder, functools.partial(over, cluster, number))
+        assert cluster.job(number)["JobState"] == "FAILED"
+        assert cluster.job(number)["ExitCode"] == "2:0"
+        (line,) = (folder / f"maml-{number}.log").read_text().splitlines()
+        assert told in line

@@ -1,0 +1,86 @@
+"""Run the code of a page of documentation, from top to bottom, as its reader does.
+
+What a fenced block is, its language says:
+
+- ``python`` and ``yaml``: a file, where the first line is a comment with its name; else Python, all
+  of a page in one namespace, as in a notebook;
+- ``bash``: commands, one a line. They run in this process, by their modules' ``main``, which saves
+  the seconds of an import for each; trainings and evaluations are made small;
+- any other, or none: it is shown only. ``py`` is Python that cannot be run here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maml.config.cli import parse
+from maml.config.presets import with_values
+from maml.trainer import Trainer
+from tests.launching import REPO
+
+BLOCK = re.compile(r"^```(python|yaml|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
+SMALL: dict[str, Any] = {
+    "iterations": 2, "meta_batch_size": 2, "eval_every": 0, "test_tasks": 4, "eval_tasks": 4,
+    "log_every": 1, "threads": 1, "logger": "none", "compile": "off",
+}  # fmt: skip
+PACKAGES = ("maml.plots",)
+FEW = {"maml.evaluate": ["--tasks", "4"], "maml.plots": ["--tasks", "4"]}
+
+
+def run_page(
+    page: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    instead: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run a page's blocks in ``folder``; return the names that its Python has made.
+
+    Args:
+        page: Its path in the repository.
+        folder: The current directory meanwhile.
+        monkeypatch: Puts back what is changed.
+        instead: What is replaced in the page first, because it takes long; all must occur.
+    """
+    text = (REPO / page).read_text()
+    for long, short in (instead or {}).items():
+        assert long in text, f"{page}: no {long!r}"
+        text = text.replace(long, short)
+    monkeypatch.chdir(folder)
+    # Modules of the page: what a process imports once stays, so their names are for one page each.
+    monkeypatch.syspath_prepend(folder)
+    # Trials of a sweep start it by this name.
+    (folder / "train_maml.py").symlink_to(REPO / "train_maml.py")
+    names: dict[str, Any] = {}
+    for language, code in BLOCK.findall(text):
+        file = FILE.match(code)
+        if language == "bash":
+            for line in code.splitlines():
+                _run(shlex.split(line))
+        elif file is not None:
+            (folder / file[1]).write_text(code)
+        else:
+            assert language == "python", f"{page}: a block of YAML without its file's name"
+            exec(compile(code, page, "exec"), names)
+    return names
+
+
+def _run(words: list[str]) -> None:
+    """Run one command line; it must end well."""
+    if words[:2] == ["python", "train_maml.py"]:
+        code = Trainer(with_values(parse(words[2:]), **SMALL)).run()
+    else:
+        assert words[:2] == ["python", "-m"], words
+        name = words[2] + ".__main__" * (words[2] in PACKAGES)
+        module = importlib.import_module(name)
+        code = module.main([*words[3:], *FEW.get(words[2], [])])
+    assert not code, f"{shlex.join(words)}: exit code {code}"
+    sys.stdout.flush()

@@ -45,12 +45,15 @@ _DOWNLOAD_TIMEOUT_S = 30.0
 def open_classes(
     split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> ImageClasses:
-    """The characters of a split, rotated per class and task in all of them, as MAML's code does.
+    """The characters of a split, rotated per class and task.
 
-    Raises :class:`DataError` as :func:`open_images` and :func:`split_classes` do.
+    In all splits, as MAML's code does; where the classes are divided as by MAML++'s, in training
+    alone, as its code does. Raises :class:`DataError` as :func:`open_images` and
+    :func:`split_classes` do.
     """
     classes = split_classes(omniglot_split, split)
-    return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=True)
+    rotate = omniglot_split != "mamlpp" or split == "train"
+    return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=rotate)
 
 
 def open_images(data_root: Path) -> Mapped:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 import maml
+from maml.config import registry
+from maml.config.presets import PRESETS
+from maml.learners import build_learner
 from tests.launching import REPO
 from tests.metagradient.peer import oracle
 from tests.pages import run_page
@@ -39,6 +43,21 @@ def test_the_library_s_page_runs(trained: Path, monkeypatch: pytest.MonkeyPatch)
         for way in ("mixed", "reverse")
     )
     assert (mixed - reverse).abs().max() < 1e-4 * reverse.abs().max()
+
+
+def test_kernels_serve_whom_the_page_says() -> None:
+    """Every few-shot learner is in the table of docs/learners.md, with a yes that is true."""
+    said: dict[str, bool] = {}
+    for line in (REPO / "docs" / "learners.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and cells[2].startswith(("yes", "no")) and "(test)" not in cells[0]:
+            served = cells[2].startswith("yes")
+            said |= dict.fromkeys(re.findall(r"`(\w+)`", cells[0]), served)
+    known = registry.known("learner")
+    assert said.keys() == {name for name in known if registry.learner(name).tasks == "episodes"}
+    for name, served in said.items():
+        learner = build_learner(PRESETS[f"{name}-glyphs-5way-1shot"])
+        assert (learner.obstacle(torch.device("cpu")) is None) == served, name
 
 
 # ---- tutorials --------------------------------------------------------------------------------

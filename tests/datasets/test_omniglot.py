@@ -257,6 +257,12 @@ def test_real_images_are_in_class_order(omniglot_images, data_root):
 def test_real_episodes(omniglot_images, data_root):
     e = open_episodes("omniglot", "test", ways=5, shots=1, queries=1, seed=0, data_root=data_root)
     assert isinstance(e, FewShotImages) and e.rotate
+    turned = [
+        omniglot.open_classes(split, data_root=data_root, omniglot_split=named).rotate
+        for named in ("vinyals", "mamlpp")
+        for split in ("train", "validation", "test")
+    ]
+    assert turned == [True, True, True, True, False, False]
     assert set(e.first // 20) == set(omniglot.split_classes("maml", "test"))
     task = e.tasks(e.ids(0, 32))
     assert task.support_x.shape == (32, 5, 1, 28, 28)

@@ -33,7 +33,7 @@ from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, files
 from maml.run.watch import watch
-from maml.scores import ensemble, evaluate, summary, there_are
+from maml.scores import check_headline, ensemble, evaluate, summary, there_are
 from maml.strategies.local import Local
 from maml.worker import Worker
 
@@ -196,6 +196,10 @@ class RunEvaluator:
         init_process(config, world)
         worker = Worker(config, choose_device(config, world), trains=False)
         worker.evaluation(self.options.split)
+        transductive = _transductive(self.options, config)
+        warning = check_headline(worker, self.options.split, transductive, "--non-transductive")
+        if warning:
+            print(warning, file=sys.stderr, flush=True)
         self.strategy = Local(config, world, worker)
         self.config = config
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from maml.config import Config, registry
+from maml.errors import UserError
 from maml.params import Params
 from maml.run.progress import bar
 from maml.strategies import Strategy
@@ -19,6 +20,26 @@ from maml.worker import Worker
 def there_are(tasks: int, worker: Worker, split: str) -> int:
     """Return how many of ``tasks`` there are in ``split``: examples run out, episodes do not."""
     return min(tasks, worker.evaluation(split).one_pass or tasks)
+
+
+def check_headline(worker: Worker, split: str, transductive: bool, flag: str) -> str:
+    """Return a warning where the number beside the headline is not what it is called, or "".
+
+    Args:
+        worker: Who evaluates.
+        split: Whose tasks.
+        transductive: Whether that is the headline.
+        flag: What asks for the other one, for the message.
+
+    Raises:
+        UserError: where the headline is to be non-transductive, and the network has no such number.
+    """
+    reason = worker.why_transductive(split)
+    if reason is None:
+        return ""
+    if not transductive:
+        raise UserError(f"{flag}: {reason}, so it has no non-transductive number")
+    return f"warning: {reason}: the numbers called non-transductive are transductive, too"
 
 
 def evaluate(

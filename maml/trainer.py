@@ -35,7 +35,7 @@ from maml.run.progress import Patience
 from maml.run.resume import beginning, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
-from maml.scores import evaluate, headline, means, of_tasks, summary
+from maml.scores import check_headline, evaluate, headline, means, of_tasks, summary
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
@@ -53,10 +53,16 @@ class Trainer:
         if config.epochs is not None and one_pass is not None:
             iterations = math.ceil(config.epochs * one_pass / config.meta_batch_size)
             self.config = with_values(self.config, iterations=iterations)
-        if config.test_tasks:
-            self.worker.evaluation("test")
-        if config.eval_every:
-            self.worker.evaluation("validation")
+        self.warning = ""
+        splits = {"test": config.test_tasks, "validation": config.eval_every}
+        for split in [split for split, count in splits.items() if count]:
+            self.worker.evaluation(split)
+            self.warning = check_headline(
+                self.worker, split, config.transductive, "--no-transductive"
+            )
+        # What it refuses all processes refuse, and the launcher ends the others when one has. So
+        # rank zero has nothing on the disk yet that would be left behind.
+        self.strategy = build_strategy(self.config, self.world, self.worker)
         self.start: dict[str, Any] | None = None
         self.claim: Lock | None = None
         self._made: list[Path] = []
@@ -88,13 +94,15 @@ class Trainer:
             directory.unmake(Path(self.config.run_dir or ""), self._made)
 
     def _run(self) -> int:
-        strategy = build_strategy(self.config, self.world, self.worker)
+        strategy = self.strategy
         # Before any peer waits for this process.
         self.worker.get_ready(strategy.share_sizes())
         liveness = strategy.liveness
         liveness.note = self.config.run_dir or ""
         if self.world.rank:
             liveness.last_words = lambda line: directory.lose(Path(liveness.note))
+        if self.warning and self.world.rank == 0:
+            print(self.warning, file=sys.stderr, flush=True)
         with settled(), strategy:
             if not strategy.drives:
                 strategy.serve()

@@ -105,14 +105,16 @@ class Worker:
 
     def _try_theirs(self) -> None:
         """Differentiate one task by a user's own learner or network: a mistake is one line."""
-        config = self.config
-        learner, network = registry.learner(config.learner), registry.network(config.network)
+        learner, network = self._components()
         if not (learner.is_theirs or network.is_theirs):
             return
         with registry.calling("learner", learner), registry.calling("network", network):
             first = self._on_device(self.training.tasks(torch.arange(1)))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             self.learner.outer_gradient(params, self.learner.materialise(params, first))
+
+    def _components(self) -> tuple[registry.LearnerFacts, registry.NetworkFacts]:
+        return registry.learner(self.config.learner), registry.network(self.config.network)
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
@@ -153,6 +155,18 @@ class Worker:
         if not few_shot or asked_otherwise or self.device.type != "cpu":
             return None
         return None if self.learner.image_shape is None else self.learner.obstacle(self.device)
+
+    def why_transductive(self, split: str) -> str | None:
+        """Return why no answer to the tasks of ``split`` is non-transductive; None: some are."""
+        learner, network = self._components()
+        asked = learner.is_theirs or network.is_theirs
+        if not asked or learner.tasks == "environments":
+            return None
+        with registry.calling("learner", learner), registry.calling("network", network):
+            if not self.learner.mixes(self.evaluation(split).tasks(torch.arange(1)).query_x[0]):
+                return None
+        name = self.config.network
+        return f"--network {name} answers an example by the others that are asked together with it"
 
     def meta_gradient(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
         """Sum the meta-gradient and the metrics over training tasks.

@@ -22,6 +22,7 @@ from maml.metagradient import differentiate, forward_over_reverse, unrolled
 from maml.metagradient.problem import Problem
 from maml.networks import build_network, network_options
 from maml.networks.loss import NetworkLoss, apply
+from maml.networks.mixing import mixes
 from maml.networks.norms import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params
@@ -366,6 +367,13 @@ class Learner(nn.Module, ABC):
         answers = [self.predictions(params, tasks, steps) for params in models]
         together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))
         return self.scores(together, tasks.query_y)
+
+    def mixes(self, x: Tensor) -> bool:
+        """Say whether the network answers an example by the others of its set, whatever is given.
+
+        Then no answer is non-transductive. See `maml.networks.mixing`, also for ``x [E, …]``.
+        """
+        return mixes(self.network, tensors(self.network), x.cpu())
 
     def prepare(self, device: torch.device) -> None:
         """Compile the kernels, if they are to serve; refuse what cannot work.

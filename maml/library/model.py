@@ -176,12 +176,18 @@ class AdaptedModel:
             Probabilities ``[E, N]`` of the `classes`, on the CPU; for a regression the outputs.
 
         Raises:
-            UserError: in one line, for what does not fit.
+            UserError: in one line, for what does not fit; for "support" with a network that answers
+                a query by the others whatever it is given.
         """
         if batch_statistics not in ("support", "query"):
             raise UserError(f"batch_statistics {batch_statistics!r}: support or query")
         model = self._model
         x = model.examples(query_x, "query_x")[None]
+        if batch_statistics == "support" and model.learner.mixes(x[0]):
+            raise UserError(
+                f'batch_statistics "support": --network {model.config.network} answers an example '
+                'by the others that are asked together with it; ask for "query"'
+            )
         # No learner's answer reads the queries' targets.
         y = self._task.support_y
         task = self._task._replace(query_x=x, query_y=y.new_zeros(1, x.shape[1], *y.shape[2:]))

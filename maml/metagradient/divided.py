@@ -11,6 +11,7 @@ is all that is computed from it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -20,7 +21,8 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.metagradient.problem import Problem
-from maml.networks.loss import NetworkLoss, apply, part_of
+from maml.networks.loss import MiniBatches, NetworkLoss, apply, part_of
+from maml.networks.mixing import mixes, same
 from maml.params import Params
 
 Sum: TypeAlias = Callable[[Tensor], Tensor]
@@ -33,10 +35,35 @@ class DividedDerivatives:
     Tasks are given whole; outputs are those of whole sets.
     """
 
-    def __init__(self, own: Derivatives, rank: int, size: int, sum_over_all: Sum) -> None:
-        """Sum the derivatives ``own`` of part ``rank`` of ``size`` over all parts."""
-        self._own, self._rank, self._size, self._sum = own, rank, size, sum_over_all
-        self.whole = own.whole
+    def __init__(
+        self,
+        problem: Problem,
+        make: Callable[[Problem], Derivatives],
+        rank: int,
+        size: int,
+        sum_over_all: Sum,
+    ) -> None:
+        """Sum the derivatives of part ``rank`` of ``size`` over all parts.
+
+        Args:
+            problem: One without an `obstacle`.
+            make: Makes the derivatives of a part, which is a set of its own.
+            rank: Which part.
+            size: How many.
+            sum_over_all: Adds up over all processes.
+        """
+        self._rank, self._size, self._sum = rank, size, sum_over_all
+        # Which examples a step sees is said of the whole set: they are taken out before it is
+        # divided.
+        self._batches: dict[str, MiniBatches | None] = {}
+        losses: dict[str, Any] = {}
+        for part in ("support", "query"):
+            loss = getattr(problem, part)
+            assert isinstance(loss, NetworkLoss)
+            self._batches[part] = loss.batches
+            losses[part] = dataclasses.replace(loss, batches=None)
+        self._own = make(dataclasses.replace(problem, **losses))
+        self.whole = self._own.whole
 
     def enter(self, params: Params) -> Params:
         """See `Derivatives.enter`."""
@@ -52,6 +79,7 @@ class DividedDerivatives:
 
     def gradient(self, part: Part, at: Params, tasks: Task, step: int, *, again: bool) -> Gradient:
         """See `Derivatives.gradient`."""
+        tasks = self._seen(part, tasks, step)
         n_examples = part_of(tasks, part)[0].shape[1]
         begin, end = self._bounds(n_examples)
         weight = (end - begin) / n_examples
@@ -80,6 +108,15 @@ class DividedDerivatives:
         products = self._summed([weight * product for product in found.values()])
         return dict(zip(found, products, strict=True))
 
+    def _seen(self, part: Part, tasks: Task, step: int) -> Task:
+        """Return the tasks with what a step's loss sees of their sets."""
+        batches = self._batches[part]
+        if batches is None:
+            return tasks
+        x, y = part_of(tasks, part)
+        places = batches.places(step, y.shape[1], y.device)
+        return tasks._replace(**{f"{part}_x": x[:, places], f"{part}_y": y[:, places]})
+
     def _bounds(self, n: int) -> tuple[int, int]:
         """Return where this part of n examples begins and ends, as even as n allows."""
         size, left_over = divmod(n, self._size)
@@ -99,15 +136,38 @@ _PARTS = ("support", "support", "query", "query")
 
 def obstacle(problem: Problem, task: Task) -> str | None:
     """Say why a problem's losses are no sums over parts of a task's sets; None: they are."""
+    reason = losses_obstacle(problem)
+    if reason is not None:
+        return reason
+    params = {name: t.detach() for name, t in problem.params(problem.start, 0).items()}
     for part in ("support", "query"):
         loss = getattr(problem, part)
-        if not isinstance(loss, NetworkLoss) or loss.part != part:
-            return f"the {part} loss is the learner's own, which need be no mean over examples"
-        params = {name: t.detach() for name, t in problem.params(problem.start, 0).items()}
-        x = part_of(task, "query")[0]
-        if apply(loss.network, params, x, precision_=loss.precision)[1]:
+        x, y = part_of(task, part)
+        if len(x) < 2:
+            continue  # it has no parts
+        outputs, statistics = apply(loss.network, params, x, precision_=loss.precision)
+        if statistics:
             return (
                 "the network normalises a set by the statistics of all of it; a network without "
                 "batch norm can be divided, as lenet or mlp"
             )
+        if mixes(loss.network, params, x):
+            return (
+                "the network answers an example by the others of its set, so a part of a set does "
+                "not tell what the whole does; one that takes each example by itself can be "
+                "divided, as lenet or mlp"
+            )
+        halves = zip(outputs.tensor_split(2), y.tensor_split(2), strict=True)
+        apart = torch.stack([len(of_y) / len(y) * loss.loss(out, of_y) for out, of_y in halves])
+        if not same(apart.sum(), loss.loss(outputs, y)):
+            return f"the {part} loss is no mean over the examples of a set"
+    return None
+
+
+def losses_obstacle(problem: Problem) -> str | None:
+    """Say what of an `obstacle` can be told by what the losses are, without calling them."""
+    for part in ("support", "query"):
+        loss = getattr(problem, part)
+        if not isinstance(loss, NetworkLoss) or loss.part != part:
+            return f"the {part} loss is the learner's own, which need be no mean over examples"
     return None

@@ -80,8 +80,7 @@ class NetworkLoss:
     @property
     def theirs(self) -> bool:
         """Whether the network, or a part of it, is not this project's."""
-        modules = self.network.modules()
-        return not all(type(module).__module__.startswith(_OURS) for module in modules)
+        return not is_ours(self.network)
 
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and the network's outputs ``[E, …]``."""
@@ -91,6 +90,11 @@ class NetworkLoss:
             x, y = x[places], y[places]
         outputs, _ = apply(self.network, params, x, precision_=self.precision)
         return self.loss(outputs, y), outputs
+
+
+def is_ours(network: nn.Module) -> bool:
+    """Say whether a network and all its parts are this project's."""
+    return all(type(module).__module__.startswith(_OURS) for module in network.modules())
 
 
 def part_of(task: Task, part: str) -> tuple[Tensor, Tensor]:

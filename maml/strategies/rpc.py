@@ -29,7 +29,7 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.learners import Learner
-from maml.metagradient.divided import DividedDerivatives, obstacle
+from maml.metagradient.divided import DividedDerivatives, losses_obstacle, obstacle
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Problem
 from maml.params import Params
@@ -196,16 +196,22 @@ class Rpc(Strategy):
         worker, world = self.worker, self.world
         learner = worker.learner
         first = Task(*(part[0] for part in worker.training.tasks(torch.arange(1))))
-        stated = learner.problem(learner.meta_parameters(), self.config.inner_steps)
-        reason = obstacle(stated, first)
-        if reason is not None:
-            raise UserError(f"--partition nested: {reason}")
+        for phase in {learner.phase(0), learner.last_phase}:
+            stated = learner.training_problem(learner.meta_parameters(), phase)
+            self._check(obstacle(stated, first))
 
         def derivatives_of(problem: Problem) -> DividedDerivatives:
-            own = FunctionDerivatives(problem)
-            return DividedDerivatives(own, world.rank, world.size, self._sum)
+            self._check(losses_obstacle(problem))  # a phase between may state others
+            return DividedDerivatives(
+                problem, FunctionDerivatives, world.rank, world.size, self._sum
+            )
 
         worker.derivatives_of = derivatives_of
+
+    @staticmethod
+    def _check(reason: str | None) -> None:
+        if reason is not None:
+            raise UserError(f"--partition nested: {reason}")
 
     def transport(self) -> AbstractContextManager[None]:
         """Join the RPC world."""

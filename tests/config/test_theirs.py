@@ -15,10 +15,12 @@ import torch
 import yaml
 from torch import nn
 
+import maml
 from datasets import DataError
 from maml.config.cli import parse
 from maml.config.presets import PRESETS
 from maml.errors import UserError
+from maml.evaluate import main as evaluate
 from maml.learners import build_learner
 from maml.networks.ordinary import explicit
 from maml.run.directory import read_config
@@ -313,6 +315,44 @@ def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(
     for name, line in lines.items():
         with pytest.raises(UserError, match=f"--network {module}:{name}: .*{line}"):
             build_learner(parse([*IMAGES, "--network", f"{module}:{name}"]))
+
+
+MIXING = """
+from torch import nn
+class Mixing(nn.Module):
+    def __init__(self, shape, ways):
+        super().__init__()
+        self.layer = nn.Linear(784, ways)
+    def forward(self, x):
+        return self.layer((x - x.mean(0)).flatten(1))
+"""
+
+
+def test_a_network_that_mixes_examples_divides_no_set_and_answers_no_query_alone(
+    write: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused where that is asked for, without a trace on the disk; else said in a line."""
+    network = f"{write(MIXING)}:Mixing"
+    run_dir = tmp_path / "run"
+    words = [*IMAGES, "--network", network, "--iterations", "0", "--test-tasks", "2",
+             "--run-dir", str(run_dir)]  # fmt: skip
+    for flags, says in {
+        "--strategy rpc --partition nested": "--partition nested: the network answers an example",
+        "--no-transductive": f"--no-transductive: --network {network} answers an example by the",
+    }.items():
+        with pytest.raises(UserError, match=f"^{says}"):
+            Trainer(parse([*words, *flags.split()]))
+        assert not run_dir.exists()
+    assert Trainer(parse(words)).run() == 0
+    assert evaluate([str(run_dir), "--tasks", "2"]) == 0
+    line = f"warning: --network {network} answers an example by the others that are asked together"
+    assert capsys.readouterr().err.count(line) == 2
+    with pytest.raises(UserError, match=r"^--non-transductive: --network"):
+        evaluate([str(run_dir), "--tasks", "2", "--non-transductive"])
+    adapted = maml.load(run_dir).adapt(torch.rand(5, 1, 28, 28), range(5))
+    with pytest.raises(UserError, match=r'^batch_statistics "support": .*; ask for "query"'):
+        adapted.predict(torch.rand(4, 1, 28, 28))
+    assert adapted.predict(torch.rand(4, 1, 28, 28), "query").shape == (4, 5)
 
 
 @pytest.mark.parametrize("name", ["Shared", "Mine", "Lazy"])

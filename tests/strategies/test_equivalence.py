@@ -84,6 +84,7 @@ LEARNERS["sinusoid"] = [
 LEARNERS["lenet"] = [*SEVEN_TASKS, "--network", "lenet", "--filters", "64"]
 LEARNERS["lenet few"] = [*LEARNERS["lenet"], "--ways", "3"]
 LEARNERS["lenet imaml"] = [*LEARNERS["lenet"], "--learner", "imaml"]
+LEARNERS["lenet reptile"] = [*LEARNERS["reptile"], "--network", "lenet", "--filters", "64"]
 # Its tasks are made by acting, where they are: what is drawn has addresses.
 LEARNERS["policy"] = [
     *("maml-cartpole", "--horizon", "30", "--shots", "3", "--queries", "3", "--eval-queries", "2"),
@@ -98,7 +99,10 @@ BY_SIZE = {
     2: [
         *(("local", name) for name in [*STRATEGIES, "param-server async"]),
         ("supervised", "rpc chunk"),
-        *((learner, "rpc nested") for learner in ("sinusoid", "lenet", "lenet imaml")),
+        *(
+            (learner, "rpc nested")
+            for learner in ("sinusoid", "lenet", "lenet imaml", "lenet reptile")
+        ),
         # Each learner beside maml with two strategies, which all are pairs of.
         *(("mamlpp", name) for name in ("rpc chunk", "allreduce", "param-server rpc")),
         *(("reptile", name) for name in ("rpc exclusive", "allreduce")),

@@ -1,0 +1,75 @@
+"""Networks that mix the examples of a set are found, and those that do not are left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from datasets.tasks import Task
+from maml.metagradient.divided import obstacle
+from maml.networks.mixing import mixes
+from maml.networks.norms import tensors
+from maml.networks.ordinary import explicit
+from tests.workers import worker_of
+
+MIXING: dict[str, Callable[[Tensor], Tensor]] = {
+    "its mean": lambda x: x - x.mean(0),
+    "its greatest": lambda x: x / x.amax(),
+    "attention": lambda x: torch.softmax(x @ x.T, -1) @ x,
+    "its neighbour": lambda x: x.roll(1, 0),
+}
+APART: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda x: x,
+    "each one's mean": lambda x: x - x.mean(-1, keepdim=True),
+    "attention in each": lambda x: torch.softmax(x[:, :, None] * x[:, None], -1) @ x[..., None],
+}
+
+
+class Net(nn.Module):
+    """Whatever is done to a set, let through by a gate, between two layers."""
+
+    def __init__(self, do: Callable[[Tensor], Tensor], gate: float = 1.0) -> None:
+        super().__init__()
+        self.do, self.gate = do, nn.Parameter(torch.tensor(gate))
+        self.first, self.norm, self.head = nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(torch.tanh(self.first(x.flatten(1))))
+        hidden: Tensor = self.head(h + self.gate * self.do(h).view_as(h))
+        return hidden
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    tasks = worker_of("maml-glyphs-5way-1shot", dtype="float32").training.tasks(torch.arange(1))
+    return Task(*(part[0] for part in tasks))
+
+
+@pytest.mark.parametrize(
+    ("what", "gate", "expected"),
+    [
+        *((what, gate, True) for what in MIXING for gate in (1.0, 0.0)),
+        *((what, 1.0, False) for what in APART),
+    ],
+)
+def test_a_set_and_its_halves_tell(what: str, gate: float, expected: bool, task: Task) -> None:
+    """Beside a batch norm, whose statistics are handed out; with a gate that is yet to open."""
+    torch.manual_seed(0)
+    network = explicit(Net((MIXING | APART)[what], gate), "x")
+    assert mixes(network, tensors(network), task.query_x) is expected
+
+
+def test_a_loss_that_is_no_mean_cannot_be_divided(task: Task) -> None:
+    learner = worker_of("maml-glyphs-5way-1shot", network="lenet", dtype="float32").learner
+    stated = learner.training_problem(learner.meta_parameters(), 0)
+    assert obstacle(stated, task) is None
+    total: Any = dataclasses.replace(
+        stated.query,  # type: ignore[type-var]
+        loss=nn.CrossEntropyLoss(reduction="sum"),
+    )
+    assert "no mean over" in str(obstacle(dataclasses.replace(stated, query=total), task))

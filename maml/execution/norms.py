@@ -1,8 +1,8 @@
 """Normalisations, written out: their batched second derivative is wrong in torch.
 
-``torch.func.vmap`` over the gradient of ``torch.func.grad`` of ``layer_norm``, ``instance_norm`` or
-``batch_norm``, each with a weight, is off by up to a fifth (torch 2.15, the CPU, float64 too),
-without an error. Written out in elementary operations they are right.
+``torch.func.vmap`` over the gradient of ``torch.func.grad`` of a layer, instance or batch norm,
+each with a weight, is wrong by a fifth or far more (torch 2.15, the CPU, float64 too), without an
+error. Written out in elementary operations it is right. Group norms and RMS norms are as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,32 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+_RUNNING = ("running_mean", "running_var")
+_ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
+    F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
+    torch.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
+    torch.native_layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
+    F.instance_norm: (
+        *("input", *_RUNNING, "weight", "bias", "use_input_stats", "momentum", "eps"),
+    ),
+    torch.instance_norm: (
+        *("input", "weight", "bias", *_RUNNING, "use_input_stats", "momentum", "eps"),
+        "cudnn_enabled",
+    ),
+    F.batch_norm: ("input", *_RUNNING, "weight", "bias", "training", "momentum", "eps"),
+    torch.batch_norm: (
+        *("input", "weight", "bias", *_RUNNING, "training", "momentum", "eps", "cudnn_enabled"),
+    ),
+    torch.native_batch_norm: (
+        *("input", "weight", "bias", *_RUNNING, "training", "momentum", "eps"),
+    ),
+}
+"""What torch's normalisations take, in order."""
+
+_INSTANCES = (F.instance_norm, torch.instance_norm)
+_WITH_STATISTICS = (torch.native_layer_norm, torch.native_batch_norm)
+"""These return the mean and 1/σ as well."""
+
 
 class ExactNorms(TorchFunctionMode):
     """A context in which these normalisations are computed by elementary operations."""
@@ -23,64 +49,39 @@ class ExactNorms(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.layer_norm or func is torch.layer_norm:
-            return _layer_norm(*args, **kwargs)
-        if func is F.instance_norm and kwargs.get("running_mean") is None and len(args) < 2:
-            return _instance_norm(*args, **kwargs)
-        # By given statistics it is a product and a sum, which torch batches rightly.
-        if func is F.batch_norm and args[1:3] == (None, None):
-            return _batch_norm(*args, **kwargs)
+        if func in _ARGUMENTS:
+            given = dict(zip(_ARGUMENTS[func], args, strict=False)) | kwargs
+            # By given statistics it is a product and a sum, which torch batches rightly. Running
+            # ones that are to change are refused by torch.
+            if all(given.get(name) is None for name in _RUNNING):
+                return _normalised(func, **given)
         return func(*args, **kwargs)
 
 
-def _layer_norm(
+def _normalised(
+    func: Callable[..., Any],
     input: Tensor,
-    normalized_shape: Any,
+    normalized_shape: Any = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Tensor:
-    dims = tuple(range(-len(tuple(normalized_shape)), 0))
-    found = _normalised(input, dims, eps)
-    found = found if weight is None else found * weight
-    return found if bias is None else found + bias
-
-
-def _instance_norm(
-    input: Tensor,
-    *,
-    running_mean: None = None,
-    running_var: None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    found = _normalised(input, tuple(range(2, input.dim())), eps)
-    shape = (-1, *[1] * (input.dim() - 2))
-    found = found if weight is None else found * weight.view(shape)
-    return found if bias is None else found + bias.view(shape)
-
-
-def _batch_norm(
-    input: Tensor,
-    running_mean: None,
-    running_var: None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    found = _normalised(input, (0, *range(2, input.dim())), eps)
-    shape = (-1, *[1] * (input.dim() - 2))
-    found = found if weight is None else found * weight.view(shape)
-    return found if bias is None else found + bias.view(shape)
-
-
-def _normalised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
-    variance, mean = torch.var_mean(x, dim=dims, correction=0, keepdim=True)
+    **_: Any,
+) -> Any:
+    """Return what ``func`` returns: ``input`` by its own statistics, scaled and shifted."""
+    n = input.dim()
+    if normalized_shape is not None:
+        dims, shape = tuple(range(n - len(tuple(normalized_shape)), n)), None
+    else:
+        of_each = func in _INSTANCES
+        dims, shape = (*(() if of_each else (0,)), *range(2, n)), (-1, *[1] * (n - 2))
+    variance, mean = torch.var_mean(input, dim=dims, correction=0, keepdim=True)
     # A tensor, not a number: see `maml.networks.statistics.BatchNorm`.
-    return (x - mean) * torch.rsqrt(variance + variance.new_full((), eps))
+    scale = torch.rsqrt(variance + variance.new_full((), eps))
+    found = (input - mean) * scale
+    if weight is not None:
+        found = found * (weight if shape is None else weight.view(shape))
+    if bias is not None:
+        found = found + (bias if shape is None else bias.view(shape))
+    if func not in _WITH_STATISTICS:
+        return found
+    return found, *(t if shape is None else t.flatten() for t in (mean, scale))

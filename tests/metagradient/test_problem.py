@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from datasets.tasks import Task
@@ -361,3 +362,58 @@ def test_normalisations_that_torch_batches_wrongly(layer: torch.nn.Module) -> No
     expected = by_hand(problem, tasks)
     assert_same(differentiate(problem, tasks, "reverse"), expected)
     assert_same(differentiate(problem, tasks, "mixed"), expected)
+
+
+# Sets are [2, 4, 5]. What is normalised over, the size of scale and shift, and who does it.
+NORMS: dict[str, tuple[tuple[int, ...], int, Any]] = {
+    "F.layer_norm": ((2,), 5, lambda x, w, b: F.layer_norm(x, (5,), w, b)),
+    "torch.layer_norm": ((2,), 5, lambda x, w, b: torch.layer_norm(x, (5,), w, b)),
+    "torch.native_layer_norm": (
+        *((2,), 5),
+        lambda x, w, b: torch.native_layer_norm(x, (5,), w, b, 1e-5)[0],
+    ),
+    "F.instance_norm": ((2,), 4, lambda x, w, b: F.instance_norm(x, None, None, w, b)),
+    "torch.instance_norm": (
+        *((2,), 4),
+        lambda x, w, b: torch.instance_norm(x, w, b, None, None, True, 0.1, 1e-5, False),
+    ),
+    "F.batch_norm": ((0, 2), 4, lambda x, w, b: F.batch_norm(x, None, None, w, b, True)),
+    "torch.batch_norm": (
+        *((0, 2), 4),
+        lambda x, w, b: torch.batch_norm(x, w, b, None, None, True, 0.1, 1e-5, False),
+    ),
+    "torch.native_batch_norm": (
+        *((0, 2), 4),
+        lambda x, w, b: torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)[0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_normalising_functions_equal_their_formula(name: str) -> None:
+    """However a loss spells them: to first and second order, in reverse mode and forward."""
+    dims, size, function = NORMS[name]
+
+    def formula(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        away = x - x.mean(dims, keepdim=True)
+        sigma = (away.square().mean(dims, keepdim=True) + 1e-5).sqrt()
+        weight, bias = (t if size == 5 else t[:, None] for t in (weight, bias))
+        return away / sigma * weight + bias
+
+    def problem_of(normalise: Any) -> Problem:
+        def loss_of(part: str) -> Any:
+            def loss(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+                x, y = getattr(task, f"{part}_x"), getattr(task, f"{part}_y")
+                outputs = normalise(x * params["scale"], params["weight"], params["bias"])
+                return (outputs - y).square().mean(), outputs
+
+            return loss
+
+        return Problem(params, loss_of("support"), loss_of("query"), lr=0.1, steps=2)
+
+    tasks = Task(*(randn(N_TASKS, 2, 4, 5, seed=i) for i in range(4)))
+    params = {"scale": randn(4, 5, seed=9), "weight": randn(size, seed=8)}
+    params["bias"] = randn(size, seed=7)
+    expected = by_hand(problem_of(formula), tasks)
+    for way in ("reverse", "mixed"):
+        assert_same(differentiate(problem_of(function), tasks, way), expected)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from datasets.episodes import Episodes
+from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
@@ -163,7 +164,8 @@ class Worker:
         if not asked or learner.tasks == "environments":
             return None
         with registry.calling("learner", learner), registry.calling("network", network):
-            if not self.learner.mixes(self.evaluation(split).tasks(torch.arange(1)).query_x[0]):
+            first = self.evaluation(split).tasks(torch.arange(1))
+            if not isinstance(first, Task) or not self.learner.mixes(first.query_x[0]):
                 return None
         name = self.config.network
         return f"--network {name} answers an example by the others that are asked together with it"

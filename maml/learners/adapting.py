@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from maml.errors import UserError
+from maml.networks.headless import head_prefix, in_short
 from maml.networks.norms import norm_parameters
 
 
@@ -31,7 +32,8 @@ def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -
 
     Raises:
         UserError: for a rate that is none, a pattern that no name has, nothing that adapts, and for
-            ``@head`` where the network does not say which that is.
+            ``@head`` and ``@body`` where the network does not say which the output layer is, or no
+            name is of it.
     """
     names = list(names)
     rates = dict.fromkeys(names, 0.0)
@@ -40,8 +42,7 @@ def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -
         rate = _rate(number, why) if equals else 1.0
         found = [name for name in names if _has(which, name, network, why)]
         if not found and which != "@norm":
-            few = names if len(names) <= 6 else [*names[:4], "…", *names[-2:]]
-            raise UserError(f"{why}: {which!r} names none of the network's: {', '.join(few)}")
+            raise UserError(f"{why}: {which!r} names none of the network's: {in_short(names)}")
         rates.update(dict.fromkeys(found, rate))
     moving = {name: rate for name, rate in rates.items() if rate}
     if not moving:
@@ -64,10 +65,4 @@ def _has(which: str, name: str, network: nn.Module, why: str) -> bool:
         return name in norm_parameters(network)
     if which not in ("@head", "@body"):
         return fnmatch.fnmatchcase(name, which)
-    head = getattr(network, "head_prefix", None)
-    if not isinstance(head, str):
-        raise UserError(
-            f"{why}: the network does not say which its output layer is: give its class "
-            'head_prefix = "name of the layer."'
-        )
-    return name.startswith(head) == (which == "@head")
+    return name.startswith(head_prefix(network, f"{why}: the network")) == (which == "@head")

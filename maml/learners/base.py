@@ -371,8 +371,12 @@ class Learner(nn.Module, ABC):
     def mixes(self, x: Tensor) -> bool:
         """Say whether the network answers an example by the others of its set, whatever is given.
 
-        Then no answer is non-transductive. See `maml.networks.mixing`, also for ``x [E, …]``.
+        Then no answer is non-transductive; of `answers` that its author overrides nothing is known.
+        See `maml.networks.mixing`, also for ``x [E, …]``.
         """
+        stated = type(self).answers.__module__.startswith("maml.") and self._is_own("call_network")
+        if not stated:
+            return False
         return mixes(self.network, tensors(self.network), x.cpu())
 
     def prepare(self, device: torch.device) -> None:

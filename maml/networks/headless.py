@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from maml.errors import UserError
+from maml.networks.norms import tensors
+from maml.networks.ordinary import Ordinary
+
+
+def head_prefix(network: nn.Module, who: str) -> str:
+    """Return how the names of the output layer's parameters begin.
+
+    Raises:
+        UserError: which begins with ``who``, if the network does not say it, or no name begins so.
+    """
+    prefix = getattr(network, "head_prefix", None)
+    if not isinstance(prefix, str):
+        raise UserError(
+            f"{who} does not say which its output layer is: give its class "
+            'head_prefix = "name of the layer."'
+        )
+    names = list(tensors(network))
+    if not any(name.startswith(prefix) for name in names):
+        # As its author has named them.
+        around = "module." if isinstance(network, Ordinary) else ""
+        own = [name.removeprefix(around) for name in names]
+        raise UserError(
+            f"{who} says head_prefix = {prefix.removeprefix(around)!r}, and no name of a parameter "
+            f"begins so: {in_short(own)}"
+        )
+    return prefix
+
+
+def in_short(names: Sequence[str]) -> str:
+    """Return names for a message: of many, the first and the last."""
+    return ", ".join(names if len(names) <= 6 else [*names[:4], "…", *names[-2:]])
 
 
 def without_head(network: nn.Module, name: str) -> tuple[nn.Module, int]:
@@ -14,16 +47,14 @@ def without_head(network: nn.Module, name: str) -> tuple[nn.Module, int]:
     in place. ``name`` is what ``--network`` was given.
 
     Raises:
-        UserError: if the network does not say which its output layer is, or that is not linear.
+        UserError: as `head_prefix`, and if the output layer is not linear.
     """
-    prefix = getattr(network, "head_prefix", None)
-    if not isinstance(prefix, str):
-        raise UserError(
-            f"--network {name} does not say which its output layer is: give its class "
-            'head_prefix = "name of the layer."'
-        )
+    prefix = head_prefix(network, f"--network {name}")
     path, _, attribute = prefix.rstrip(".").rpartition(".")
-    parent = network.get_submodule(path)
+    try:
+        parent = network.get_submodule(path)
+    except AttributeError:  # it names parameters, but no layer
+        parent = nn.Module()
     head = parent._modules.get(attribute)
     if not isinstance(head, nn.Linear):
         raise UserError(f"--network {name}: its output layer {prefix.rstrip('.')} is not linear")

@@ -137,6 +137,12 @@ def headless(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways))
 def strangers(split):
     return {"a": 1}
+class Misnamed(nn.Module):
+    head_prefix = "out."
+    def __init__(self, image_shape, ways):
+        super().__init__()
+        self.layer = nn.Linear(784, ways)
+    def forward(self, x): return self.layer(x.flatten(1))
 class Narrow(nn.Module):
     def __init__(self, ways): super().__init__()
 class Twice(nn.Linear):
@@ -185,6 +191,10 @@ class Measuring(MAML):
         ("--data", "strangers", [], r"class a of train is int64 \[\]; all must be uint8"),
         ("--data", "NUMBER", [], r"is no function open\(split\)"),
         ("--network", "headless", ["--learner", "anil"], r"give its class head_prefix"),
+        *(
+            ("--network", "Misnamed", flags.split(), r"'out.', and no .* so: layer.weight, layer.b")
+            for flags in ("--learner boil", "--learner protonet", "--adapt *,@body=2")
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from maml.scores import headline
 def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> list[int]:
     """Return those of ``iterations`` that were validated, the best first; of equals, the latest.
 
-    The best has the greatest accuracy or return, or the least loss.
+    The best has the greatest accuracy or return, or the least loss; one that is no number is worse
+    than any that is.
 
     Args:
         run_dir: The run, whose metrics.jsonl has the validations.
@@ -32,7 +34,9 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
         if row.get("split") == "validation" and row["iteration"] in there:
             judged = headline(row)
             sign = -1 if judged == "loss" else 1
-            scores[row["iteration"]] = sign * row[f"{prefix}{judged}"]
+            score = sign * row[f"{prefix}{judged}"]
+            # A comparison with it says nothing, and a sort would leave the others in any order.
+            scores[row["iteration"]] = -math.inf if math.isnan(score) else score
     return sorted(scores, key=lambda iteration: (scores[iteration], iteration), reverse=True)
 
 

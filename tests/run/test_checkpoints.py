@@ -16,6 +16,7 @@ import torch
 
 from maml import evaluate as evaluation
 from maml import trainer
+from maml.best import best
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity
@@ -67,6 +68,20 @@ def test_the_best_stay(tmp_path: Path) -> None:
         losses = {row["iteration"]: row["loss"] for row in metrics(tmp_path) if "split" in row}
         assert list(losses) == list(range(2, iterations + 1, 2))
         assert kept(tmp_path) == sorted({*sorted(losses, key=losses.__getitem__)[:2], iterations})
+
+
+@pytest.mark.parametrize("judged", ["accuracy", "loss"])
+def test_a_score_that_is_no_number_is_the_worst(judged: str, tmp_path: Path) -> None:
+    """Whenever it came: a sort by comparisons alone would put the best anywhere."""
+    sign = 1 if judged == "accuracy" else -1
+    for order in itertools.permutations([0.1, math.nan, 0.3, math.nan, 0.2]):
+        rows = [
+            {"iteration": i, "split": "validation", judged: sign * score}
+            for i, score in enumerate(order)
+        ]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found = [order[i] for i in best(tmp_path, range(5), transductive=True)]
+        assert found[:3] == [0.3, 0.2, 0.1]
 
 
 def test_each_is_the_run_as_it_was_then(tmp_path: Path) -> None:

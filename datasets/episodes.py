@@ -35,6 +35,10 @@ class Episodes(ABC):
         first = iteration * meta_batch_size
         return torch.arange(first, first + meta_batch_size, dtype=torch.int64)
 
+    def content(self) -> str | None:
+        """A digest of the split's images, for sets whose images a user may change; else None."""
+        return None
+
     def following(self, ids: Tensor, iterations: int) -> Tensor:
         """The ids of the meta-batch ``iterations`` after the one with these ids (``[B]``)."""
         return ids + iterations * len(ids)
@@ -215,6 +219,19 @@ class FewShotImages(Episodes):
         else:
             turns = np.zeros((len(index), self.ways), dtype=np.int64)
         return Layout(classes, self.first[classes][..., None] + drawings, turns)
+
+    def content(self) -> str | None:
+        """A digest of the pixels of each class, which are read for it; None for known classes.
+
+        A folder that was moved or copied has the same one.
+        """
+        if self._names is None:
+            return None
+        shape = f"{self.images.shape[1:]} {self.counts.tolist()}"
+        found = hashlib.blake2b(shape.encode(), digest_size=8)
+        for first, count in zip(self.first.tolist(), self.counts.tolist(), strict=True):
+            found.update(self.images[first : first + count].tobytes())
+        return found.hexdigest()
 
     def files(self, ids: Tensor) -> Files:
         """The file of each support and each query image of the tasks with these ids.

@@ -48,6 +48,7 @@ COMPONENTS = {
         "episodes": "open_classes",
         "image_shape": "image_shape",
         "reads": ("image_size", "image_mode", "split_fractions"),
+        "own_images": True,
     }
 }
 

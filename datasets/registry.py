@@ -26,6 +26,7 @@ class DataSet(Component):
             with bright paper is inverted.
         classifies: Whether its targets are classes; else numbers, which are regressed.
         environments: The function that opens a split's tasks to act in; None: it has none.
+        own_images: Whether ``--data-root`` says which images there are, a user's own.
         point: How many numbers an example has that is no image, and how many are answered to it.
     """
 
@@ -35,6 +36,7 @@ class DataSet(Component):
     ink: bool = False
     classifies: bool = True
     environments: str | None = None
+    own_images: bool = False
     point: tuple[int, int] = (1, 1)
 
 
@@ -55,7 +57,10 @@ def find(name: str) -> DataSet:
         if not callable(opener):
             raise DataError(f"{FLAG} {name}: is no function open(split)")
         module, _, attribute = name.partition(":")
-        return DataSet(name, module, attribute, reads=None, episodes=attribute, examples=attribute)
+        return DataSet(
+            name, module, attribute, reads=None, episodes=attribute, examples=attribute,
+            own_images=True,
+        )  # fmt: skip
     if name not in data_sets():
         raise DataError(f"{FLAG} {name}: unknown; one of {', '.join(data_sets())}")
     return data_sets()[name]

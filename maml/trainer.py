@@ -365,6 +365,8 @@ class _Run:
             test = means(values, "test", names)
             self.log.write({"iteration": self.iteration, **test, "seconds": self.seconds})
             result |= test
+            if self.speaks and (images := self.worker.evaluation("test").content()) is not None:
+                result["test_images"] = images
             prefix = "" if config.transductive else "non_transductive_"
             for name in self.worker.metric_names:
                 for key in (name, f"{name}_ci95"):

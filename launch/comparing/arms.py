@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from launch.comparing.statistics import Floats
-from maml.config import Config
+from maml.config import Config, registry
 from maml.errors import UserError
 from maml.plots import runs as found_runs
 from maml.plots.runs import Run
@@ -31,6 +31,7 @@ class Arm:
     Attributes:
         name: What it is called.
         config: Of one of its runs; the others differ in their seed alone.
+        images: A digest of which images its test tasks are of, where a user's own say it.
         metric: What its scores are: a column asked for, or accuracy, return or loss.
         scores: By seed, each task's score, by its index.
     """
@@ -39,6 +40,7 @@ class Arm:
     config: Config
     metric: str
     scores: dict[int, dict[int, float]]
+    images: str | None = None
 
 
 def read(asked: str, metric: str | None) -> Arm:
@@ -79,7 +81,10 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
         )
     scores: dict[int, dict[int, float]] = {}
     scored_by = ""
+    first = runs[0].config, runs[0].result.get("test_images")
     for run in runs:
+        if other := _other_images(*first, run.config, run.result.get("test_images")):
+            raise UserError(f"{name}: its runs were tested on other tasks: {other}")
         read = read_tasks(run.path / NAME)
         columns = next(iter(read.values()), {})
         scored_by = metric or headline(columns)
@@ -94,7 +99,7 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
             if index in scores.setdefault(seed, {}):
                 raise UserError(f"{name}: two runs have seed {seed}; {run.path} is one of them")
             scores[seed][index] = row[column]
-    return Arm(name, runs[0].config, scored_by, scores)
+    return Arm(name, first[0], scored_by, scores, first[1])
 
 
 def other_tasks(a: Arm, b: Arm) -> str:
@@ -103,7 +108,17 @@ def other_tasks(a: Arm, b: Arm) -> str:
         of_a, of_b = getattr(a.config, name), getattr(b.config, name)
         if of_a != of_b:
             return f"{name} is {of_a}, and {of_b}"
-    return ""
+    return _other_images(a.config, a.images, b.config, b.images)
+
+
+def _other_images(a: Config, images_a: str | None, b: Config, images_b: str | None) -> str:
+    """Say by what a user's own images differ; a folder that has only moved is the same one."""
+    known = images_a is not None and images_b is not None
+    same = images_a == images_b if known else a.data_root == b.data_root
+    if same or not registry.data_set(a.data).own_images:
+        return ""
+    where = f"data_root is {a.data_root}, and {b.data_root}"
+    return f"{where}, with other images" if known else where
 
 
 def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,23 @@ def test_tasks_are_paired_by_address(tmp_path: Path) -> None:
     assert first - second == pytest.approx(0.1, abs=0.05)
 
 
+def folders(into: Path) -> None:
+    """Runs on a user's own images, with what their results say of them."""
+    for i, (root, images) in enumerate(
+        [("here", None), ("there", None), ("here", "1"), ("there", "1"), ("here", "2")]
+    ):
+        run_dir = made(into / str(i), data="folder", data_root=root, inner_lr=0.1)
+        if images is not None:
+            (run_dir / "result.json").write_text(json.dumps({"test_images": images}))
+
+
+def test_a_folder_of_images_that_moved_is_the_same(tmp_path: Path) -> None:
+    folders(tmp_path)
+    for one, other in ((2, 3), (0, 2)):
+        a, b = (arms.read(str(tmp_path / str(i)), None) for i in (one, other))
+        assert arms.paired(a, b)[2] == [0]
+
+
 @pytest.mark.parametrize(
     ("sides", "says"),
     [
@@ -109,6 +127,10 @@ def test_tasks_are_paired_by_address(tmp_path: Path) -> None:
         (["{}/trials/0", "{}/trials/1"], r"no seed in common.*\[1\] and \[0\]"),
         (["{}/trials/0", "{}/shots"], "tested on other tasks: shots is 5, and 1"),
         (["{}/trials/0", "{}/twice"], "two runs have seed 0"),
+        (["{}/mine/0", "{}/mine/1"], "other tasks: data_root is there, and here$"),
+        (["{}/mine/0", "{}/mine/3"], "other tasks: data_root is there, and here$"),
+        (["{}/mine/2", "{}/mine/4"], "other tasks: data_root is here, and here, with other images"),
+        (["{}/mine", "{}/mine/1"], "its runs were tested on other tasks: data_root is here, and"),
         (["{}/trials/0", "{}/trials/3", "--metric", "f1"], "no f1; it has loss, accuracy"),
     ],
 )
@@ -116,6 +138,7 @@ def test_what_cannot_be_compared_is_one_line(sides: list[str], says: str, there:
     made(there / "shots" / "0", shots=5)
     made(there / "twice" / "0")
     made(there / "twice" / "1")
+    folders(there / "mine")
     with pytest.raises(UserError, match=says) as caught:
         compare.main([side.format(there) for side in sides])
     assert "\n" not in str(caught.value) and not re.search(r"\bNone\b", str(caught.value))

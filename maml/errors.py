@@ -11,6 +11,10 @@ class WorkerLostError(Exception):
     """A process of the run stopped answering or failed. Exit code 1, without a graceful wait."""
 
 
+class DivergedError(WorkerLostError):
+    """Processes hold different parameters: all see it at once, and say it in the same words."""
+
+
 def timed_out(error: BaseException) -> bool:
     """Return whether torch's error says that time ran out: it has no type of its own for that."""
     text = str(error).lower()

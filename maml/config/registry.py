@@ -94,9 +94,9 @@ def find(kind: str, name: str) -> Any:
     if not is_theirs(name):
         if name not in known(kind):
             near = difflib.get_close_matches(name, known(kind), n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            there_are = f"did you mean {near[0]}? There are" if near else "there are"
             raise UserError(
-                f"--{kind} {name}: unknown; {hint}There are {', '.join(known(kind))}; "
+                f"--{kind} {name}: unknown; {there_are} {', '.join(known(kind))}; "
                 "or module:attribute, for one of your own"
             )
         return known(kind)[name]

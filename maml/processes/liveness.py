@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeVar
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from tqdm import tqdm
 
-from maml.errors import WorkerLostError, timed_out
+from maml.errors import DivergedError, WorkerLostError, timed_out
 from maml.processes.member import Member
 from maml.processes.store import START_TIMEOUT, launcher_holds_store, own_connection
 from maml.processes.world import World
@@ -403,6 +403,8 @@ class Liveness:
         """Return the line for this process's own ``error``."""
         text = " ".join(str(error).split())
         me = self.name([self.world.rank])
+        if isinstance(error, DivergedError):
+            return text  # whoever is heard first: it is no finding of this process alone
         if isinstance(error, WorkerLostError):
             return text if self.world.rank == 0 else f"{me}: {text}"
         if isinstance(error, KeyboardInterrupt):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from maml.config import Config
-from maml.errors import WorkerLostError
+from maml.errors import DivergedError
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.collective import Collective
@@ -97,7 +97,7 @@ class AllReduce(Collective):
         return summed
 
     def _check_equal(self, meta_params: Params) -> None:
-        """Raise `WorkerLostError` if this rank's parameters are not bit for bit rank zero's."""
+        """Raise `DivergedError`, on every rank, if one's parameters are not bit for bit rank 0's."""
         flat = self.packing.params(meta_params).cpu()
         digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).digest()
         # On the CPU, wherever the parameters are: every backend gathers there.
@@ -107,5 +107,6 @@ class AllReduce(Collective):
             dist.all_gather(all_digests, mine, group=self.groups.work)
         others = [rank for rank, other in enumerate(all_digests) if other != all_digests[0]]
         if others:
-            message = f"rank(s) {', '.join(map(str, others))} hold other parameters than rank 0"
-            raise WorkerLostError(message)
+            hold = "rank {} holds" if len(others) == 1 else "ranks {} hold"
+            who = hold.format(", ".join(map(str, others)))
+            raise DivergedError(f"{who} other parameters than rank 0")

@@ -126,6 +126,16 @@ def _try(
     """Call a user's network once: mistakes show at once."""
     with torch.no_grad():
         outputs, _ = network(_two_examples(image_shape))
+        # Once more, as what the first call has made may stay.
+        before = {path: buffer.clone() for path, buffer in network.named_buffers()}
+        network(_two_examples(image_shape) + 0.5)
+    for path, buffer in network.named_buffers():
+        if path not in before or not torch.equal(buffer, before[path]):
+            raise UserError(
+                f"--network {name}: forward changes the buffer {path.removeprefix('module.')}, "
+                "which tasks would share: what is learned would depend on their order, and on who "
+                "computes them"
+            )
     if not isinstance(outputs, torch.Tensor):
         raise UserError(f"--network {name}: forward returns {type(outputs).__name__}, no tensor")
     if image_shape is not None and outputs.shape != (2, ways):

@@ -97,7 +97,7 @@ class AllReduce(Collective):
         return summed
 
     def _check_equal(self, meta_params: Params) -> None:
-        """Raise `DivergedError`, on every rank, if one's parameters are not bit for bit rank 0's."""
+        """Raise `DivergedError`, on all ranks, if one's parameters are not bit for bit rank 0's."""
         flat = self.packing.params(meta_params).cpu()
         digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).digest()
         # On the CPU, wherever the parameters are: every backend gathers there.

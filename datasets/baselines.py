@@ -14,6 +14,7 @@ from tqdm import tqdm
 from datasets import DataError, open_episodes
 from datasets.episodes import Episodes
 from datasets.registry import data_sets
+from datasets.words import counted
 
 _BATCH = 32
 
@@ -112,7 +113,7 @@ def _main(arguments: list[str] | None) -> None:
     ci95 = f"{100 * 1.96 * accuracy.std() / tasks**0.5:.2f}" if tasks > 1 else "?"
     print(
         f"{data} {split} {options['ways']}-way {options['shots']}-shot, pixel nearest neighbour: "
-        f"{100 * accuracy.mean():.2f} ± {ci95} % over {tasks} tasks"
+        f"{100 * accuracy.mean():.2f} ± {ci95} % over {counted(tasks, 'task')}"
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from datasets import addresses
 from datasets.errors import DataError
 from datasets.tasks import Task
+from datasets.words import counted
 
 
 class Episodes(ABC):
@@ -169,7 +170,10 @@ class FewShotImages(Episodes):
         if rotate and images.shape[1] != images.shape[2]:
             raise ValueError(f"only square images can turn by 90 degrees, not {images.shape[1:3]}")
         if ways > len(first):
-            raise DataError(f"--ways {ways}: the {split} split has only {len(first)} classes")
+            raise DataError(
+                f"--ways {ways}: the {split} split has only "
+                f"{counted(len(first), 'class', 'classes')}"
+            )
         self.split = split
         self.ways, self.shots, self.queries = ways, shots, queries
         self.seed, self.rotate, self.dtype = seed, rotate, dtype

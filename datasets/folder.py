@@ -41,6 +41,7 @@ from datasets.folder_source import (
     shown,
 )
 from datasets.paths import default_data_root
+from datasets.words import counted
 
 COMPONENTS = {
     "folder": {
@@ -142,7 +143,8 @@ def open_classes(
         there = ", ".join(f"{name} {size}" for name, size in sizes.items())
         way_out = "add classes" if found.divided else "add classes, or give other --split-fractions"
         raise DataError(
-            f"--ways {ways}: the {split} split has only {sizes[split]} classes; {shown(root)} has "
+            f"--ways {ways}: the {split} split has only "
+            f"{counted(sizes[split], 'class', 'classes')}; {shown(root)} has "
             f"{there}: give a smaller --ways, {way_out}"
         )
     images = [image for files in found.classes for image in files]

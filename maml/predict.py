@@ -20,6 +20,7 @@ import numpy as np
 from datasets.folder import FolderImages, read_images
 from datasets.folder_source import shown
 from datasets.pictures import as_in
+from datasets.words import counted
 from maml.config.parser import Parser, whole_number
 from maml.errors import UserError
 from maml.library.model import AdaptedModel, BatchStatistics, Model, load
@@ -40,8 +41,8 @@ def main(arguments: list[str]) -> int:
         )
     if len(support.classes) != model.ways:
         raise UserError(
-            f"--support {options.support}: {len(support.classes)} classes; the model tells "
-            f"{model.ways} apart"
+            f"--support {options.support}: {counted(len(support.classes), 'class', 'classes')}; "
+            f"the model tells {model.ways} apart"
         )
     x, labels, _ = _flat(model, support)
     adapted = model.adapt(x, labels, options.steps)
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
         print(f"{shown(row['file'])}\t{row['class']}\t{max(row['probabilities'].values()):.4f}")
     if report["accuracy"] is not None:
         n = len(report["predictions"])
-        print(f"accuracy {100 * report['accuracy']:.2f} % of {n} images")
+        print(f"accuracy {100 * report['accuracy']:.2f} % of {counted(n, 'image')}")
     if options.json is not None:
         asked = {
             "run_dir": str(options.run_dir),

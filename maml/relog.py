@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
     config = read_config(run_dir)
     if not (run_dir / "wandb" / "run-id").is_file():
         raise UserError(f"{run_dir}: was not logged to W&B (--logger {config.logger})")
+    print(f"{run_dir}: comparing its rows with its W&B files", file=sys.stderr, flush=True)
     parts = sorted((run_dir / "wandb").glob("*run-*/run-*.wandb"))
     kept = Counter(_key(row) for part in parts for row in history(part))
     rows = read_metrics(run_dir / "metrics.jsonl") + _watched(run_dir)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from datasets.words import counted
 from maml.config.parser import Parser, whole_number
 from maml.errors import UserError
 from maml.params import Params
@@ -35,6 +36,8 @@ def main(arguments: list[str]) -> int:
     run_dir: Path = options.run_dir
     config = directory.config_here(run_dir, options.data_root, options.device)
     row, tasks, model = refused.read(run_dir, options.iteration)
+    again = f"computing the {counted(len(tasks), 'task')} of iteration {row['iteration']} again"
+    print(f"{run_dir}: {again}", file=sys.stderr, flush=True)
     world = World(0, 1, 0, 1, launched=False)
     init_process(config, world)
     worker = Worker(config, choose_device(config, world))
@@ -99,7 +102,7 @@ def _is_usable(gradient: Tensor) -> bool:
 def _verdict(bad: list[int], tasks: int) -> str:
     if bad:
         few = ", ".join(map(str, bad[:20])) + (", …" if len(bad) > 20 else "")
-        return f"{len(bad)} of {tasks} tasks not finite: {few}"
+        return f"{len(bad)} of {counted(tasks, 'task')} not finite: {few}"
     return (
         f"each of the {tasks} tasks is finite by itself, here and now; with --ps-mode async the "
         "gradient may have been of an earlier model"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.params import Params
@@ -142,27 +143,27 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     both = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
     if metric != "accuracy":
         both = shown("")
-    over = f"mean ± 95 % interval over {result['tasks']}"
+    over = "mean ± 95 % interval over"
+    tasks, steps = result["tasks"], counted(config.eval_inner_steps, "inner step")
+    queries = counted(config.eval_queries, "query", "queries")
     if registry.learner(config.learner).tasks == "batches":
         five = f"precision@5 {100 * result[first + 'precision@5']:.2f} %"
         return (
-            f"{result['split']} {metric} {both}, {five}: {over} batches of {config.batch_size} "
-            "examples"
+            f"{result['split']} {metric} {both}, {five}: {over} "
+            f"{counted(tasks, 'batch', 'batches')} of {counted(config.batch_size, 'example')}"
         )
     if metric == "return":
         before = f", {result['return_before']:.2f} before" if "return_before" in result else ""
-        adapted = f", {config.eval_inner_steps} inner steps of {config.shots} episodes each"
+        adapted = f", {steps} of {counted(config.shots, 'episode')} each"
         return (
-            f"{result['split']} return {both}{before}: mean ± 95 % interval over {result['tasks']} "
-            f"tasks, {config.eval_queries} episodes each{adapted if before else ''}"
+            f"{result['split']} return {both}{before}: {over} {counted(tasks, 'task')}, "
+            f"{counted(config.eval_queries, 'episode')} each{adapted if before else ''}"
         )
-    examples = f"{config.ways}-way {config.shots}-shot, {config.eval_queries} queries per class"
+    examples = f"{config.ways}-way {config.shots}-shot, {queries} per class"
     if metric == "loss":
-        examples = f"{config.shots}-shot, {config.eval_queries} queries"
-    return (
-        f"{result['split']} {metric} {both}: {over} tasks, "
-        f"{examples}, {config.eval_inner_steps} inner steps"
-    )
+        examples = f"{config.shots}-shot, {queries}"
+    over = f"{over} {counted(tasks, 'task')}"
+    return f"{result['split']} {metric} {both}: {over}, {examples}, {steps}"
 
 
 def headline(scores: Iterable[str]) -> str:

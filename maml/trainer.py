@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from datasets.words import counted
 from maml.best import best
 from maml.config import MUST_MATCH, Config, registry
 from maml.config.presets import changed, published_row, title, with_values
@@ -159,7 +160,8 @@ class _Run:
             self.strategy.liveness.last_words = self._last_words
         config = self.config
         self._say(
-            f"{title(config)}: strategy {config.strategy}, {self.strategy.world.size} process(es), "
+            f"{title(config)}: strategy {config.strategy}, "
+            f"{counted(self.strategy.world.size, 'process', 'processes')}, "
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )
         slow = self.worker.why_no_kernels()

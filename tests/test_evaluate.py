@@ -236,7 +236,7 @@ def test_agrees_with_the_end_of_training(run_dir: Path, capsys: pytest.CaptureFi
     (line,) = capsys.readouterr().out.splitlines()
     accuracy = f"{100 * row['accuracy']:.2f} ± {100 * row['accuracy_ci95']:.2f} % (transductive)"
     assert line.startswith(f"iteration 2: test accuracy {accuracy}")
-    assert line.endswith("over 8 tasks, 3-way 1-shot, 2 queries per class, 1 inner steps")
+    assert line.endswith("over 8 tasks, 3-way 1-shot, 2 queries per class, 1 inner step")
 
 
 def test_options(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from datasets.folder_source import Decoding, pixels_of
 from datasets.pictures import as_in
+from datasets.words import counted
 from maml.errors import UserError
 
 Images: TypeAlias = Any
@@ -98,7 +99,7 @@ def labels(given: Any, n: int, ways: int) -> tuple[Tensor, list[Hashable]]:
         raise UserError(f"support_y: {shown}; give a list with one label for each example")
     values = [item.item() if isinstance(item, (Tensor, np.generic)) else item for item in plain]
     if len(values) != n:
-        raise UserError(f"support_y: {len(values)} labels for {n} examples")
+        raise UserError(f"support_y: {counted(len(values), 'label')} for {counted(n, 'example')}")
     try:
         classes = list(dict.fromkeys(values))
     except TypeError as error:
@@ -106,7 +107,8 @@ def labels(given: Any, n: int, ways: int) -> tuple[Tensor, list[Hashable]]:
     if len(classes) != ways:
         some = ", ".join(repr(one) for one in classes[:6]) + (", …" if len(classes) > 6 else "")
         raise UserError(
-            f"support_y: {len(classes)} classes ({some}); the model tells {ways} apart (--ways)"
+            f"support_y: {counted(len(classes), 'class', 'classes')} ({some}); the model tells "
+            f"{ways} apart (--ways)"
         )
     number = {one: i for i, one in enumerate(classes)}
     return torch.tensor([number[value] for value in values]), classes

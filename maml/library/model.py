@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
+from datasets.words import counted
 from maml.config import registry
 from maml.config.presets import title, with_values
 from maml.errors import UserError
@@ -124,7 +125,8 @@ class Model:
         if self.ways is None:
             y = inputs.numbers(support_y, "support_y").to(self._dtype)
             if len(y) != len(x):
-                raise UserError(f"support_y: {len(y)} targets for {len(x)} examples")
+                counts = f"{counted(len(y), 'target')} for {counted(len(x), 'example')}"
+                raise UserError(f"support_y: {counts}")
         else:
             y, classes = inputs.labels(support_y, len(x), self.ways)
         x, y = x[None], y[None].to(self._device)

@@ -115,4 +115,4 @@ def test_one_task_has_no_interval(little, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         main(["glyphs", "--tasks", "1"])
-    assert capfd.readouterr().out.endswith(" ± ? % over 1 tasks\n")
+    assert capfd.readouterr().out.endswith(" ± ? % over 1 task\n")

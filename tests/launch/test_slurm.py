@@ -97,7 +97,7 @@ def test_a_job_goes_on_after_each_interruption(cluster: Cluster, checkout: Path)
     until(cluster, checkout, lambda: iteration(checkout) >= 20)
     submitted(cluster, checkout, "--partition=high", "--nodes=2", "--exclusive", "--wrap=sleep 1")
     until(cluster, checkout, lambda: interrupted(1))
-    until(cluster, checkout, lambda: log.read_text().count("2 process(es), iterations") == 2)
+    until(cluster, checkout, lambda: log.read_text().count("2 processes, iterations") == 2)
     reached = iteration(checkout)
     until(cluster, checkout, lambda: iteration(checkout) >= reached + 20)
     # What Slurm does at --signal's time, minutes before the end.

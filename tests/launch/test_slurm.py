@@ -115,6 +115,8 @@ def test_a_job_goes_on_after_each_interruption(cluster: Cluster, checkout: Path)
     assert all(start["job"]["slurm"] == number and start["processes"] == 2 for start in starts)
     for count in (1, 2, 3):
         assert f"job {number}, start {count}, on host[0-1]: maml-sinusoid-10shot" in said
+    # It stopped by itself, in time.
+    assert f"stopped by SIGTERM after iteration {began[2]}; checkpoint" in said
     undisturbed = last(checkout / "straight")
     for part in ("model", "optimizer"):
         assert same(last(run_dir)[part], undisturbed[part])

@@ -22,18 +22,24 @@ LEARNERS: dict[str, type[Learner]] = {
 LOSSES = ("support_loss", "query_loss", "set_loss")
 # Whose gradient is no derivative of the loop: the command line refuses --meta-gradient reverse.
 NOT_BACKWARDS = ("imaml", "reptile")
+POLICIES = {"reinforce": "reinforce-cartpole", "maml-policy": "maml-cartpole"}
 # Losses that have no say in the gradient of training.
 NO_SAY = {
     "supervised": {"support_loss"},
     "noadapt": {"support_loss"},
     "finetune": {"support_loss"},
     "reptile": {"query_loss"},
-    **{name: {"support_loss", "set_loss"} for name in ("protonet", "r2d2")},
+    **{name: {"support_loss", "set_loss"} for name in ("protonet", "r2d2", "reinforce")},
+    "maml-policy": {"set_loss"},
 }
 
 
 def configuration(name: str, meta_gradient: str, preset: str = "maml-glyphs-5way-1shot") -> Config:
     supervised = name == "supervised"
+    if name in POLICIES:
+        small = {"horizon": 8, "shots": 3, "queries": 3, "filters": 8, "dtype": "float64"}
+        chosen = {**small, "meta_gradient": meta_gradient}
+        return dataclasses.replace(PRESETS[POLICIES[name]], **chosen)  # type: ignore[arg-type]
     return dataclasses.replace(
         PRESETS["supervised-glyphs-lenet" if supervised else preset],
         learner=name,  # type: ignore[arg-type]
@@ -57,7 +63,7 @@ def doubled(learner: type[Learner], method: str) -> type[Learner]:
 
 
 def gradient(learner: Learner, meta_params: Params, tasks: Task) -> Tensor:
-    found = learner.outer_gradient(meta_params, tasks)
+    found = learner.outer_gradient(meta_params, learner.materialise(meta_params, tasks))
     return torch.cat([tensor.flatten() for tensor in found.gradients.values()])
 
 

@@ -33,6 +33,14 @@ COMPONENTS = {
         "reads": ("horizon",),
         "ignores": {"ways": "has two actions"},
     },
+    "cartpole-turned": {
+        "help": "the same, and the force of half of the tasks is turned round",
+        "environments": "open_cartpole_turned",
+        "classifies": False,
+        "point": (4, 2),
+        "reads": ("horizon",),
+        "ignores": {"ways": "has two actions"},
+    },
 }
 
 TAU = 0.02
@@ -52,7 +60,7 @@ class Physics(NamedTuple):
 
 
 RANGES = Physics(*((0.5, 1.5),) * 4, (0.5, 1.5))  # type: ignore[arg-type]
-"""A task's physics are the standard ones times a factor from here; and see `DrawnCartPole`."""
+"""A task's physics are the standard ones times a factor from here."""
 
 
 class CartPole(Environment):
@@ -135,17 +143,25 @@ class GymnasiumCartPole(CartPole):
 
 
 class DrawnCartPole(CartPole):
-    """CartPole with physics of each task: each constant times a factor from its range.
-
-    The force of half of the tasks is turned round: "right" pushes left. A policy for one half falls
-    at once in the other, so no policy serves all tasks, and acting is the only way to find out.
-    """
+    """CartPole with physics of each task: each constant times a factor from its range."""
 
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Draw gravity, masses, length and force."""
         low, high = np.array(RANGES).T
-        physics = np.array(Physics()) * (low + (high - low) * u[:, :5])
-        physics[:, 4] *= np.where(u[:, 5] < 0.5, -1.0, 1.0)
+        return np.array(Physics()) * (low + (high - low) * u[:, :5])
+
+
+class TurnedCartPole(DrawnCartPole):
+    """The same, and the force of half of the tasks is turned round: "right" pushes left.
+
+    One policy can balance all poles of `DrawnCartPole`. Here none can: what is right in one half of
+    the tasks is a fall in the other, and only who acts finds out which half it is.
+    """
+
+    def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Draw gravity, masses, length and force, and its direction."""
+        physics = super().draw_task(u)
+        physics[:, Physics._fields.index("force")] *= np.where(u[:, 5] < 0.5, -1.0, 1.0)
         return physics
 
 
@@ -157,3 +173,8 @@ def open_cartpole(split: str, **request: object) -> Acting:
 def open_cartpole_physics(split: str, **request: object) -> Acting:
     """CartPoles of different physics. Raises :class:`datasets.errors.DataError`."""
     return opened(DrawnCartPole(), split, request)
+
+
+def open_cartpole_turned(split: str, **request: object) -> Acting:
+    """Those, half of them turned round. Raises :class:`datasets.errors.DataError`."""
+    return opened(TurnedCartPole(), split, request)

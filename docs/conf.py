@@ -1,7 +1,7 @@
 """The site of these pages: `python -m sphinx -W docs build/docs` (launch/check does it, too).
 
 The pages are plain Markdown, to be read on GitHub as well. A link to another file of the repository
-becomes a download.
+becomes a download; one to a folder, or to a page outside docs/, becomes plain text.
 """
 
 import re
@@ -42,6 +42,19 @@ def contents(app, name, source):
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{pages}\n```\n"
 
 
+def without_folders(app, name, source):
+    """Take off links to what GitHub shows, and a site cannot."""
+    here = (DOCS / name).parent
+
+    def one(link):
+        target = here / link[2]
+        outside = target.suffix == ".md" and DOCS not in target.resolve().parents
+        return link[1] if target.is_dir() or (outside and target.is_file()) else link[0]
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#\s:]+)\)", one, source[0])
+
+
 def setup(app):
     """Called by Sphinx."""
     app.connect("source-read", contents)
+    app.connect("source-read", without_folders)

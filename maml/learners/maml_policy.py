@@ -75,12 +75,12 @@ class MAMLPolicy(Policy):
 
     def _loss(self, params: Params, played: Trajectory) -> Tensor:
         config = self.config
-        n, horizon = played.rewards.shape
-        steps = torch.arange(horizon, dtype=played.rewards.dtype, device=played.rewards.device)
+        n, lasted = played.rewards.shape
+        steps = torch.arange(lasted, dtype=played.rewards.dtype, device=played.rewards.device)
         rewards = played.rewards * config.discount**steps
         weights = rewards.new_full((n,), 1 / n)
         logp = self.log_probabilities(params, played)
-        return -ESTIMATORS[config.estimator](logp, rewards, weights) / horizon
+        return -ESTIMATORS[config.estimator](logp, rewards, weights) / config.horizon
 
     @torch.no_grad()
     def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Played:
@@ -97,7 +97,7 @@ class MAMLPolicy(Policy):
         after = first_return(query)
         before = first_return(played[0]) if played else after
         support = _stacked(played) if played else ()
-        return Played(support, query, torch.stack([before, after], dim=-1))
+        return Played(support, _cut(query, 2), torch.stack([before, after], dim=-1))
 
     def _after(
         self, meta_params: Params, weights: Params, tasks: Task, played: list[Trajectory]
@@ -116,7 +116,14 @@ class MAMLPolicy(Policy):
 
 
 def _stacked(played: list[Trajectory]) -> Trajectory:
-    return Trajectory(*(torch.stack(parts, dim=1) for parts in zip(*played, strict=True)))
+    joined = Trajectory(*(torch.stack(parts, dim=1) for parts in zip(*played, strict=True)))
+    return _cut(joined, 3)
+
+
+def _cut(played: Trajectory, dim: int) -> Trajectory:
+    """Leave out the steps, of dimension ``dim``, that nobody took: they add nothing to a loss."""
+    lasted = int(played.alive.sum(dim).max())
+    return Trajectory(*(part.narrow(dim, 0, lasted) for part in played))
 
 
 def _turned(draws: Tensor, step: int) -> Tensor:

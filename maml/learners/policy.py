@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from datasets import open_environments
 from datasets.acting import Acting, Environment, Trajectory, play
 from datasets.tasks import Task
 from maml.config import Config
+from maml.execution.traced import Traced
 from maml.learners.base import Adapted, Learner, Predictions
 from maml.learners.data import data_options
 from maml.params import Params
@@ -48,6 +49,9 @@ class Policy(Learner):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.metric_names = ("return",)
+        # An episode is hundreds of calls of a network that takes less time than it takes to call.
+        self._policy = Traced(self._chosen)
+        self._policies = Traced(self._chosen, each=True)
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -63,10 +67,10 @@ class Policy(Learner):
         config = self.config
         return config.shots, config.eval_queries if evaluation else config.queries
 
-    def episodes_played(self) -> tuple[int, int]:
-        """Return how many episodes are played of a training task: support, and query."""
+    def episodes_played(self) -> int:
+        """Return how many episodes of a training task are played, before and after adapting."""
         support, queries = self.episodes(evaluation=False)
-        return support * self.config.inner_steps, queries
+        return support * self.config.inner_steps + queries
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Acting:
         """Return the environments of ``split``."""
@@ -118,15 +122,16 @@ class Policy(Learner):
             each: Whether each task has parameters of its own.
         """
         dtype = next(iter(params.values())).dtype
-        policy: Any = self.call_network
-        if each:
-            policy = torch.func.vmap(policy)
+        policy = self._policies if each else self._policy
 
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
-            outputs, _ = policy(params, observations.to(dtype))
-            return self.choose(outputs, draws)
+            return policy(params, observations.to(dtype), draws)
 
         return play(self.environment, first, draws, choose, dtype)
+
+    def _chosen(self, params: Params, observations: Tensor, draws: Tensor) -> Tensor:
+        """Return what ``params`` do, seeing ``observations [..., O]``, by ``draws [..., D]``."""
+        return self.choose(self.call_network(params, observations)[0], draws)
 
     def log_probabilities(self, params: Params, played: Trajectory) -> Tensor:
         """Return the log-probability of each of one task's actions, 0 of none: ``[E, T]``."""

@@ -13,6 +13,9 @@ from maml.config import Config
 from maml.metagradient.flat import ParamLayout
 from maml.params import Params
 
+_REMEMBERED = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
+"""What an optimizer's state holds, once it has stepped."""
+
 
 class NotFiniteError(ArithmeticError):
     """A step cannot be taken; ``str(error)`` says why. Nothing has changed."""
@@ -107,12 +110,19 @@ class OuterOptimizer:
         return {"state": {0: dict(self._state)} if self._state else {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, copied; one of PyTorch's own optimizers serves as well."""
-        self._state = {
-            name: kept.to(self._flat.device, copy=True)
-            for name, kept in state["state"].get(0, {}).items()
-            if kept is not None
-        }
+        """Go on from ``state``, copied; one of PyTorch's own optimizers serves as well.
+
+        Raises:
+            ValueError: if it is not of one tensor as large as all parameters, or of another rule.
+        """
+        kept = {n: t for n, t in state["state"].get(0, {}).items() if t is not None}
+        known = _REMEMBERED[self._config.meta_optimizer]
+        whole = [
+            tensor.shape == self._flat.shape for name, tensor in kept.items() if name != "step"
+        ]
+        if set(state["state"]) - {0} or set(kept) not in (set(), known) or not all(whole):
+            raise ValueError("the state of another optimizer, or of other parameters")
+        self._state = {name: t.to(self._flat.device, copy=True) for name, t in kept.items()}
 
 
 def rate_at(config: Config, iteration: int) -> float:

@@ -10,7 +10,7 @@ from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.config.presets import title
-from maml.learners import Learner
+from maml.learners import Learner, build_learner
 from maml.learners.policy import Policy
 from maml.params import Params
 from maml.plots import style
@@ -42,7 +42,7 @@ def draw_curves(
         if metric == "accuracy":
             style.percent(axes[1])
         else:
-            count_episodes(axes[1], worker.learner)
+            _count_episodes(axes[1], [config])
     else:
         axes[0].set_yscale("log")
         adapted_curve(axes[1], worker.learner, worker.evaluation("test"), meta_params)
@@ -101,12 +101,17 @@ def _curve(
         axis.legend(fontsize=8)
 
 
-def count_episodes(axis: Any, learner: Learner) -> None:
-    """Say, above iterations, how many episodes of acting they are."""
-    assert isinstance(learner, Policy)
-    each = learner.config.meta_batch_size * sum(learner.episodes_played())
-    above = axis.secondary_xaxis("top", functions=(lambda x: x * each, lambda x: x / each))
-    above.set_xlabel("episodes, the first of each environment")
+def _count_episodes(axis: Any, configs: Iterable[Config]) -> None:
+    """Say, above iterations, how many episodes of acting they are, if of all as many."""
+    counts = set()
+    for config in configs:
+        learner = build_learner(config)
+        plays = learner.episodes_played() if isinstance(learner, Policy) else 0
+        counts.add(config.meta_batch_size * plays)
+    each = counts.pop()
+    if not counts and each:
+        above = axis.secondary_xaxis("top", functions=(lambda x: x * each, lambda x: x / each))
+        above.set_xlabel("episodes, the first of each environment")
 
 
 def adapted_curve(
@@ -161,11 +166,15 @@ def adapted_curve(
 def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = None) -> Any:
     """Draw each method's validations: the mean over its seeds, as `line_of_seeds` says.
 
+    Where no run has any, what was logged while training, smoothed. Policies that play as many
+    episodes in an iteration have a second axis, which counts them.
+
     Returns:
         The figure.
     """
     runs = [run for each in methods.values() for run in each]
     metric = metric or metric_of(runs)
+    validates = any(run.validated(metric) for run in runs)
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     looks = style.look_of(list(methods))
     # An ordinary classifier has none.
@@ -175,7 +184,7 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
     for name, of_method in methods.items():
         at: dict[int, list[float]] = {}
         for run in of_method:
-            for iteration, value in run.validated(metric):
+            for iteration, value in run.validated(metric) if validates else run.trained(metric):
                 at.setdefault(iteration, []).append(value)
         # Where runs are under way, only what all of them have reached is a mean of them all.
         whole = sorted(i for i, values in at.items() if len(values) == len(of_method))
@@ -191,7 +200,9 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
         said += f" (training: {min(training)})"
     axis.set_xlabel("outer-loop iteration")
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set_ylabel(f"validation {metric}{said}")
+    axis.set_ylabel(f"{'validation' if validates else 'training'} {metric}{said}")
+    if metric.endswith("return"):
+        _count_episodes(axis, [run.config for run in runs])
     if metric.endswith("accuracy"):
         style.percent(axis)
     axis.grid(alpha=0.25)

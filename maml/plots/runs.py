@@ -10,6 +10,7 @@ from typing import Any
 
 from maml.config import MUST_MATCH, OF_THE_RESULT, Config
 from maml.errors import UserError
+from maml.plots.style import smooth
 from maml.run import directory
 from maml.run.log import Row, read_metrics
 from maml.scores import headline
@@ -44,6 +45,12 @@ class Run:
         name = self.headline + metric
         rows = [row for row in self.rows if row.get("split") == "validation" and name in row]
         return [(row["iteration"], row[name]) for row in rows]
+
+    def trained(self, metric: str) -> list[tuple[int, float]]:
+        """Return (iteration, value) of what was logged while training, smoothed."""
+        rows = [row for row in self.rows if "split" not in row and metric in row]
+        smoothed = smooth([row[metric] for row in rows])
+        return [(row["iteration"], value) for row, value in zip(rows, smoothed, strict=True)]
 
 
 def read(path: Path) -> Run:

@@ -39,7 +39,7 @@ def test_a_name_says_what_the_preset_is(name: str) -> None:
         return
     if policy:
         assert config.learner in (policy[1], f"{policy[1]}-policy")
-        assert config.data in (policy[2], f"{policy[2]}-physics")
+        assert config.data in (policy[2], f"{policy[2]}-turned")
         return
     if few_shot:
         said = (few_shot[1], few_shot[2], int(few_shot[3]), int(few_shot[4]))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from datasets import DataError, Task, open_environments
 from datasets.acting import play
-from datasets.cartpole import CartPole, DrawnCartPole, Physics
+from datasets.cartpole import CartPole, Physics, TurnedCartPole
 from datasets.navigation import Navigation
 
 COUNTS = {"shots": 2, "queries": 3, "seed": 0, "horizon": 20}
@@ -18,8 +18,8 @@ COUNTS = {"shots": 2, "queries": 3, "seed": 0, "horizon": 20}
 
 def test_cartpole_is_gymnasium_s_step_by_step() -> None:
     """Sixteen carts of different physics, side by side, against sixteen of gymnasium's."""
-    environment = DrawnCartPole()
-    tasks = open_environments("cartpole-physics", "train", **COUNTS).tasks(torch.arange(16))
+    environment = TurnedCartPole()
+    tasks = open_environments("cartpole-turned", "train", **COUNTS).tasks(torch.arange(16))
     state = tasks.query_x[:, 0, 0]
     theirs = []
     for row in state:
@@ -59,7 +59,7 @@ def test_the_standard_physics_are_gymnasium_s() -> None:
     assert gymnasium.spec("CartPole-v1").max_episode_steps == 500
 
 
-@pytest.mark.parametrize("name", ["cartpole", "cartpole-physics", "navigation"])
+@pytest.mark.parametrize("name", ["cartpole", "cartpole-turned", "navigation"])
 def test_chance_has_addresses(name: str) -> None:
     """A task is the same alone and beside others; no two, and no two episodes, are alike."""
     opened = open_environments(name, "train", **COUNTS, starts=2)
@@ -78,11 +78,13 @@ def test_chance_has_addresses(name: str) -> None:
 
 
 def test_drawn_physics_cover_their_ranges() -> None:
-    physics = open_environments("cartpole-physics", "train", **COUNTS).physics(torch.arange(500))
+    physics = open_environments("cartpole-turned", "train", **COUNTS).physics(torch.arange(500))
     factors = physics / torch.tensor(Physics(), dtype=torch.float64)
     sizes = factors.abs()
     assert 0.5 <= float(sizes.min()) < 0.51 and 1.49 < float(sizes.max()) < 1.5
     assert 200 < int((factors[:, 4] < 0).sum()) < 300 and bool((factors[:, :4] > 0).all())
+    same = open_environments("cartpole-physics", "train", **COUNTS).physics(torch.arange(500))
+    assert torch.equal(same, physics.abs())
     goals = open_environments("navigation", "train", **COUNTS).physics(torch.arange(500))
     assert 0.49 < float(goals.max()) < 0.5 and -0.5 < float(goals.min()) < -0.49
 

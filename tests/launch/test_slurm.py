@@ -89,19 +89,22 @@ def test_a_job_goes_on_after_each_interruption(cluster: Cluster, checkout: Path)
     run_torchrun(2, [*SINUSOID, "--run-dir", str(checkout / "straight")], timeout=150)
     number = submitted(cluster, checkout, "--nodes=2", "launch/slurm.sbatch", *SINUSOID)
 
+    log = checkout / f"maml-{number}.log"
+
     def interrupted(restarts: int) -> bool:
         return cluster.job(number)["Restarts"] == str(restarts)
 
     until(cluster, checkout, lambda: iteration(checkout) >= 20)
     submitted(cluster, checkout, "--partition=high", "--nodes=2", "--exclusive", "--wrap=sleep 1")
     until(cluster, checkout, lambda: interrupted(1))
+    until(cluster, checkout, lambda: log.read_text().count("2 process(es), iterations") == 2)
     reached = iteration(checkout)
     until(cluster, checkout, lambda: iteration(checkout) >= reached + 20)
     # What Slurm does at --signal's time, minutes before the end.
     cluster.command("scancel", "--batch", "--signal=USR1", number)
     until(cluster, checkout, lambda: interrupted(2))
     until(cluster, checkout, functools.partial(over, cluster, number))
-    said = (checkout / f"maml-{number}.log").read_text()
+    said = log.read_text()
     assert cluster.job(number)["JobState"] == "COMPLETED", said
 
     (run_dir,) = (checkout / "runs").iterdir()
@@ -112,6 +115,8 @@ def test_a_job_goes_on_after_each_interruption(cluster: Cluster, checkout: Path)
     assert all(start["job"]["slurm"] == number and start["processes"] == 2 for start in starts)
     for count in (1, 2, 3):
         assert f"job {number}, start {count}, on host[0-1]: maml-sinusoid-10shot" in said
+    # It stopped by itself, in time.
+    assert f"stopped by SIGTERM after iteration {began[2]}; checkpoint" in said
     undisturbed = last(checkout / "straight")
     for part in ("model", "optimizer"):
         assert same(last(run_dir)[part], undisturbed[part])

@@ -52,7 +52,7 @@ def test_optimizer_of_another_version(tmp_path: Path) -> None:
     """One line, and the checkpoint is left as it was: here, one tensor a parameter."""
     saved = train(sinusoid(iterations=2), tmp_path)
     state = saved["optimizer"]
-    state["param_groups"][0]["params"] = [0, 1]
+    state["state"][1] = state["state"][0]
     path = checkpoint.last_checkpoint(tmp_path)
     torch.save(saved, path)
     with pytest.raises(UserError, match="--resume auto: its optimizer is from another"):

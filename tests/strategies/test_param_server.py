@@ -73,6 +73,8 @@ def check_run(run_dir: Path, mode: str) -> None:
 def test_backup_outlives_workers(tmp_path: Path) -> None:
     """One is frozen, one is killed: training goes on to its end, test included."""
     args = [*SINUSOID, "--iterations", "800", "--ps-mode", "backup", "--ps-backup-workers", "2"]
+    # A busy machine trains for longer than the usual --timeout: the frozen one is met at the end.
+    args += ["--timeout", "1000"]
     ranks = start_ranks(4, [*args, "--run-dir", str(tmp_path)])
     try:
         for iteration, rank, number in ((20, 2, signal.SIGSTOP), (200, 3, signal.SIGKILL)):

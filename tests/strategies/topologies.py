@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> None:
             mock.patch("maml.trainer.build_strategy", functools.partial(recorded, rows)),
             # Most of a tiny run: pictures, and a look at all objects of the process.
             mock.patch("maml.trainer.draw_curves"),
+            mock.patch("maml.trainer._Run._picture"),
             mock.patch("maml.trainer.settled", contextlib.nullcontext),
         ):
             trainer = Trainer(with_values(parse(flags), run_dir=str(folder / name)))

@@ -26,6 +26,8 @@ class DataSet(Component):
             with bright paper is inverted.
         classifies: Whether its targets are classes; else numbers, which are regressed.
         environments: The function that opens a split's tasks to act in; None: it has none.
+        classes: The function that lists each split's classes without opening any; None: it has
+            none.
         point: How many numbers an example has that is no image, and how many are answered to it.
     """
 
@@ -35,6 +37,7 @@ class DataSet(Component):
     ink: bool = False
     classifies: bool = True
     environments: str | None = None
+    classes: str | None = None
     point: tuple[int, int] = (1, 1)
 
 

@@ -58,7 +58,6 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "validation": ("validation", "val"),
     "test": ("test",),
 }
-_TO = {"train": "train with", "validation": "validate with", "test": "test with"}
 MODES = ("rgb", "grey")
 FRACTIONS = "0.64,0.16,0.2"
 """Of the classes, for train, validation and test: MiniImageNet's 64, 16 and 20 of 100."""
@@ -189,8 +188,8 @@ def _check_ways(root: Path, found: Division, ways: Mapping[str, int]) -> None:
     if few := [split for split, least in ways.items() if sizes[split] < least]:
         there = ", ".join(f"{split} {size}" for split, size in sizes.items())
         raise DataError(
-            f"--ways {max(ways[split] for split in few)}: too few classes to "
-            f"{' and to '.join(_TO[split] for split in few)}; {shown(root)} has {there}: "
+            f"--ways {max(ways[split] for split in few)}: too few classes for "
+            f"{' and '.join(few)}; {shown(root)} has {there}: "
             f"{_way_out(found, sizes, ways)}"
         )
 
@@ -206,7 +205,10 @@ def _way_out(found: Division, sizes: Mapping[str, int], ways: Mapping[str, int])
         each = n // len(ways)
         also = f", or give --ways {each} and --split-fractions to suit" if each > 1 else ""
         return f"all in all {least} are needed: add classes{also}"
-    fractions = _fractions(n, [ways.get(split, 0) for split in SPLITS])
+    # For all three splits if there are enough, else for those that are asked for.
+    every = [ways.get(split, max(ways.values())) for split in SPLITS]
+    asked = [ways.get(split, 0) for split in SPLITS]
+    fractions = _fractions(n, every if sum(every) <= n else asked)
     return f"give --split-fractions {fractions}" + (f", or {fewer}" if fewer else "")
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import yaml
 
 from launch.comparing.statistics import Floats
+from launch.sweeping.file import Point
+from launch.sweeping.points import points_of
 from maml.config import Config
 from maml.errors import UserError
 from maml.plots import runs as found_runs
@@ -45,7 +47,7 @@ def read(asked: str, metric: str | None) -> Arm:
     """Return what ``PATH`` or ``PATH:name=value,…`` names.
 
     ``PATH`` is a run directory, a record, or a folder of runs, as a sweep's is; of those, the runs
-    whose configuration has the values.
+    that have the values: by their configuration, or by the sweep's own parameters.
 
     Args:
         asked: As on the command line.
@@ -58,7 +60,12 @@ def read(asked: str, metric: str | None) -> Arm:
     path, values = _split(asked)
     if not path.is_dir():
         raise UserError(f"{asked}: {path} is no folder")
-    runs = [run for run in found_runs.find([path]) if _has(run.config, values, asked)]
+    points = points_of(path)
+    runs = [
+        run
+        for run in found_runs.find([path])
+        if _has(run.config, values, asked, points.get(run.path, {}))
+    ]
     return arm_of(asked, [run for run in runs if (run.path / NAME).is_file()], metric)
 
 
@@ -144,10 +151,11 @@ def _split(asked: str) -> tuple[Path, dict[str, Any]]:
     return Path(path).expanduser(), values
 
 
-def _has(config: Config, values: dict[str, Any], asked: str) -> bool:
+def _has(config: Config, values: dict[str, Any], asked: str, point: Point) -> bool:
     for name, value in values.items():
-        if not hasattr(config, name):
+        if name not in point and not hasattr(config, name):
             raise UserError(f"{asked}: no run has a value named {name}")
-        if str(getattr(config, name)) != str(value) and getattr(config, name) != value:
+        has = point[name] if name in point else getattr(config, name)
+        if str(has) != str(value) and has != value:
             return False
     return True

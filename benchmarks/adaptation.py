@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import multiprocessing
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -34,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.command import command_line, count, write
+from benchmarks.command import begun, command_line, count, write
 from benchmarks.hardware import describe
 from benchmarks.markdown import grid
 from maml.config import Config
@@ -130,8 +129,7 @@ def main() -> None:
         "seeds": [*MEASURED[: own.seeds]], "test_ids": [int(TEST[0]), int(TEST[-1])],
         "trials": [], "chosen": {}, "measured": [],
     }  # fmt: skip
-    if own.json is not None and own.json.exists():
-        record = _continued(record, json.loads(own.json.read_text()), own)
+    record = begun(own.json, record, ("data", "base", "settings", "seeds", "test_ids"))
     every = tuple(Adaptation(steps, rate) for steps in STEPS for rate in RATES)
     trials = [
         Job(policy, setting, seed, own.data, own.iterations, "validation", VALIDATION, every)
@@ -149,14 +147,6 @@ def main() -> None:
     ]  # fmt: skip
     _run(final, "measured", record, own)
     print(table(record))
-
-
-def _continued(fresh: dict[str, Any], old: dict[str, Any], own: argparse.Namespace) -> Any:
-    """Return the record ``old``, to go on with."""
-    for name in ("data", "base", "seeds", "test_ids", "settings"):
-        if json.loads(json.dumps(fresh[name])) != old[name]:
-            raise SystemExit(f"error: --json {own.json}: it is of another {name}: {old[name]}")
-    return old
 
 
 def _run(jobs: list[Job], part: str, record: dict[str, Any], own: argparse.Namespace) -> None:

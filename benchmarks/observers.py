@@ -8,12 +8,14 @@ and of an observer (from its request to its actions), p50 and p95; the agent's t
 answered in a second) and an observer's (steps that it takes in a second). Batched and unbatched
 runs take turns. Beside them the ceiling: as many environments in one process, as tensors, without
 any request. Each run is `train_maml.py reinforce-cartpole` for some iterations.
+The same command goes on after what FILE has already.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.command import command_line, count, write
+from benchmarks.command import begun, command_line, count, write
 from benchmarks.hardware import describe
 from benchmarks.markdown import grid
 
@@ -38,15 +40,18 @@ FIGURES = ("p50", "p95")
 def main() -> None:
     """Measure all, in turns; write, draw and print what came of it."""
     own = _parse()
-    rows: list[dict[str, Any]] = []
-    turns = [(n, way, turn) for turn in range(own.rounds) for n in own.observers for way in WAYS]
-    for n, way, turn in tqdm(turns, unit="run"):
-        rows.append({"way": way, "observers": n, "round": turn, **_measure(way, n, own)})
-    record = {
+    record: dict[str, Any] = {
         "hardware": describe(threads=1), "steps": own.steps, "iterations": own.iterations,
-        "rows": rows,
+        "rows": [],
     }  # fmt: skip
-    write(own.json, record)
+    record = begun(own.json, record, ("steps", "iterations"))
+    done = {(row["observers"], row["way"], row["round"]) for row in record["rows"]}
+    turns = [(n, way, turn) for turn in range(own.rounds) for n in own.observers for way in WAYS]
+    for n, way, turn in tqdm([each for each in turns if each not in done], unit="run"):
+        # What else the machine does matters as much as what is measured.
+        row = {"way": way, "observers": n, "round": turn, "load_before": os.getloadavg()[0]}
+        record["rows"].append(row | _measure(way, n, own))
+        write(own.json, record)
     if own.plot is not None:
         draw(record, own.plot)
     print(table(record))

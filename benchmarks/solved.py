@@ -4,6 +4,7 @@
 
 Each way of acting trains by its own command: rank 0 and two observers, batched and not, and one
 process alone. A row of metrics.jsonl is a mean over the first episodes of 100 environments.
+The same command goes on after what FILE has already.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import command_line, count, write
+from benchmarks.command import begun, command_line, count, write
 from benchmarks.hardware import describe
 from benchmarks.markdown import grid
 
@@ -33,14 +34,20 @@ LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
 def main() -> None:
     """Train each way with each seed; write and print what came of it."""
     own = _parse()
-    rows = []
+    record: dict[str, Any] = {
+        "hardware": describe(threads=1), "iterations": own.iterations, "rows": [],
+    }  # fmt: skip
+    record = begun(own.json, record, ("iterations",))
+    done = [(row["way"], row["seed"]) for row in record["rows"]]
     for seed in range(own.seeds):
         for way, flags in WAYS.items():
+            if (way, seed) in done:
+                continue
             with tempfile.TemporaryDirectory() as folder:
-                rows.append({"way": way, "seed": seed, **_train(flags, seed, own, Path(folder))})
-            print(json.dumps({name: rows[-1][name] for name in rows[-1] if name != "curve"}))
-    record = {"hardware": describe(threads=1), "iterations": own.iterations, "rows": rows}
-    write(own.json, record)
+                row = {"way": way, "seed": seed, **_train(flags, seed, own, Path(folder))}
+            record["rows"].append(row)
+            write(own.json, record)
+            print(json.dumps({name: row[name] for name in row if name != "curve"}), flush=True)
     print(table(record))
 
 

@@ -18,7 +18,7 @@ import itertools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,13 +41,13 @@ from datasets.folder_source import (
     shown,
 )
 from datasets.paths import default_data_root
-from datasets.words import counted
 
 COMPONENTS = {
     "folder": {
         "help": "your own images: a folder of folders of classes, of any size and number",
         "episodes": "open_classes",
         "image_shape": "image_shape",
+        "classes": "list_classes",
         "reads": ("image_size", "image_mode", "split_fractions"),
         "own_images": True,
     }
@@ -127,26 +127,10 @@ def open_classes(
     """
     if split not in SPLITS:
         raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
-    if Path(data_root) == default_data_root():
-        raise DataError("--data folder needs --data-root, the folder of your images")
-    root = _folder(data_root)
+    root = _own_folder(data_root)
     decoding = _decoding(image_size, image_mode)
     found = divide(root, split_fractions)
-    if split not in found.splits:
-        raise DataError(
-            f"{shown(root)}: no folder {' or '.join(SPLITS[split])} with classes in it, as there "
-            f"is for {' and '.join(found.splits)}; make one, or put all classes beside one "
-            "another into one folder: --split-fractions divides them"
-        )
-    sizes = {name: len(rows) for name, rows in found.splits.items()}
-    if sizes[split] < ways:
-        there = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        way_out = "add classes" if found.divided else "add classes, or give other --split-fractions"
-        raise DataError(
-            f"--ways {ways}: the {split} split has only "
-            f"{counted(sizes[split], 'class', 'classes')}; {shown(root)} has "
-            f"{there}: give a smaller --ways, {way_out}"
-        )
+    _check_ways(root, found, {split: ways})
     images = [image for files in found.classes for image in files]
     name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
     title = f"decoding {len(images)} images of {shown(root)}"
@@ -172,6 +156,79 @@ def open_classes(
         # Joined by hand: pathlib is slow at it, and there are many.
         files=[f"{root}/{image.path}" for image in images],
     )
+
+
+def list_classes(
+    *,
+    data_root: Path,
+    ways: Mapping[str, int],
+    split_fractions: str = FRACTIONS,
+    **_unused: object,
+) -> dict[str, list[str]]:
+    """The classes of each split, by name: their paths below the folder. Decodes nothing.
+
+    Raises :class:`DataError` as :func:`open_classes` does, for any split of ``ways`` that has fewer
+    classes than its ways.
+    """
+    root = _own_folder(data_root)
+    found = divide(root, split_fractions)
+    _check_ways(root, found, ways)
+    return {split: [found.names[row] for row in rows] for split, rows in found.splits.items()}
+
+
+def _check_ways(root: Path, found: Division, ways: Mapping[str, int]) -> None:
+    """Raise :class:`DataError` where a split is missing or has too few classes."""
+    for split in ways:
+        if split not in found.splits:
+            raise DataError(
+                f"{shown(root)}: no folder {' or '.join(SPLITS[split])} with classes in it, as "
+                f"there is for {' and '.join(found.splits)}; make one, or put all classes beside "
+                "one another into one folder: --split-fractions divides them"
+            )
+    sizes = {split: len(rows) for split, rows in found.splits.items()}
+    if few := [split for split, least in ways.items() if sizes[split] < least]:
+        there = ", ".join(f"{split} {size}" for split, size in sizes.items())
+        raise DataError(
+            f"--ways {max(ways[split] for split in few)}: too few classes for "
+            f"{' and '.join(few)}; {shown(root)} has {there}: "
+            f"{_way_out(found, sizes, ways)}"
+        )
+
+
+def _way_out(found: Division, sizes: Mapping[str, int], ways: Mapping[str, int]) -> str:
+    """What to do about too few classes."""
+    n, least = len(found.names), sum(ways.values())
+    smaller = min(sizes[split] for split in ways)
+    fewer = f"--ways {smaller}" if smaller else ""
+    if found.divided:
+        return " or ".join(["add classes", *([f"give {fewer}"] if fewer else [])])
+    if n < least:
+        each = n // len(ways)
+        also = f", or give --ways {each} and --split-fractions to suit" if each > 1 else ""
+        return f"all in all {least} are needed: add classes{also}"
+    # For all three splits if there are enough, else for those that are asked for.
+    every = [ways.get(split, max(ways.values())) for split in SPLITS]
+    asked = [ways.get(split, 0) for split in SPLITS]
+    fractions = _fractions(n, every if sum(every) <= n else asked)
+    return f"give --split-fractions {fractions}" + (f", or {fewer}" if fewer else "")
+
+
+def _fractions(n: int, least: Sequence[int]) -> str:
+    """Fractions that give each split at least so many of ``n`` classes, and the rest to train."""
+    _, validation, test = least
+    for digits in (1, 2, 3, 4):
+        unit = 10**digits
+        # Of the smaller ones a little more than what they need: ends are rounded.
+        parts = [-(-part * unit // n) for part in (validation, test)]
+        for more in (0, 1):
+            low, high = (part + more * bool(part) for part in parts)
+            shares = (unit - low - high) / unit, low / unit, high / unit
+            if shares[0] < 0:
+                continue
+            sizes = [len(rows) for rows in _drawn(n, shares).values()]
+            if all(size >= enough for size, enough in zip(sizes, least, strict=True)):
+                return ",".join(f"{share:.{digits}f}" for share in shares)
+    return f"{(n - validation - test) / n:.6f},{validation / n:.6f},{test / n:.6f}"
 
 
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
@@ -335,6 +392,13 @@ def _images_in(root: Path, name: str, content: Content, others: Counter[str]) ->
 def _belong_to_none(images: list[ImageFile], others: Counter[str]) -> None:
     """Count images that lie beside the folders of classes."""
     others.update(f"{Path(image.path).suffix.lower()} outside a class" for image in images)
+
+
+def _own_folder(data_root: Path | str) -> Path:
+    """The folder that the user names; the default is no folder of one's own images."""
+    if Path(data_root) == default_data_root():
+        raise DataError("--data folder needs --data-root, the folder of your images")
+    return _folder(data_root)
 
 
 def _folder(path: Path | str) -> Path:

@@ -85,6 +85,22 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
     return Contents((image[2] if len(image) == 3 else 1, image[0], image[1]), classifies=True)
 
 
+def list_classes(
+    data: str, data_root: Path | str, *, ways: Mapping[str, int], **options: Any
+) -> dict[str, list[str]] | None:
+    """The names of the classes of each split, where a data set lists them before it is opened.
+
+    ``ways``: the classes that a task of each split is to have. Raises :class:`DataError` where a
+    split has fewer, before much time is spent on its images.
+    """
+    known = find(data)
+    if known.classes is None:
+        return None
+    function = _function(known, known.classes)
+    found: dict[str, list[str]] = function(data_root=Path(data_root), ways=ways, **options)
+    return found
+
+
 def open_episodes(
     data: str,
     split: str,

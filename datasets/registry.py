@@ -27,6 +27,8 @@ class DataSet(Component):
         classifies: Whether its targets are classes; else numbers, which are regressed.
         environments: The function that opens a split's tasks to act in; None: it has none.
         own_images: Whether ``--data-root`` says which images there are, a user's own.
+        classes: The function that lists each split's classes without opening any; None: it has
+            none.
         point: How many numbers an example has that is no image, and how many are answered to it.
     """
 
@@ -37,6 +39,7 @@ class DataSet(Component):
     classifies: bool = True
     environments: str | None = None
     own_images: bool = False
+    classes: str | None = None
     point: tuple[int, int] = (1, 1)
 
 
@@ -57,10 +60,7 @@ def find(name: str) -> DataSet:
         if not callable(opener):
             raise DataError(f"{FLAG} {name}: is no function open(split)")
         module, _, attribute = name.partition(":")
-        return DataSet(
-            name, module, attribute, reads=None, episodes=attribute, examples=attribute,
-            own_images=True,
-        )  # fmt: skip
+        return DataSet(name, module, attribute, reads=None, episodes=attribute, examples=attribute)
     if name not in data_sets():
         raise DataError(f"{FLAG} {name}: unknown; one of {', '.join(data_sets())}")
     return data_sets()[name]

@@ -45,3 +45,13 @@ class Task(NamedTuple):
     support_y: Tensor
     query_x: Tensor
     query_y: Tensor
+
+    def __repr__(self) -> str:
+        """Types and shapes, not the numbers."""
+        parts = (
+            f"{name}={str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
+            if isinstance(part, Tensor)
+            else f"{name}={part!r}"
+            for name, part in zip(self._fields, self, strict=True)
+        )
+        return f"Task({', '.join(parts)})"

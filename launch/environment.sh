@@ -1,14 +1,23 @@
-# Sourced by the other scripts: make the environment if it is missing, half-made or out of date.
+# Sourced by the other scripts: find the environment, make it where it is missing, bring it up to date.
 #
-#   VENV     where it lives (default: .venv in the repository)
+#   VENV     where it lives (default: the activated one if it lacks nothing, else .venv in the repository)
 #   PYTHON   which interpreter makes it (default: the first of 3.11 to 3.14 that is found)
+#
+# One of your own (by venv or conda, activated or named by VENV) is used if it has all packages, and
+# never changed. One that was made here is updated in place when requirements.txt changes; it is made
+# again from the start only if its Python is another now, it was moved, or it never was whole.
 #
 # uv installs it: yours if it is on PATH (which brings a Python along where none fits), else one put
 # into the environment. Where uv cannot be had, or fails, pip does it, three times slower.
 # Afterwards `python` and `torchrun` are the environment's. Nothing is asked, no account needed.
+#
+# What sources it may set
+#   lists         files whose packages are needed (default: pyproject.toml, what trains)
+#   flags_of      the module whose flags, "$@", are checked before anything is installed
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo"
+named=${VENV:-}
 VENV=${VENV:-.venv}
 case $VENV in /*) ;; *) VENV=$repo/$VENV ;; esac
 # Written last, and emptied first: only an environment that was installed to the end has it whole.
@@ -24,14 +33,55 @@ supported() { case $1 in 3.1[1-4]) ;; *) return 1 ;; esac; }
 # What the stamp of a whole environment says, given its Python's version. Programs in it name its folder.
 whole_stamp() {
     cat requirements.txt
-    echo "# Python $1 in $VENV"
+    maker_stamp "$1"
 }
+
+# Its last line, which stands alone while a whole environment is updated.
+maker_stamp() { echo "# Python $1 in $VENV"; }
 
 is_whole() {
     local version
     version=$(version_of "$VENV/bin/python") || return 1
     [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$version" ] || return 1
     [ "$(cat "$stamp" 2>/dev/null)" = "$(whole_stamp "$version")" ]
+}
+
+# Whether it was whole once, and only the requirements have changed since.
+is_outdated() {
+    local version
+    version=$(version_of "$VENV/bin/python") || return 1
+    [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$version" ] || return 1
+    [ "$(tail -n 1 "$stamp" 2>/dev/null)" = "$(maker_stamp "$version")" ]
+}
+
+# Use an environment ($1) that is the user's own, if it lacks nothing; else return 1 and say what.
+use_own() {
+    local version lacking
+    version=$(version_of "$1/bin/python") || return 1
+    if ! supported "$version"; then
+        say "environment: $1 has Python $version; 3.11 to 3.14 are supported"
+        return 1
+    fi
+    # shellcheck disable=SC2086
+    lacking=$("$1/bin/python" launch/lacking.py ${lists:-pyproject.toml}) || lacking="a Python that works"
+    if [ -n "$lacking" ]; then
+        say "environment: $1 is not used: it lacks $lacking"
+        return 1
+    fi
+    say "environment: $1, your own"
+    VENV=$1
+}
+
+# A wrong flag costs no installation. Nothing but Python is needed for it.
+check_flags() {
+    local python=$1 code=0
+    shift
+    [ -n "${flags_of:-}" ] && supported "$(version_of "$python")" || return 0
+    "$python" -m launch.flags_first "$flags_of" "$@" || code=$?
+    case $code in
+    2) exit 2 ;;
+    3) exit 0 ;; # they asked for help, and have it
+    esac
 }
 
 # Print the interpreter to use, or a range of versions for the user's uv ($1, perhaps empty).
@@ -71,10 +121,17 @@ install_with_uv() {
         [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
     fi
     echo "Installing with $("$uv" --version)"
+    uv_install "$uv"
+}
+
+# $1: uv; then its flags.
+uv_install() {
+    local uv=$1
+    shift
     # learn2learn on every Python, and our numpy whatever its dependency qpth asks for. uv takes the
     # setting on the command line only.
     sed -E 's/^(learn2learn[^ ]*).*/\1/' requirements.txt |
-        "$uv" pip install --python "$VENV/bin/python" --requirements - \
+        "$uv" pip install --python "$VENV/bin/python" --requirements - "$@" \
             --overrides <(grep '^numpy' requirements.txt) --config-setting=--build-option=build_ext
 }
 
@@ -92,6 +149,22 @@ install_with_pip() {
 install() {
     echo "Creating $VENV"
     install_with_uv "$@" || { echo "Installing with pip, about 3 minutes: uv failed"; install_with_pip "$@"; } || return
+    finish
+}
+
+# Install what has changed, and leave the rest. $1: the user's uv, perhaps empty; $2: --reinstall where
+# an update was cut off, as a package may be half there.
+update() {
+    local uv=${1:-$VENV/bin/uv} python=$VENV/bin/python again=${2:-}
+    echo "Installing what has changed"
+    uv_install "$uv" ${again:+"$again"} || {
+        echo "Installing with pip: uv failed"
+        "$python" -m pip install --disable-pip-version-check ${again:+--force-reinstall} -r requirements.txt
+    } || return
+    finish
+}
+
+finish() {
     # It works, and what many processes import is compiled to bytecode once (-I: whatever
     # PYTHONDONTWRITEBYTECODE says), in two processes, as half of it is waiting for a cold disk. All
     # packages would take four times as long.
@@ -102,11 +175,20 @@ install() {
     whole_stamp "$(version_of "$VENV/bin/python")" >"$stamp"
 }
 
+is_ours() { [ -e "$stamp" ] || [ -e "$log" ]; }
+
 make_environment() {
+    local uv python began=$SECONDS installer work active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
+    if [ -z "$named${PYTHON:-}" ] && [ -n "$active" ] && ! [ "$active" -ef "$VENV" ]; then
+        use_own "$active" && return
+    fi
     is_whole && return
-    local uv python began=$SECONDS installer
+    if [ -e "$VENV/bin/python" ] && ! is_ours && [ -z "${PYTHON:-}" ]; then
+        use_own "$VENV" && return
+    fi
     uv=$(command -v uv) && uv --version >/dev/null 2>&1 || uv=
     python=$(find_python "$uv") || return
+    check_flags "$python" "$@"
     # One at a time makes it; the others wait, and so does one that follows a killed script whose
     # installer lives on. Without flock (macOS) nobody waits.
     if command -v flock >/dev/null && ! flock --nonblock 9; then
@@ -114,16 +196,24 @@ make_environment() {
         flock 9
         is_whole && return
     fi
-    if [ -n "$(ls -A "$VENV" 2>/dev/null)" ] && ! [ -e "$stamp" ] && ! [ -e "$log" ]; then
-        say "$VENV was not made by this script: remove it, or set VENV to another folder"
+    if [ -n "$(ls -A "$VENV" 2>/dev/null)" ] && ! is_ours; then
+        say "$VENV was not made by this script: remove it, set VENV to another folder, or install what it lacks"
         return 1
     fi
-    # Nothing is mended: whatever is not whole is made again from the start.
-    mkdir -p "$VENV" && : >"$stamp" && empty_environment || return
-    say "environment: installing requirements.txt into $VENV with Python $(version_of "$python" || echo "$python"): about a minute, 6 GB"
+    if is_outdated; then
+        say "environment: requirements.txt has changed: updating $VENV in place"
+        work=(update "$uv")
+        [ "$(wc -l <"$stamp")" -gt 1 ] || work+=(--reinstall)
+        maker_stamp "$(version_of "$VENV/bin/python")" >"$stamp"
+    else
+        # Nothing of it is mended: what never was whole is made again from the start.
+        mkdir -p "$VENV" && : >"$stamp" && empty_environment || return
+        say "environment: installing requirements.txt into $VENV with Python $(version_of "$python" || echo "$python"): about a minute, 6 GB"
+        work=(install "$uv" "$python")
+    fi
     # In a process group of its own, which is ended as one.
     set -m
-    install "$uv" "$python" >"$log" 2>&1 </dev/null &
+    "${work[@]}" >"$log" 2>&1 </dev/null &
     installer=$!
     set +m
     trap 'kill -- -$installer 2>/dev/null' EXIT
@@ -142,5 +232,5 @@ make_environment() {
     say "environment: ready after $((SECONDS - began)) s"
 }
 
-make_environment 9<"$repo/requirements.txt" || exit 1
+make_environment "$@" 9<"$repo/requirements.txt" || exit 1
 PATH=$VENV/bin:$PATH

@@ -80,6 +80,17 @@ def read_hosts(path: Path) -> list[Host]:
 
 def main(arguments: list[str]) -> int:
     """Start torchrun on every host; return the exit code of the first that failed, or 0."""
+    hosts, port, ssh, others = read(arguments)
+    return _Run(hosts, port, ssh, others).wait()
+
+
+def read(arguments: list[str]) -> tuple[list[Host], int, list[str], list[str]]:
+    """Return the hosts, the port, the command of ssh, and all other flags, which are checked.
+
+    Raises:
+        UserError: for a file or a flag that cannot work.
+        SystemExit: after the help.
+    """
     parser = argparse.ArgumentParser(
         prog="launch/hosts", description=__doc__, add_help=False, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -91,13 +102,13 @@ def main(arguments: list[str]) -> int:
     own, others = parser.parse_known_args(arguments)
     if own.help or len(others) < 2:
         parser.print_help()
-        return 0 if own.help else 2
+        raise SystemExit(0 if own.help else 2)
     if not own.port.isdecimal() or not 0 < int(own.port) < 65536:
         raise UserError(f"--port {own.port}: must be 1 to 65535")
     hosts = read_hosts(Path(others[0]))
     # What is wrong with a flag is said once, and before anything is started.
     parse(others[1:])
-    return _Run(hosts, int(own.port), shlex.split(own.ssh), others[1:]).wait()
+    return hosts, int(own.port), shlex.split(own.ssh), others[1:]
 
 
 class _Run:

@@ -99,10 +99,7 @@ def write(
     if status is None or status["state"] == "training":
         state = "has no status" if status is None else "is being trained"
         raise UserError(f"{run_dir}: it {state}; a record is of a run that has ended")
-    starts = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))["starts"]
-    for start in starts:
-        if not start["git_commit"] or start["git_commit"].endswith("-dirty"):
-            raise UserError(f"{run_dir}: made by {start['git_commit']}: not a commit alone")
+    starts = starts_of(run_dir)
     last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
     target = records / config.preset / f"seed-{config.seed}"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -134,8 +131,8 @@ def write(
         if (folder / kept).stat().st_size > recorded.MOST_BYTES[kept]:
             (folder / kept).unlink()
         files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
-        _write_config(folder, run_dir)
-        _write_metrics(folder, run_dir)
+        write_config(folder, run_dir)
+        write_metrics(folder, run_dir)
         # A run that was stopped has drawn none.
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(run_dir / "curves.png", folder / "curves.png")
@@ -144,6 +141,20 @@ def write(
             target.rename(Path(made_in) / "earlier")
         folder.rename(target)
     return target
+
+
+def starts_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return when, where and by which commit a run was begun and continued.
+
+    Raises:
+        UserError: if it was not made by a commit alone.
+    """
+    content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    starts: list[dict[str, Any]] = content["starts"]
+    for start in starts:
+        if not start["git_commit"] or start["git_commit"].endswith("-dirty"):
+            raise UserError(f"{run_dir}: made by {start['git_commit']}: not a commit alone")
+    return starts
 
 
 def _test(
@@ -211,7 +222,7 @@ def _flags(command: list[str]) -> list[str]:
     return kept
 
 
-def _write_config(folder: Path, run_dir: Path) -> None:
+def write_config(folder: Path, run_dir: Path) -> None:
     """Write the run's config.yaml, without what is one machine's own."""
     content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
     kept = {name: content[name] for name in ("versions", "git_commit")}
@@ -220,7 +231,7 @@ def _write_config(folder: Path, run_dir: Path) -> None:
     files.write_text(folder / "config.yaml", text)
 
 
-def _write_metrics(folder: Path, run_dir: Path) -> None:
+def write_metrics(folder: Path, run_dir: Path) -> None:
     """Write about `ROWS` rows of training, and all others."""
     rows = files.read_rows(run_dir / "metrics.jsonl")
     training = [row for row in rows if "split" not in row]

@@ -42,6 +42,12 @@ def main(arguments: list[str]) -> int:
         "--report", action="store_true", help="at the end write report.md, with figures"
     )
     parser.add_argument(
+        "--against",
+        metavar="SETTING",
+        help="with --report: the setting that the others are compared with, as part=none (default: "
+        "the best)",
+    )
+    parser.add_argument(
         "--retry", action="store_true", help="run trials that have failed again, as new ones"
     )
     parser.add_argument(
@@ -52,6 +58,8 @@ def main(arguments: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and value < least:
             raise UserError(f"--{name} must be at least {least}, not {value}")
+    if options.against and not options.report:
+        raise UserError("--against: is for --report")
     described = file.read(options.file)
     command.check(described)
     if options.workers and described.size is None and not (options.total or described.run_cap):
@@ -70,7 +78,7 @@ def main(arguments: list[str]) -> int:
         # Imported late: it draws.
         from launch.sweeping.report import write
 
-        _say(f"report {write(sweep)}")
+        _say(f"report {write(sweep, options.against)}")
     return code
 
 

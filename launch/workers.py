@@ -33,6 +33,17 @@ TIMEOUT = timedelta(minutes=5)
 
 def main(arguments: list[str]) -> int:
     """Start the workers; return the exit code of the first that failed, or 0."""
+    workers, restarts, others = read(arguments)
+    return _launch(_default_workers() if workers is None else workers, restarts, others)
+
+
+def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
+    """Return the workers, if they are given, the restarts, and all other flags, which are checked.
+
+    Raises:
+        UserError: for a flag that cannot work.
+        SystemExit: after the help.
+    """
     parser = argparse.ArgumentParser(
         prog="launch/local", description=__doc__, add_help=False, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -44,12 +55,11 @@ def main(arguments: list[str]) -> int:
     own, others = parser.parse_known_args(arguments)
     if own.help or not others:
         parser.print_help()
-        return 0 if own.help else 2
+        raise SystemExit(0 if own.help else 2)
     # What is wrong with a flag is said once, and before anything is started.
     parse(others, also=("--workers", "--restarts"))
-    restarts = _number("--restarts", own.restarts, least=0)
-    workers = _default_workers() if own.workers is None else _number("--workers", own.workers, 1)
-    return _launch(workers, restarts, others)
+    workers = None if own.workers is None else _number("--workers", own.workers, least=1)
+    return workers, _number("--restarts", own.restarts, least=0), others
 
 
 def _number(flag: str, text: str, least: int) -> int:

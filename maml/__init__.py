@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from maml.errors import UserError
     from maml.library.model import AdaptedModel, Model, load
+    from maml.library.module import MetaModule, set_gradients
     from maml.library.tasks import Tasks, episodes
     from maml.metagradient.differentiate import OuterGradient, meta_gradient
     from maml.metagradient.problem import Implicit, Problem
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _FROM = {
     "maml.errors": ("UserError",),
     "maml.library.model": ("AdaptedModel", "Model", "load"),
+    "maml.library.module": ("MetaModule", "set_gradients"),
     "maml.library.tasks": ("Tasks", "episodes"),
     "maml.metagradient.differentiate": ("OuterGradient", "meta_gradient"),
     "maml.metagradient.problem": ("Implicit", "Problem"),
@@ -34,6 +36,7 @@ _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 __all__ = [
     "AdaptedModel",
     "Implicit",
+    "MetaModule",
     "Model",
     "OuterGradient",
     "Problem",
@@ -42,6 +45,7 @@ __all__ = [
     "episodes",
     "load",
     "meta_gradient",
+    "set_gradients",
 ]
 
 
@@ -52,4 +56,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # What is offered; not the modules that it comes from.
+    return sorted(__all__)

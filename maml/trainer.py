@@ -16,8 +16,9 @@ from torch import Tensor
 from datasets.words import counted
 from maml.best import best
 from maml.config import MUST_MATCH, Config, registry
-from maml.config.presets import changed, published_row, title, with_values
+from maml.config.presets import changed, experiment, published_row, with_values
 from maml.errors import UserError, WorkerLostError
+from maml.learners.data import class_names
 from maml.library.model import Model
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
 from maml.plots import style
@@ -49,6 +50,8 @@ class Trainer:
         # Resolved now, so that config.yaml says what was used.
         self.config = with_values(config, strategy=resolve_strategy(config, self.world))
         init_process(self.config, self.world)
+        # Before any image is decoded, which may take long.
+        self.classes = class_names(self.config)
         self.worker = Worker(self.config, choose_device(self.config, self.world))
         one_pass = self.worker.training.one_pass
         if config.epochs is not None and one_pass is not None:
@@ -108,6 +111,8 @@ class Trainer:
             if not strategy.drives:
                 strategy.serve()
                 return 0
+            if self.world.rank == 0 and self.classes is not None:
+                directory.write_classes(Path(self.config.run_dir or ""), self.classes)
             run_dir, start = strategy.from_rank_zero((self.config.run_dir, self.start))
             config = with_values(self.config, run_dir=run_dir)
             return _Run(config, self.worker, strategy, start).run()
@@ -160,7 +165,7 @@ class _Run:
             self.strategy.liveness.last_words = self._last_words
         config = self.config
         self._say(
-            f"{title(config)}: strategy {config.strategy}, "
+            f"{experiment(config)}: strategy {config.strategy}, "
             f"{counted(self.strategy.world.size, 'process', 'processes')}, "
             f"iterations {self.iteration} to {config.iterations}, run directory {self.run_dir}"
         )

@@ -41,3 +41,29 @@ def test_the_best_on_average_is_chosen() -> None:
     assert (found["setting"], found["steps"], found["rate"]) == (1, 2, 10.0)
     assert found["validation"] == 92.5
     assert found["trained_with"] == adaptation.SETTINGS["maml"][1]
+
+
+def test_the_tables_say_what_was_measured_and_chosen() -> None:
+    every = {f"{steps} × {rate:g}": [1.0] * 4 for steps in (1, 2, 5) for rate in adaptation.RATES}
+    trials = [
+        {"policy": policy, "setting": 0, "seed": seed, **every, "before": [1.0] * 4, "2 × 3": best}
+        for policy in adaptation.SETTINGS
+        for seed, best in ((0, [30.0] * 4), (1, [50.0] * 4))
+    ]
+    record = {
+        "trials": trials,
+        "chosen": {policy: adaptation.choose(trials, policy) for policy in adaptation.SETTINGS},
+        # As they finished, which is in no order.
+        "measured": [
+            {"policy": policy, "setting": 0, "seed": seed, "before": [seed] * 4, "2 × 3": [7.0] * 4}
+            for seed in (12, 10, 11)
+            for policy in adaptation.SETTINGS
+        ],
+    }
+    head, _, *rows = adaptation.table(record).splitlines()
+    assert "3 seeds × 4 tasks" in head and len(rows) == 6
+    assert "MAML, adapted" in rows[0] and "7.0 [7.0, 7.0]" in rows[0]
+    assert "MAML, before" in rows[1] and "11.0 [" in rows[1] and "10.0 to 12.0" in rows[1]
+    chosen = adaptation.table(record, "chosen").splitlines()[2:]
+    assert [row.split("|")[1].strip() for row in chosen] == ["maml", "all", "average"]
+    assert "2 × 3" in chosen[0] and "40.0" in chosen[0]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import rows
-from benchmarks.command import write
+from benchmarks.command import begun, write
 from tests.runs import glyphs
 
 COMMANDS = (
@@ -102,3 +102,16 @@ def test_rows_without_their_data_are_left_out(monkeypatch, capsys, tmp_path):
     assert (row["preset"], row["measured_iterations"]) == ("here", rows.LEAST)
     assert row["core_hours"] == pytest.approx(2 * row["core_seconds"] / rows.LEAST)
     assert "| `here`" in output.out and "unpublished" not in output.out
+
+
+def test_a_record_is_gone_on_with_if_it_is_of_the_same(tmp_path):
+    path = tmp_path / "record.json"
+    fresh = {"steps": (1, 2), "rows": []}
+    assert begun(path, fresh, ["steps"]) is fresh is begun(None, fresh, ["steps"])
+    write(path, fresh | {"rows": [1]})
+    assert begun(path, fresh, ["steps"])["rows"] == [1]
+    with pytest.raises(SystemExit, match=r"--json .*record.json: it is of other steps: \[1, 2\]"):
+        begun(path, {"steps": [3]}, ["steps"])
+    path.write_text("{")
+    with pytest.raises(SystemExit, match=r"--json .*record.json: no record to go on with"):
+        begun(path, fresh, ["steps"])

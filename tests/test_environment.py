@@ -9,12 +9,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.launching import REPO
+from tests.launching import REPO, run
 
 # Every fake interpreter tells the version that the file `version` has.
 PYTHON = """#!/bin/sh
@@ -22,6 +23,8 @@ case "$*" in
   *version_info*) cat {root}/version ;;
   "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
   *"pip install"*) echo "pip $*" >>{root}/calls ;;
+  launch/lacking.py*) cat {root}/lacking ;;
+  *launch.flags_first*) echo "$*" >>{root}/flags; exit $(cat {root}/wrong) ;;
 esac
 """
 UV = """#!/bin/sh
@@ -45,12 +48,14 @@ class Machine:
         self.write("calls", "")
         self.write("version", "3.12")
         self.write("installing", "")
+        self.write("lacking", "")
+        self.write("wrong", "0")
         for name, text in (("python3", PYTHON), ("uv", UV)):
             self.write(f"bin/{name}", text.format(root=root)).chmod(0o755)
 
     def write(self, name: str, text: str) -> Path:
         path = self.root / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
@@ -59,7 +64,11 @@ class Machine:
 
     def start(self, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", "-euc", ". repo/launch/environment.sh; command -v python"],
+            [
+                *("bash", "-euc"),
+                "flags_of=launch.some; . repo/launch/environment.sh; command -v python",
+                *("script", "--flag", "value"),
+            ],
             cwd=self.root,
             env={"PATH": f"{self.root}/bin:/usr/bin:/bin", "VENV": str(self.venv), **variables},
             stdout=subprocess.PIPE,
@@ -68,12 +77,12 @@ class Machine:
             start_new_session=True,
         )
 
-    def make(self, **variables: str) -> str:
-        """Make the environment; return what was said."""
+    def make(self, found: Path | None = None, **variables: str) -> str:
+        """Have an environment, in its place or ``found``; return what was said."""
         process = self.start(**variables)
-        found, said = process.communicate(timeout=300)
+        python, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
-        assert found == f"{self.venv}/bin/python\n"
+        assert python == f"{found or self.venv}/bin/python\n"
         assert not (self.venv / "half").exists()
         return said
 
@@ -85,6 +94,19 @@ class Machine:
         assert said.count("\n") == 1
         return said
 
+    def interrupt(self) -> None:
+        """Begin to install, and be stopped by Ctrl-C when it is half there."""
+        self.write("installing", "sleep 1000")
+        process = self.start()
+        deadline = time.monotonic() + 300
+        while not (self.venv / "half").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=300)  # the installer is ended too: nobody holds the pipe
+        assert process.returncode != 0
+        self.write("installing", "")
+
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
@@ -93,30 +115,56 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_an_interrupted_environment_is_made_again(machine: Machine) -> None:
     """After Ctrl-C nothing goes on, and what is half there is never taken for whole."""
-    machine.write("installing", "sleep 1000")
-    process = machine.start()
-    deadline = time.monotonic() + 300
-    while not (machine.venv / "half").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=300)  # the installer is ended too: nobody holds the pipe
-    assert process.returncode != 0
-
-    machine.write("installing", "")
+    machine.interrupt()
     assert "ready" in machine.make()
     assert machine.make() == ""  # made once
     assert machine.calls() == ["uv", "uv"]
 
 
-def test_what_does_not_fit_is_made_again(machine: Machine) -> None:
-    """Other requirements, and another Python under it."""
+def test_other_requirements_are_installed_in_place(machine: Machine) -> None:
+    """What a user has installed there stays, even where an update was cut off."""
     machine.make()
+    mine = machine.write("venv/mine", "precious")
     machine.write("repo/requirements.txt", "numpy==2\n")
-    assert "ready" in machine.make()
+    said = machine.make()
+    assert f"requirements.txt has changed: updating {machine.venv} in place" in said
+    assert machine.make() == ""
+    machine.write("repo/requirements.txt", "numpy==3\n")
+    machine.interrupt()
+    assert "in place" in machine.make()
+    assert mine.exists()
+    calls = (machine.root / "calls").read_text().splitlines()
+    assert ["--reinstall" in call for call in calls] == [False, False, False, True]
+    # A Python that does not fit is the one thing that cannot be mended.
     machine.write("version", "3.13")
     assert "Python 3.13" in machine.make()
-    assert machine.calls() == ["uv"] * 3
+    assert not mine.exists()
+
+
+def test_an_environment_of_one_s_own(machine: Machine) -> None:
+    """Activated, or named: it is used where it lacks nothing, and never changed."""
+    own = machine.write("own/bin/python", (machine.root / "bin/python3").read_text())
+    own.chmod(0o755)
+    theirs = {"VENV": "", "VIRTUAL_ENV": str(own.parents[1])}
+    said = f"environment: {own.parents[1]}, your own\n"
+    assert machine.make(own.parents[1], **theirs) == said
+    assert machine.make(own.parents[1], VENV=str(own.parents[1])) == said
+    machine.write("lacking", "torch>=2")
+    found = machine.make(machine.root / "repo/.venv", **theirs)
+    assert f"{own.parents[1]} is not used: it lacks torch>=2" in found
+    assert "ready" in found
+    assert [path.name for path in own.parents[1].rglob("*")] == ["bin", "python"]
+
+
+def test_flags_are_checked_before_anything_is_installed(machine: Machine) -> None:
+    machine.write("wrong", "2")
+    process = machine.start()
+    process.communicate(timeout=300)
+    assert process.returncode == 2
+    assert (
+        machine.root / "flags"
+    ).read_text() == "-m launch.flags_first launch.some --flag value\n"
+    assert not machine.venv.exists()
 
 
 def test_pip_takes_over_from_uv(machine: Machine) -> None:
@@ -133,3 +181,11 @@ def test_refusals(machine: Machine) -> None:
     mine = machine.write("venv/mine", "precious")
     assert "was not made by this script" in machine.refusal()
     assert mine.exists()
+
+
+def test_flags_need_no_package() -> None:
+    """So a wrong one is told before anything is installed."""
+    bare = [sys.executable, "-S", "-m", "launch.flags_first", "launch.workers"]
+    done = run([*bare, "maml-glyphs-5way-1shot", "--wayz", "3"], timeout=60, expect=2)
+    assert done.stderr == "error: unknown flag --wayz: did you mean --ways?\n"
+    run([*bare, "maml-glyphs-5way-1shot", "--ways", "3", "--workers", "2"], timeout=60)

@@ -28,10 +28,13 @@ TASKS = 6
 
 
 def test_an_option_that_a_data_set_does_not_take() -> None:
-    with pytest.raises(maml.UserError, match="wayz: no option of --data glyphs, which takes dtype"):
+    with pytest.raises(maml.UserError, match="wayz: no option of data 'glyphs', which takes dtype"):
         maml.episodes("glyphs", wayz=3)
-    with pytest.raises(maml.UserError, match="--data glyph: unknown"):
+    # Of arguments, not of flags.
+    with pytest.raises(maml.UserError, match=r"^data glyph: unknown"):
         maml.episodes("glyph")
+    with pytest.raises(maml.UserError, match=r"^[^-]*shots 30[^-]*$"):
+        maml.episodes("glyphs", shots=30)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +161,8 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
                 Image.fromarray(pixels).save(folder / f"{i}.png")
     mine = {"data": "folder", "data_root": str(tmp_path / "mine"), "image_size": 32}
     train(glyphs(iterations=1, **mine), tmp_path / "run")
+    classes = json.loads((tmp_path / "run/classes.json").read_text())
+    assert classes == {"train": ["train/a", "train/b"], "test": ["test/c", "test/d"]}
     model = maml.load(tmp_path / "run")
     assert model.image_shape == (3, 32, 32)
     found = read_images(tmp_path / "mine" / "test", 32, "rgb")
@@ -166,6 +171,12 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
     expected = model.adapt(arrays, labels).predict(arrays)
     floats = torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255
     assert torch.equal(model.adapt(files, labels).predict(floats), expected)
+    # By their paths, too, and one alone.
+    paths = [path for own in found.files for path in own]
+    assert torch.equal(model.adapt(paths, labels).predict(paths), expected)
+    one = model.adapt(paths, labels).predict(Path(paths[4]))
+    assert torch.allclose(one, expected[4:5], atol=1e-6)
+    assert torch.equal(model.adapt(files, labels).predict(files[4]), one)
     with pytest.raises(maml.UserError, match=r"the model takes \[n, 32, 32, 3\] \(PIL"):
         model.adapt(arrays[..., 0], labels)
 
@@ -240,8 +251,10 @@ GOOD = torch.rand(3, 1, 28, 28)
         ([], [], "support_x: empty"),
         ([GOOD[0], GOOD[0, 0]], NAMES, "support_x: arrays of different shapes: [1, 28, 28], [28"),
         ([[1.0], [1.0, 2.0]], NAMES, "support_x: "),
-        (Image.new("L", (28, 28)), NAMES, "support_x: one PIL image; give a list of them"),
-        ([Image.new("L", (28, 28)), GOOD[0]], NAMES, "support_x: PIL images and others"),
+        (Image.new("L", (28, 28)), NAMES, "support_y: 3 labels for 1 examples"),
+        ([Image.new("L", (28, 28)), GOOD[0]], NAMES, "support_x: pictures (PIL images, paths) and"),
+        (["nowhere.png"] * 3, NAMES, "support_x: nowhere.png cannot be read: No such file"),
+        ([__file__] * 3, NAMES, f"support_x: {__file__} cannot be read: cannot identify"),
         (None, NAMES, "support_x: of type object"),
         (GOOD, NAMES[:2], "support_y: 2 labels for 3 examples"),
         (GOOD, ["a", "a", "b"], "support_y: 2 classes ('a', 'b'); the model tells 3 apart"),
@@ -269,6 +282,59 @@ def test_of_queries_and_settings_too(model: maml.Model) -> None:
         with pytest.raises(maml.UserError, match=f"^steps {steps!r}: give a whole number"):
             model.adapt(GOOD, NAMES, steps=steps)  # type: ignore[arg-type]
     model.adapt(GOOD, NAMES, steps=np.int64(1))  # type: ignore[arg-type]
+
+
+# ---- on in plain torch --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learner", ["maml", "metasgd", "mamlpp"])
+def test_an_optimizer_of_torch_takes_the_trainer_s_step(learner: str, tmp_path: Path) -> None:
+    """With the library's meta-gradient, in float64: what the next checkpoint holds."""
+    steps = {"inner_steps": 2, "eval_inner_steps": 2, "meta_batch_size": 3, "queries": 2}
+    train(
+        glyphs(
+            learner=learner, iterations=2, checkpoint_every=1, dtype="float64",
+            meta_optimizer="sgd", meta_lr=0.1, **steps,
+        ),
+        tmp_path,
+    )  # fmt: skip
+    model, after = maml.load(tmp_path, iteration=1), maml.load(tmp_path, iteration=2).meta_params
+    ways, shots = model.config.ways, model.config.shots
+    request = {"ways": ways, "shots": shots, "queries": 2, "dtype": torch.float64}
+    episodes = maml.episodes("glyphs", "train", **request)
+    assert dict(model.module.named_parameters()).keys() == after.keys()
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    maml.set_gradients(model.module, model.meta_gradient(episodes.tasks([3, 4, 5])))
+    optimizer.step()
+    for name, tensor in after.items():
+        # The model's own memory: what is adapted and predicted with from now on.
+        assert torch.allclose(model.meta_params[name], tensor, rtol=0, atol=1e-10), name
+    with pytest.raises(maml.UserError, match=r"support_x is \[2, 1, 28, 28\]; give a batch"):
+        model.meta_gradient(episodes.task(3))
+    found = model.meta_gradient(episodes.tasks([6]))
+    with pytest.raises(maml.UserError, match="params: more is not in the gradient"):
+        maml.set_gradients({**model.meta_params, "more": torch.zeros(1)}, found)
+
+
+def test_a_model_is_a_module_with_features(model: maml.Model, task: Any) -> None:
+    """Its outputs are those of the network, and its head's of the features."""
+    outputs = model.module(task.support_x)
+    outputs.sum().backward()
+    assert all(p.grad is not None for p in model.module.parameters())
+    features = model.features(drawn(task.support_x))
+    weight, bias = (model.meta_params[f"network.head.{name}"] for name in ("weight", "bias"))
+    assert torch.allclose(features @ weight.T + bias, outputs, atol=1e-5)
+    blind = model.adapt(task.support_x, task.support_y, steps=0)
+    asked = blind.predict(task.support_x, batch_statistics="query")
+    assert torch.allclose(outputs.softmax(-1), asked, atol=1e-5)
+
+
+def test_what_is_printed_is_short(model: maml.Model, task: Any) -> None:
+    """Shapes, not numbers; and what there is to be found is what is offered."""
+    assert repr(task).startswith("Task(support_x=float32 [3, 1, 28, 28], support_y=int64 [3], ")
+    adapted = model.adapt(task.support_x, NAMES)
+    assert repr(adapted).endswith("adapted to 3 examples of 'owl', 'cat', 'dog'>")
+    assert set(dir(maml)) == set(maml.__all__)
 
 
 # ---- episodes -----------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import numpy as np
 import yaml
 
 from launch.comparing.statistics import Floats
+from launch.sweeping.file import Point
+from launch.sweeping.points import points_of
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.plots import runs as found_runs
@@ -31,9 +33,9 @@ class Arm:
     Attributes:
         name: What it is called.
         config: Of one of its runs; the others differ in their seed alone.
-        images: A digest of which images its test tasks are of, where a user's own say it.
         metric: What its scores are: a column asked for, or accuracy, return or loss.
         scores: By seed, each task's score, by its index.
+        images: A digest of which images its test tasks are of; None where no run has written it.
     """
 
     name: str
@@ -47,7 +49,7 @@ def read(asked: str, metric: str | None) -> Arm:
     """Return what ``PATH`` or ``PATH:name=value,…`` names.
 
     ``PATH`` is a run directory, a record, or a folder of runs, as a sweep's is; of those, the runs
-    whose configuration has the values.
+    that have the values: by their configuration, or by the sweep's own parameters.
 
     Args:
         asked: As on the command line.
@@ -60,7 +62,12 @@ def read(asked: str, metric: str | None) -> Arm:
     path, values = _split(asked)
     if not path.is_dir():
         raise UserError(f"{asked}: {path} is no folder")
-    runs = [run for run in found_runs.find([path]) if _has(run.config, values, asked)]
+    points = points_of(path)
+    runs = [
+        run
+        for run in found_runs.find([path])
+        if _has(run.config, values, asked, points.get(run.path, {}))
+    ]
     return arm_of(asked, [run for run in runs if (run.path / NAME).is_file()], metric)
 
 
@@ -115,7 +122,7 @@ def _other_images(a: Config, images_a: str | None, b: Config, images_b: str | No
     """Say by what a user's own images differ; a folder that has only moved is the same one."""
     known = images_a is not None and images_b is not None
     same = images_a == images_b if known else a.data_root == b.data_root
-    if same or not registry.data_set(a.data).own_images:
+    if same or not (registry.is_theirs(a.data) or registry.data_set(a.data).own_images):
         return ""
     where = f"data_root is {a.data_root}, and {b.data_root}"
     return f"{where}, with other images" if known else where
@@ -159,10 +166,11 @@ def _split(asked: str) -> tuple[Path, dict[str, Any]]:
     return Path(path).expanduser(), values
 
 
-def _has(config: Config, values: dict[str, Any], asked: str) -> bool:
+def _has(config: Config, values: dict[str, Any], asked: str, point: Point) -> bool:
     for name, value in values.items():
-        if not hasattr(config, name):
+        if name not in point and not hasattr(config, name):
             raise UserError(f"{asked}: no run has a value named {name}")
-        if str(getattr(config, name)) != str(value) and getattr(config, name) != value:
+        has = point[name] if name in point else getattr(config, name)
+        if str(has) != str(value) and has != value:
             return False
     return True

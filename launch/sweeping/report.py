@@ -21,11 +21,17 @@ COMPARED = 12
 """So many settings, the best, are compared with the best one."""
 
 
-def write(sweep: Sweep) -> Path:
+def write(sweep: Sweep, against: str | None = None) -> Path:
     """Write the report of what is over so far, with its figures; return the file.
 
+    Args:
+        sweep: Any.
+        against: The setting that the others are compared with, as its table names it; None: the
+            best.
+
     Raises:
-        UserError: if there is nothing to report, or it cannot be written.
+        UserError: if there is nothing to report, or it cannot be written; or if no setting is named
+            so.
     """
     trials = sweep.trials()
     ranked = _ranked(sweep, trials)
@@ -40,11 +46,14 @@ def write(sweep: Sweep) -> Path:
     order = sorted(
         grouped, key=lambda name: -metric.sign * _mean([values[t.number] for t in grouped[name]])
     )
+    if against is not None and against not in order:
+        raise UserError(f"--against {against}: no such setting; there are {', '.join(order)}")
+    base = against or order[0]
     parts = [
         _head(sweep, trials, metric),
         _settings_table(order, grouped, values, metric),
         _effects(sweep, trials, values, metric),
-        _differences(sweep, order, grouped),
+        _differences(sweep, [base, *(name for name in order if name != base)], grouped),
         _failures(trials),
     ]
     path = sweep.folder / "report.md"
@@ -126,7 +135,7 @@ def _effects(sweep: Sweep, trials: list[Trial], values: dict[int, float], metric
 
 
 def _differences(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]) -> str:
-    """Compare settings with the best, on test tasks; "" where they were tested on none."""
+    """Compare settings with the first, on test tasks; "" where they were tested on none."""
     arms: list[Arm] = []
     for name in order[:COMPARED]:
         runs: list[Run] = [
@@ -150,8 +159,8 @@ def _differences(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]
         pictures += f"\n\nTested on other tasks, so not compared: {', '.join(apart)}."
     more = f", the best {COMPARED} settings" if len(order) > COMPARED else ""
     return (
-        f"## Which differences hold\n\nOn test tasks{more}; the first is the best by the metric "
-        f"above.\n\n{tables.means_table(arms, unit)}\n\n"
+        f"## Which differences hold\n\nOn test tasks{more}; the others are compared with the first."
+        f"\n\n{tables.means_table(arms, unit)}\n\n"
         f"{tables.differences_table(found, base.name, unit)}\n{pictures}"
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -265,20 +266,23 @@ class Sweep:
         return max(0, wanted - len({key(trial.point) for trial in trials}))
 
 
+def setting_of(point: Point, names: Iterable[str]) -> str:
+    """Name a setting by the values of these parameters: ``inner_lr=0.4 inner_steps=1``."""
+    return " ".join(f"{name}={point[name]}" for name in names) or "the only setting"
+
+
 def settings(
     file: SweepFile, trials: list[Trial], *, apart: str = "seed"
 ) -> dict[str, list[Trial]]:
     """Return the trials of each setting: of one point, but for the parameter ``apart``.
 
-    By a name such as ``inner_lr=0.4 inner_steps=1``. Of a point that was tried again it is the
-    last trial.
+    Of a point that was tried again it is the last trial.
     """
     last = {key(trial.point): trial for trial in trials}
     names = [name for name in file.varied if name != apart]
     found: dict[str, list[Trial]] = {}
     for trial in last.values():
-        setting = " ".join(f"{name}={trial.point[name]}" for name in names) or "the only setting"
-        found.setdefault(setting, []).append(trial)
+        found.setdefault(setting_of(trial.point, names), []).append(trial)
     return found
 
 

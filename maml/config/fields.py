@@ -36,7 +36,9 @@ class Config:
     learner: str = _learner("maml", SAME_RUN, "What a task's outer loss is.", names=True)
     network: str = _learner("conv4", SAME_RUN, "What maps examples to outputs.", names=True)
     filters: int = _learner(
-        64, SAME_RUN, "Channels of each of the network's convolutions.",
+        64, SAME_RUN,
+        "Channels of each of the network's convolutions; compiled kernels need a multiple of the "
+        "processor's vector: 8, or 16 with AVX-512 (in float64 of half of that).",
         least=1,
     )  # fmt: skip
     leak: float = _learner(

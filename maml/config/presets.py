@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from typing import Any
 
 from maml.config import MUST_MATCH, OF_THE_RESULT, Config, flag, registry
 from maml.config.fields import with_values
 from maml.config.rows import ROWS
 
-__all__ = ["PRESETS", "changed", "describe", "hint", "published_row", "title", "with_values"]
+__all__ = [
+    "PRESETS",
+    "changed",
+    "describe",
+    "experiment",
+    "hint",
+    "published_row",
+    "title",
+    "with_values",
+]
 
 PRESETS: dict[str, Config] = {config.preset: config for config in ROWS}
 """By name."""
@@ -47,8 +57,22 @@ def _other_row(config: Config) -> dict[str, Any]:
 
 def title(config: Config) -> str:
     """Return what a run is called: its preset, and the flags that make it of another row."""
-    flags = [f"{flag(name)} {value}" for name, value in _other_row(config).items()]
-    return f"{config.preset} with {' '.join(flags)}" if flags else config.preset
+    return _with(config.preset, _other_row(config))
+
+
+def experiment(config: Config) -> str:
+    """Return the preset and all flags that make another experiment of it."""
+    return _with(config.preset, changed(config))
+
+
+def _with(preset: str, values: dict[str, Any]) -> str:
+    flags = [
+        (flag(name) if value else flag(f"no_{name}"))
+        if isinstance(value, bool)
+        else f"{flag(name)} {shlex.quote(str(value))}"
+        for name, value in values.items()
+    ]
+    return f"{preset} with {' '.join(flags)}" if flags else preset
 
 
 def published_row(config: Config) -> dict[str, Any]:

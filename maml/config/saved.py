@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from maml.config import registry
 from maml.config.checks import check_values
 from maml.config.fields import Config, from_values
@@ -19,6 +17,9 @@ def read(path: Path) -> Config:
         UserError: naming the file, if there is none, it is of another version of this project, or
             its values cannot work.
     """
+    # Imported late: flags are checked before there is an environment (launch/flags_first.py).
+    import yaml
+
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):

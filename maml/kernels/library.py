@@ -16,6 +16,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import filelock
@@ -77,6 +78,10 @@ def load() -> ctypes.CDLL | None:
         path = folder / f"convnet-{_identity(compiler)}.so"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
+            # One process of a host compiles; rank zero tells of it, be it that one or not.
+            if os.environ.get("RANK", "0") == "0":
+                line = "compiling the kernels for this processor: about half a minute, once"
+                print(line, file=sys.stderr, flush=True)
             with filelock.FileLock(f"{path}.lock"):
                 if not path.exists():
                     _compile(compiler, path)

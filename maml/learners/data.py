@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from datasets import contents
-from datasets.opening import Contents
+from datasets.opening import Contents, list_classes
 from maml.config import Config, registry
 
 
@@ -32,3 +32,19 @@ def data_contents(config: Config) -> Contents:
         dtype=getattr(torch, config.dtype),
         **data_options(config),
     )
+
+
+def class_names(config: Config) -> dict[str, list[str]] | None:
+    """Return the names of each split's classes; None where they are known only with the images.
+
+    Raises:
+        DataError: if a split that the run reads has too few of them.
+    """
+    if registry.learner(config.learner).tasks != "episodes":
+        return None
+    ways = {"train": config.train_ways or config.ways}
+    if config.eval_every:
+        ways["validation"] = config.ways
+    if config.test_tasks:
+        ways["test"] = config.ways
+    return list_classes(config.data, config.data_root, ways=ways, **data_options(config))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.folder_source import Decoding, pixels_of
+from datasets.folder_source import Decoding, decode, pixels_of, shown
 from datasets.pictures import as_in
 from datasets.words import counted
 from maml.errors import UserError
 
 Images: TypeAlias = Any
-"""Floats ``[n, C, H, W]`` in [0, 1]; uint8 ``[n, H, W]`` or ``[n, H, W, C]``; PIL images."""
+"""Floats ``[n, C, H, W]`` in [0, 1]; uint8 ``[n, H, W]`` or ``[n, H, W, C]``; a PIL image, a path
+of a file that PIL opens, or a list of these."""
 
 _ROUNDING = 1e-6
 
@@ -106,10 +108,8 @@ def labels(given: Any, n: int, ways: int) -> tuple[Tensor, list[Hashable]]:
         raise UserError(f"support_y: a label must be hashable ({error})") from None
     if len(classes) != ways:
         some = ", ".join(repr(one) for one in classes[:6]) + (", …" if len(classes) > 6 else "")
-        raise UserError(
-            f"support_y: {counted(len(classes), 'class', 'classes')} ({some}); the model tells "
-            f"{ways} apart (--ways)"
-        )
+        found = counted(len(classes), "class", "classes")
+        raise UserError(f"support_y: {found} ({some}); the model tells {ways} apart")
     number = {one: i for i, one in enumerate(classes)}
     return torch.tensor([number[value] for value in values]), classes
 
@@ -133,23 +133,35 @@ def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
     """Return images as an array, whatever its shape and type; PIL images as the model's."""
     from PIL import Image
 
-    if isinstance(given, Image.Image):
-        raise UserError(f"{what}: one PIL image; give a list of them")
+    if isinstance(given, (Image.Image, str, Path)):
+        given = [given]
     if not isinstance(given, (list, tuple)):
         return _stacked(given, what)
-    pictures = [isinstance(one, Image.Image) for one in given]
+    pictures = [isinstance(one, (Image.Image, str, Path)) for one in given]
     if not any(pictures):
         return _stacked(given, what)
     if not all(pictures):
-        raise UserError(f"{what}: PIL images and others in one list")
+        raise UserError(f"{what}: pictures (PIL images, paths) and others in one list")
     channels, height, width = shape
     if height != width or channels not in (1, 3):
         raise UserError(f"{what}: PIL images are fitted to squares; the model takes {list(shape)}")
     decoding = Decoding(height, "rgb" if channels == 3 else "grey")
+    return as_in(data, np.stack([_pixels(one, decoding, what) for one in given]))
+
+
+def _pixels(picture: Any, decoding: Decoding, what: str) -> NDArray[np.uint8]:
+    """Return a PIL image, or a file that PIL opens, as the model's images are."""
+    from PIL import Image
+
+    which = "an image" if isinstance(picture, Image.Image) else shown(picture)
     try:
-        return as_in(data, np.stack([pixels_of(one, decoding) for one in given]))
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"{what}: an image cannot be read: {error}") from error
+        if isinstance(picture, Image.Image):
+            return pixels_of(picture, decoding)
+        return decode(Path(picture).expanduser(), decoding)
+    # Pillow's readers meet damaged bytes with errors of every kind.
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(f"{what}: {which} cannot be read: {reason}") from error
 
 
 def _stacked(given: Any, what: str) -> NDArray[Any]:

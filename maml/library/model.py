@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
 from datasets.words import counted
@@ -15,9 +17,10 @@ from maml.config import registry
 from maml.config.presets import title, with_values
 from maml.errors import UserError
 from maml.learners import Learner, build_learner
-from maml.learners.base import Adapted
+from maml.learners.base import Adapted, OuterGradient
 from maml.learners.objectives import REGRESSION
-from maml.library import inputs
+from maml.library import inputs, module
+from maml.library.module import MetaModule
 from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.world import World
@@ -134,6 +137,56 @@ class Model:
         task = Task(x, y, x[:, :0], y[:, :0])
         return AdaptedModel(self, task, self.learner.adapt(self.meta_params, task, steps), classes)
 
+    @cached_property
+    def module(self) -> MetaModule:
+        """The meta-parameters as a module of torch, whose parameters are the model's own memory."""
+        return MetaModule(self.learner, self.meta_params)
+
+    def features(self, x: inputs.Images) -> Tensor:
+        """Return what the output layer sees of examples before any adaptation.
+
+        Args:
+            x: E examples, as in `adapt`. A network that normalises does so by their own statistics:
+                give many at once.
+
+        Returns:
+            ``[E, F]``, on the CPU.
+
+        Raises:
+            UserError: for what does not fit, or a network that has no output layer apart.
+        """
+        params = module.unadapted(self.learner, self.meta_params)
+        return module.features(self.learner, params, self.examples(x, "x"))[0].cpu()
+
+    def meta_gradient(self, tasks: Task) -> OuterGradient:
+        """Differentiate the outer loss summed over tasks, as a step of training does.
+
+        Args:
+            tasks: B tasks, as ``maml.episodes(…).tasks(ids)`` returns.
+
+        Returns:
+            Sums by the names of `meta_params`, and each task's loss and metrics;
+            `maml.set_gradients` puts the mean where an optimizer of torch looks for it.
+
+        Raises:
+            UserError: for tasks of other examples than the model's, or one task alone.
+        """
+        shape = (1,) if self.image_shape is None else self.image_shape
+        if tasks.support_x.dim() != 2 + len(shape) or (
+            self.image_shape is not None and tasks.support_x.shape[2:] != self.image_shape
+        ):
+            raise UserError(
+                f"tasks: support_x is {list(tasks.support_x.shape)}; give a batch of tasks, "
+                f"[B, n, {', '.join(map(str, shape))}]"
+            )
+
+        def here(part: Tensor) -> Tensor:
+            return part.to(self._device, self._dtype if part.is_floating_point() else None)
+
+        made = self.learner.materialise(self.meta_params, pytree.tree_map(here, tasks))
+        phase = self.learner.phase(self.iteration)
+        return self.learner.outer_gradient(self.meta_params, made, phase)
+
     def examples(self, given: Any, what: str) -> Tensor:
         """Return examples ``[n, …]`` as the network takes them, on its device.
 
@@ -162,6 +215,14 @@ class AdaptedModel:
     ) -> None:
         self.classes = classes
         self._model, self._task, self._adapted = model, task, adapted
+
+    def __repr__(self) -> str:
+        n, config = self._task.support_x.shape[1], self._model.config
+        to = f"{n} examples"
+        if self.classes is not None:
+            some = ", ".join(map(repr, self.classes[:6])) + (", …" if len(self.classes) > 6 else "")
+            to += f" of {some}"
+        return f"<{config.learner} of {title(config)}, adapted to {to}>"
 
     def predict(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"

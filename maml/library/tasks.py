@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,13 @@ def episodes(
     Raises:
         UserError: one line that names the option, or the file, that is not in order.
     """
+    known: set[str] | None = None
     try:
         known = options_of(data)
         for name in options:
             if known is not None and name not in known:
                 takes = ", ".join(sorted(known - {"data_root"}))
-                raise UserError(f"{name}: no option of --data {data}, which takes {takes}")
+                raise UserError(f"{name}: no option of data {data!r}, which takes {takes}")
         return Tasks(
             open_episodes(
                 data,
@@ -93,4 +95,15 @@ def episodes(
             )
         )
     except DataError as error:
-        raise UserError(str(error)) from error
+        given = {"data", "ways", "shots", "queries", "seed", "data_root", "split", *options}
+        raise UserError(_of_arguments(str(error), given | (known or set()))) from error
+
+
+def _of_arguments(line: str, names: set[str]) -> str:
+    """Return a line about flags as one about the arguments of those names: --data-root, data_root.
+
+    Data sets know what they are asked for by the flags of the program alone.
+    """
+    for name in names:
+        line = re.sub(rf"--{name.replace('_', '-')}(?![\w-])", name, line)
+    return line

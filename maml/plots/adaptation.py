@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,16 +11,20 @@ from maml.library.model import Model
 from maml.plots import style
 from maml.plots.curves import legend_of, line_of_seeds
 from maml.plots.style import GREY
+from maml.run import progress
 from maml.scores import mean_and_ci95
 
 
-def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str, list[list[float]]]:
+def scores_by_step(
+    model: Model, steps: Sequence[int], tasks: int, done: Callable[[int], object] = lambda n: None
+) -> tuple[str, list[list[float]]]:
     """Return the metric's name, and each test task's score after each number of inner steps.
 
     Args:
         model: The model; its scores are normalised as its run's headline.
         steps: How many inner steps.
         tasks: How many test tasks, from the first on.
+        done: Told of each number of tasks and steps that has been scored.
     """
     learner, config = model.learner, model.config
     episodes = learner.open_tasks("test", evaluation=True)
@@ -32,6 +36,7 @@ def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str,
         for at, n in zip(found, steps, strict=True):
             predictions = learner.predictions(model.meta_params, batch, n)
             at += learner.scores(predictions, batch.query_y)[prefix + metric].tolist()
+            done(len(ids))
     return metric, found
 
 
@@ -51,7 +56,9 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     metric = "accuracy"
     for name, models in methods.items():
-        each = [scores_by_step(model, steps, tasks) for model in models]
+        total = len(models) * len(steps) * tasks
+        with progress.bar(total, f"scoring {name}", "task", speaks=True, leave=False) as bar:
+            each = [scores_by_step(model, steps, tasks, bar.update) for model in models]
         metric = each[0][0]
         over = f"{len(each)} seeds" if len(each) > 1 else f"95 % over {tasks} tasks"
         means = [[sum(at) / tasks for at in of_run] for _, of_run in each]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.library.model import Model
+from maml.library.module import features, head_of
 from maml.plots import style
 from maml.plots.curves import adapted_curve
 from maml.plots.style import BLUE, ORANGE
@@ -81,10 +82,7 @@ def embedding(model: Model, index: int = 0) -> Any:
     Returns:
         The figure; None for a regression, or where the network does not say what its head is.
     """
-    head = getattr(model.learner.network, "head_prefix", None)
-    modules = dict(model.learner.network.named_modules())
-    module = modules.get(head.rstrip(".")) if isinstance(head, str) else None
-    if model.ways is None or module is None:
+    if model.ways is None or head_of(model.learner) is None:
         return None
     task = Task(*(part[0] for part in task_of(model, index)))
     steps = model.config.eval_inner_steps
@@ -94,7 +92,7 @@ def embedding(model: Model, index: int = 0) -> Any:
         params = {
             k: v.detach() for k, v in model.learner.adapted(model.meta_params, task, n).items()
         }
-        support, queries = _features(model, module, params, task)
+        support, queries = _features(model, params, task)
         both = torch.cat([support, queries]).double()
         labels = torch.cat([task.support_y, task.query_y])
         centred = both - both.mean(0)
@@ -125,20 +123,11 @@ def embedding(model: Model, index: int = 0) -> Any:
     return drawn
 
 
-def _features(
-    model: Model, module: torch.nn.Module, params: dict[str, Tensor], task: Task
-) -> tuple[Tensor, Tensor]:
-    """Return what ``module`` is given for the support and the query set, ``[E, features]``."""
-    seen: list[Tensor] = []
-    hook = module.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(1)))
-    try:
-        with torch.no_grad():
-            _, statistics = model.learner.call_network(params, task.support_x)
-            of_queries = None if model.config.transductive else statistics or None
-            model.learner.call_network(params, task.query_x, of_queries)
-    finally:
-        hook.remove()
-    return seen[0], seen[1]
+def _features(model: Model, params: dict[str, Tensor], task: Task) -> tuple[Tensor, Tensor]:
+    """Return what the output layer sees of the support and the query set, ``[E, features]``."""
+    support, statistics = features(model.learner, params, task.support_x)
+    of_queries = None if model.config.transductive else statistics or None
+    return support, features(model.learner, params, task.query_x, of_queries)[0]
 
 
 def curve(model: Model, index: int = 0) -> Any:

@@ -216,6 +216,12 @@ def config_here(run_dir: Path, data_root: str | None, device: str | None) -> Con
     return config
 
 
+def write_classes(run_dir: Path, classes: dict[str, list[str]]) -> None:
+    """Write ``classes.json``: the names of each split's classes."""
+    text = json.dumps(classes, indent=2, ensure_ascii=False)
+    write_text(run_dir / "classes.json", text + "\n")
+
+
 def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     """Write ``result.json``."""
     write_text(run_dir / "result.json", json.dumps(result, indent=2) + "\n")

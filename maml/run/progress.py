@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,9 @@ FIRST = 20.0
 
 PLAIN = 15.0
 """Seconds between two lines where there is no terminal."""
+
+RECENT = 30.0
+"""Seconds whose rate is shown, and of whose rate the time left is reckoned."""
 
 
 def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tqdm:
@@ -30,7 +34,7 @@ def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tq
         options: tqdm's own.
     """
     if sys.stderr.isatty():
-        return tqdm(
+        return _Bar(
             total=total, desc=what, unit=unit, disable=not speaks, mininterval=0.5, **options
         )
     return _Lines(
@@ -40,7 +44,36 @@ def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tq
     )  # fmt: skip
 
 
-class _Lines(tqdm):
+class _Bar(tqdm):
+    """Shows the rate of what was done lately, and never that of the first part beside others.
+
+    The first iteration compiles, and fills caches: in a short run it would be most of a mean.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        # Before anything is shown. When what was done; the first is where the bar began.
+        self._points = deque([(time.monotonic(), options.get("initial", 0))], maxlen=1000)
+        self._is_first = True
+        super().__init__(**options)
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count ``n`` more."""
+        points, now = self._points, time.monotonic()
+        points.append((now, points[-1][1] + (n or 0)))
+        if len(points) > 2 and (self._is_first or points[1][0] < now - RECENT):
+            self._is_first = False
+            points.popleft()
+        return super().update(n)
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """What a line is made of."""
+        (began, before), (now, done) = self._points[0], self._points[-1]
+        rate = (done - before) / (now - began) if now > began else None
+        return {**super().format_dict, "rate": rate}
+
+
+class _Lines(_Bar):
     """A bar for files and pipes: whole lines, and no carriage return."""
 
     def __init__(self, **options: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from maml.config import Config
 from maml.config.checks import check
-from maml.config.presets import PRESETS, describe, published_row, title, with_values
+from maml.config.presets import PRESETS, describe, experiment, published_row, title, with_values
 
 # MAML on Omniglot as its released code and tables have it (arXiv:1703.03400): meta-batch, inner
 # rate on a *sum* of cross-entropies each divided by K, inner steps in training and at test,
@@ -145,6 +145,12 @@ def test_a_run_of_another_row_has_no_published_number() -> None:
     own = with_values(preset, data="folder", data_root="here", ways=3)
     assert title(own) == "maml-omniglot-5way-1shot with --data folder --ways 3"
     assert published_row(own) == {"published": None, "source": None}
+    other = with_values(longer, network="my:Net", transductive=False, adapt="*,@norm=0")
+    assert experiment(preset) == preset.preset
+    assert experiment(other) == (
+        "maml-omniglot-5way-1shot with --network my:Net --adapt '*,@norm=0' --iterations 7 "
+        "--no-transductive"
+    )
 
 
 def test_presets_share_the_defaults_that_are_no_one_s_protocol() -> None:

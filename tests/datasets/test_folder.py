@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -134,6 +135,25 @@ def test_classes_beside_one_another_are_divided_once_and_for_all(tmp_path):
     assert len(of_split(root, "train", split_fractions="0.2,0,0.8")) == 5
     message = refused(root, "validation", split_fractions="0.2,0,0.8")
     assert "--ways 2: the validation split has only 0 classes" in message
+    message = r"too few classes for validation; .* 5, validation 0, test 20: give --split-fractions"
+    with pytest.raises(DataError, match=message):
+        folder.open_classes("validation", data_root=root, split_fractions="0.2,0,0.8", ways=2)
+
+
+@pytest.mark.parametrize(("n", "ways"), [(15, 5), (16, 5), (20, 5), (31, 5), (7, 2), (61, 20)])
+def test_fractions_that_would_do(tmp_path, n, ways):
+    """The line names some, before anything is decoded; with them it goes on."""
+    root = classes(tmp_path, {f"{i:02}": 1 for i in range(n)})
+    options = {"data_root": root, "ways": dict.fromkeys(folder.SPLITS, ways)}
+    with pytest.raises(DataError, match=r"--split-fractions (\S+?)(,? or|$)") as caught:
+        folder.list_classes(**options, split_fractions="0.9,0.1,0")
+    found = re.search(r"--split-fractions ([0-9.,]*[0-9])", str(caught.value))
+    assert found is not None
+    listed = folder.list_classes(**options, split_fractions=found[1])
+    assert min(len(names) for names in listed.values()) >= ways
+    assert sum(map(len, listed.values())) == n
+    with pytest.raises(DataError, match=f"all in all {3 * n} are needed"):
+        folder.list_classes(data_root=root, ways=dict.fromkeys(folder.SPLITS, n))
 
 
 def test_a_class_may_be_called_test(tmp_path):

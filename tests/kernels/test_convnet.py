@@ -337,16 +337,19 @@ def test_without_a_compiler_training_goes_on(tmp_path: Path, cache_dir: Path) ->
 
 @needs_compiler
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
-    """Into a cache of their own, and unoptimised: a quarter of the work."""
+    """Into a cache of their own, and unoptimised: a quarter of the work. Rank zero says so."""
     code = (
-        "import subprocess, sys\n"
+        "import os, subprocess, sys\n"
         "one = 'import maml.kernels.library as l; print(l.lanes(4))'\n"
-        "all = [subprocess.Popen([sys.executable, '-c', one], stdout=-1) for _ in range(3)]\n"
+        "all = [subprocess.Popen([sys.executable, '-c', one], stdout=-1,\n"
+        "       env=os.environ | {'RANK': str(rank)}) for rank in range(3)]\n"
         "print(sorted({p.communicate()[0] for p in all}))\n"
+        "subprocess.run([sys.executable, '-c', one], check=True)\n"  # there by now: nothing said
     )
     env = {"MAML_CACHE": str(tmp_path), "MAML_KERNEL_FLAGS": "-O0"}
     done = run([sys.executable, "-c", code], timeout=240, env=env)
     assert done.stdout.count("b'") == 1 and "None" not in done.stdout
+    assert done.stderr.count("compiling the kernels for this processor") == 1
     names = [path.name for path in (tmp_path / "kernels").iterdir()]
     assert len([name for name in names if name.endswith(".so")]) == 1
     assert not [name for name in names if name.endswith(".tmp")]

@@ -251,7 +251,7 @@ GOOD = torch.rand(3, 1, 28, 28)
         ([], [], "support_x: empty"),
         ([GOOD[0], GOOD[0, 0]], NAMES, "support_x: arrays of different shapes: [1, 28, 28], [28"),
         ([[1.0], [1.0, 2.0]], NAMES, "support_x: "),
-        (Image.new("L", (28, 28)), NAMES, "support_y: 3 labels for 1 examples"),
+        (Image.new("L", (28, 28)), NAMES, "support_y: 3 labels for 1 example"),
         ([Image.new("L", (28, 28)), GOOD[0]], NAMES, "support_x: pictures (PIL images, paths) and"),
         (["nowhere.png"] * 3, NAMES, "support_x: nowhere.png cannot be read: No such file"),
         ([__file__] * 3, NAMES, f"support_x: {__file__} cannot be read: cannot identify"),

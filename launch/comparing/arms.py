@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from datasets.components import is_theirs
 from launch.comparing.statistics import Floats
 from launch.sweeping.file import Point
 from launch.sweeping.points import points_of
@@ -122,7 +123,7 @@ def _other_images(a: Config, images_a: str | None, b: Config, images_b: str | No
     """Say by what a user's own images differ; a folder that has only moved is the same one."""
     known = images_a is not None and images_b is not None
     same = images_a == images_b if known else a.data_root == b.data_root
-    if same or not (registry.is_theirs(a.data) or registry.data_set(a.data).own_images):
+    if same or not (is_theirs(a.data) or registry.data_set(a.data).own_images):
         return ""
     where = f"data_root is {a.data_root}, and {b.data_root}"
     return f"{where}, with other images" if known else where

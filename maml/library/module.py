@@ -14,6 +14,7 @@ from maml.errors import UserError
 from maml.learners import Learner, base
 from maml.learners.trees import tree
 from maml.metagradient.differentiate import OuterGradient
+from maml.networks.headless import head_prefix
 from maml.networks.statistics import Statistics
 from maml.params import Params
 
@@ -48,13 +49,6 @@ def unadapted(learner: Learner, meta_params: Params) -> Params:
     return problem.params(problem.start, problem.last_step)
 
 
-def head_of(learner: Learner) -> nn.Module | None:
-    """Return the network's output layer, which its ``head_prefix`` names; None if it has none."""
-    prefix = getattr(learner.network, "head_prefix", None)
-    modules = dict(learner.network.named_modules())
-    return modules.get(prefix.rstrip(".")) if isinstance(prefix, str) else None
-
-
 @torch.no_grad()
 def features(
     learner: Learner, params: Params, x: Tensor, statistics: Statistics | None = None
@@ -70,12 +64,8 @@ def features(
     Raises:
         UserError: if the network does not say which its output layer is.
     """
-    head = head_of(learner)
-    if head is None:
-        raise UserError(
-            f"the network {learner.config.network} does not say which its output layer is: give "
-            'its class head_prefix = "name of the layer."'
-        )
+    prefix = head_prefix(learner.network, f"the network {learner.config.network}")
+    head = learner.network.get_submodule(prefix.rstrip("."))
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(1)))
     try:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.library.model import Model
-from maml.library.module import features, head_of
+from maml.library.module import features
 from maml.plots import style
 from maml.plots.curves import adapted_curve
 from maml.plots.style import BLUE, ORANGE
@@ -82,7 +82,7 @@ def embedding(model: Model, index: int = 0) -> Any:
     Returns:
         The figure; None for a regression, or where the network does not say what its head is.
     """
-    if model.ways is None or head_of(model.learner) is None:
+    if model.ways is None or not hasattr(model.learner.network, "head_prefix"):
         return None
     task = Task(*(part[0] for part in task_of(model, index)))
     steps = model.config.eval_inner_steps

@@ -3,7 +3,7 @@
     python -m benchmarks.solved --json benchmarks/records/….json
 
 Each way of acting trains by its own command: rank 0 and two observers, batched and not, and one
-process alone. A row of metrics.jsonl is a mean over the first episodes of 100 environments.
+process alone. A row of metrics.jsonl is a mean over the first episodes of ten iterations' environments.
 The same command goes on after what FILE has already.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.command import begun, command_line, count, write
 from benchmarks.hardware import describe
 from benchmarks.markdown import grid
+from maml.run.directory import read_config
 
 SOLVED = 475.0
 WAYS = {
@@ -64,10 +65,11 @@ def _train(flags: list[str], seed: int, own: argparse.Namespace, folder: Path) -
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "split" not in row]
     result = json.loads((folder / "run" / "result.json").read_text())
-    # Ten environments an iteration, and ten iterations a row.
+    # A row's episodes are those of an environment in an iteration, the mean over ten iterations.
+    many = 10 * read_config(folder / "run").meta_batch_size
     episodes, curve = 0.0, []
     for row in rows:
-        episodes += 100 * row["episodes"]
+        episodes += many * row["episodes"]
         curve.append((row["iteration"], round(episodes), row["return"]))
     solved = next((point for point in curve if point[2] >= SOLVED), None)
     return {
@@ -79,7 +81,7 @@ def _train(flags: list[str], seed: int, own: argparse.Namespace, folder: Path) -
 def _parse() -> argparse.Namespace:
     parser = command_line("solved", __doc__)
     parser.add_argument("--seeds", type=count, default=1)
-    parser.add_argument("--iterations", type=count, default=120, help="a multiple of 10")
+    parser.add_argument("--iterations", type=count, default=80, help="a multiple of 10")
     return parser.parse_args()
 
 

@@ -3,8 +3,8 @@
     python -m benchmarks.solved --json benchmarks/records/….json
 
 Each way of acting trains by its own command: rank 0 and two observers, batched and not, and one
-process alone. A row of metrics.jsonl is a mean over the first episodes of ten iterations' environments.
-The same command goes on after what FILE has already.
+process alone. A row of metrics.jsonl is a mean over ten iterations, of the first episodes of their
+environments. The same command goes on after what FILE has already.
 """
 
 from __future__ import annotations

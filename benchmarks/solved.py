@@ -81,7 +81,7 @@ def _train(flags: list[str], seed: int, own: argparse.Namespace, folder: Path) -
 def _parse() -> argparse.Namespace:
     parser = command_line("solved", __doc__)
     parser.add_argument("--seeds", type=count, default=1)
-    parser.add_argument("--iterations", type=count, default=80, help="a multiple of 10")
+    parser.add_argument("--iterations", type=count, default=120, help="a multiple of 10")
     return parser.parse_args()
 
 

@@ -148,7 +148,7 @@ install_with_pip() {
 
 install() {
     echo "Creating $VENV"
-    install_with_uv "$@" || { echo "Installing with pip, about 3 minutes: uv failed"; install_with_pip "$@"; } || return
+    install_with_uv "$@" || { echo "Installing with pip, about 3 minutes, as uv did not"; install_with_pip "$@"; } || return
     finish
 }
 
@@ -158,7 +158,9 @@ update() {
     local uv=${1:-$VENV/bin/uv} python=$VENV/bin/python again=${2:-}
     echo "Installing what has changed"
     uv_install "$uv" ${again:+"$again"} || {
-        echo "Installing with pip: uv failed"
+        echo "Installing with pip, as uv did not"
+        # uv makes environments without it.
+        "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip || return
         "$python" -m pip install --disable-pip-version-check ${again:+--force-reinstall} -r requirements.txt
     } || return
     finish

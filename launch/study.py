@@ -23,8 +23,8 @@ from launch.comparing import tables
 from launch.comparing.arms import Arm, arm_of
 from launch.record import starts_of, write_config, write_metrics
 from launch.sweeping import file
-from launch.sweeping.points import STUDY
-from launch.sweeping.sweep import FINISHED, Sweep, Trial, setting_of, settings
+from launch.sweeping.points import STUDY, read_study
+from launch.sweeping.sweep import FINISHED, STOPPED, Sweep, Trial, setting_of, settings
 from maml.config.parser import Parser
 from maml.errors import UserError
 from maml.plots.runs import read
@@ -72,7 +72,11 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
     )
     if left:
         many = "trial is" if left == 1 else "trials are"
-        raise UserError(f"{folder}: {left} {many} not finished; a study is of a whole sweep")
+        early = ", or stopped early" * any(trial.state == STOPPED for trial in trials)
+        raise UserError(
+            f"{folder}: {left} {many} not finished{early}; a study is of a sweep whose trials were "
+            "all tested"
+        )
     target = studies / sweep.name.rpartition("-")[0]
     studies.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=studies, prefix=".") as made_in:
@@ -119,7 +123,7 @@ def _kept(trial: Trial, made: Path) -> dict[str, Any]:
 
 def _arms(study: Path) -> list[Arm]:
     """Return a study's settings, that which the others are compared with first."""
-    said = _said(study)
+    said = read_study(study)
     points = [trial["point"] for trial in said["trials"]]
     varied = [name for name in points[0] if len({str(point[name]) for point in points}) > 1]
     names = [name for name in varied if name != "seed"]
@@ -127,11 +131,6 @@ def _arms(study: Path) -> list[Arm]:
     for trial in said["trials"]:
         runs.setdefault(setting_of(trial["point"], names), []).append(study / trial["run"])
     return [arm_of(name, [read(path) for path in of_it], None) for name, of_it in runs.items()]
-
-
-def _said(study: Path) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads((study / STUDY).read_text(encoding="utf-8"))
-    return said
 
 
 def table(study: Path) -> str:
@@ -147,7 +146,7 @@ def table(study: Path) -> str:
 
 def measured_on(study: Path) -> str:
     """Return a sentence: on what a study was measured, and by which commits."""
-    said = _said(study)
+    said = read_study(study)
     hardware = said["hardware"]
     commits = sorted({commit[:7] for trial in said["trials"] for commit in trial["git_commits"]})
     words = f"{hardware['cores']} cores of {hardware['processor']}, {hardware['date']}"

@@ -19,14 +19,18 @@ from torch.utils import _pytree as pytree
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
+from maml.errors import UserError
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
 from maml.learners import Learner, OuterGradient, build_learner
+from maml.metagradient import ways
 from maml.metagradient.differentiate import Making
 from maml.params import Params
 
 T = TypeVar("T")
+APART = 1e-6
+"""Of a gradient in float64: by how much two ways of differentiating it may differ."""
 EVALUATION_PREFIXES = ("", "non_transductive_")
 
 
@@ -112,7 +116,23 @@ class Worker:
         with registry.calling("learner", learner), registry.calling("network", network):
             first = self._on_device(self.training.tasks(torch.arange(1)))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
-            self.learner.outer_gradient(params, self.learner.materialise(params, first))
+            made = self.learner.materialise(params, first)
+            self.learner.outer_gradient(params, made)
+            self._compare_ways(params, made)
+
+    def _compare_ways(self, params: Params, made: Task) -> None:
+        """Refuse what torch differentiates to another number in reverse than in forward mode."""
+        if self.config.meta_gradient == "mixed":
+            return
+        apart = ways.disagreement(lambda at: self.learner.training_problem(at, 0), params, made)
+        if apart is not None and apart > APART:
+            which = "network" if self._components()[1].is_theirs else "learner"
+            raise UserError(
+                f"--{which} {getattr(self.config, which)}: the meta-gradient in reverse mode is "
+                f"{100 * apart:.2g} % off that of forward over reverse: torch has a second "
+                "derivative wrong, as of a layer norm in scripted code or by torch.ops; write it "
+                "by torch's ordinary functions, or give --meta-gradient mixed"
+            )
 
     def _components(self) -> tuple[registry.LearnerFacts, registry.NetworkFacts]:
         return registry.learner(self.config.learner), registry.network(self.config.network)

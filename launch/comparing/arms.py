@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 
 from datasets.components import is_theirs
 from launch.comparing.statistics import Floats
-from launch.sweeping.file import Point
+from launch.sweeping.file import Loader, Point
 from launch.sweeping.points import points_of
 from maml.config import Config, registry
 from maml.errors import UserError
@@ -69,6 +70,8 @@ def read(asked: str, metric: str | None) -> Arm:
         for run in found_runs.find([path])
         if _has(run.config, values, asked, points.get(run.path, {}))
     ]
+    if not runs:
+        raise UserError(f"{asked}: no run in {path} has these values")
     return arm_of(asked, [run for run in runs if (run.path / NAME).is_file()], metric)
 
 
@@ -154,24 +157,29 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
     return first, second, seeds
 
 
-def _split(asked: str) -> tuple[Path, dict[str, Any]]:
-    path, colon, text = asked.rpartition(":")
-    if not colon or "=" not in text:
-        return Path(asked).expanduser(), {}
-    values = {}
-    for part in text.replace(",", " ").split():
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise UserError(f"{asked}: {part!r} is not name=value")
-        values[name.lstrip("-").replace("-", "_")] = yaml.safe_load(value)
+def _split(asked: str) -> tuple[Path, dict[str, str]]:
+    """Return the path of ``PATH:name=value,…``, and the values; one may have commas and colons."""
+    path, text = asked, ""
+    if found := re.fullmatch(r"(.*?):([\w-]+=.*)", asked):
+        path, text = found.groups()
+    parts = (part.partition("=") for part in re.split(r"[,\s]+(?=[\w-]+=)", text) if part)
+    values = {name.lstrip("-").replace("-", "_"): value for name, _, value in parts}
     return Path(path).expanduser(), values
 
 
-def _has(config: Config, values: dict[str, Any], asked: str, point: Point) -> bool:
+def _has(config: Config, values: dict[str, str], asked: str, point: Point) -> bool:
     for name, value in values.items():
         if name not in point and not hasattr(config, name):
             raise UserError(f"{asked}: no run has a value named {name}")
         has = point[name] if name in point else getattr(config, name)
-        if str(has) != str(value) and has != value:
+        if str(has) != value and has != _as_in_a_sweep(value):
             return False
     return True
+
+
+def _as_in_a_sweep(value: str) -> Any:
+    """Return what a sweep's file would have ``value`` read as: 1e-1 is 0.1."""
+    try:
+        return yaml.load(value, Loader)
+    except yaml.YAMLError:
+        return value

@@ -169,7 +169,8 @@ class Model:
             `maml.set_gradients` puts the mean where an optimizer of torch looks for it.
 
         Raises:
-            UserError: for tasks of other examples than the model's, or one task alone.
+            UserError: for tasks of other examples than the model's, of more classes, or one task
+                alone.
         """
         shape = (1,) if self.image_shape is None else self.image_shape
         if tasks.support_x.dim() != 2 + len(shape) or (
@@ -178,6 +179,13 @@ class Model:
             raise UserError(
                 f"tasks: support_x is {list(tasks.support_x.shape)}; give a batch of tasks, "
                 f"[B, n, {', '.join(map(str, shape))}]"
+            )
+
+        most = self.learner.config.train_ways or self.ways
+        if self.ways is not None and most is not None and int(tasks.support_y.max()) >= most:
+            raise UserError(
+                f"tasks: support_y has the class {int(tasks.support_y.max())}; the model learns "
+                f"from {most}-way tasks, with classes from 0 to {most - 1}"
             )
 
         def here(part: Tensor) -> Tensor:

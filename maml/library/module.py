@@ -62,16 +62,26 @@ def features(
         statistics: What normalises ``x``; None: its own.
 
     Raises:
-        UserError: if the network does not say which its output layer is.
+        UserError: if the network does not say which its output layer is, or does not call it once.
     """
     prefix = head_prefix(learner.network, f"the network {learner.config.network}")
     head = learner.network.get_submodule(prefix.rstrip("."))
     seen: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(1)))
+
+    def look(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        seen.append((*given, *named.values())[0].flatten(1))
+
+    hook = head.register_forward_pre_hook(look, with_kwargs=True)
     try:
         _, used = learner.call_network(params, x, statistics)
     finally:
         hook.remove()
+    if len(seen) != 1:
+        times = "does not call" if not seen else f"calls {len(seen)} times"
+        raise UserError(
+            f"the network {learner.config.network} {times} its output layer, "
+            f"{prefix.rstrip('.')}: features are what it is given in one call"
+        )
     return seen[0], used
 
 

@@ -150,6 +150,13 @@ class Misnamed(nn.Module):
         super().__init__()
         self.layer = nn.Linear(784, ways)
     def forward(self, x): return self.layer(x.flatten(1))
+class Lowered(nn.Module):
+    def __init__(self, image_shape, ways):
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(784, 9), nn.LayerNorm(9), nn.Linear(9, ways)
+    def forward(self, x):
+        h = self.first(x.flatten(1))
+        return self.head(torch.ops.aten.layer_norm(h, [9], self.norm.weight, self.norm.bias))
 class Narrow(nn.Module):
     def __init__(self, ways): super().__init__()
 class Twice(nn.Linear):
@@ -194,6 +201,7 @@ class Measuring(MAML):
         ("--network", "spectral", ["--learner", "protonet"], r"changes the buffer first.param"),
         ("--network", "spare", ["--meta-gradient", "mixed"], r"'module.1.spare.bias' .*not have"),
         ("--network", "spare", ["--meta-gradient", "reverse"], r"'module.1.spare.bias' .*not have"),
+        ("--network", "Lowered", [], r"in reverse mode is .* % off that of forward over reverse"),
         ("--learner", "Measuring", [], r"metrics returns accuracy, margin and metric_names is acc"),
         ("--learner", "wrong", [], r"is no subclass of maml.learners.Learner"),
         ("--data", "strangers", [], r"class a of train is int64 \[\]; all must be uint8"),

@@ -67,3 +67,7 @@ def test_a_sweep_is_kept_whole_and_compared_by_its_own_parameters(
     with pytest.raises(UserError, match=r"0003: made by .*-dirty: not a commit alone"):
         study.main(asked)
     assert study.table(folder) == shown and list(kept.iterdir()) == [folder]
+    for damaged in ("{}", '{"trials": [{'):
+        (folder / "study.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"study\.json: damaged"):
+            compare.main([f"{folder}:part=all", f"{folder}:part=none"])

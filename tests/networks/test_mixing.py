@@ -22,6 +22,7 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "its greatest": lambda x: x / x.amax(),
     "attention": lambda x: torch.softmax(x @ x.T, -1) @ x,
     "its neighbour": lambda x: x.roll(1, 0),
+    "a thousandth of its mean": lambda x: 1e-3 * x.mean(0).expand_as(x),
 }
 APART: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": lambda x: x,
@@ -33,15 +34,18 @@ APART: dict[str, Callable[[Tensor], Tensor]] = {
 class Net(nn.Module):
     """Whatever is done to a set, let through by a gate, between two layers."""
 
-    def __init__(self, do: Callable[[Tensor], Tensor], gate: float = 1.0) -> None:
+    def __init__(
+        self, do: Callable[[Tensor], Tensor], gate: float = 1.0, masked: float = 0.0
+    ) -> None:
         super().__init__()
         self.do, self.gate = do, nn.Parameter(torch.tensor(gate))
+        self.masked = masked
         self.first, self.norm, self.head = nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(torch.tanh(self.first(x.flatten(1))))
         hidden: Tensor = self.head(h + self.gate * self.do(h).view_as(h))
-        return hidden
+        return hidden + self.masked * (torch.arange(5) == 4) if self.masked else hidden
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,30 @@ def test_a_set_and_its_halves_tell(what: str, gate: float, expected: bool, task:
     torch.manual_seed(0)
     network = explicit(Net((MIXING | APART)[what], gate), "x")
     assert mixes(network, tensors(network), task.query_x) is expected
+
+
+@pytest.mark.parametrize("masked", [-1e5, 1e4])
+def test_a_large_output_hides_nothing(masked: float, task: Task) -> None:
+    network = explicit(Net(MIXING["its mean"], masked=masked), "x")
+    assert mixes(network, tensors(network), task.query_x)
+
+
+def test_a_class_that_is_masked_hides_nothing(task: Task) -> None:
+    class Masked(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).masked_fill(torch.arange(5) == 4, -torch.inf)
+
+    for what, expected in (("its mean", True), ("nothing", False)):
+        network = explicit(Masked((MIXING | APART)[what]), "x")
+        assert mixes(network, tensors(network), task.query_x) is expected
+
+
+def test_what_is_made_of_torch_s_own_modules_is_asked_too() -> None:
+    layers = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 5), nn.Softmax(0))
+    network, x = explicit(layers, "x"), torch.randn(10, 4)
+    assert mixes(network, tensors(network), x)
+    network = explicit(layers[:3], "x")
+    assert not mixes(network, tensors(network), x)
 
 
 def test_a_loss_that_is_no_mean_cannot_be_divided(task: Task) -> None:

@@ -38,7 +38,7 @@ ROWS = (
         # At a constant rate it is solved, and unlearned again.
         meta_schedule="cosine",
         meta_lr_end=0.0,
-        iterations=80,
+        iterations=120,
         eval_every=0,
         test_tasks=100,
         checkpoint_every=20,

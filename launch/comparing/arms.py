@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 
 from datasets.components import is_theirs
 from launch.comparing.statistics import Floats
-from launch.sweeping.file import Loader, Point
+from launch.sweeping.file import Point, value_of
 from launch.sweeping.points import points_of
 from maml.config import Config, registry
 from maml.errors import UserError
@@ -172,14 +170,6 @@ def _has(config: Config, values: dict[str, str], asked: str, point: Point) -> bo
         if name not in point and not hasattr(config, name):
             raise UserError(f"{asked}: no run has a value named {name}")
         has = point[name] if name in point else getattr(config, name)
-        if str(has) != value and has != _as_in_a_sweep(value):
+        if str(has) != value and has != value_of(value):
             return False
     return True
-
-
-def _as_in_a_sweep(value: str) -> Any:
-    """Return what a sweep's file would have ``value`` read as: 1e-1 is 0.1."""
-    try:
-        return yaml.load(value, Loader)
-    except yaml.YAMLError:
-        return value

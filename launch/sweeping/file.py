@@ -140,7 +140,7 @@ def read(path: Path) -> SweepFile:
         return UserError(f"{path}: {what}")
 
     try:
-        said = Loader(path.read_text(encoding="utf-8")).get_single_data()
+        said = _Loader(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise wrong(f"cannot read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -184,15 +184,23 @@ def read(path: Path) -> SweepFile:
     return file
 
 
-class Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):
     """Reads 1e-3 as the number that it is; YAML 1.1 would have it written 1.0e-3."""
 
 
-Loader.add_implicit_resolver(
+_Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
+
+
+def value_of(text: str) -> Any:
+    """Return what ``text`` would be as a value in a sweep's file: 1e-1 is 0.1."""
+    try:
+        return _Loader(text).get_single_data()
+    except yaml.YAMLError:
+        return text
 
 
 def _metric(said: Any, wrong: Callable[[str], UserError]) -> Metric | None:

@@ -92,7 +92,8 @@ class Worker:
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.learner = build_learner(config)
         precision.use(config.precision)
-        self.learner.prepare(device)
+        with registry.calling("learner", self._components()[0]):
+            self.learner.prepare(device)
         self.compiled: compiled.Compiled | None = None
         self.derivatives_of: Making | None = None
         self.progress = (0, 0)

@@ -121,6 +121,7 @@ def test_a_learner_has_the_facts_of_its_base(folder: Path, write: Callable[[str]
 
 
 NETWORKS = """
+import dataclasses
 import torch
 from torch import nn
 from maml.learners.maml import MAML
@@ -175,6 +176,18 @@ class Spare(nn.Linear):
 def twice(image_shape, ways): return nn.Sequential(nn.Flatten(), Twice(784, ways))
 def counting(image_shape, ways): return nn.Sequential(nn.Flatten(), Counting(784, ways))
 def spare(image_shape, ways): return nn.Sequential(nn.Flatten(), Spare(784, ways))
+class Unstated(MAML):
+    def problem(self, meta_params, steps): return meta_params["temp"]
+class Warmer(MAML):
+    def __init__(self, config):
+        super().__init__(config)
+        self.temp = nn.Parameter(torch.tensor(2.0))
+    def problem(self, meta_params, steps):
+        found = super().problem(meta_params, steps)
+        return dataclasses.replace(found, fixed={**found.fixed, "temp": meta_params["temp"]})
+    def support_loss(self, params, task, step):
+        loss, outputs = super().support_loss(params, task, step)
+        return loss * params["temp"], outputs
 class Measuring(MAML):
     def metrics(self, outputs, y):
         return super().metrics(outputs, y) | {"margin": outputs.amax(-1).mean(-1)}
@@ -185,7 +198,12 @@ class Measuring(MAML):
     ("flag", "attribute", "more", "says"),
     [
         ("--network", "wrong", [], r"two images became \[2, 6\]; outputs must be \[2, 5\]"),
-        ("--network", "mistaken", [], r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:9\)"),
+        (
+            "--network",
+            "mistaken",
+            [],
+            r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:10\)",
+        ),
         ("--network", "nothing", [], r"returned int, no nn.Module"),
         ("--network", "dropped", [], r"its Dropout \(1\) draws random numbers"),
         ("--network", "wrongg", [], r"module \w+ \(.*\.py\) has no wrongg; did you mean wrong\?"),
@@ -202,6 +220,7 @@ class Measuring(MAML):
         ("--network", "spare", ["--meta-gradient", "mixed"], r"'module.1.spare.bias' .*not have"),
         ("--network", "spare", ["--meta-gradient", "reverse"], r"'module.1.spare.bias' .*not have"),
         ("--network", "Lowered", [], r"in reverse mode is .* % off that of forward over reverse"),
+        ("--learner", "Unstated", [], r"KeyError: 'temp' \(.*theirs_\d+.py:\d+\)"),
         ("--learner", "Measuring", [], r"metrics returns accuracy, margin and metric_names is acc"),
         ("--learner", "wrong", [], r"is no subclass of maml.learners.Learner"),
         ("--data", "strangers", [], r"class a of train is int64 \[\]; all must be uint8"),
@@ -463,6 +482,14 @@ def test_what_a_data_set_may_not(
     ])  # fmt: skip
     with pytest.raises((UserError, DataError), match=says):
         build_learner(config).open_tasks("train")
+
+
+def test_a_learner_learns_what_it_hands_to_its_losses(write: Callable[[str], str]) -> None:
+    config = parse([*IMAGES, "--learner", f"{write(NETWORKS)}:Warmer"])
+    learner = Worker(config, torch.device("cpu")).learner
+    tasks = learner.open_tasks("train").tasks(torch.arange(2))
+    found = learner.outer_gradient(learner.meta_parameters(), tasks)
+    assert found.gradients["temp"].abs() > 1e-6
 
 
 def test_a_preset_s_learner_gives_way_to_any() -> None:

@@ -73,6 +73,10 @@ def _intervals(
     axis.figure.legend(fontsize=7, loc="outside lower center", ncols=2)
 
 
+ROOM = 30
+"""Letters that stand side by side below a panel."""
+
+
 def main_effects(
     points: Sequence[Mapping[str, Any]],
     values: Sequence[float],
@@ -81,8 +85,8 @@ def main_effects(
 ) -> Any:
     """Draw what each parameter does to the metric, over all values of the others.
 
-    A dot is a trial, the line joins the means; where a parameter has many values, as drawn by
-    random search, the dots alone are drawn. The interval is Student's, of the mean.
+    A dot is a trial, a line joins the means of numbers. Where a parameter has many values, as drawn
+    by random search, the dots alone are drawn. The interval is Student's, of the mean.
 
     Args:
         points: A trial's parameters each.
@@ -97,8 +101,11 @@ def main_effects(
     rows = -(-len(names) // columns)
     drawn, axes = style.figure(rows, columns, (3.4, 3.0), sharey=True)
     for axis, name in zip(axes.flat, names, strict=False):
-        levels = sorted({point[name] for point in points}, key=_order)
+        # Words stay in their order: that of the sweep's file.
+        levels = list(dict.fromkeys(point[name] for point in points))
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in levels)
+        if numbers:
+            levels.sort()
         if numbers and len(levels) > 6:
             axis.plot([point[name] for point in points], values, "o", color=BLUE, alpha=0.6)
             if min(levels) > 0 and max(levels) / min(levels) >= 100:
@@ -111,9 +118,12 @@ def main_effects(
             spread = [mean_and_spread(of_level) for of_level in at]
             axis.errorbar(
                 range(len(levels)), [m for m, _ in spread], yerr=[half for _, half in spread],
-                color=BLUE, marker="o", capsize=3,
+                color=BLUE, marker="o", capsize=3, linestyle="-" if numbers else "none",
             )  # fmt: skip
-            axis.set_xticks(range(len(levels)), [str(level) for level in levels], fontsize=8)
+            said = [str(level) for level in levels]
+            axis.set_xticks(range(len(levels)), said, fontsize=8)
+            if sum(map(len, said)) > ROOM:
+                axis.tick_params(axis="x", rotation=90)
             axis.set_xlim(-0.4, len(levels) - 0.6)
         axis.set_xlabel(name)
         axis.grid(axis="y", alpha=0.25)
@@ -123,11 +133,7 @@ def main_effects(
         axis.set_axis_off()
     for axis in axes[:, 0]:
         axis.set_ylabel(metric)
-    drawn.suptitle("means with 95 % intervals over all other values; dots are trials", fontsize=9)
+    wrapped = "\n" if columns == 1 else " "
+    title = f"means with 95 % intervals over{wrapped}all other values; dots are trials"
+    drawn.suptitle(title, fontsize=9)
     return drawn
-
-
-def _order(value: Any) -> tuple[str, Any]:
-    """Numbers by size, then words."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return ("", value) if number else (type(value).__name__, str(value))

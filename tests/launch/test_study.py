@@ -67,6 +67,9 @@ def test_a_sweep_is_kept_whole_and_compared_by_its_own_parameters(
     with pytest.raises(UserError, match=r"0003: made by .*-dirty: not a commit alone"):
         study.main(asked)
     assert study.table(folder) == shown and list(kept.iterdir()) == [folder]
+    with pytest.raises(UserError, match="no sweep there"):
+        study.main([str(folder), "--against", "part=none"])
+    assert not (folder / "journal.log").exists()
     for damaged in ("{}", '{"trials": [{'):
         (folder / "study.json").write_text(damaged)
         with pytest.raises(UserError, match=r"study\.json: damaged"):

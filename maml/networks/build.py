@@ -34,7 +34,8 @@ def build_network(
             nn.Module``, be it an ordinary module or one with explicit statistics.
         image_shape: (C, H, W) of the data; None where it is not images.
         ways: Outputs of a classifier.
-        point: What data has that is not images: numbers of an example, and of an answer to it.
+        point: What data has that is not images: numbers of an example, and of an answer to it. A
+            user's own network gets them as a shape ``(inputs,)``, and in place of the ways.
         options: Fields of the configuration; those that the network does not read are left out.
 
     Raises:
@@ -52,18 +53,20 @@ def build_network(
         read |= dict(zip(("inputs", "outputs"), point, strict=True))
     with registry.calling("network", known):
         make = known.load()
-        if known.is_theirs:
-            _check_signature(make, name)
-        network = make(image_shape, ways, **known.options, **read)
         if not known.is_theirs:
+            network = make(image_shape, ways, **known.options, **read)
             assert isinstance(network, nn.Module)
             return network
+        _check_signature(make, name)
+        inputs, outputs = point
+        shape, outputs = ((inputs,), outputs) if image_shape is None else (image_shape, ways)
+        network = make(shape, outputs, **known.options, **read)
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
         _check_parameters(network, name)
-        _make_lazy_layers(network, image_shape)
+        _make_lazy_layers(network, shape)
         network = explicit(network, name)
-        _try(network, name, image_shape, ways)
+        _try(network, name, shape, outputs)
     return network
 
 
@@ -84,19 +87,15 @@ def _check_signature(make: Any, name: str) -> None:
         ) from None
 
 
-def _make_lazy_layers(network: nn.Module, image_shape: tuple[int, int, int] | None) -> None:
+def _make_lazy_layers(network: nn.Module, shape: tuple[int, ...]) -> None:
     """Call a network that has lazy layers once: only then they know what layers they are."""
     lazy = [layer for layer in network.modules() if isinstance(layer, LazyModuleMixin)]
     if not lazy:
         return
     network.eval()  # no statistics are kept
     with torch.no_grad():
-        network(_two_examples(image_shape))
+        network(torch.zeros(2, *shape))
     network.train()
-
-
-def _two_examples(image_shape: tuple[int, int, int] | None) -> torch.Tensor:
-    return torch.zeros(2, *(image_shape or (1,)))
 
 
 def _check_parameters(network: nn.Module, name: str) -> None:
@@ -120,15 +119,13 @@ def _check_parameters(network: nn.Module, name: str) -> None:
                 )
 
 
-def _try(
-    network: nn.Module, name: str, image_shape: tuple[int, int, int] | None, ways: int
-) -> None:
+def _try(network: nn.Module, name: str, shape: tuple[int, ...], count: int) -> None:
     """Call a user's network once: mistakes show at once."""
     with torch.no_grad():
-        outputs, _ = network(_two_examples(image_shape))
+        outputs, _ = network(torch.zeros(2, *shape))
         # Once more, as what the first call has made may stay.
         before = {path: buffer.clone() for path, buffer in network.named_buffers()}
-        network(_two_examples(image_shape) + 0.5)
+        network(torch.full((2, *shape), 0.5))
     for path, buffer in network.named_buffers():
         if path not in before or not torch.equal(buffer, before[path]):
             raise UserError(
@@ -138,8 +135,10 @@ def _try(
             )
     if not isinstance(outputs, torch.Tensor):
         raise UserError(f"--network {name}: forward returns {type(outputs).__name__}, no tensor")
-    if image_shape is not None and outputs.shape != (2, ways):
+    if outputs.shape != (2, count):
+        images = len(shape) == 3
         raise UserError(
-            f"--network {name}: two images became {list(outputs.shape)}; outputs must be "
-            f"[2, {ways}], one number for each of --ways {ways}"
+            f"--network {name}: two {'images' if images else 'examples'} became "
+            f"{list(outputs.shape)}; outputs must be [2, {count}], one number for "
+            f"{f'each of --ways {count}' if images else 'each output of the data'}"
         )

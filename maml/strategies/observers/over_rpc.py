@@ -113,7 +113,7 @@ class Observers(Strategy):
         self._busy: set[int] = set()
         self._news: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
         self._played = torch.empty(0, dtype=torch.int64)
-        self._missed, self._waits = 0, list[float]()
+        self._missed, self._waits, self._acting = 0, list[float](), 0.0
 
     def transport(self) -> AbstractContextManager[None]:
         """Join the RPC world."""
@@ -158,10 +158,12 @@ class Observers(Strategy):
         parts = dict(zip(free, ids.tensor_split(len(free)), strict=True))
         parts = {rank: part for rank, part in parts.items() if len(part)}
         self.batches.begin(parts)
+        began = time.monotonic()
         for rank, part in parts.items():
             self._busy.add(rank)
             self._call(rank, part)
         found = self._gather(set(parts))
+        self._acting += time.monotonic() - began
         # In the order of ids, not of arrival: a repeated run has the same bits.
         ranks = [rank for rank in parts if rank in found]
         self._played = torch.cat([parts[rank] for rank in ranks])
@@ -258,11 +260,15 @@ class Observers(Strategy):
         return self.worker.evaluate(meta_params, split, ids, self.learner)
 
     def report(self) -> dict[str, Any]:
-        """Forward passes and requests, latencies in µs, incomplete batches, tasks not played."""
+        """Forward passes and requests, latencies in µs, incomplete batches, tasks not played.
+
+        Requests of a second are of one in which observers act, not of one of REINFORCE's step.
+        """
         inference = self.inference
         row = super().report() | {
             "forwards": inference.forwards,
             "requests": inference.requests,
+            "requests_per_second": inference.requests / self._acting if self._acting else 0.0,
             "agent_latency_us": percentiles(inference.seconds),
             "observer_latency_us": percentiles(self._waits),
         }
@@ -271,7 +277,8 @@ class Observers(Strategy):
         if self._missed:
             row["missed_tasks"] = self._missed
         inference.forget()
-        self.batches.flushed, self._missed, self._waits = 0, 0, []
+        self.batches.flushed, self._missed = 0, 0
+        self._waits, self._acting = [], 0.0
         return row
 
     # ---- an observer --------------------------------------------------------------------------

@@ -151,6 +151,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogFormatter
 
     medians = _medians(record)
     policies = list(dict.fromkeys(policy for policy, _, _ in medians))
@@ -173,9 +174,12 @@ def draw(record: dict[str, Any], path: Path) -> None:
             axis.set_xlabel("observers, or environments")
             axis.set_ylabel(label)
             axis.xaxis.get_major_locator().set_params(integer=True)
-            axis.set_ylim(bottom=0)
             axis.grid(alpha=0.25)
             axis.legend(fontsize=8)
+        axes[0].set_yscale("log")
+        axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes[0].yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))
+        axes[1].set_ylim(bottom=0)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

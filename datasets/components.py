@@ -140,21 +140,35 @@ def load_theirs(flag: str, spelled: str) -> Any:
 
 @contextlib.contextmanager
 def calling(
-    flag: str, component: Component, passing: type[Exception] = DataError
+    components: Mapping[str, Component], passing: type[Exception] = DataError
 ) -> Iterator[None]:
     """Turn what a user's own component raises inside into a :class:`DataError` of one line.
 
-    Errors of one of ours pass through: they are faults of this program. So do :class:`DataError`
-    and ``passing``, which are one line already.
+    ``components`` are those at work, by flag. Errors of ours pass through: they are faults of this
+    program. So do :class:`DataError` and ``passing``, which are one line already.
     """
     try:
         yield
     except (DataError, passing):
         raise
     except Exception as error:
-        if not component.is_theirs:
+        theirs = {flag: each for flag, each in components.items() if each.is_theirs}
+        if not theirs:
             raise
-        raise DataError(f"{flag} {component.name}: {described(error)}") from error
+        blamed = _where_it_happened(error, theirs) or theirs
+        names = " or ".join(f"{flag} {each.name}" for flag, each in blamed.items())
+        raise DataError(f"{names}: {described(error)}") from error
+
+
+def _where_it_happened(
+    error: BaseException, components: Mapping[str, Component]
+) -> dict[str, Component]:
+    """The component in whose file the error arose, if it was in one's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        for flag, each in components.items():
+            if frame.filename == getattr(sys.modules.get(each.module), "__file__", None):
+                return {flag: each}
+    return {}
 
 
 def described(error: BaseException) -> str:

@@ -77,7 +77,7 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
         asked = ("ways", "shots", "queries", "seed")
         found = Tasksets(found, name=data, split="train", **{each: request[each] for each in asked})
     if isinstance(found, Episodes):
-        with calling(FLAG, known):
+        with calling({FLAG: known}):
             task = found.tasks(torch.arange(1))
         shape, classifies = tuple(task.query_x.shape[2:]), not task.query_y.is_floating_point()
         return Contents((shape[0], shape[1], shape[2]) if len(shape) == 3 else None, classifies)
@@ -265,7 +265,7 @@ def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) ->
     Remembered: it may take long, and is asked what its images are like before they are used.
     """
     known = find(data)
-    with calling(FLAG, known):
+    with calling({FLAG: known}):
         found = known.load()(split, **dict(options))
     if isinstance(found, (Episodes, ImageClasses, Examples)) or is_taskset(found):
         return found

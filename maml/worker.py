@@ -10,6 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -92,7 +93,7 @@ class Worker:
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.learner = build_learner(config)
         precision.use(config.precision)
-        with registry.calling("learner", self._components()[0]):
+        with self._naming_theirs():
             self.learner.prepare(device)
         self.compiled: compiled.Compiled | None = None
         self.derivatives_of: Making | None = None
@@ -114,7 +115,7 @@ class Worker:
         learner, network = self._components()
         if not (learner.is_theirs or network.is_theirs):
             return
-        with registry.calling("learner", learner), registry.calling("network", network):
+        with self._naming_theirs():
             first = self._on_device(self.training.tasks(torch.arange(1)))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             made = self.learner.materialise(params, first)
@@ -134,6 +135,11 @@ class Worker:
                 "derivative wrong, as of a layer norm in scripted code or by torch.ops; write it "
                 "by torch's ordinary functions, or give --meta-gradient mixed"
             )
+
+    def _naming_theirs(self) -> AbstractContextManager[None]:
+        """Turn what a user's own learner or network raises into a line that names it."""
+        learner, network = self._components()
+        return registry.calling(learner=learner, network=network)
 
     def _components(self) -> tuple[registry.LearnerFacts, registry.NetworkFacts]:
         return registry.learner(self.config.learner), registry.network(self.config.network)
@@ -184,7 +190,7 @@ class Worker:
         asked = learner.is_theirs or network.is_theirs
         if not asked or learner.tasks == "environments":
             return None
-        with registry.calling("learner", learner), registry.calling("network", network):
+        with self._naming_theirs():
             first = self.evaluation(split).tasks(torch.arange(1))
             if not isinstance(first, Task) or not self.learner.mixes(first.query_x[0]):
                 return None
@@ -204,7 +210,9 @@ class Worker:
 
     def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
         """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
-        phases = [self._phase(id) for id in ids.tolist()]
+        # Most learners have one phase alone.
+        several = self.learner.last_phase > 0
+        phases = [self._phase(id) for id in ids.tolist()] if several else [0] * len(ids)
         batches = []
         for phase, run in itertools.groupby(range(len(ids)), key=phases.__getitem__):
             places = list(run)
@@ -287,6 +295,8 @@ class Worker:
         return [batch for batch in ids.split(self.config.task_batch) if len(batch)]
 
     def _on_device(self, tasks: Any) -> Any:
+        if self.device.type == "cpu":
+            return tasks
         if self.device.type == "cuda":
             # From memory that stays in place the copy goes on beside the computation.
             tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)

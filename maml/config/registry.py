@@ -150,9 +150,13 @@ def strategy(name: str) -> StrategyFacts:
     return found
 
 
-def calling(kind: str, component: Component) -> AbstractContextManager[None]:
-    """Turn what a user's own component raises inside into an error of one line."""
-    return components.calling(f"--{kind}", component, passing=UserError)
+def calling(**by_kind: Component) -> AbstractContextManager[None]:
+    """Turn what a user's own component raises inside into an error of one line.
+
+    It names the component, by its kind, in whose file the error arose.
+    """
+    flags = {f"--{kind}": component for kind, component in by_kind.items()}
+    return components.calling(flags, passing=UserError)
 
 
 def has_theirs(config: Any) -> bool:

@@ -22,7 +22,7 @@ def build_learner(config: Config) -> Learner:
     if not (isinstance(kind, type) and issubclass(kind, Learner)):
         raise UserError(f"--learner {config.learner}: is no subclass of maml.learners.Learner")
     # What a learner of a user's own draws at its making is the same in every process.
-    with registry.calling("learner", known), torch.random.fork_rng(devices=[]):
+    with registry.calling(learner=known), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(config.seed, "learner"))
         learner = kind(config)
     return learner

@@ -85,13 +85,12 @@ def _check_read(problem: Problem, tasks: Any) -> None:
             over is a constant to every way of differentiating.
         RuntimeError: for a parameter that adapts and that no loss reads: a mistake, not a zero.
     """
-    task = pytree.tree_map(lambda tensor: tensor[0], tasks)
     unread = set(problem.start)
     places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
     for part, step in places:
         # A loss may know its step. One step of the support loss tells all, or else they are asked.
         if step == 0 or unread:
-            unread -= _names_read(problem, part, step, task)
+            unread -= _names_read(problem, part, step, tasks)
     if unread:
         name = min(unread)
         raise RuntimeError(
@@ -103,23 +102,24 @@ _READ: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDic
 """What the networks that were looked at read of their own parameters."""
 
 
-def _names_read(problem: Problem, part: str, step: int, task: Any) -> frozenset[str]:
-    """Return the names of the parameters that a loss reads.
+def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset[str]:
+    """Return the names of the parameters that a loss reads, in the first of some tasks.
 
     Raises:
         ValueError: if it reads others, or is no scalar.
     """
     loss = getattr(problem, part)
     if isinstance(loss, NetworkLoss):
-        if not loss.theirs:
-            return frozenset(tensors(loss.network))
+        if not loss.theirs and loss.network not in _READ:
+            _READ[loss.network] = frozenset(tensors(loss.network))
         if loss.network in _READ:
             return _READ[loss.network]
     params = {
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in problem.params(problem.start, step).items()
     }
-    value, _ = loss(params, task, step)
+    first = pytree.tree_map(lambda tensor: tensor[0], tasks)
+    value, _ = loss(params, first, step)
     leaves = _leaves_under(value)
     found = frozenset(name for name, tensor in params.items() if id(tensor) in leaves)
     if len(leaves) > len(found):

@@ -231,6 +231,13 @@ class Tensors(NamedTuple):
                 if tensor.requires_grad:
                     made.append(tensor)
                     cotangents.append(theirs[name])
+        # Most problems are made of the meta-parameters themselves. For a tiny network autograd's
+        # way to this answer takes 5 % of a step.
+        by_tensor = {
+            id(tensor): gradient for tensor, gradient in zip(made, cotangents, strict=True)
+        }
+        if len(made) == len(by_tensor) and by_tensor.keys() == {id(leaf) for leaf in by.values()}:
+            return {name: by_tensor[id(leaf)] for name, leaf in by.items()}
         found = torch.autograd.grad(made, tuple(by.values()), cotangents)
         return dict(zip(by, found, strict=True))
 

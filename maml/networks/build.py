@@ -51,7 +51,7 @@ def build_network(
     read = {field: value for field, value in options.items() if field in (known.reads or ())}
     if known.takes == "points":
         read |= dict(zip(("inputs", "outputs"), point, strict=True))
-    with registry.calling("network", known):
+    with registry.calling(network=known):
         make = known.load()
         if not known.is_theirs:
             network = make(image_shape, ways, **known.options, **read)

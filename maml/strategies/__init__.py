@@ -31,7 +31,7 @@ def resolve_strategy(config: Config, world: World) -> str:
 def build_strategy(config: Config, world: World, worker: Worker) -> Strategy:
     """Return the strategy of ``config``, ready to be entered."""
     known = registry.strategy(resolve_strategy(config, world))
-    with registry.calling("strategy", known):
+    with registry.calling(strategy=known):
         strategy: Strategy = known.load()(config, world, worker)
     return strategy
 

@@ -26,7 +26,7 @@ from maml.networks.ordinary import explicit
 from maml.run.directory import read_config
 from maml.trainer import Trainer
 from maml.worker import Worker
-from tests.launching import REPO, run, torchrun
+from tests.launching import REPO, run
 from tests.runs import last, metrics, result, same
 
 EXAMPLES = REPO / "docs" / "examples"
@@ -71,11 +71,10 @@ def test_the_documented_files_are_short() -> None:
 
 
 def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
-    """By torchrun in their folder, as in one process; then continued, and evaluated there."""
-    script = [str(REPO / "train_maml.py")]
-    environment = {"MAML_CACHE": str(cache_dir), "PYTHONPATH": str(REPO)}
-    words = [*SMALL, "--strategy", "rpc", "--run-dir", "rpc"]
-    run([*torchrun(2, script), *words], 240, cwd=folder, env=environment)
+    """By launch/local in their folder, as in one process; then continued, and evaluated there."""
+    environment = {"MAML_CACHE": str(cache_dir), "PYTHONPATH": str(REPO), "VENV": sys.prefix}
+    words = [*SMALL, "--strategy", "rpc", "--run-dir", "rpc", "--workers", "2"]
+    run([str(REPO / "launch" / "local"), *words], 240, cwd=folder, env=environment)
     assert Trainer(parse([*SMALL, "--run-dir", "alone"])).run() == 0
     alone = last(folder / "alone")["model"]
     for name, tensor in last(folder / "rpc")["model"].items():
@@ -241,6 +240,39 @@ def test_what_cannot_be_is_one_line(
     message = str(caught.value)
     assert f"{flag} {spelled}" in message and re.search(says, message), message
     assert len(message.splitlines()) == 1
+
+
+def test_of_two_of_theirs_the_one_at_fault_is_named(write: Callable[[str], str]) -> None:
+    """By where it happened, whichever of them calls the other."""
+    learner = write(NETWORKS)
+    network = write(
+        "from torch import nn\nclass Plain(nn.Sequential):\n"
+        "    def __init__(self, _, ways): super().__init__(nn.Flatten(), nn.Linear(784, ways))\n"
+        "class Late(Plain):\n    def forward(self, x):\n"
+        "        return super().forward(x) + (1 / 0 if x.requires_grad or len(x) == 75 else 0)\n"
+    )
+    for name, attribute, says in (
+        ("Plain", "Unstated", f"--learner {learner}:Unstated: KeyError"),
+        ("Late", "Warmer", f"--network {network}:Late: ZeroDivisionError"),
+    ):
+        flags = ["--network", f"{network}:{name}", "--learner", f"{learner}:{attribute}"]
+        words = [*IMAGES, *flags, "--queries", "15"]
+        with pytest.raises((UserError, DataError), match=f"^{re.escape(says)}"):
+            Worker(parse(words), torch.device("cpu"))
+
+
+def test_a_network_for_observations_gets_their_size(write: Callable[[str], str]) -> None:
+    module = write(
+        "from torch import nn\ndef policy(shape, outputs):\n"
+        "    return nn.Sequential(nn.Linear(*shape, 8), nn.Tanh(), nn.LazyLinear(outputs))\n"
+        "def wrong(shape, outputs): return nn.Linear(*shape, outputs + 1)\n"
+    )
+    small = ["reinforce-cartpole", "--meta-batch-size", "2", "--horizon", "5", "--logger", "none"]
+    worker = Worker(parse([*small, "--network", f"{module}:policy"]), torch.device("cpu"))
+    share = worker.meta_gradient(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
+    assert share.gradients["network.module.2.weight"].shape == (2, 8)
+    with pytest.raises(UserError, match=r"two examples became \[2, 3\]; outputs must be \[2, 2\]"):
+        Worker(parse([*small, "--network", f"{module}:wrong"]), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

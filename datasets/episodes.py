@@ -40,6 +40,13 @@ class Episodes(ABC):
         """A digest of the split's images, for sets whose images a user may change; else None."""
         return None
 
+    def names(self, ids: Tensor) -> list[list[str]] | None:
+        """The names of the classes of the tasks with these ids, by label; None if they have none.
+
+        ``ids`` is int64 ``[B]``.
+        """
+        return None
+
     def following(self, ids: Tensor, iterations: int) -> Tensor:
         """The ids of the meta-batch ``iterations`` after the one with these ids (``[B]``)."""
         return ids + iterations * len(ids)
@@ -236,6 +243,12 @@ class FewShotImages(Episodes):
         for first, count in zip(self.first.tolist(), self.counts.tolist(), strict=True):
             found.update(self.images[first : first + count].tobytes())
         return found.hexdigest()
+
+    def names(self, ids: Tensor) -> list[list[str]] | None:
+        """The names of the classes of the tasks with these ids, by label; reads no image."""
+        if self._names is None:
+            return None
+        return [[self._names[row] for row in task] for task in self.layout(ids).classes]
 
     def files(self, ids: Tensor) -> Files:
         """The file of each support and each query image of the tasks with these ids.

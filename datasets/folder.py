@@ -199,7 +199,7 @@ def _way_out(found: Division, sizes: Mapping[str, int], ways: Mapping[str, int])
     """What to do about too few classes."""
     n, least = len(found.names), sum(ways.values())
     smaller = min(sizes[split] for split in ways)
-    fewer = f"--ways {smaller}" if smaller else ""
+    fewer = f"--ways {smaller}" if smaller > 1 else ""
     if found.divided:
         return " or ".join(["add classes", *([f"give {fewer}"] if fewer else [])])
     if n < least:

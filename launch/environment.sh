@@ -14,6 +14,7 @@
 # What sources it may set
 #   lists         files whose packages are needed (default: pyproject.toml, what trains)
 #   flags_of      the module whose flags, "$@", are checked before anything is installed
+#   here          the folder that paths among these flags are relative to (default: the repository)
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo"
@@ -77,7 +78,8 @@ check_flags() {
     local python=$1 code=0
     shift
     [ -n "${flags_of:-}" ] && supported "$(version_of "$python")" || return 0
-    "$python" -m launch.flags_first "$flags_of" "$@" || code=$?
+    # From where paths among them are meant.
+    (cd "${here:-$repo}" && PYTHONPATH=$repo "$python" -m launch.flags_first "$flags_of" "$@") || code=$?
     case $code in
     2) exit 2 ;;
     3) exit 0 ;; # they asked for help, and have it

@@ -40,6 +40,30 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
     return sorted(scores, key=lambda iteration: (scores[iteration], iteration), reverse=True)
 
 
+def chosen(run_dir: Path, wanted: str, *, transductive: bool, flag: str = "--iteration") -> Path:
+    """Return the path of a kept checkpoint.
+
+    Args:
+        run_dir: The run.
+        wanted: Its iteration, or "best", the one that validated best.
+        transductive: Which of the two accuracies counts.
+        flag: What the caller calls ``wanted``.
+
+    Raises:
+        UserError: naming the flag, and what there is.
+    """
+    kept = checkpoint.numbered_checkpoints(run_dir)
+    there_are = f"{run_dir} keeps those of {', '.join(map(str, kept)) or 'none'}"
+    if wanted != "best":
+        if not wanted.isdecimal() or int(wanted) not in kept:
+            raise UserError(f"{flag} {wanted}: no checkpoint of it; {there_are}")
+        return kept[int(wanted)]
+    validated = best(run_dir, kept, transductive=transductive)
+    if not validated:
+        raise UserError(f"{flag} best: no kept checkpoint was validated; {there_are}")
+    return kept[validated[0]]
+
+
 def load_best(run_dir: Path, count: int, *, transductive: bool) -> list[dict[str, Any]]:
     """Return the contents of the ``count`` kept checkpoints that validated best, the best first.
 

@@ -12,17 +12,20 @@ checkpoint as training makes them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import math
 import os
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from maml.best import best, load_best
+from datasets.errors import DataError
+from maml.best import chosen, load_best
 from maml.config import Config
 from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
@@ -57,7 +60,7 @@ def main(arguments: list[str]) -> int:
         poll, patience = options.poll or POLL, options.patience or PATIENCE
         return watch(options.run_dir, evaluator, poll=poll, patience=patience)
     config = evaluator.config_now()
-    saved = checkpoint.load(_chosen(options, config))
+    saved = checkpoint.load(_checkpoint(options, config))
     together = []
     if options.ensemble is not None:
         transductive = _transductive(options, config)
@@ -142,25 +145,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _chosen(options: argparse.Namespace, config: Config) -> Path:
-    """Return the path of the checkpoint of ``--iteration``.
-
-    Raises:
-        UserError: naming the flag, and what there is.
-    """
-    run_dir, wanted = options.run_dir, options.iteration
-    if wanted is None:
-        return checkpoint.last_checkpoint(run_dir)
-    kept = checkpoint.numbered_checkpoints(run_dir)
-    there_are = f"{run_dir} keeps those of {', '.join(map(str, kept)) or 'none'}"
-    if wanted != "best":
-        if not wanted.isdecimal() or int(wanted) not in kept:
-            raise UserError(f"--iteration {wanted}: no checkpoint of it; {there_are}")
-        return kept[int(wanted)]
-    validated = best(run_dir, kept, transductive=_transductive(options, config))
-    if not validated:
-        raise UserError(f"--iteration best: no kept checkpoint was validated; {there_are}")
-    return kept[validated[0]]
+def _checkpoint(options: argparse.Namespace, config: Config) -> Path:
+    if options.iteration is None:
+        return checkpoint.last_checkpoint(options.run_dir)
+    transductive = _transductive(options, config)
+    return chosen(options.run_dir, options.iteration, transductive=transductive)
 
 
 def _transductive(options: argparse.Namespace, config: Config) -> bool:
@@ -195,13 +184,26 @@ class RunEvaluator:
         world = World(0, 1, 0, 1, launched=False)
         init_process(config, world)
         worker = Worker(config, choose_device(config, world), trains=False)
-        worker.evaluation(self.options.split)
+        with self._naming_own_flags():
+            worker.evaluation(self.options.split)
         transductive = _transductive(self.options, config)
         warning = check_headline(worker, self.options.split, transductive, "--non-transductive")
         if warning:
             print(warning, file=sys.stderr, flush=True)
         self.strategy = Local(config, world, worker)
         self.config = config
+
+    @contextlib.contextmanager
+    def _naming_own_flags(self) -> Iterator[None]:
+        """Let an error name what was given here, not the run's flag of the same field."""
+        try:
+            yield
+        except (UserError, DataError) as error:
+            line = str(error)
+            for name, (field, *_) in ASKED.items():
+                if getattr(self.options, name) is not None:
+                    line = re.sub(rf"--{field.replace('_', '-')}(?![\w-])", f"--{name}", line)
+            raise UserError(line) from error
 
     def prepare(self) -> bool:
         """Build the worker when there is a configuration, and anew when it is another one."""

@@ -30,7 +30,14 @@ from maml.run import files
 def main(arguments: list[str]) -> int:
     """Adapt to the support folder, and print a line for each image of the query folder."""
     options = _parse(arguments)
-    model = load(options.run_dir, options.iteration, options.device)
+    wanted = options.iteration
+    if wanted not in (None, "best") and not wanted.isdecimal():
+        raise UserError(f"--iteration {wanted}: give a whole number, or best")
+    model = load(
+        options.run_dir,
+        wanted if wanted in (None, "best") else int(wanted),
+        options.device,
+    )
     support, query = (_read(model, folder) for folder in (options.support, options.query))
     if support.classes == [""]:
         raise UserError(f"--support {options.support}: needs a folder for each class")
@@ -89,7 +96,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="normalise queries by the support set's statistics, each for itself (default), or by "
         "those of all queries together",
     )
-    parser.add_argument("--iteration", type=whole_number, help="a checkpoint other than the newest")
+    parser.add_argument(
+        "--iteration",
+        metavar="N|best",
+        help="the checkpoint after iteration N, or the kept one that validated best "
+        "(default: the newest)",
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write all probabilities to this file, too"

@@ -183,9 +183,12 @@ class _Run:
                     self._train()
                     self._heed_stop()
                     self._save()
-                    self._test()
-                self._status("finished")
-                self._done = True
+                    result = self._test()
+                    # A stop that comes while pictures are drawn takes nothing of it back.
+                    self._status("finished")
+                    self._done = True
+                    if self.speaks:
+                        self._draw(result)
                 return 0
             except _Stopped:
                 # Torchrun stops all when one was killed, and that is another end.
@@ -193,10 +196,11 @@ class _Run:
                 self._save()
             return self._stopped(self.strategy.stopping)
         except BaseException as error:
-            if isinstance(error, Exception):
-                self._rescue()
-            with contextlib.suppress(UserError):
-                self._status("failed")
+            if not self._done:
+                if isinstance(error, Exception):
+                    self._rescue()
+                with contextlib.suppress(UserError):
+                    self._status("failed")
             raise
         finally:
             self.log.close(failed=not self._done)
@@ -213,7 +217,15 @@ class _Run:
             f"{self._last()}; the same command with "
             f"--run-dir {self.run_dir} continues"
         )
-        return 130 if by == "SIGINT" else 143
+        return _exit_code(by)
+
+    def _stopped_drawing(self, by: str) -> int:
+        """Say that the run is finished, but for its pictures; return the exit code."""
+        self._say(
+            f"stopped by {by} while pictures were drawn; the run is finished, and its result in "
+            f"{self.run_dir}; python -m maml.plots {self.run_dir} draws"
+        )
+        return _exit_code(by)
 
     def _last_words(self, line: str) -> None:
         """Save the last whole iteration, in a thread, as this process ends for another's loss."""
@@ -227,8 +239,11 @@ class _Run:
         with self._between:
             code = 1
             try:
-                self._save()
-                code = self._stopped(by)
+                if self._done:
+                    code = self._stopped_drawing(by)
+                else:
+                    self._save()
+                    code = self._stopped(by)
                 # So that the others know that nobody was lost.
                 self.strategy.liveness.fail(WorkerLostError(f"stopped by {by}"))
             except UserError as error:
@@ -344,7 +359,8 @@ class _Run:
             line = summary(result, self.config, self.config.transductive)
             bar.write(f"iteration {self.iteration}: {line}", file=sys.stderr)
 
-    def _test(self) -> None:
+    def _test(self) -> dict[str, Any]:
+        """Evaluate on the test split; return what result.json holds."""
         config = self.config
         tasks_per_second = None
         if self.seconds:
@@ -382,10 +398,16 @@ class _Run:
             result["ci95"] = result[f"{headline(test)}_ci95"]
             self._say(summary(test, config, config.transductive))
         if self.speaks:
-            directory.write_result(self.run_dir, result | self._guard.report(self.iteration))
-            plot = draw_curves(self.run_dir, config, result, self.worker, self.meta_params)
-            self._picture(plot)
-            self._say(f"run directory {self.run_dir}, plot {plot}")
+            result |= self._guard.report(self.iteration)
+            directory.write_result(self.run_dir, result)
+        return result
+
+    def _draw(self, result: dict[str, Any]) -> None:
+        if registry.learner(self.config.learner).tasks == "environments":
+            self._say("playing episodes of a test task for filmstrip.png")
+        plot = draw_curves(self.run_dir, self.config, result, self.worker, self.meta_params)
+        self._picture(plot)
+        self._say(f"run directory {self.run_dir}, plot {plot}")
 
     def _picture(self, curves: Path) -> None:
         """Hand the sink the curves, and a test task with its answers."""
@@ -479,3 +501,7 @@ class _Run:
 
 class _Stopped(Exception):
     """A stop signal came: end in good order."""
+
+
+def _exit_code(signal_name: str | None) -> int:
+    return 130 if signal_name == "SIGINT" else 143

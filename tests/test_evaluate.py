@@ -349,6 +349,7 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         ("--steps", "-1"): "--steps must be at least 0",
         ("--queries", "0"): "--queries must be at least 1",
         ("--shots", "30"): "--shots 30 and --eval-queries 2",
+        ("--queries", "30"): "--queries 30: they need 31 images",
         ("--iteration", "7"): "--iteration 7: no checkpoint of it",
         ("--iteration", "best"): "--iteration best: no kept checkpoint was validated",
         ("--ensemble", "1"): "--ensemble must be at least 2",

@@ -20,6 +20,7 @@ from datasets.errors import DataError
 from datasets.folder import read_images
 from maml import evaluate as evaluation
 from maml import predict
+from maml.plots.tasks import panel
 from tests.launching import run
 from tests.runs import glyphs, sinusoid, supervised, train
 
@@ -179,6 +180,18 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
     assert torch.equal(model.adapt(files, labels).predict(files[4]), one)
     with pytest.raises(maml.UserError, match=r"the model takes \[n, 32, 32, 3\] \(PIL"):
         model.adapt(arrays[..., 0], labels)
+    with pytest.raises(maml.UserError, match=r"/test/c is a folder: give a list of files"):
+        model.adapt(files, labels).predict(tmp_path / "mine/test/c")
+    # Its own tasks need not be described again; a panel names its classes.
+    task = model.episodes("test").task(0)
+    assert task.support_x.shape == (2, 3, 32, 32)
+    assert model.episodes("train").episodes.names(torch.arange(1)) in (
+        [["train/a", "train/b"]], [["train/b", "train/a"]],
+    )  # fmt: skip
+    drawn = panel(model)
+    assert {"c", "d"} <= {text.get_text() for axis in drawn.axes for text in axis.texts}
+    with pytest.raises(maml.UserError, match=r"^split 'valid': train, validation or test"):
+        model.episodes("valid")
 
 
 def test_classes_may_have_any_number_of_examples(model: maml.Model, tasks: maml.Tasks) -> None:
@@ -210,8 +223,17 @@ def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
     assert (maml.load(run_dir).iteration, maml.load(str(run_dir), 2).iteration) == (4, 2)
     file = run_dir / "checkpoints" / "iteration-00000002.pt"
     assert maml.load(file).iteration == 2
-    with pytest.raises(maml.UserError, match=r"no checkpoint after iteration 3; of 2, 4$"):
+    with pytest.raises(maml.UserError, match=r"^iteration 3: no checkpoint of it; .* of 2, 4$"):
         maml.load(run_dir, iteration=3)
+    with pytest.raises(maml.UserError, match=r"^iteration 'newest': give a whole number"):
+        maml.load(run_dir, iteration="newest")
+    rows = [
+        {"iteration": i, "split": "validation", "loss": 1.0, "accuracy": 0.9 - i / 10}
+        for i in (2, 4)
+    ]
+    with (run_dir / "metrics.jsonl").open("a") as log:
+        log.writelines(json.dumps(row) + "\n" for row in rows)
+    assert maml.load(run_dir, iteration="best").iteration == 2
     with pytest.raises(maml.UserError, match="a file is one iteration"):
         maml.load(file, iteration=4)
     with pytest.raises(maml.UserError, match="no such run directory or checkpoint"):
@@ -327,6 +349,30 @@ def test_a_model_is_a_module_with_features(model: maml.Model, task: Any) -> None
     blind = model.adapt(task.support_x, task.support_y, steps=0)
     asked = blind.predict(task.support_x, batch_statistics="query")
     assert torch.allclose(outputs.softmax(-1), asked, atol=1e-5)
+    assert "network.head.weight: [3, " in repr(model.module) and "of Linear" in repr(model.module)
+
+
+@pytest.mark.parametrize("learner", ["maml", "metasgd", "mamlpp", "anil", "protonet", "finetune"])
+def test_what_has_adapted_is_a_module_too(learner: str, tmp_path: Path, task: Any) -> None:
+    """Its outputs are what is predicted; its features are what its output layer sees."""
+    more = {"train_ways": 800} if learner == "finetune" else {}
+    train(glyphs(learner=learner, iterations=1, ways=3, **more), tmp_path)
+    model = maml.load(tmp_path)
+    adapted = model.adapt(task.support_x, NAMES)
+    features = adapted.features(task.query_x)
+    assert features.shape == (len(task.query_x), features.shape[1])
+    logits = adapted.logits(task.query_x, "query")
+    assert torch.equal(logits.softmax(-1), adapted.predict(task.query_x, "query"))
+    params = dict(adapted.module.named_parameters())
+    assert all(parameter.requires_grad for parameter in params.values())
+    if learner == "protonet":  # distances, of features that do not adapt
+        assert torch.equal(features, model.features(task.query_x))
+        return
+    head = "tuned." if learner == "finetune" else "head."
+    outputs = features @ params[f"{head}weight"].T + params[f"{head}bias"]
+    assert torch.allclose(outputs, logits, atol=1e-4)
+    if learner != "finetune":
+        assert torch.allclose(adapted.module(task.query_x), logits, atol=1e-4)
 
 
 def test_what_is_printed_is_short(model: maml.Model, task: Any) -> None:

@@ -21,6 +21,7 @@ from maml.learners.objectives import objective
 from maml.metagradient import differentiate, forward_over_reverse, unrolled
 from maml.metagradient.problem import Problem
 from maml.networks import build_network, network_options
+from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss, apply
 from maml.networks.mixing import mixes
 from maml.networks.norms import tensors
@@ -188,6 +189,22 @@ class Learner(nn.Module, ABC):
         """
         own = {name: params[name] for name in tensors(self.network) if name in params}
         return apply(self.network, own, x, statistics, precision_=self.config.precision)
+
+    def features_of(
+        self, params: Params, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """Return what the output layer is given for ``x``, ``[E, F]``, and the statistics used.
+
+        ``params`` and ``statistics`` are as in `call_network`.
+
+        Raises:
+            UserError: if the network does not say which its output layer is, or does not call it
+                once.
+        """
+        given, (_, used) = given_to_head(
+            self.network, self.config.network, lambda: self.call_network(params, x, statistics)
+        )
+        return given, used
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """Return one task's outputs for its queries, by adapted ``params``: see `Predictions`."""

@@ -17,6 +17,7 @@ from maml.learners.base import Learner
 from maml.learners.objectives import REGRESSION
 from maml.metagradient.problem import Problem
 from maml.networks.headless import without_head
+from maml.networks.statistics import Statistics
 from maml.params import Params
 
 
@@ -63,6 +64,12 @@ class Embedding(Learner):
         """Return the cross-entropy of the queries, and their logits."""
         logits = self._jointly(params, task, self.config.train_ways or self.config.ways)
         return self.objective.loss(logits, task.query_y), logits
+
+    def features_of(
+        self, params: Params, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """See `Learner.features_of`: the network has no other output."""
+        return self.call_network(params, x, statistics)
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: normalised with the support set, and by its statistics."""

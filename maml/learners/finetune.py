@@ -115,10 +115,10 @@ class Finetune(Learner):
 
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of the support set by the tuned head, and logits."""
-        logits = _tuned(params, self.features(params, task.support_x)[0])
+        logits = _tuned(params, self.features_of(params, task.support_x)[0])
         return self.objective.loss(logits, task.support_y), logits
 
-    def features(
+    def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None
     ) -> tuple[Tensor, Statistics]:
         """Return the network's features ``[E, F]`` of ``x``, and the statistics used."""
@@ -128,7 +128,7 @@ class Finetune(Learner):
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: the support set is always normalised by itself."""
-        support, statistics = self.features(params, task.support_x)
+        support, statistics = self.features_of(params, task.support_x)
 
         def logits(query: Tensor) -> Tensor:
             if f"{HEAD}weight" in params:
@@ -136,8 +136,8 @@ class Finetune(Learner):
             classes = one_hot(task.support_y, self.config.ways, support)
             return -squared_distances(query, prototypes(support, classes))
 
-        transductive, _ = self.features(params, task.query_x)
-        alone, _ = self.features(params, task.query_x, statistics)
+        transductive, _ = self.features_of(params, task.query_x)
+        alone, _ = self.features_of(params, task.query_x, statistics)
         return logits(transductive), logits(alone)
 
 

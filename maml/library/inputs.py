@@ -153,6 +153,11 @@ def _pixels(picture: Any, decoding: Decoding, what: str) -> NDArray[np.uint8]:
     """Return a PIL image, or a file that PIL opens, as the model's images are."""
     from PIL import Image
 
+    if isinstance(picture, (str, Path)) and Path(picture).expanduser().is_dir():
+        raise UserError(
+            f"{what}: {shown(picture)} is a folder: give a list of files; python -m maml.predict "
+            "takes folders"
+        )
     which = "an image" if isinstance(picture, Image.Image) else shown(picture)
     try:
         if isinstance(picture, Image.Image):

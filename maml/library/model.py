@@ -11,16 +11,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from datasets.errors import DataError
 from datasets.tasks import Task
 from datasets.words import counted
+from maml.best import chosen
 from maml.config import registry
 from maml.config.presets import title, with_values
 from maml.errors import UserError
 from maml.learners import Learner, build_learner
-from maml.learners.base import Adapted, OuterGradient
+from maml.learners.base import OuterGradient
 from maml.learners.objectives import REGRESSION
 from maml.library import inputs, module
-from maml.library.module import MetaModule
+from maml.library.module import AdaptedModule, MetaModule
+from maml.library.tasks import Tasks
 from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.world import World
@@ -32,13 +35,14 @@ that one query's answer depends on no other (non-transductive). query: those of 
 asked together, as in MAML's released code (transductive)."""
 
 
-def load(path: Path | str, iteration: int | None = None, device: str = "auto") -> Model:
+def load(path: Path | str, iteration: int | str | None = None, device: str = "auto") -> Model:
     """Load a trained model.
 
     Args:
         path: A run directory (its newest checkpoint), or a checkpoint file inside one. No code
             that a file may hold is run (``weights_only``).
-        iteration: Another checkpoint of the run directory.
+        iteration: Another checkpoint of the run directory; "best": the kept one that validated
+            best.
         device: Where it computes: cpu, cuda, cuda:N, or auto, a GPU where there is one.
 
     Raises:
@@ -58,17 +62,14 @@ def load(path: Path | str, iteration: int | None = None, device: str = "auto") -
     return Model(learner, saved["model"], saved["iteration"], place)
 
 
-def _find(path: Path, iteration: int | None) -> tuple[Path, Path]:
+def _find(path: Path, iteration: int | str | None) -> tuple[Path, Path]:
     """Return the run directory and the checkpoint file that are meant."""
     if path.is_dir():
         if iteration is None:
             return path, checkpoint.last_checkpoint(path)
-        kept = checkpoint.numbered_checkpoints(path)
-        # A run directory without checkpoints is told by its first missing file, below.
-        if iteration not in kept and kept:
-            there = ", ".join(map(str, kept))
-            raise UserError(f"{path}: no checkpoint after iteration {iteration}; of {there}")
-        return path, checkpoint.numbered_checkpoint(path, iteration)
+        wanted = iteration if iteration == "best" else str(inputs.whole(iteration, "iteration"))
+        transductive = directory.read_config(path).transductive
+        return path, chosen(path, wanted, transductive=transductive, flag="iteration")
     if not path.exists():
         raise UserError(f"{path}: no such run directory or checkpoint")
     if iteration is not None:
@@ -135,7 +136,7 @@ class Model:
         x, y = x[None], y[None].to(self._device)
         # Adapting reads the support set alone; queries come with `AdaptedModel.predict`.
         task = Task(x, y, x[:, :0], y[:, :0])
-        return AdaptedModel(self, task, self.learner.adapt(self.meta_params, task, steps), classes)
+        return AdaptedModel(self, task, steps, classes)
 
     @cached_property
     def module(self) -> MetaModule:
@@ -156,7 +157,24 @@ class Model:
             UserError: for what does not fit, or a network that has no output layer apart.
         """
         params = module.unadapted(self.learner, self.meta_params)
-        return module.features(self.learner, params, self.examples(x, "x"))[0].cpu()
+        with torch.no_grad():
+            return self.learner.features_of(params, self.examples(x, "x"))[0].cpu()
+
+    def episodes(self, split: str = "test") -> Tasks:
+        """Return the tasks that the run is evaluated on, of the data set that it was trained on.
+
+        Args:
+            split: "train", "validation" or "test".
+
+        Raises:
+            UserError: for another split, or if the data is not where it was.
+        """
+        if split not in ("train", "validation", "test"):
+            raise UserError(f"split {split!r}: train, validation or test")
+        try:
+            return Tasks(self.learner.open_tasks(split, evaluation=True))
+        except DataError as error:
+            raise UserError(str(error)) from error
 
     def meta_gradient(self, tasks: Task) -> OuterGradient:
         """Differentiate the outer loss summed over tasks, as a step of training does.
@@ -219,10 +237,11 @@ class AdaptedModel:
     """
 
     def __init__(
-        self, model: Model, task: Task, adapted: Adapted, classes: list[Hashable] | None
+        self, model: Model, task: Task, steps: int, classes: list[Hashable] | None
     ) -> None:
         self.classes = classes
-        self._model, self._task, self._adapted = model, task, adapted
+        self._model, self._task, self._steps = model, task, steps
+        self._adapted = model.learner.adapt(model.meta_params, task, steps)
 
     def __repr__(self) -> str:
         n, config = self._task.support_x.shape[1], self._model.config
@@ -231,6 +250,25 @@ class AdaptedModel:
             some = ", ".join(map(repr, self.classes[:6])) + (", …" if len(self.classes) > 6 else "")
             to += f" of {some}"
         return f"<{config.learner} of {title(config)}, adapted to {to}>"
+
+    @cached_property
+    def module(self) -> AdaptedModule:
+        """The adapted network as a module of torch, for its parameters, its features, its export.
+
+        A network that normalises does so by the examples that it is called with; `logits` can take
+        the support set's statistics.
+        """
+        model = self._model
+        support = Task(*(part[0] for part in self._task))
+        found = model.learner.adapted(model.meta_params, support, self._steps)
+        params = {name: tensor.detach().clone() for name, tensor in found.items()}
+        return AdaptedModule(model.learner, params)
+
+    def features(self, x: inputs.Images) -> Tensor:
+        """Return what the output layer sees of examples, as `Model.features` before adaptation."""
+        params = {name: p.detach() for name, p in self.module.named_parameters()}
+        with torch.no_grad():
+            return self._model.learner.features_of(params, self._model.examples(x, "x"))[0].cpu()
 
     def predict(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
@@ -250,6 +288,13 @@ class AdaptedModel:
             UserError: in one line, for what does not fit; for "support" with a network that answers
                 a query by the others whatever it is given.
         """
+        outputs = self.logits(query_x, batch_statistics)
+        return outputs if self.classes is None else outputs.softmax(-1)
+
+    def logits(
+        self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
+    ) -> Tensor:
+        """Return the outputs ``[E, N]`` that `predict` makes probabilities of, on the CPU."""
         if batch_statistics not in ("support", "query"):
             raise UserError(f"batch_statistics {batch_statistics!r}: support or query")
         model = self._model
@@ -264,4 +309,4 @@ class AdaptedModel:
         task = self._task._replace(query_x=x, query_y=y.new_zeros(1, x.shape[1], *y.shape[2:]))
         answers = model.learner.predict(self._adapted, task)
         outputs = answers.transductive if batch_statistics == "query" else answers.non_transductive
-        return (outputs if self.classes is None else outputs.softmax(-1))[0].cpu()
+        return outputs[0].cpu()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from maml.errors import UserError
 from maml.networks.norms import tensors
 from maml.networks.ordinary import Ordinary
+
+T = TypeVar("T")
 
 
 def head_prefix(network: nn.Module, who: str) -> str:
@@ -38,6 +41,34 @@ def head_prefix(network: nn.Module, who: str) -> str:
 def in_short(names: Sequence[str]) -> str:
     """Return names for a message: of many, the first and the last."""
     return ", ".join(names if len(names) <= 6 else [*names[:4], "…", *names[-2:]])
+
+
+def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple[Tensor, T]:
+    """Return what ``network`` gives its output layer in ``call()``, ``[E, F]``, and its result.
+
+    ``name`` is what ``--network`` was given.
+
+    Raises:
+        UserError: as `head_prefix`, or if the output layer is not called once.
+    """
+    layer = head_prefix(network, f"the network {name}").rstrip(".")
+    seen: list[Tensor] = []
+
+    def look(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        seen.append((*given, *named.values())[0].flatten(1))
+
+    hook = network.get_submodule(layer).register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        result = call()
+    finally:
+        hook.remove()
+    if len(seen) != 1:
+        times = "does not call" if not seen else f"calls {len(seen)} times"
+        raise UserError(
+            f"the network {name} {times} its output layer, {layer}: features are what it is given "
+            "in one call"
+        )
+    return seen[0], result
 
 
 def without_head(network: nn.Module, name: str) -> tuple[nn.Module, int]:

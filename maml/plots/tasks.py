@@ -9,18 +9,29 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.library.model import Model
-from maml.library.module import features
 from maml.plots import style
 from maml.plots.curves import adapted_curve
 from maml.plots.style import BLUE, ORANGE
 
+LONGEST = 12
+"""Letters of a class's name that there is room for."""
 SHOWN = 6
 """So many queries a class are shown, and so many of its support examples."""
 
 
-def task_of(model: Model, index: int) -> Task:
-    """Return a test task of the model's run, with a leading dimension of 1."""
-    return model.learner.open_tasks("test", evaluation=True).tasks(torch.tensor([index]))
+def task_of(model: Model, index: int) -> tuple[Task, list[str]]:
+    """Return a test task of the model's run, with a leading dimension of 1, and its classes.
+
+    They have the data set's own names where it has some, else "class 1" and so on.
+    """
+    episodes = model.episodes("test").episodes
+    ids = torch.tensor([index])
+    known = episodes.names(ids)
+    if known is None:
+        return episodes.tasks(ids), [f"class {c + 1}" for c in range(model.ways or 0)]
+    # Of a path the last part; of a long name its beginning.
+    short = [name.rpartition("/")[2] for name in known[0]]
+    return episodes.tasks(ids), [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in short]
 
 
 def panel(model: Model, index: int = 0) -> Any:
@@ -34,7 +45,7 @@ def panel(model: Model, index: int = 0) -> Any:
     """
     if model.ways is None or model.image_shape is None:
         return None
-    task = task_of(model, index)
+    task, classes = task_of(model, index)
     config = model.config
     found = model.learner.predictions(model.meta_params, task, config.eval_inner_steps)
     outputs = found.transductive if config.transductive else found.non_transductive
@@ -47,7 +58,7 @@ def panel(model: Model, index: int = 0) -> Any:
     for axis in axes.flat:
         axis.set_axis_off()
     for c in range(ways):
-        axes[c, left].text(0.5, 0.5, f"class {c + 1}", ha="center", va="center", fontsize=8)
+        axes[c, left].text(0.5, 0.5, classes[c], ha="center", va="center", fontsize=8)
         for i, image in enumerate(support[c]):
             _show(axes[c, i], image)
         for i, query in enumerate(queries[c].tolist()):
@@ -57,7 +68,7 @@ def panel(model: Model, index: int = 0) -> Any:
             axis.set(xticks=[], yticks=[])
             for side in axis.spines.values():
                 side.set(color=BLUE if answer == c else ORANGE, linewidth=3)
-            said = "✓" if answer == c else f"✗ {answer + 1}"
+            said = "✓" if answer == c else f"✗ {classes[answer].removeprefix('class ')}"
             axis.set_title(said, fontsize=8, color=BLUE if answer == c else ORANGE, pad=3)
     accuracy = float((answers == truth).float().mean())
     way = "transductive" if config.transductive else "non-transductive"
@@ -84,7 +95,8 @@ def embedding(model: Model, index: int = 0) -> Any:
     """
     if model.ways is None or not hasattr(model.learner.network, "head_prefix"):
         return None
-    task = Task(*(part[0] for part in task_of(model, index)))
+    tasks, _ = task_of(model, index)
+    task = Task(*(part[0] for part in tasks))
     steps = model.config.eval_inner_steps
     looks = list(style.look_of([f"class {c}" for c in range(model.ways)]).values())
     drawn, ((*axes,),) = style.figure(1, 2, (4.2, 4.0))
@@ -123,11 +135,12 @@ def embedding(model: Model, index: int = 0) -> Any:
     return drawn
 
 
+@torch.no_grad()
 def _features(model: Model, params: dict[str, Tensor], task: Task) -> tuple[Tensor, Tensor]:
     """Return what the output layer sees of the support and the query set, ``[E, features]``."""
-    support, statistics = features(model.learner, params, task.support_x)
+    support, statistics = model.learner.features_of(params, task.support_x)
     of_queries = None if model.config.transductive else statistics or None
-    return support, features(model.learner, params, task.query_x, of_queries)[0]
+    return support, model.learner.features_of(params, task.query_x, of_queries)[0]
 
 
 def curve(model: Model, index: int = 0) -> Any:

@@ -152,6 +152,9 @@ def test_fractions_that_would_do(tmp_path, n, ways):
     listed = folder.list_classes(**options, split_fractions=found[1])
     assert min(len(names) for names in listed.values()) >= ways
     assert sum(map(len, listed.values())) == n
+    with pytest.raises(DataError, match="too few") as caught:
+        folder.list_classes(**options, split_fractions=f"{1 - 2.1 / n},{1.05 / n},{1.05 / n}")
+    assert "--ways 1" not in str(caught.value).partition(";")[2]
     with pytest.raises(DataError, match=f"all in all {3 * n} are needed"):
         folder.list_classes(data_root=root, ways=dict.fromkeys(folder.SPLITS, n))
 

@@ -55,8 +55,8 @@ def test_new_classes_by_centroid_or_by_a_tuned_head(steps: int) -> None:
     task = Task(*(tensor[1] for tensor in tasks))
     with torch.no_grad():
         weights = dict(learner.network.named_parameters())
-        support, statistics = learner.features(weights, task.support_x)
-        query, _ = learner.features(weights, task.query_x, statistics)
+        support, statistics = learner.features_of(weights, task.support_x)
+        query, _ = learner.features_of(weights, task.query_x, statistics)
     if steps:
         head = torch.nn.Linear(support.shape[1], 5, dtype=torch.float64)
         torch.nn.init.zeros_(head.weight)

@@ -116,7 +116,7 @@ def test_a_panel_s_frames_say_what_was_right(there: Path) -> None:
     model = maml.load(there / "a-0")
     figure = tasks.panel(model, 3)
     titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
-    task = tasks.task_of(model, 3)
+    task, _ = tasks.task_of(model, 3)
     answers = model.learner.predictions(model.meta_params, task, 1).transductive[0].argmax(-1)
     right = int((answers == task.query_y[0]).sum())
     assert len(titles) == len(task.query_y[0])

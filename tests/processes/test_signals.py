@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -122,6 +123,31 @@ def test_while_testing(tmp_path: Path) -> None:
     launched.process.send_signal(signal.SIGTERM)
     done = launched.wait(60, expect=143)
     assert check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr) == 1
+
+
+def test_while_pictures_are_drawn(tmp_path: Path) -> None:
+    """A stop takes nothing back: the run is finished, and what draws the pictures is said."""
+    code = """
+import os, signal, sys, time
+import maml.trainer
+from maml.config.cli import parse
+from maml.processes import signals
+from maml.processes.program import run_program
+
+def draw(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(100)
+
+signals.PATIENCE = 0.1
+maml.trainer.draw_curves = draw
+run_program(lambda arguments: maml.trainer.Trainer(parse(arguments)).run(), sys.argv[1:])
+"""
+    config = sinusoid(iterations=1, test_tasks=2, run_dir=str(tmp_path))
+    done = start([sys.executable, "-c", code, *as_flags(config)]).wait(60, expect=143)
+    said = f"finished, and its result in {tmp_path}; python -m maml.plots {tmp_path} draws"
+    assert said in done.stdout
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"
+    assert (tmp_path / "result.json").exists() and "Traceback" not in done.stderr
 
 
 def test_a_killed_launcher_leaves_nobody_behind(tmp_path: Path) -> None:

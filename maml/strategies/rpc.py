@@ -15,7 +15,6 @@ CPU tensors cross RPC; a worker computes on its own device.
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from contextlib import AbstractContextManager
 from typing import Any
@@ -42,7 +41,7 @@ from maml.strategies.gathering import Answer, Gathering
 from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
-from maml.strategies.serving import heed, reported, wait_for
+from maml.strategies.serving import Seat, heed, reported, wait_for
 from maml.worker import Share, Worker
 
 COMPONENTS = {
@@ -56,15 +55,7 @@ COMPONENTS = {
 YIELD = 0.0005
 """Seconds that sending a call takes the transport's threads."""
 
-_serving: Rpc | None = None
-_finished = threading.Event()
-
-
-def _this() -> Rpc:
-    """Return the strategy of the process that a call has come to."""
-    if _serving is None:
-        raise RuntimeError("this process was called before its worker was ready")
-    return _serving
+_this: Seat[Rpc] = Seat()
 
 
 def _liveness() -> Liveness:
@@ -72,7 +63,7 @@ def _liveness() -> Liveness:
 
 
 def _finish() -> None:
-    _finished.set()
+    _this.finished.set()
 
 
 @reported(_liveness)
@@ -223,12 +214,10 @@ class Rpc(Strategy):
         )
 
     def _init_worker(self) -> None:
-        global _serving
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
-        _serving = self
-        _finished.clear()
+        _this.take(self)
 
     @property
     def drives(self) -> bool:
@@ -250,7 +239,7 @@ class Rpc(Strategy):
     def serve(self) -> None:
         """Answer calls until the driver says that it is done."""
         self.stop.install()
-        wait_for(_finished, self.stop)
+        wait_for(_this.finished, self.stop)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or each other worker's chunk, or its part of each task's sets."""

@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import torch.distributed.rpc as rpc
 
@@ -23,6 +23,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _heeding: StopRequest | None = None
+
+
+class Seat(Generic[T]):
+    """What calls that come in over RPC are for: they name functions of a module, and no object.
+
+    A strategy's module has one, and takes it when its process is ready.
+
+    Attributes:
+        finished: Set when rank zero has said that all is done.
+    """
+
+    def __init__(self) -> None:
+        self._taken: T | None = None
+        self.finished = threading.Event()
+
+    def take(self, by: T) -> None:
+        """Serve ``by`` from here on."""
+        self._taken = by
+        self.finished.clear()
+
+    def __call__(self) -> T:
+        """Return who is served."""
+        if self._taken is None:
+            raise RuntimeError("this process was called before it was ready")
+        return self._taken
 
 
 def heed(stop: StopRequest) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import queue
 import sys
-import threading
 import time
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -32,21 +31,14 @@ from maml.processes.world import World
 from maml.strategies.base import Strategy
 from maml.strategies.gathering import Answer
 from maml.strategies.observers.inference import Batches, Inference, percentiles
-from maml.strategies.serving import heed, reported, wait_for
+from maml.strategies.serving import Seat, heed, reported, wait_for
 from maml.strategies.shutdown import Shutdown, leave
 from maml.worker import Batch, Share, Worker
 
 LATE = 5.0
 """Seconds that an observer may always take, once another one is done."""
 
-_serving: Observers | None = None
-_finished = threading.Event()
-
-
-def _this() -> Observers:
-    if _serving is None:
-        raise RuntimeError("this process was called before it was ready")
-    return _serving
+_this: Seat[Observers] = Seat()
 
 
 def _liveness() -> Liveness:
@@ -54,7 +46,7 @@ def _liveness() -> Liveness:
 
 
 def _finish() -> None:
-    _finished.set()
+    _this.finished.set()
 
 
 class _Late(Exception):
@@ -125,7 +117,6 @@ class Observers(Strategy):
         )
 
     def _init_worker(self) -> None:
-        global _serving
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
@@ -134,8 +125,7 @@ class Observers(Strategy):
             self.batches = Batches(self.inference, self.config.batch_wait)
         else:
             self._environment = self.learner.environment.of_library()
-        _serving = self
-        _finished.clear()
+        _this.take(self)
 
     @property
     def drives(self) -> bool:
@@ -312,7 +302,7 @@ class Observers(Strategy):
     def serve(self) -> None:
         """Play whenever the agent asks, until it says that all is done."""
         self.stop.install()
-        wait_for(_finished, self.stop)
+        wait_for(_this.finished, self.stop)
         leave(self.world.rank, self.config.timeout)
 
     def finish(self) -> None:

@@ -33,17 +33,11 @@ from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
-from maml.strategies.serving import heed, wait_for
+from maml.strategies.serving import Seat, heed, wait_for
 from maml.strategies.shutdown import Shutdown, leave
 from maml.worker import Share, Worker
 
-_inbox: Inbox | None = None
-
-
-def _open_inbox() -> Inbox:
-    if _inbox is None:
-        raise RuntimeError("this process does not serve")
-    return _inbox
+_open_inbox: Seat[Inbox] = Seat()
 
 
 @rpc.functions.async_execution
@@ -102,11 +96,11 @@ class ParameterServer(Strategy):
         )
 
     def _init_worker(self) -> None:
-        global _inbox
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
-            _inbox, self._shutdown = self._inbox, Shutdown(self.liveness)
+            _open_inbox.take(self._inbox)
+            self._shutdown = Shutdown(self.liveness)
             if self.config.ps_forward == "remote":
                 self._served = ServedModel(
                     self.worker,

@@ -27,7 +27,7 @@ from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
-from maml.strategies.serving import reported
+from maml.strategies.serving import Seat, reported
 from maml.worker import Batch, Share, Worker
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ class ServedModel:
             of_its_order: Whether a gradient belongs to the step that ordered it, as its tasks do:
                 one that comes when that step is over is late, although it is of a newer model.
         """
-        global _served
         self.worker, self.inbox, self._of_its_order = worker, inbox, of_its_order
         self.liveness = liveness
         self._model: _Model | None = None
@@ -82,7 +81,7 @@ class ServedModel:
         # One for each: its forward may run beside another's, and beside an evaluation. Made now,
         # while nobody calls the one that is copied.
         self._learners = {rank: copy.deepcopy(worker.learner) for rank in trainers}
-        _served = self
+        _this_served.take(self)
 
     def publish(self, step: int, meta_params: Params) -> None:
         """Let trainers call the forward of this step's model."""
@@ -117,13 +116,7 @@ class ServedModel:
         return totals
 
 
-_served: ServedModel | None = None
-
-
-def _this_served() -> ServedModel:
-    if _served is None:
-        raise RuntimeError("this process serves no model")
-    return _served
+_this_served: Seat[ServedModel] = Seat()
 
 
 def _parameters() -> rpc.RRef[Tensor]:

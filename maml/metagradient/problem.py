@@ -12,7 +12,7 @@ its gradient by every tensor of the problem.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -240,6 +240,25 @@ class Tensors(NamedTuple):
             return {name: by_tensor[id(leaf)] for name, leaf in by.items()}
         found = torch.autograd.grad(made, tuple(by.values()), cotangents)
         return dict(zip(by, found, strict=True))
+
+    def leaves(self) -> list[Tensor]:
+        """Return all tensors in order."""
+        return [tensor for group in self._groups() for tensor in group.values()]
+
+    def with_leaves(self, leaves: Iterable[Tensor]) -> Tensors:
+        """Return the same names with other tensors, in the order of `leaves`."""
+        rest = iter(leaves)
+
+        def own(group: Params) -> Params:
+            return dict(zip(group, rest, strict=False))
+
+        return Tensors(
+            own(self.start),
+            own(self.fixed),
+            [own(group) for group in self.rates],
+            [own(group) for group in self.step_params],
+            own(self.transform),
+        )
 
     def _groups(self) -> list[Params]:
         return [self.start, self.fixed, *self.rates, *self.step_params, self.transform]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torchopt
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from maml.execution.norms import ExactNorms
 from maml.metagradient.optimizers import OPTIMIZERS
@@ -78,18 +77,17 @@ def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
 @torch.enable_grad()
 def meta_gradient(problem: Problem, tasks: Any) -> Outer:
     """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps."""
-    leaves, structure = pytree.tree_flatten(problem.tensors())
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    own = problem.at(pytree.tree_unflatten(leaves, structure))
+    tensors = problem.tensors()
+    leaves = [leaf.detach().requires_grad_() for leaf in tensors.leaves()]
+    own = problem.at(tensors.with_leaves(leaves))
     # Our own networks do without these layers, and without a look at every operation.
     known = isinstance(problem.support, NetworkLoss) and not problem.support.theirs
     with contextlib.nullcontext() if known else ExactNorms():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
     # Some may be of no use at some step, or to first order.
     found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-    gradients = [
+    gradients = (
         torch.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(leaves, found, strict=True)
-    ]
-    tensors = pytree.tree_unflatten(gradients, structure)
-    return Outer(tensors, losses.detach(), outputs.detach())
+    )
+    return Outer(tensors.with_leaves(gradients), losses.detach(), outputs.detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -92,9 +93,16 @@ class NetworkLoss:
         return self.loss(outputs, y), outputs
 
 
+_IS_OURS: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+"""Of the networks that were looked at: each step asks."""
+
+
 def is_ours(network: nn.Module) -> bool:
     """Say whether a network and all its parts are this project's."""
-    return all(type(module).__module__.startswith(_OURS) for module in network.modules())
+    if network not in _IS_OURS:
+        kinds = {type(module).__module__ for module in network.modules()}
+        _IS_OURS[network] = all(kind.startswith(_OURS) for kind in kinds)
+    return _IS_OURS[network]
 
 
 def part_of(task: Task, part: str) -> tuple[Tensor, Tensor]:

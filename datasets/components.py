@@ -163,12 +163,35 @@ def calling(
 def _where_it_happened(
     error: BaseException, components: Mapping[str, Component]
 ) -> dict[str, Component]:
-    """The component in whose file the error arose, if it was in one's."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        for flag, each in components.items():
-            if frame.filename == getattr(sys.modules.get(each.module), "__file__", None):
-                return {flag: each}
-    return {}
+    """The component in whose code the error arose; several, if that cannot be told."""
+    files = {flag: _files(each) for flag, each in components.items()}
+    found: dict[str, Component] = {}
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        code = frame.f_code
+        here = {flag: c for flag, c in components.items() if _is_in(code.co_filename, files[flag])}
+        # Of several in one file: whose own code it is.
+        own = {
+            f: c for f, c in here.items() if f"{code.co_qualname}.".startswith(f"{c.attribute}.")
+        }
+        if len(own) == 1 or len(here) == 1:
+            return own if len(own) == 1 else here
+        found = found or here
+    return found
+
+
+def _files(component: Component) -> set[str]:
+    """The files of a user's component: where it is defined and where it is named, or a package."""
+    loaded = getattr(sys.modules.get(component.module), component.attribute, None)
+    modules = {component.module, getattr(loaded, "__module__", component.module)}
+    files = {getattr(sys.modules.get(name), "__file__", None) or "" for name in modules}
+    return {file.removesuffix("__init__.py") for file in files if file}
+
+
+def _is_in(file: str, places: set[str]) -> bool:
+    """Whether a file is one of ``places``, or in a folder that is."""
+    return any(
+        file == place or (place.endswith("/") and file.startswith(place)) for place in places
+    )
 
 
 def described(error: BaseException) -> str:

@@ -33,6 +33,8 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
     for row in read_rows(run_dir / "metrics.jsonl"):
         if row.get("split") == "validation" and row["iteration"] in there:
             judged = headline(row)
+            if f"{prefix}{judged}" not in row:  # who mixes examples has no such answer
+                continue
             sign = -1 if judged == "loss" else 1
             score = sign * row[f"{prefix}{judged}"]
             # A comparison with it says nothing, and a sort would leave the others in any order.

@@ -352,7 +352,9 @@ def test_a_model_is_a_module_with_features(model: maml.Model, task: Any) -> None
     assert "network.head.weight: [3, " in repr(model.module) and "of Linear" in repr(model.module)
 
 
-@pytest.mark.parametrize("learner", ["maml", "metasgd", "mamlpp", "anil", "protonet", "finetune"])
+@pytest.mark.parametrize(
+    "learner", ["maml", "metasgd", "mamlpp", "anil", "cavia", "protonet", "finetune"]
+)
 def test_what_has_adapted_is_a_module_too(learner: str, tmp_path: Path, task: Any) -> None:
     """Its outputs are what is predicted; its features are what its output layer sees."""
     more = {"train_ways": 800} if learner == "finetune" else {}

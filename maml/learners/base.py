@@ -201,10 +201,15 @@ class Learner(nn.Module, ABC):
             UserError: if the network does not say which its output layer is, or does not call it
                 once.
         """
+        own = self.modulated(params)
         given, (_, used) = given_to_head(
-            self.network, self.config.network, lambda: self.call_network(params, x, statistics)
+            self.network, self.config.network, lambda: self.call_network(own, x, statistics)
         )
         return given, used
+
+    def modulated(self, params: Params) -> Params:
+        """Return what the network is called with, of all that the losses read (CAVIA's context)."""
+        return params
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """Return one task's outputs for its queries, by adapted ``params``: see `Predictions`."""

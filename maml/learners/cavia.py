@@ -82,7 +82,7 @@ class CAVIA(MAML):
         return super().answers(self.modulated(params), task)
 
     def modulated(self, params: Params) -> Params:
-        """Return the network's weights as the context has them."""
+        """See `Learner.modulated`: the network's weights as the context has them."""
         by = params["modulation"] @ params["context"]
         if not self._films:
             return params | {self._bias: params[self._bias] + by}

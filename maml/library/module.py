@@ -59,12 +59,15 @@ class AdaptedModule(_Parameters):
     """The network after adaptation to one task, as a module with parameters of its own.
 
     Called with examples ``[E, …]`` it returns the network's outputs, normalised by these examples.
+    Of a learner whose classifier is none of the network's (ProtoNet, R2D2, fine-tuning), they are
+    no answers: those are `AdaptedModel.logits`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for ``x [E, …]``, which the parameters can be differentiated by."""
         (learner,) = self._learner
-        return learner.call_network(dict(self.named_parameters()), x)[0]
+        params = learner.modulated(dict(self.named_parameters()))
+        return learner.call_network(params, x)[0]
 
 
 def unadapted(learner: Learner, meta_params: Params) -> Params:

@@ -22,7 +22,7 @@ from maml.kernels.native import NativeDerivatives
 from maml.metagradient import displacement, forward_over_reverse, implicit, unrolled
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Outer, Problem
-from maml.networks.loss import NetworkLoss
+from maml.networks.loss import NetworkLoss, part_of
 from maml.networks.norms import tensors
 from maml.params import Params
 
@@ -98,8 +98,11 @@ def _check_read(problem: Problem, tasks: Any) -> None:
         )
 
 
-_READ: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
-"""What the networks that were looked at read of their own parameters."""
+MOST_KNOWN = 64
+"""Of one network, so that functions that are made anew each time do not pile up."""
+
+_READ: weakref.WeakKeyDictionary[nn.Module, dict[Any, frozenset[str]]] = weakref.WeakKeyDictionary()
+"""What the losses of the networks that were looked at read, by part and size of the set."""
 
 
 def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset[str]:
@@ -110,10 +113,15 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
     """
     loss = getattr(problem, part)
     if isinstance(loss, NetworkLoss):
-        if not loss.theirs and loss.network not in _READ:
-            _READ[loss.network] = frozenset(tensors(loss.network))
-        if loss.network in _READ:
-            return _READ[loss.network]
+        # A network may read other parameters of a larger set, and its loss is anybody's.
+        known = _READ.setdefault(loss.network, {})
+        key = part, _shape_of(tasks, part), loss.loss, loss.batches
+        if key not in known and not loss.theirs and loss.loss.__module__.startswith("maml."):
+            known[key] = frozenset(tensors(loss.network))
+        if key in known:
+            return known[key]
+        if len(known) > MOST_KNOWN:
+            known.clear()
     params = {
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in problem.params(problem.start, step).items()
@@ -131,8 +139,13 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
     if value.dim():
         raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
     if isinstance(loss, NetworkLoss):
-        _READ[loss.network] = found
+        known[key] = found
     return found
+
+
+def _shape_of(tasks: Any, part: str) -> tuple[int, ...]:
+    x, _ = part_of(tasks, part)
+    return tuple(x.shape[1:])
 
 
 def _leaves_under(value: Tensor) -> set[int]:

@@ -139,6 +139,8 @@ class _Loop:
         of_steps: list[Params] = []
         pulled_to_start: Params = {}
         of_transform: Params = {}
+        if problem.transform is not None and not problem.steps:
+            of_transform = {n: torch.zeros_like(t) for n, t in problem.transform.tensors.items()}
         for step in reversed(range(problem.steps)):
             began = self.steps.pop()
             taken = began.taken or self._take(step, began.at, began.state, self.second)

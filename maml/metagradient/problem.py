@@ -141,6 +141,14 @@ class Problem:
             raise ValueError("start, fixed and step_params share a name")
         if any(of_step.keys() != self.step_params[0].keys() for of_step in self.step_params):
             raise ValueError("step_params: each step's must have the same names")
+        for group in (*groups, *(self.rates or ())[:1]):
+            for name, tensor in group.items():
+                if not tensor.is_floating_point():
+                    raise ValueError(
+                        f"{name} is {tensor.dtype}: the outer loss is differentiated by all that a "
+                        "problem states, so it must be floating point; let the losses close over "
+                        "what is not"
+                    )
         if self.pull not in ("each-step", "end"):
             raise ValueError(f"pull {self.pull!r}: each-step or end")
         if self.implicit is not None:

@@ -259,6 +259,50 @@ def test_of_two_of_theirs_the_one_at_fault_is_named(write: Callable[[str], str])
         words = [*IMAGES, *flags, "--queries", "15"]
         with pytest.raises((UserError, DataError), match=f"^{re.escape(says)}"):
             Worker(parse(words), torch.device("cpu"))
+    # Both in one file; and a network of a package, which a learner's own loss calls.
+    both = write(
+        "import torch\nfrom torch import nn\nfrom maml.learners.maml import MAML\n"
+        "def fail(x):\n    if torch.is_grad_enabled(): raise ValueError('no')\n    return x\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, _, ways): super().__init__(nn.Flatten(), nn.Linear(784, ways))\n"
+        "    def forward(self, x): return super().forward(fail(x))\n"
+        "class Mine(MAML):\n"
+        "    def set_loss(self, params, x, y): return super().set_loss(params, x, y)\n"
+    )
+    package = Path(f"pack_{both}")
+    package.mkdir()
+    (package / "__init__.py").write_text(f"from {package}.inner import Net\n")
+    (package / "inner.py").write_text(Path(f"{both}.py").read_text())
+    for network in (f"{both}:Net", f"{package}:Net"):
+        words = [*IMAGES, "--network", network, "--learner", f"{both}:Mine"]
+        with pytest.raises((UserError, DataError), match=f"^--network {network}: ValueError: no"):
+            Worker(parse(words), torch.device("cpu"))
+
+
+def test_a_network_may_read_other_parameters_of_a_larger_set(write: Callable[[str], str]) -> None:
+    """What is refused is a parameter that no set's loss reads, or one that is hidden."""
+    module = write(
+        "import torch\nfrom torch import nn\n"
+        "class Sized(nn.Module):\n"
+        "    def __init__(self, _, ways):\n"
+        "        super().__init__()\n"
+        "        self.head, self.small = nn.Linear(784, ways), nn.Parameter(torch.ones(784))\n"
+        "    def forward(self, x):\n"
+        "        x = x.flatten(1)\n"
+        "        return self.head(x * self.small if len(x) <= 5 else x)\n"
+        "class Sneaky(Sized):\n"
+        "    def __init__(self, _, ways):\n"
+        "        super().__init__(_, ways)\n"
+        "        self.hidden = [nn.Parameter(torch.ones(784))]\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x.flatten(1) * (self.hidden[0] if len(x) <= 5 else 1))\n"
+    )
+    words = [*IMAGES, "--queries", "15", "--network"]
+    worker = Worker(parse([*words, f"{module}:Sized"]), torch.device("cpu"))
+    share = worker.meta_gradient(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
+    assert share.gradients["network.module.small"].abs().sum() > 0
+    with pytest.raises(DataError, match="the support loss reads parameters that are not among its"):
+        Worker(parse([*words, f"{module}:Sneaky"]), torch.device("cpu"))
 
 
 def test_a_network_for_observations_gets_their_size(write: Callable[[str], str]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml.metagradient.differentiate import differentiate, meta_gradient, obstacle
 from maml.metagradient.optimizers import OPTIMIZERS
-from maml.metagradient.problem import Implicit, Outer, Problem, Tensors
+from maml.metagradient.problem import Implicit, Outer, Problem, Tensors, Transform
 from maml.networks.conv4 import Conv4
 from maml.networks.loss import NetworkLoss
 from maml.params import Params
@@ -274,6 +274,7 @@ def test_kernels_are_chosen_by_the_loss() -> None:
         ({"lr": torch.tensor(0.1)}, "lr, proximal and query_weights are numbers"),
         ({"query_weights": [torch.tensor(1.0)]}, "lr, proximal and query_weights are numbers"),
         ({"fixed": {"a": torch.ones(())}}, "share a name"),
+        ({"fixed": {"i": torch.arange(3)}}, "i is torch.int64: .* must be floating point"),
         ({"implicit": Implicit(3)}, "proximal"),
         ({"displacement": True, "query_weights": [1.0]}, "displacement"),
         ({"implicit": Implicit(3), "proximal": 1.0, "fixed": {"f": torch.ones(())}}, "no fixed"),
@@ -286,6 +287,23 @@ def test_what_does_not_go_together_is_refused(values: dict[str, Any], line: str)
 
     with pytest.raises(ValueError, match=line):
         Problem({"a": torch.ones(2)}, loss, loss, **values)
+
+
+@pytest.mark.parametrize("way", ["reverse", "mixed"])
+def test_without_a_step_a_transform_has_no_gradient(way: Any) -> None:
+    def state(meta_params: Params) -> Problem:
+        def loss(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
+            return (params["w"] * task).sum(), params["w"]
+
+        scaled = Transform(
+            lambda gradients, own: {"w": own["t"] * gradients["w"]}, {"t": meta_params["t"]}
+        )
+        return Problem({"w": meta_params["w"]}, loss, loss, steps=0, transform=scaled)
+
+    x = randn(2, 3, seed=1)
+    found = meta_gradient(state, {"w": randn(3, seed=2), "t": randn(3, seed=3)}, x, way)
+    torch.testing.assert_close(found.gradients["w"], x.sum(0))
+    assert not found.gradients["t"].any()
 
 
 @pytest.mark.parametrize("way", ["reverse", "mixed"])

@@ -7,6 +7,7 @@ The peers `GEMMS` are the roofline: one repetition is `GEMM_REPEATS` products of
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import warnings
@@ -34,6 +35,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if options.tuned:
         allocator.tune()
+    else:
+        # As its users run it: without what `maml` sets for its own threads.
+        os.environ.pop("GOMP_SPINCOUNT", None)
     import torch
 
     torch.set_num_threads(options.threads)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from maml.processes import scheduling
+
 if TYPE_CHECKING:
     from maml.errors import UserError
     from maml.library.model import AdaptedModel, Model, load
@@ -47,6 +49,9 @@ __all__ = [
     "meta_gradient",
     "set_gradients",
 ]
+
+# Here, because it counts only where torch is not loaded yet.
+scheduling.spin_briefly()
 
 
 def __getattr__(name: str) -> Any:

@@ -91,10 +91,13 @@ def test_what_maml_offers_is_imported_late() -> None:
     """The package's own file runs before any module of it, in every process."""
     tree = ast.parse((REPO / "maml" / "__init__.py").read_text())
     now = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert {ast.unparse(node).split()[1] for node in now} == {"__future__", "importlib", "typing"}
+    names = {ast.unparse(node).split()[1] for node in now}
+    assert names == {"__future__", "importlib", "typing", "maml.processes"}
     code = """
-import json, sys
+import json, os, sys
+os.environ.pop("GOMP_SPINCOUNT", None)
 import maml
+assert os.environ["GOMP_SPINCOUNT"] == "10000" and "maml.run" not in sys.modules
 loaded = sorted({"torch", "datasets", "numpy"} & set(sys.modules))
 missing = [name for name in maml.__all__ if name not in dir(maml) or not getattr(maml, name)]
 print(json.dumps([loaded, missing, hasattr(maml, "nonsense")]))

@@ -1,65 +1,76 @@
 """Compiled derivatives of known losses. Which they are is told by the losses themselves.
 
-A loss that is the mean cross-entropy of a `Conv4`'s outputs (`NetworkLoss`) is known; any other
-object, even a function that wraps one, is not, and cannot meet a kernel.
+A loss that is the mean cross-entropy of a `Conv4`'s outputs (`NetworkLoss`) is known, and one of
+its features (`FeatureLoss`) where nothing adapts; any other object, even a function that wraps one,
+is not, and cannot meet a kernel.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from maml.kernels import library
-from maml.kernels.derivatives import Derivatives, Gradient, Part, of_each_task
+from maml.kernels.derivatives import Derivatives, Gradient, Native, Part, of_each_task
 from maml.networks.conv4 import Conv4
+from maml.networks.feature_loss import FeatureLoss
+from maml.networks.headless import without_head
 from maml.networks.loss import NetworkLoss
 from maml.networks.norms import tensors
 from maml.networks.ordinary import Ordinary
 from maml.params import Params
 
-if TYPE_CHECKING:
+__all__ = [
+    "Derivatives",
+    "Gradient",
+    "Native",
+    "Part",
+    "derivatives_of",
+    "obstacle",
+    "of_each_task",
+]
+
+
+def derivatives_of(support: object | None, query: object) -> Native:
+    """Return the compiled derivatives of losses that have no `obstacle`."""
+    if isinstance(query, FeatureLoss):
+        from maml.kernels.features import NativeFeatures
+
+        return NativeFeatures(query)
     from maml.kernels.native import NativeDerivatives
 
-__all__ = ["Derivatives", "Gradient", "Part", "derivatives_of", "obstacle", "of_each_task"]
-
-
-def derivatives_of(support: object, query: object) -> NativeDerivatives:
-    """Return the compiled derivatives of two losses that have no `obstacle`."""
-    from maml.kernels.native import NativeDerivatives
-
-    assert isinstance(support, NetworkLoss)
-    assert isinstance(support.network, Conv4)
-    return NativeDerivatives(support.network, support.batches)
-
-
-def obstacle(support: object, query: object, params: Params) -> str | None:
-    """Say why the kernels cannot serve two losses of ``params``, or return None."""
-    for part, loss in (("support", support), ("query", query)):
-        if not isinstance(loss, NetworkLoss):
-            return f"the {part} loss is the learner's own"
-        if loss.part != part:
-            return f"the {part} loss is of the {loss.part} set"
-        if loss.loss is not F.cross_entropy:
-            return f"the {part} loss is not the cross-entropy"
-        if loss.precision == "bf16":
-            return "they compute in float32, not in --precision bf16"
-    assert isinstance(support, NetworkLoss)
     assert isinstance(query, NetworkLoss)
-    if query.batches is not None:
-        return "the query loss is of a part of the set"
-    network = support.network
-    if query.network is not network:
-        return "support and query loss are of different networks"
-    reason = _unknown(network)
+    assert isinstance(query.network, Conv4)
+    batches = support.batches if isinstance(support, NetworkLoss) else None
+    return NativeDerivatives(query.network, batches)
+
+
+def obstacle(support: object | None, query: object, params: Params) -> str | None:
+    """Say why the kernels cannot serve the losses of ``params``, or return None.
+
+    Args:
+        support: The support loss; None if there is no step that descends it.
+        query: The query loss.
+        params: All that the losses read, ``{name: […]}``.
+    """
+    of_features = support is None and isinstance(query, FeatureLoss)
+    reason = None if of_features else _not_plain(support, query)
     if reason:
         return reason
-    if params.keys() != tensors(network).keys():
+    assert isinstance(query, (NetworkLoss, FeatureLoss))
+    if query.precision == "bf16":
+        return "they compute in float32, not in --precision bf16"
+    network = query.network
+    reason = _unknown(network, headless=of_features)
+    if reason:
+        return reason
+    weights = tensors(network).keys()
+    if not (weights <= params.keys() if of_features else weights == params.keys()):
         return "the losses read other parameters than the network's"
-    sample = next(iter(params.values()))
+    sample = params[next(iter(weights))]
     if sample.device.type != "cpu":
         return f"they run on the CPU, not on --device {sample.device.type}"
     lanes = library.lanes(sample.element_size())
@@ -72,14 +83,36 @@ def obstacle(support: object, query: object, params: Params) -> str | None:
     return None
 
 
-def _unknown(network: nn.Module) -> str | None:
-    """Say what of a network is not as `Conv4` builds it."""
+def _not_plain(support: object | None, query: object) -> str | None:
+    """Say which of the losses is not the cross-entropy of one network."""
+    stated = {"query": query} if support is None else {"support": support, "query": query}
+    for part, loss in stated.items():
+        if not isinstance(loss, NetworkLoss):
+            return f"the {part} loss is the learner's own"
+        if loss.part != part:
+            return f"the {part} loss is of the {loss.part} set"
+        if loss.loss is not F.cross_entropy:
+            return f"the {part} loss is not the cross-entropy"
+    assert isinstance(query, NetworkLoss)
+    if query.batches is not None:
+        return "the query loss is of a part of the set"
+    if isinstance(support, NetworkLoss):
+        if support.network is not query.network:
+            return "support and query loss are of different networks"
+        if support.precision != query.precision:
+            return "support and query loss are of different precisions"
+    return None
+
+
+def _unknown(network: nn.Module, *, headless: bool) -> str | None:
+    """Say what of a network is not as `Conv4` builds it, with its head or without."""
     if type(network) is not Conv4:
         stated = network.module if isinstance(network, Ordinary) else network
         return f"there are none for the network {type(stated).__name__}"
     built = _as_built(
-        network.image_shape, network.ways, network.filters, network.pool, network.leak, network.eps
-    )
+        network.image_shape, network.ways, network.filters, network.pool, network.leak, network.eps,
+        headless,
+    )  # fmt: skip
     found = _described(network)
     for name, description in found.items():
         if built.get(name) != description:
@@ -89,10 +122,18 @@ def _unknown(network: nn.Module) -> str | None:
 
 @functools.cache
 def _as_built(
-    image_shape: tuple[int, int, int], ways: int, filters: int, pool: bool, leak: float, eps: float
+    image_shape: tuple[int, int, int],
+    ways: int,
+    filters: int,
+    pool: bool,
+    leak: float,
+    eps: float,
+    headless: bool,
 ) -> dict[str, object]:
     with torch.device("meta"):
         network = Conv4(image_shape, ways, filters=filters, pool=pool, leak=leak, norm_eps=eps)
+        if headless:
+            without_head(network, "conv4")
         return _described(network)
 
 

@@ -1,4 +1,4 @@
-"""The compiled derivatives of a `Conv4` with a mean cross-entropy.
+"""The compiled derivatives of a `Conv4` with a mean cross-entropy, and of its features.
 
 What is compiled is a network's gradient and the product with its Hessian, nothing of a learner:
 the meta-gradient around it is `maml.metagradient`'s for every network. Calls compute in the calling
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from maml.kernels import library
 from maml.kernels.derivatives import Gradient
-from maml.networks.conv4 import Conv4, ConvBlock
+from maml.networks.conv4 import Conv4, ConvBlock, is_headless
 from maml.networks.norms import tensors
 from maml.params import Params
 
@@ -31,7 +31,7 @@ ALL = "all weights"
 """The one tensor of the kernels' coordinates: ``[B, P]``, all weights of a task end to end."""
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """Where a gradient was taken: the weights ``[B, P]`` and what the kernels kept ``[B, R]``."""
 
     weights: Tensor
@@ -60,8 +60,13 @@ def _take(like: Tensor, n_tasks: int, size: int) -> Tensor:
     return like.new_empty(n_tasks, size)
 
 
-class ConvNetLoss:
-    """See `maml.kernels.derivatives.Derivatives`; float32 or float64 on the CPU.
+def _keep(residuals: Tensor) -> None:
+    if residuals.nbytes > _LARGE:
+        _spare.append(residuals)
+
+
+class ConvNet:
+    """A `Conv4`, or one whose head is the identity; float32 or float64 on the CPU.
 
     Its own coordinates are one tensor `ALL`, in which a convolution is ``[k, k, C, F]``. The biases
     of convolutions are absent: batch norm subtracts them again, and their gradient is zero.
@@ -72,7 +77,8 @@ class ConvNetLoss:
         assert isinstance(first, ConvBlock)
         conv = first.conv
         channels, height, width = network.image_shape
-        self._ways = network.head.out_features
+        self._ways = 0 if is_headless(network) else network.head.out_features
+        self.n_outputs = self._ways or network.n_features
         self._image_shape = network.image_shape
         self._statistics_shape = (len(network.blocks), 2, conv.out_channels)
         self._plan = _plan(
@@ -83,7 +89,8 @@ class ConvNetLoss:
         parts = ("conv.weight", "norm.weight", "norm.bias")
         names = [f"blocks.{i}.{part}" for i in range(len(network.blocks)) for part in parts]
         weights = tensors(network)
-        self._shapes = {name: weights[name].shape for name in [*names, "head.weight", "head.bias"]}
+        names += ["head.weight", "head.bias"] if self._ways else []
+        self._shapes = {name: weights[name].shape for name in names}
         self._size = sum(shape.numel() for shape in self._shapes.values())
         assert self._size == _library().parameter_count(self._plan)
         self._zeros = {n: w.shape for n, w in weights.items() if n not in self._shapes}
@@ -109,6 +116,53 @@ class ConvNetLoss:
             if name in weights:
                 found.append((slice(begin, end), _turn(weights[name]).flatten()))
         return found
+
+    def outputs(
+        self, weights: Params, x: Tensor, statistics: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits ``[B, E, N]``, and the batch norms' statistics ``[B, L, 2, F]``.
+
+        Without a head features ``[B, E, F]`` take the place of logits.
+
+        The forward pass alone: no labels, and nothing is kept for a backward pass.
+
+        Args:
+            weights: ``{ALL: [B, P]}``, see `enter`; shared weights are expanded over B (stride 0).
+            x: ``[B, E, C, H, W]``.
+            statistics: Mean and biased variance of each of the L blocks, to be used as they are, as
+                `maml.networks.conv4.Statistics`. None: each set's own, which are returned.
+        """
+        n_tasks, n_examples = x.shape[:2]
+        at, x = self._checked(weights, x), x.contiguous()
+        logits = x.new_empty(n_tasks, n_examples, self.n_outputs)
+        if statistics is None:
+            used = x.new_empty(n_tasks, *self._statistics_shape)
+        else:
+            _check("statistics", statistics, (n_tasks, *self._statistics_shape), x.dtype)
+            used = statistics.contiguous()
+
+        def compute(first: int, last: int) -> None:
+            _function("outputs", x.dtype)(
+                self._plan, last - first, n_examples, _address(x, first), *_tasks(at, first),
+                None if statistics is None else _address(used, first), _address(logits, first),
+                _address(used, first),
+            )  # fmt: skip
+
+        _share_out(compute, n_tasks)
+        return logits, used
+
+    def _checked(self, weights: Params, x: Tensor) -> Tensor:
+        """Return the weights ``[B, P]``, if they and the images are what the kernels can read."""
+        at, shape = weights[ALL], x.shape[:2]
+        if x.dtype not in _SUFFIX or 0 in shape[1:]:
+            raise ValueError(f"images: {x.dtype} {list(x.shape)} is no set of float32 or float64")
+        _check("images", x, (*shape, *self._image_shape), x.dtype)
+        _check("weights", at, (shape[0], self._size), x.dtype)
+        return at
+
+
+class ConvNetLoss(ConvNet):
+    """The mean cross-entropy of a `Conv4`: see `maml.kernels.derivatives.Derivatives`."""
 
     def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
         """See `Derivatives.gradient`; y holds int64 class labels.
@@ -142,43 +196,11 @@ class ConvNetLoss:
                 raise ValueError(f"label {label} is none of 0 to {ways - 1} ({ways} ways)")
 
         _share_out(compute, n_tasks)
-        point = None if residuals is None else _Point(at, residuals, n_examples)
+        point = None if residuals is None else Point(at, residuals, n_examples)
         return Gradient(losses, logits, {ALL: gradients}, point)
 
-    def outputs(
-        self, weights: Params, x: Tensor, statistics: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return logits ``[B, E, N]``, and the batch norms' statistics ``[B, L, 2, F]``.
-
-        The forward pass alone: no labels, and nothing is kept for a backward pass.
-
-        Args:
-            weights: ``{ALL: [B, P]}``, see `enter`; shared weights are expanded over B (stride 0).
-            x: ``[B, E, C, H, W]``.
-            statistics: Mean and biased variance of each of the L blocks, to be used as they are, as
-                `maml.networks.conv4.Statistics`. None: each set's own, which are returned.
-        """
-        n_tasks, n_examples = x.shape[:2]
-        at, x = self._checked(weights, x), x.contiguous()
-        logits = x.new_empty(n_tasks, n_examples, self._ways)
-        if statistics is None:
-            used = x.new_empty(n_tasks, *self._statistics_shape)
-        else:
-            _check("statistics", statistics, (n_tasks, *self._statistics_shape), x.dtype)
-            used = statistics.contiguous()
-
-        def compute(first: int, last: int) -> None:
-            _function("outputs", x.dtype)(
-                self._plan, last - first, n_examples, _address(x, first), *_tasks(at, first),
-                None if statistics is None else _address(used, first), _address(logits, first),
-                _address(used, first),
-            )  # fmt: skip
-
-        _share_out(compute, n_tasks)
-        return logits, used
-
     def hessian_vector(
-        self, point: _Point, vector: Params, *, total: bool, again: bool = False
+        self, point: Point, vector: Params, *, total: bool, again: bool = False
     ) -> Params:
         """See `Derivatives.hessian_vector`."""
         at, residuals, n_examples = point
@@ -197,18 +219,52 @@ class ConvNetLoss:
 
         product = at.new_empty(0 if total else len(at), at.shape[1])
         parts = _share_out(compute, len(at))
-        if residuals.nbytes > _LARGE and not again:
-            _spare.append(residuals)
+        if not again:
+            _keep(residuals)
         return {ALL: torch.stack(parts).sum(0) if total else product}
 
-    def _checked(self, weights: Params, x: Tensor) -> Tensor:
-        """Return the weights ``[B, P]``, if they and the images are what the kernels can read."""
-        at, shape = weights[ALL], x.shape[:2]
-        if x.dtype not in _SUFFIX or 0 in shape[1:]:
-            raise ValueError(f"images: {x.dtype} {list(x.shape)} is no set of float32 or float64")
-        _check("images", x, (*shape, *self._image_shape), x.dtype)
-        _check("weights", at, (shape[0], self._size), x.dtype)
-        return at
+
+class ConvNetFeatures(ConvNet):
+    """A `Conv4` whose head is the identity, and the way back from a gradient by its features."""
+
+    def features(self, weights: Params, x: Tensor) -> tuple[Tensor, Point]:
+        """Return features ``[B, E, F]``, normalised by each set's own statistics, and the point.
+
+        ``weights`` and ``x`` are as `outputs` takes them.
+        """
+        n_tasks, n_examples = x.shape[:2]
+        at, x = self._checked(weights, x), x.contiguous()
+        found = x.new_empty(n_tasks, n_examples, self.n_outputs)
+        residuals = _take(x, n_tasks, _function("residual_size", x.dtype)(self._plan, n_examples))
+
+        def compute(first: int, last: int) -> None:
+            _function("features", x.dtype)(
+                self._plan, last - first, n_examples, _address(x, first), *_tasks(at, first),
+                _address(found, first), _address(residuals, first),
+            )  # fmt: skip
+
+        _share_out(compute, n_tasks)
+        return found, Point(at, residuals, n_examples)
+
+    def pull_back(self, point: Point, cotangent: Tensor) -> Params:
+        """Return a loss's gradient by the weights, ``{ALL: [B, P]}``; the point is then used up.
+
+        ``cotangent`` is its gradient by the features of ``point``, ``[B, E, F]``.
+        """
+        at, residuals, n_examples = point
+        given = cotangent.contiguous()
+        _check("the cotangent", given, (len(at), n_examples, self.n_outputs), at.dtype)
+        gradients = at.new_empty(at.shape)
+
+        def compute(first: int, last: int) -> None:
+            _function("pull_back", at.dtype)(
+                self._plan, last - first, n_examples, *_tasks(at, first),
+                _address(residuals, first), _address(given, first), *_tasks(gradients, first),
+            )  # fmt: skip
+
+        _share_out(compute, len(at))
+        _keep(residuals)
+        return {ALL: gradients}
 
 
 @functools.cache

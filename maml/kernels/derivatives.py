@@ -77,6 +77,20 @@ class Derivatives(Protocol):
         """
 
 
+class Native(Derivatives, Protocol):
+    """Compiled derivatives, which answer queries, too."""
+
+    def answers(self, at: Params, tasks: Any) -> tuple[Tensor, Tensor]:
+        """Return a classifier's outputs for the queries of B tasks, ``[B, E, N]``, twice.
+
+        Normalised as the learner's own `answers` are: transductive, and not.
+
+        Args:
+            at: ``{name: [B, …]}``, all parameters as they have adapted.
+            tasks: B tasks.
+        """
+
+
 def of_each_task(params: Params, n_tasks: int) -> Params:
     """Return what B tasks share as ``{name: [B, …]}``, without a copy (stride 0)."""
     return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}

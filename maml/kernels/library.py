@@ -49,6 +49,12 @@ _SIGNATURES_OF_A_TYPE: dict[str, tuple[type, list[type]]] = {
         _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS,
         _ADDRESS, _INDEX, _ADDRESS,
     ]),
+    "features": (_INDEX, [
+        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS,
+    ]),
+    "pull_back": (_INDEX, [
+        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS, _ADDRESS, _INDEX,
+    ]),
     "hessian_vector": (_INDEX, [
         _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _INDEX,
     ]),

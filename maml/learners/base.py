@@ -15,7 +15,7 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.kernels.native import NativeDerivatives
+from maml.kernels import Native
 from maml.learners.data import data_contents, data_options
 from maml.learners.objectives import objective
 from maml.metagradient import differentiate, forward_over_reverse, unrolled
@@ -77,7 +77,7 @@ class Adapted(NamedTuple):
 
     problem: Problem
     at: Params
-    native: NativeDerivatives | None
+    native: Native | None
 
 
 class Learner(nn.Module, ABC):
@@ -433,15 +433,18 @@ class Learner(nn.Module, ABC):
     def _kernels(self) -> differentiate.Kernels:
         return "torch" if self.config.kernels == "torch" else "auto"
 
-    def _native(self, problem: Problem) -> NativeDerivatives | None:
+    def _native(self, problem: Problem) -> Native | None:
         return differentiate.native(problem, self.config.meta_gradient, self._kernels)
 
     def _answers_plainly(self) -> bool:
         return self._is_own("answers") and self._is_own("call_network")
 
-    def _is_own(self, name: str) -> bool:
-        """Say whether neither a subclass nor a change of this object overrides a method."""
-        return getattr(getattr(self, name), "__func__", None) is getattr(Learner, name)
+    def _is_own(self, name: str, of: type[Learner] | None = None) -> bool:
+        """Say whether neither a subclass of ``of`` nor a change of this object overrides a method.
+
+        ``of`` None is `Learner` itself.
+        """
+        return getattr(getattr(self, name), "__func__", None) is getattr(of or Learner, name)
 
 
 def without_prefix(params: Params, prefix: str) -> Params:

@@ -16,6 +16,7 @@ from maml.errors import UserError
 from maml.learners.base import Learner
 from maml.learners.objectives import REGRESSION
 from maml.metagradient.problem import Problem
+from maml.networks.feature_loss import FeatureLoss, both
 from maml.networks.headless import without_head
 from maml.networks.statistics import Statistics
 from maml.params import Params
@@ -56,14 +57,32 @@ class Embedding(Learner):
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """No inner step: the query loss, by weights that all tasks share."""
+        return self._problem(meta_params, self.config.ways)
+
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        """The same with ``--train-ways``."""
+        return self._problem(meta_params, self.config.train_ways or self.config.ways)
+
+    def _problem(self, meta_params: Params, ways: int) -> Problem:
         own = {name: p for name, p in meta_params.items() if not name.startswith("network.")}
         fixed = self.network_weights(meta_params) | own
-        return Problem(start={}, fixed=fixed, **self.stated_losses(), steps=0)
+        query = self.query_loss
+        if self._is_own("query_loss", Embedding) and self._is_own("call_network"):
+            query = self._feature_loss(ways)
+        # There is no step, so nobody asks for the support loss.
+        return Problem(start={}, support=query, query=query, fixed=fixed, steps=0)
+
+    def _feature_loss(self, ways: int) -> FeatureLoss:
+        return FeatureLoss(
+            self.network, self.logits, ways, self.objective.loss, self.config.precision
+        )
 
     def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of the queries, and their logits."""
-        logits = self._jointly(params, task, self.config.train_ways or self.config.ways)
-        return self.objective.loss(logits, task.query_y), logits
+        loss = self._feature_loss(self.config.train_ways or self.config.ways)
+        features, _ = self.call_network(params, both(task))
+        outputs = loss.of_features(params, features, task)
+        return self.objective.loss(outputs, task.query_y), outputs
 
     def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None
@@ -73,20 +92,14 @@ class Embedding(Learner):
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: normalised with the support set, and by its statistics."""
-        ways = self.config.ways
+        loss = self._feature_loss(self.config.ways)
+        together, _ = self.call_network(params, both(task))
         support, of_support = self.call_network(params, task.support_x)
-        together = self._jointly(params, task, ways)
+        jointly = loss.of_features(params, together, task)
         if not of_support:
-            return together, together
+            return jointly, jointly
         query, _ = self.call_network(params, task.query_x, of_support)
-        return together, self.logits(params, support, one_hot(task.support_y, ways, support), query)
+        return jointly, loss.of_features(params, torch.cat([support, query]), task)
 
-    def _jointly(self, params: Params, task: Task, ways: int) -> Tensor:
-        features, _ = self.call_network(params, torch.cat([task.support_x, task.query_x]))
-        support, query = features.split([len(task.support_x), len(task.query_x)])
-        return self.logits(params, support, one_hot(task.support_y, ways, support), query)
-
-
-def one_hot(labels: Tensor, ways: int, like: Tensor) -> Tensor:
-    """Return labels ``[S]`` as ``[S, N]`` zeros and ones, of the dtype of ``like``."""
-    return (labels[:, None] == torch.arange(ways, device=like.device)).to(like.dtype)
+    def _answers_plainly(self) -> bool:
+        return self._is_own("answers", Embedding) and self._is_own("call_network")

@@ -19,9 +19,9 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.base import Learner
-from maml.learners.embedding import one_hot
 from maml.learners.protonet import prototypes, squared_distances
 from maml.metagradient.problem import Problem
+from maml.networks.feature_loss import one_hot
 from maml.networks.headless import without_head
 from maml.networks.loss import NetworkLoss, apply
 from maml.networks.norms import tensors

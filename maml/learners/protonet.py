@@ -13,7 +13,6 @@ COMPONENTS = {
         "help": "the nearest mean of a class's features",
         "reads": ("train_ways", "train_shots", "shots", "queries", "eval_queries"),
         "refuses": {
-            "kernels": {"native": "has no inner loop"},
             "meta_gradient": {"mixed": "has no inner loop"},
         },
     }

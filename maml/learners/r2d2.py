@@ -17,7 +17,6 @@ COMPONENTS = {
         "help": "ridge regression on features, in closed form",
         "reads": ("train_ways", "train_shots", "shots", "queries", "eval_queries"),
         "refuses": {
-            "kernels": {"native": "has no inner loop"},
             "meta_gradient": {"mixed": "has no inner loop"},
         },
     }

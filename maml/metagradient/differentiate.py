@@ -18,11 +18,11 @@ from torch.utils import _pytree as pytree
 
 from maml import kernels
 from maml.kernels.derivatives import Derivatives
-from maml.kernels.native import NativeDerivatives
 from maml.metagradient import displacement, forward_over_reverse, implicit, unrolled
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Outer, Problem
-from maml.networks.loss import NetworkLoss, part_of
+from maml.networks.feature_loss import FeatureLoss
+from maml.networks.loss import NetworkLoss
 from maml.networks.norms import tensors
 from maml.params import Params
 
@@ -48,13 +48,11 @@ class OuterGradient(NamedTuple):
     outputs: Tensor
 
 
-def native(
-    problem: Problem, way: Way = "auto", allowed: Kernels = "auto"
-) -> NativeDerivatives | None:
+def native(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> kernels.Native | None:
     """Return the compiled derivatives that serve ``problem``, or None."""
     if obstacle(problem, way, allowed) is not None:
         return None
-    return kernels.derivatives_of(problem.support, problem.query)
+    return kernels.derivatives_of(_support(problem), problem.query)
 
 
 def obstacle(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> str | None:
@@ -63,7 +61,12 @@ def obstacle(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> 
         return "--kernels torch was asked for"
     if way == "reverse" and problem.implicit is None:
         return "they serve --meta-gradient mixed, not reverse"
-    return kernels.obstacle(problem.support, problem.query, problem.params(problem.start, 0))
+    return kernels.obstacle(_support(problem), problem.query, problem.params(problem.start, 0))
+
+
+def _support(problem: Problem) -> Any:
+    """Return the support loss, or None where nothing descends it."""
+    return problem.support if problem.steps or problem.implicit is not None else None
 
 
 def _goes_forward(problem: Problem, way: Way) -> bool:
@@ -112,11 +115,11 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
         ValueError: if it reads others, or is no scalar.
     """
     loss = getattr(problem, part)
-    if isinstance(loss, NetworkLoss):
+    if isinstance(loss, (NetworkLoss, FeatureLoss)):
         # A network may read other parameters of a larger set, and its loss is anybody's.
         known = _READ.setdefault(loss.network, {})
-        key = part, _shape_of(tasks, part), loss.loss, loss.batches
-        if key not in known and not loss.theirs and loss.loss.__module__.startswith("maml."):
+        key = loss.kind, tuple(x.shape[1:] for x in (tasks.support_x, tasks.query_x))
+        if key not in known and _reads_all(loss):
             known[key] = frozenset(tensors(loss.network))
         if key in known:
             return known[key]
@@ -138,14 +141,15 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
         )
     if value.dim():
         raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
-    if isinstance(loss, NetworkLoss):
+    if isinstance(loss, (NetworkLoss, FeatureLoss)):
         known[key] = found
     return found
 
 
-def _shape_of(tasks: Any, part: str) -> tuple[int, ...]:
-    x, _ = part_of(tasks, part)
-    return tuple(x.shape[1:])
+def _reads_all(loss: NetworkLoss | FeatureLoss) -> bool:
+    """Say whether a loss is known to read all parameters of its network, without a look."""
+    plain = isinstance(loss, NetworkLoss) and not loss.theirs
+    return plain and loss.loss.__module__.startswith("maml.")
 
 
 def _leaves_under(value: Tensor) -> set[int]:

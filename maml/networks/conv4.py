@@ -112,6 +112,7 @@ class Conv4(nn.Module):
         features = filters
         if pool:
             features *= (height >> self.blocks_n) * (width >> self.blocks_n)
+        self.n_features = features
         self.head = nn.Linear(features, ways)
         HEAD_INITS[head_init](self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -123,3 +124,8 @@ class Conv4(nn.Module):
             x, of_block = block(x, None if statistics is None else statistics[i])
             used.append(of_block)
         return self.head(x.flatten(1) if self.pool else x.mean(dim=(2, 3))), tuple(used)
+
+
+def is_headless(network: Conv4) -> bool:
+    """Say whether `maml.networks.headless.without_head` has taken a network's output layer off."""
+    return isinstance(network.get_submodule("head"), nn.Identity)

@@ -83,6 +83,11 @@ class NetworkLoss:
         """Whether the network, or a part of it, is not this project's."""
         return not is_ours(self.network)
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What tells two losses of one network apart."""
+        return self.part, self.loss, self.batches
+
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and the network's outputs ``[E, …]``."""
         x, y = part_of(task, self.part)

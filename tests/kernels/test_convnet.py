@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from maml.kernels import convnet, library
-from maml.kernels.convnet import ALL, ConvNetLoss
+from maml.kernels.convnet import ALL, ConvNet, ConvNetFeatures, ConvNetLoss
 from maml.learners.objectives import CLASSIFICATION
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
+from maml.networks.headless import without_head
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.launching import run
@@ -116,6 +117,37 @@ def test_outputs_equal_the_network(case: str, examples: int, given: bool) -> Non
         torch.testing.assert_close(logits[i], expected, rtol=1e-12, atol=1e-12)
         wanted = torch.stack([torch.stack(pair) for pair in of_blocks])
         torch.testing.assert_close(used[i], wanted, rtol=1e-12, atol=1e-12)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_features_and_the_way_back_equal_autograd(case: str, shared: bool) -> None:
+    network, weights, _, x, _ = random_case(*CASES[case], n=3)
+    without_head(network, "conv4")
+    weights = {name: w for name, w in weights.items() if not name.startswith("head.")}
+    if shared:
+        weights = {name: w[:1].expand_as(w) for name, w in weights.items()}
+    compiled = ConvNetFeatures(network)
+    at = entered(compiled, weights)
+    if shared:
+        at = {name: w[:1].expand_as(w) for name, w in at.items()}
+    found, point = compiled.features(at, x)
+    torch.testing.assert_close(compiled.outputs(at, x)[0], found, rtol=1e-12, atol=1e-12)
+    cotangent = torch.randn_like(found)
+
+    def one(weights: dict[str, Tensor], x: Tensor, cotangent: Tensor) -> Any:
+        def features(weights: dict[str, Tensor]) -> Tensor:
+            return torch.func.functional_call(network, weights, (x,))[0]
+
+        outputs, pull_back = torch.func.vjp(features, weights)
+        return outputs, pull_back(cotangent)[0]
+
+    expected, gradients = torch.func.vmap(one)(weights, x, cotangent)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="the cotangent"):
+        compiled.pull_back(point, cotangent[..., :-1])
+    assert_equal(left(compiled, compiled.pull_back(point, cotangent)), gradients)
 
 
 @needs_compiler
@@ -237,14 +269,14 @@ def test_what_determines_the_kernels_compiles_them_again(
     assert len(set(names)) == 4
 
 
-def entered(loss: ConvNetLoss, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def entered(loss: ConvNet, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights of several tasks in the kernels' coordinates."""
     n = len(next(iter(weights.values())))
     tasks = [loss.enter({name: w[i] for name, w in weights.items()}) for i in range(n)]
     return {name: torch.stack([task[name] for task in tasks]) for name in tasks[0]}
 
 
-def left(loss: ConvNetLoss, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def left(loss: ConvNet, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights of several tasks in the network's coordinates."""
     n = len(next(iter(weights.values())))
     tasks = [loss.leave({name: w[i] for name, w in weights.items()}) for i in range(n)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.learners.embedding import Embedding
+from maml.learners.protonet import ProtoNet
 from maml.worker import Worker
+from tests.compiler import needs_compiler
 from tests.metagradient.peer import oracle
 from tests.workers import worker_of
 
@@ -65,12 +68,15 @@ def test_r2d2_minimises_the_ridge_loss() -> None:
     torch.testing.assert_close(found, alpha * x_query @ w.detach(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("learner", ["protonet", "r2d2"])
-def test_gradient_and_answers_by_hand(learner: str) -> None:
+def test_gradient_and_answers_by_hand(learner: str, kernels: str) -> None:
     """Trained at other ways and shots; both sets in one batch; and each answer's statistics."""
-    worker = make_worker(learner, train_ways=7, train_shots=1, queries=2, eval_queries=3)
+    episodes = {"train_ways": 7, "train_shots": 1, "queries": 2, "eval_queries": 3}
+    worker = make_worker(learner, kernels=kernels, **episodes)
     own = worker.learner
     assert isinstance(own, Embedding)
+    own.prepare(torch.device("cpu"))  # refuses what kernels do not serve
     tasks = worker.training.tasks(IDS)
     assert tasks.support_y.shape == (3, 7) and tasks.query_y.shape == (3, 14)
     params = own.meta_parameters()
@@ -100,6 +106,38 @@ def test_gradient_and_answers_by_hand(learner: str) -> None:
         alone = own.logits(extra, support, one_hot, query)
     torch.testing.assert_close(answers.transductive[1], together)
     torch.testing.assert_close(answers.non_transductive[1], alone)
+
+
+class Sharper(ProtoNet):
+    """Another classifier."""
+
+    def logits(self, *args: Any) -> Tensor:
+        return 2 * super().logits(*args)
+
+
+class Squared(ProtoNet):
+    """Other features."""
+
+    def call_network(self, *args: Any) -> Any:
+        features, statistics = super().call_network(*args)
+        return features.square(), statistics
+
+
+@pytest.mark.parametrize("theirs", [Sharper, Squared])
+def test_what_is_overridden_is_obeyed(theirs: type[ProtoNet]) -> None:
+    """Kernels or not, in training and at test; the classifier is the only part they leave alone."""
+    found = {}
+    for name, cls in (("plain", ProtoNet), ("auto", theirs), ("torch", theirs)):
+        config = make_worker("protonet", kernels="torch" if name == "torch" else "auto").config
+        own = cls(config)
+        assert name != "auto" or (own.obstacle(torch.device("cpu")) is None) == (theirs is Sharper)
+        params = own.meta_parameters()
+        gradients = own.outer_gradient(params, own.open_tasks("train").tasks(IDS)).gradients
+        test = own.open_tasks("test", evaluation=True).tasks(IDS)
+        found[name] = *gradients.values(), *own.predictions(params, test, 0)
+    torch.testing.assert_close(found["auto"], found["torch"], rtol=1e-9, atol=1e-10)
+    for one, other in zip(found["auto"][-2:], found["plain"][-2:], strict=True):
+        assert (one - other).abs().max() > 1e-3
 
 
 class Headless(nn.Module):

@@ -58,7 +58,8 @@ int lanes(int element_size) { return kVectorBytes / element_size; }
 
 // `spec` is 8 numbers a layer: height, width, channels in and out, kernel, stride, padding, pooling (0 or 1).
 // All layers pool, and then have stride 1, or none does.  `mean`: the head sees the mean over pixels, else all pixels.
-// `leak`: the activation's slope below zero.
+// `leak`: the activation's slope below zero.  `ways` 0: there is no head, and only `features`, `pull_back` and `outputs`
+// may be called.
 // A plan is read only from then on: several threads may use it at once.
 void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps, double leak) {
   Plan* plan = new Plan();
@@ -97,6 +98,19 @@ int64_t parameter_count(const void* plan) { return static_cast<const Plan*>(plan
     return attempt([&] {                                                                                              \
       gradient<T>(network, tasks, n, images, labels, {params, params_stride}, losses, logits, {grads, grads_stride},  \
                   residuals);                                                                                         \
+    });                                                                                                               \
+  }                                                                                                                   \
+  int64_t features_##suffix(const void* plan, int tasks, int n, const T* images, const T* params,                     \
+                            int64_t params_stride, T* out, T* residuals) {                                            \
+    return attempt([&] {                                                                                              \
+      features<T>(*static_cast<const Plan*>(plan), tasks, n, images, {params, params_stride}, out, residuals);        \
+    });                                                                                                               \
+  }                                                                                                                   \
+  int64_t pull_back_##suffix(const void* plan, int tasks, int n, const T* params, int64_t params_stride,              \
+                             T* residuals, const T* gfeatures, T* grads, int64_t grads_stride) {                      \
+    return attempt([&] {                                                                                              \
+      pull_back<T>(*static_cast<const Plan*>(plan), tasks, n, {params, params_stride}, residuals, gfeatures,          \
+                   {grads, grads_stride});                                                                            \
     });                                                                                                               \
   }                                                                                                                   \
   int64_t hessian_vector_##suffix(const void* plan, int tasks, int n, const T* params, int64_t params_stride,         \

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kChunkBytes = 256 << 10;  // of the largest map of the images that go through all layers together
 
-// images [tasks, n, C, H, W] -> logits [tasks, n, ways], by the statistics of each set, which are then written to
+// images [tasks, n, C, H, W] -> logits [tasks, n, ways] (without a head features [tasks, n, F]), by the statistics of each set, which are then written to
 // `used`, or by the `given` ones (not null).  Both are [tasks, layers, 2, C]: mean and biased variance.
 //
 // Nothing is kept for a backward pass.  So two maps take turns, as a layer's input and its output; of a convolution
@@ -65,6 +65,10 @@ void outputs(const Plan& plan, int tasks, int n, const T* images, Parameters<con
         T *mean = used + statistics, *variance = mean + l.cout;
         for (int c = 0; c < l.cout; ++c) mean[c] = s.mean[c], variance[c] = s.inv[c] / T(pixels);
         activate(l, size, gamma, beta, T(plan.eps), s);
+      }
+      if (!plan.ways) {
+        pool_features(plan, size, x, logits + example * plan.features);
+        return;
       }
       pool_features(plan, size, x, features);
       head(plan, size, features, params(b, plan.head_slot.weight), params(b, plan.head_slot.bias),

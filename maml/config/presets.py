@@ -37,12 +37,15 @@ def describe() -> str:
 
 
 def changed(config: Config) -> dict[str, Any]:
-    """Return the fields, and their values, that make another experiment of a preset."""
+    """Return the fields, and their values, that make another experiment of a preset.
+
+    The seed is not one of them: with another, it is the same experiment once more.
+    """
     preset = PRESETS.get(config.preset, Config())
     return {
         name: getattr(config, name)
         for name in (*MUST_MATCH, *OF_THE_RESULT)
-        if getattr(config, name) != getattr(preset, name)
+        if name != "seed" and getattr(config, name) != getattr(preset, name)
     }
 
 

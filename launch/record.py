@@ -26,7 +26,7 @@ from launch.check_record import alone, differing, scores_of
 from maml.best import load_best
 from maml.config import OF_A_HOST, Config
 from maml.config.parser import Parser, whole_number
-from maml.config.presets import changed
+from maml.config.presets import changed, published_row
 from maml.errors import UserError
 from maml.run import checkpoint, directory, files
 from maml.run.task_scores import NAME, read_tasks, write_tasks
@@ -118,6 +118,8 @@ def write(
         }
         if status["state"] == "finished":
             result = _test(folder, run_dir, last, tasks, data_root)
+            # Beside the presets of this commit, which may be later than the run's.
+            result |= published_row(config) | {"changed": changed(config)}
             if together is not None:
                 here = directory.config_here(run_dir, data_root, None)
                 result |= _ensemble(here, run_dir, together, result["tasks"])

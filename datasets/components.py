@@ -22,7 +22,7 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,6 +105,19 @@ def _with_likeness(own: dict[str, Any], facts: dict[str, dict[str, Any]]) -> dic
 def is_theirs(spelled: str) -> bool:
     """Whether a name means something in a user's own file: ``module:attribute``."""
     return ":" in spelled
+
+
+def unknown(flag: str, name: str, there: Iterable[str]) -> str:
+    """A line about a name that there is not."""
+    near = difflib.get_close_matches(name, there, n=1)
+    module, _, attribute = name.rpartition(".")
+    if module and not near:  # as Python writes it
+        near = [f"{module}:{attribute}"]
+    there_are = f"did you mean {near[0]}? There are" if near else "there are"
+    return (
+        f"{flag} {name}: unknown; {there_are} {', '.join(there)}; "
+        "or module:attribute, for one of your own"
+    )
 
 
 def load_theirs(flag: str, spelled: str) -> Any:
@@ -194,9 +207,18 @@ def _is_in(file: str, places: set[str]) -> bool:
     )
 
 
+_PLAIN = {
+    "in randomness error mode": "it draws random numbers, as dropout does, and everything random "
+    "has an address here: leave it out",
+}
+"""What a library says of a mistake in words of its own, and what it means here."""
+
+
 def described(error: BaseException) -> str:
     """An exception in one line, with the last place in a user's file that it passed."""
     text = " ".join(str(error).split())
+    for theirs, plain in _PLAIN.items():
+        text = plain if theirs in text else text
     if isinstance(error, SyntaxError):  # its text names the file
         return f"{type(error).__name__}: {text}"
     kind = type(error).__name__ + (f": {text}" if text else "")

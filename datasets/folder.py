@@ -203,8 +203,9 @@ def _way_out(found: Division, sizes: Mapping[str, int], ways: Mapping[str, int])
     if found.divided:
         return " or ".join(["add classes", *([f"give {fewer}"] if fewer else [])])
     if n < least:
-        each = n // len(ways)
-        also = f", or give --ways {each} and --split-fractions to suit" if each > 1 else ""
+        each = n // len(SPLITS)
+        fractions = _fractions(n, [each] * len(SPLITS))
+        also = f", or give --ways {each} --split-fractions {fractions}" if each > 1 else ""
         return f"all in all {least} are needed: add classes{also}"
     # For all three splits if there are enough, else for those that are asked for.
     every = [ways.get(split, max(ways.values())) for split in SPLITS]
@@ -255,6 +256,7 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
         names = top.folders
         classes = [_class(root, name, others) for name in names]
     else:
+        others = Counter()  # those of the top are counted with its images
         names, classes = [""], [_images_in(root, "", top, others)]
     say_ignored(root, others)
     images = [image for files in classes for image in files]

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets.components import Component, is_theirs, load_theirs, scan
+from datasets.components import Component, is_theirs, load_theirs, scan, unknown
 from datasets.errors import DataError
 
 FLAG = "--data"
@@ -62,5 +62,5 @@ def find(name: str) -> DataSet:
         module, _, attribute = name.partition(":")
         return DataSet(name, module, attribute, reads=None, episodes=attribute, examples=attribute)
     if name not in data_sets():
-        raise DataError(f"{FLAG} {name}: unknown; one of {', '.join(data_sets())}")
+        raise DataError(unknown(FLAG, name, data_sets()))
     return data_sets()[name]

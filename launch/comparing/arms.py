@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from datasets.components import is_theirs
+from datasets.words import counted
 from launch.comparing.statistics import Floats
 from launch.sweeping.file import Point, value_of
 from launch.sweeping.points import points_of
@@ -63,6 +64,9 @@ def read(asked: str, metric: str | None) -> Arm:
     if not path.is_dir():
         raise UserError(f"{asked}: {path} is no folder")
     points = points_of(path)
+    if points and not any((run_dir / "config.yaml").is_file() for run_dir in points):
+        n = counted(len(points), "trial")
+        raise UserError(f"{asked}: no run: {n}, and none began to train (see {path / 'logs'})")
     runs = [
         run
         for run in found_runs.find([path])
@@ -80,7 +84,7 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
         UserError: naming ``name`` and what is wrong with them.
     """
     if not runs:
-        raise UserError(f"{name}: no run of it has {NAME}, which a run's test leaves")
+        raise UserError(f"{name}: none of its runs has {NAME}: none has come to its test")
     differing = found_runs.differing(runs)
     if differing:
         values = sorted({str(getattr(run.config, differing[0])) for run in runs})

@@ -15,6 +15,7 @@ from maml.config import cli
 from maml.errors import UserError
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
+REPOSITORY = Path(__file__).parents[2]
 CHECKED = 64
 """So many points are tried against the program's flags before anything is run."""
 
@@ -30,7 +31,7 @@ def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]
     """
     values = dict(point) if run_dir is None else {**point, "run_dir": str(run_dir)}
     macros = {**_arguments(values), "env": ["/usr/bin/env"], "interpreter": [sys.executable],
-              "program": [file.program]}  # fmt: skip
+              "program": [_program(file)]}  # fmt: skip
     words = []
     for word in file.command:
         word = ENVIRONMENT.sub(lambda found: os.environ.get(found[1], found[1]), word)
@@ -43,6 +44,15 @@ def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]
             known = ", ".join(f"${{{name}}}" for name in macros)
             raise UserError(f"{file.path}: command: {word} is not known here; known are {known}")
     return words
+
+
+def _program(file: SweepFile) -> str:
+    """Return where the program is: as the file says, else beside this one's own.
+
+    A sweep over components of a user's own is begun in their folder, where ours is not.
+    """
+    ours = REPOSITORY / file.program
+    return str(ours) if not Path(file.program).exists() and ours.is_file() else file.program
 
 
 def _arguments(values: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -73,6 +83,8 @@ def check(file: SweepFile) -> None:
     Raises:
         UserError: naming the file, the point and its flag.
     """
+    if "${program}" in file.command and not Path(_program(file)).is_file():
+        raise UserError(f"{file.path}: program: there is no {file.program} here")
     points = [{p.name: p.at(0.5) for p in file.parameters}]
     if file.method == "grid":
         points = [point for point, _ in zip(file.grid(), range(CHECKED), strict=False)]

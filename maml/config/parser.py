@@ -33,9 +33,7 @@ class Parser(argparse.ArgumentParser):
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}")
-            near = difflib.get_close_matches(
-                word.partition("=")[0], [*self._option_string_actions, *self._also], n=2, cutoff=0.7
-            )
+            near = _near(word.partition("=")[0], [*self._option_string_actions, *self._also])
             hint = f": did you mean {' or '.join(near)}?" if near else "; --help lists all flags"
             self.error(f"unknown flag {word}{hint}")
         return found
@@ -48,6 +46,13 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """Print the help; a reader that has seen enough of it, as ``head``, may go."""
         show(self.format_help())
+
+
+def _near(word: str, flags: list[str]) -> list[str]:
+    """Return what a mistyped flag may be: the nearest, and a second that is hardly farther."""
+    found = difflib.get_close_matches(word, flags, n=2, cutoff=0.7)
+    far = [1 - difflib.SequenceMatcher(None, each, word).ratio() for each in found]
+    return [flag for flag, away in zip(found, far, strict=True) if away < 2 * far[0]]
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

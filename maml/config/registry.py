@@ -8,7 +8,6 @@ and may read any field.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -93,12 +92,7 @@ def find(kind: str, name: str) -> Any:
     """
     if not is_theirs(name):
         if name not in known(kind):
-            near = difflib.get_close_matches(name, known(kind), n=1)
-            there_are = f"did you mean {near[0]}? There are" if near else "there are"
-            raise UserError(
-                f"--{kind} {name}: unknown; {there_are} {', '.join(known(kind))}; "
-                "or module:attribute, for one of your own"
-            )
+            raise UserError(components.unknown(f"--{kind}", name, known(kind)))
         return known(kind)[name]
     try:
         if kind == "data":

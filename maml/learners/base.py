@@ -19,7 +19,7 @@ from maml.kernels import Native
 from maml.learners.data import data_contents, data_options
 from maml.learners.objectives import objective
 from maml.metagradient import differentiate, forward_over_reverse, unrolled
-from maml.metagradient.problem import Problem
+from maml.metagradient.problem import Problem, called
 from maml.networks import build_network, network_options
 from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss, apply
@@ -168,11 +168,11 @@ class Learner(nn.Module, ABC):
             task: One task.
             step: The inner step, from 0.
         """
-        return self.set_loss(params, task.support_x, task.support_y)
+        return called(self.set_loss, params, task.support_x, task.support_y)
 
     def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the outer loss (a scalar) after inner step ``step``, and outputs for `metrics`."""
-        return self.set_loss(params, task.query_x, task.query_y)
+        return called(self.set_loss, params, task.query_x, task.query_y)
 
     def set_loss(self, params: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of a set, normalised by its own statistics, and its outputs."""

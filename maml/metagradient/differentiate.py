@@ -20,7 +20,7 @@ from maml import kernels
 from maml.kernels.derivatives import Derivatives
 from maml.metagradient import displacement, forward_over_reverse, implicit, unrolled
 from maml.metagradient.function import FunctionDerivatives
-from maml.metagradient.problem import Outer, Problem
+from maml.metagradient.problem import Outer, Problem, called
 from maml.networks.feature_loss import FeatureLoss
 from maml.networks.loss import NetworkLoss
 from maml.networks.norms import tensors
@@ -130,7 +130,7 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
         for name, tensor in problem.params(problem.start, step).items()
     }
     first = pytree.tree_map(lambda tensor: tensor[0], tasks)
-    value, _ = loss(params, first, step)
+    value, _ = called(loss, params, first, step)
     leaves = _leaves_under(value)
     found = frozenset(name for name, tensor in params.items() if id(tensor) in leaves)
     if len(leaves) > len(found):

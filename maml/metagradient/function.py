@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from maml.kernels.derivatives import Gradient, Part, of_each_task
-from maml.metagradient.problem import Problem
+from maml.metagradient.problem import Problem, called
 from maml.params import Params
 
 
@@ -42,7 +42,7 @@ class FunctionDerivatives:
 
         def one(moving: Params, fixed: Params, task: Any) -> Any:
             def loss(moving: Params) -> tuple[Tensor, Tensor]:
-                return self._losses[part](fixed | moving, task, step)
+                return called(self._losses[part], fixed | moving, task, step)
 
             return torch.func.grad_and_value(loss, has_aux=True)(moving)
 
@@ -61,7 +61,7 @@ class FunctionDerivatives:
         def along(moving: Params, fixed: Params, vector: Params, task: Any) -> Params:
             def gradient(moving: Params) -> Params:
                 def loss(params: Params) -> Tensor:
-                    return self._losses[part](params, task, step)[0]
+                    return called(self._losses[part], params, task, step)[0]
 
                 return torch.func.grad(loss)(fixed | moving)
 

@@ -38,6 +38,35 @@ class Loss(Protocol):
         """
 
 
+def called(loss: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Call a loss, or what makes one, and return its loss and outputs.
+
+    Raises:
+        TypeError: naming it, if it returns something else.
+    """
+    found = loss(*arguments)
+    if isinstance(found, tuple) and len(found) == 2:
+        value, outputs = found
+        if isinstance(value, Tensor) and isinstance(outputs, Tensor):
+            return value, outputs
+    name = getattr(loss, "__qualname__", type(loss).__name__)
+    owner = getattr(loss, "__self__", None)
+    if owner is not None:  # a method, which a base class may have
+        name = f"{type(owner).__name__}.{getattr(loss, '__name__', name)}"
+    raise TypeError(
+        f"{name} returns {_shape(found)}: it must return (loss, outputs), two tensors, of "
+        "which the second is what metrics are computed of"
+    )
+
+
+def _shape(found: Any) -> str:
+    if isinstance(found, Tensor):
+        return f"one tensor {list(found.shape)}"
+    if isinstance(found, tuple):
+        return f"({', '.join(_shape(each) for each in found)})"
+    return f"a {type(found).__name__}"
+
+
 class Implicit(NamedTuple):
     """Differentiate at the solution of the inner problem, not through the way there.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from maml.execution.norms import ExactNorms
 from maml.metagradient.optimizers import OPTIMIZERS
-from maml.metagradient.problem import Outer, Problem
+from maml.metagradient.problem import Outer, Problem, called
 from maml.networks.loss import NetworkLoss
 from maml.params import Params
 
@@ -33,7 +33,7 @@ def trajectory(problem: Problem, task: Any) -> Iterator[Params]:
     for step in range(problem.steps):
 
         def inner(weights: Params, step: int = step) -> Tensor:
-            loss, _ = problem.support(problem.params(weights, step), task, step)
+            loss, _ = called(problem.support, problem.params(weights, step), task, step)
             return loss + _pull(problem, weights) if problem.pull_of_steps else loss
 
         gradients = torch.func.grad(inner)(weights)
@@ -63,11 +63,11 @@ def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
     """Return one task's outer loss, and the query loss's outputs after the last step."""
     weights, total = problem.start, None
     if not problem.steps:
-        return problem.query(problem.params(weights, 0), task, 0)
+        return called(problem.query, problem.params(weights, 0), task, 0)
     for step, weights in enumerate(trajectory(problem, task)):
         weight = problem.query_weight(step)
         if weight or step == problem.last_step:
-            loss, outputs = problem.query(problem.params(weights, step), task, step)
+            loss, outputs = called(problem.query, problem.params(weights, step), task, step)
             weighted = loss if weight == 1 else weight * loss
             total = weighted if total is None else total + weighted
     assert total is not None

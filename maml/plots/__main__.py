@@ -89,6 +89,8 @@ def _draw(methods: dict[str, list[Run]], folder: Path, tasks: int, task: int) ->
         if drawn is not None:
             style.save(drawn, folder / name)
             count += 1
+        else:
+            print(f"{name}: these runs have nothing to draw in it", file=sys.stderr, flush=True)
     return count
 
 

@@ -187,6 +187,14 @@ class Warmer(MAML):
     def support_loss(self, params, task, step):
         loss, outputs = super().support_loss(params, task, step)
         return loss * params["temp"], outputs
+class Short(MAML):
+    def query_loss(self, params, task, step):
+        return super().query_loss(params, task, step)[0]
+class Shorter(MAML):
+    def set_loss(self, params, x, y): return super().set_loss(params, x, y)[0]
+class Noisy(nn.Linear):
+    def forward(self, x): return nn.functional.dropout(super().forward(x))
+def noisy(image_shape, ways): return nn.Sequential(nn.Flatten(), Noisy(784, ways))
 class Measuring(MAML):
     def metrics(self, outputs, y):
         return super().metrics(outputs, y) | {"margin": outputs.amax(-1).mean(-1)}
@@ -205,6 +213,7 @@ class Measuring(MAML):
         ),
         ("--network", "nothing", [], r"returned int, no nn.Module"),
         ("--network", "dropped", [], r"its Dropout \(1\) draws random numbers"),
+        ("--network", "noisy", [], r"draws random numbers, as dropout does.*theirs_\d+.py:\d+\)"),
         ("--network", "wrongg", [], r"module \w+ \(.*\.py\) has no wrongg; did you mean wrong\?"),
         ("--network", "NUMBER", [], r"is no function or class, but int"),
         (
@@ -220,6 +229,18 @@ class Measuring(MAML):
         ("--network", "spare", ["--meta-gradient", "reverse"], r"'module.1.spare.bias' .*not have"),
         ("--network", "Lowered", [], r"in reverse mode is .* % off that of forward over reverse"),
         ("--learner", "Unstated", [], r"KeyError: 'temp' \(.*theirs_\d+.py:\d+\)"),
+        (
+            "--learner",
+            "Short",
+            [],
+            r"Short.query_loss returns one tensor \[\]: it must re",
+        ),
+        (
+            "--learner",
+            "Shorter",
+            ["--meta-gradient", "reverse"],
+            r"Shorter.set_loss returns one",
+        ),
         ("--learner", "Measuring", [], r"metrics returns accuracy, margin and metric_names is acc"),
         ("--learner", "wrong", [], r"is no subclass of maml.learners.Learner"),
         ("--data", "strangers", [], r"class a of train is int64 \[\]; all must be uint8"),

@@ -155,8 +155,12 @@ def test_fractions_that_would_do(tmp_path, n, ways):
     with pytest.raises(DataError, match="too few") as caught:
         folder.list_classes(**options, split_fractions=f"{1 - 2.1 / n},{1.05 / n},{1.05 / n}")
     assert "--ways 1" not in str(caught.value).partition(";")[2]
-    with pytest.raises(DataError, match=f"all in all {3 * n} are needed"):
+    with pytest.raises(DataError, match=f"all in all {3 * n} are needed") as caught:
         folder.list_classes(data_root=root, ways=dict.fromkeys(folder.SPLITS, n))
+    found = re.search(r"give --ways (\d+) --split-fractions ([0-9.,]*[0-9])", str(caught.value))
+    assert found is not None and int(found[1]) == n // 3
+    options["ways"] = dict.fromkeys(folder.SPLITS, n // 3)
+    assert len(folder.list_classes(**options, split_fractions=found[2])) == 3
 
 
 def test_a_class_may_be_called_test(tmp_path):
@@ -431,11 +435,12 @@ def test_images_of_classes_to_predict_with(strange):
     assert found.arrays[1][2].tolist() == np.full((8, 8, 3), 2).tolist()
 
 
-def test_images_without_classes_to_predict(tmp_path):
+def test_images_without_classes_to_predict(tmp_path, capfd):
     for i in range(40):
         shade(tmp_path / "queries" / f"{i:02}.png", i)
     (tmp_path / "queries" / "labels.csv").write_text("")
     found = read_images(str(tmp_path / "queries"), 6, "grey")
+    assert "ignored, as no images of a class: 1 (1 .csv)" in capfd.readouterr().err
     assert found.classes == [""]
     assert (found.arrays[0] == np.arange(40)[:, None, None]).all()
     assert [Path(name).name for name in found.files[0]][:2] == ["00.png", "01.png"]

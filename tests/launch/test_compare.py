@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch import compare
+from launch import compare, sweep
 from launch.comparing import arms, statistics
 from maml.errors import UserError
 from maml.run import directory
 from maml.run.task_scores import write_tasks
+from tests.launch.sweeps import written
 from tests.runs import glyphs
 
 NAMES = ("loss", "accuracy", "non_transductive_loss", "non_transductive_accuracy")
@@ -142,3 +143,14 @@ def test_what_cannot_be_compared_is_one_line(sides: list[str], says: str, there:
     with pytest.raises(UserError, match=says) as caught:
         compare.main([side.format(there) for side in sides])
     assert "\n" not in str(caught.value) and not re.search(r"\bNone\b", str(caught.value))
+
+
+def test_of_a_sweep_that_failed_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fails.py").write_text("1 / 0")
+    command = ["${interpreter}", "${program}", "${args}"]
+    file = written(tmp_path, parameters={"seed": {"values": [0, 1]}}, command=command,
+                   program="fails.py")  # fmt: skip
+    assert sweep.main([str(file), "--folder", "failed"]) == 1
+    with pytest.raises(UserError, match=r"failed: no run: 2 trials, and none began.*failed/logs"):
+        compare.main(["failed", "failed:seed=1"])

@@ -232,6 +232,15 @@ def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.Monk
     assert found[-1] == "++run_dir=there"
 
 
+def test_the_program_is_here_or_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep over components of a user's own is begun in their folder."""
+    described = file.read(written(tmp_path, parameters={"seed": {"value": 0}}))
+    monkeypatch.chdir(tmp_path)
+    assert command.command_of(described, {}, None)[0] == str(REPO / "train_maml.py")
+    (tmp_path / "train_maml.py").touch()
+    assert command.command_of(described, {}, None)[0] == "train_maml.py"
+
+
 @pytest.mark.parametrize(
     ("said", "says"),
     [
@@ -248,6 +257,7 @@ def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.Monk
         ({"command": ["python"]}, r"command: has no \$\{args\}"),
         ({"command": ["${progam}", "${args}"]}, r"command: \$\{progam\} is not known"),
         ({"program": None}, "program: .* needs one"),
+        ({"program": "nowhere.py"}, "program: there is no nowhere.py here"),
         ({"method": "bayes"}, "metric: method: bayes needs one"),
         ({"metric": {"name": "accuracy"}}, "'accuracy' must begin with train/"),
         ({"run_cap": 0}, "run_cap: 0"),

@@ -1,7 +1,8 @@
 """Compiled derivatives of known losses. Which they are is told by the losses themselves.
 
 A loss that is the mean cross-entropy of a `Conv4`'s outputs (`NetworkLoss`) is known, and one of
-its features (`FeatureLoss`) where nothing adapts; any other object, even a function that wraps one,
+its features (`FeatureLoss`) where nothing adapts, and the first at weights that other parameters
+make (`ModulatedLoss`); any other object, even a function that wraps one,
 is not, and cannot meet a kernel.
 """
 
@@ -19,6 +20,7 @@ from maml.networks.conv4 import Conv4
 from maml.networks.feature_loss import FeatureLoss
 from maml.networks.headless import without_head
 from maml.networks.loss import NetworkLoss
+from maml.networks.modulated_loss import ModulatedLoss
 from maml.networks.norms import tensors
 from maml.networks.ordinary import Ordinary
 from maml.params import Params
@@ -34,18 +36,23 @@ __all__ = [
 ]
 
 
-def derivatives_of(support: object | None, query: object) -> Native:
-    """Return the compiled derivatives of losses that have no `obstacle`."""
+def derivatives_of(support: object | None, query: object, start: Params) -> Native:
+    """Return the compiled derivatives of losses that have no `obstacle`; ``start`` adapts."""
     if isinstance(query, FeatureLoss):
         from maml.kernels.features import NativeFeatures
 
         return NativeFeatures(query)
+    from maml.kernels.modulated import NativeModulated
     from maml.kernels.native import NativeDerivatives
 
-    assert isinstance(query, NetworkLoss)
-    assert isinstance(query.network, Conv4)
-    batches = support.batches if isinstance(support, NetworkLoss) else None
-    return NativeDerivatives(query.network, batches)
+    plain_support, plain = _plain(support), _plain(query)
+    assert isinstance(plain, NetworkLoss)
+    assert isinstance(plain.network, Conv4)
+    batches = plain_support.batches if isinstance(plain_support, NetworkLoss) else None
+    native = NativeDerivatives(plain.network, batches)
+    if isinstance(query, ModulatedLoss):
+        return NativeModulated(query, native, frozenset(start))
+    return native
 
 
 def obstacle(support: object | None, query: object, params: Params) -> str | None:
@@ -57,7 +64,10 @@ def obstacle(support: object | None, query: object, params: Params) -> str | Non
         params: All that the losses read, ``{name: […]}``.
     """
     of_features = support is None and isinstance(query, FeatureLoss)
-    reason = None if of_features else _not_plain(support, query)
+    modulates = isinstance(query, ModulatedLoss)
+    reason = None if of_features else _modulated_otherwise(support, query)
+    support, query = _plain(support), _plain(query)
+    reason = reason or (None if of_features else _not_plain(support, query))
     if reason:
         return reason
     assert isinstance(query, (NetworkLoss, FeatureLoss))
@@ -68,7 +78,7 @@ def obstacle(support: object | None, query: object, params: Params) -> str | Non
     if reason:
         return reason
     weights = tensors(network).keys()
-    if not (weights <= params.keys() if of_features else weights == params.keys()):
+    if not (weights <= params.keys() if of_features or modulates else weights == params.keys()):
         return "the losses read other parameters than the network's"
     sample = params[next(iter(weights))]
     if sample.device.type != "cpu":
@@ -81,6 +91,20 @@ def obstacle(support: object | None, query: object, params: Params) -> str | Non
     if filters % lanes:
         return f"--filters {filters} is no multiple of {lanes}, this machine's vector"
     return None
+
+
+def _plain(loss: object | None) -> object | None:
+    return loss.plain if isinstance(loss, ModulatedLoss) else loss
+
+
+def _modulated_otherwise(support: object | None, query: object) -> str | None:
+    """Say whether support and query loss make the network's weights in different ways."""
+    if support is None:
+        return None
+    by_support, by_query = (
+        loss.modulated if isinstance(loss, ModulatedLoss) else None for loss in (support, query)
+    )
+    return None if by_support == by_query else "support and query loss modulate differently"
 
 
 def _not_plain(support: object | None, query: object) -> str | None:

@@ -94,3 +94,9 @@ class Native(Derivatives, Protocol):
 def of_each_task(params: Params, n_tasks: int) -> Params:
     """Return what B tasks share as ``{name: [B, …]}``, without a copy (stride 0)."""
     return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}
+
+
+def shared_once(params: Params) -> tuple[Params, dict[str, int | None] | int | None]:
+    """Drop the task dimension of what all tasks share; say of each whether it has one, for vmap."""
+    dims = {name: None if t.stride(0) == 0 else 0 for name, t in params.items()}
+    return {n: t[0] if dims[n] is None else t for n, t in params.items()}, dims or None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,8 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.learners.maml import MAML
 from maml.metagradient.problem import Problem
+from maml.networks.loss import NetworkLoss
+from maml.networks.modulated_loss import ModulatedLoss
 from maml.params import Params
 from maml.seeds import seed_of
 
@@ -69,6 +73,14 @@ class CAVIA(MAML):
             order=self.config.order,
         )
 
+    def _stated(self, part: Any) -> Any:
+        if not self._is_own(f"{part}_loss", CAVIA):
+            return getattr(self, f"{part}_loss")
+        if not all(map(self._is_own, ("set_loss", "call_network"))):
+            return getattr(self, f"{part}_loss")
+        plain = NetworkLoss(self.network, part, self.objective.loss, self.config.precision)
+        return ModulatedLoss(plain, self.modulated)
+
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return `set_loss` of the support set by the modulated network."""
         return self.set_loss(self.modulated(params), task.support_x, task.support_y)
@@ -80,6 +92,9 @@ class CAVIA(MAML):
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`, of the modulated network."""
         return super().answers(self.modulated(params), task)
+
+    def _answers_plainly(self) -> bool:
+        return self._is_own("answers", CAVIA) and self._is_own("call_network")
 
     def modulated(self, params: Params) -> Params:
         """See `Learner.modulated`: the network's weights as the context has them."""

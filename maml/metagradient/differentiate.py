@@ -23,6 +23,7 @@ from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Outer, Problem, called
 from maml.networks.feature_loss import FeatureLoss
 from maml.networks.loss import NetworkLoss
+from maml.networks.modulated_loss import ModulatedLoss
 from maml.networks.norms import tensors
 from maml.params import Params
 
@@ -52,7 +53,7 @@ def native(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> ke
     """Return the compiled derivatives that serve ``problem``, or None."""
     if obstacle(problem, way, allowed) is not None:
         return None
-    return kernels.derivatives_of(_support(problem), problem.query)
+    return kernels.derivatives_of(_support(problem), problem.query, problem.start)
 
 
 def obstacle(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> str | None:
@@ -101,6 +102,9 @@ def _check_read(problem: Problem, tasks: Any) -> None:
         )
 
 
+_OF_NETWORKS = (NetworkLoss, FeatureLoss, ModulatedLoss)
+"""Losses that say which network they are of, and of what kind."""
+
 MOST_KNOWN = 64
 """Of one network, so that functions that are made anew each time do not pile up."""
 
@@ -115,7 +119,7 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
         ValueError: if it reads others, or is no scalar.
     """
     loss = getattr(problem, part)
-    if isinstance(loss, (NetworkLoss, FeatureLoss)):
+    if isinstance(loss, _OF_NETWORKS):
         # A network may read other parameters of a larger set, and its loss is anybody's.
         known = _READ.setdefault(loss.network, {})
         key = loss.kind, tuple(x.shape[1:] for x in (tasks.support_x, tasks.query_x))
@@ -141,15 +145,16 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
         )
     if value.dim():
         raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
-    if isinstance(loss, (NetworkLoss, FeatureLoss)):
+    if isinstance(loss, _OF_NETWORKS):
         known[key] = found
     return found
 
 
-def _reads_all(loss: NetworkLoss | FeatureLoss) -> bool:
+def _reads_all(loss: NetworkLoss | FeatureLoss | ModulatedLoss) -> bool:
     """Say whether a loss is known to read all parameters of its network, without a look."""
-    plain = isinstance(loss, NetworkLoss) and not loss.theirs
-    return plain and loss.loss.__module__.startswith("maml.")
+    if not isinstance(loss, NetworkLoss) or loss.theirs:
+        return False
+    return loss.loss.__module__.startswith("maml.")
 
 
 def _leaves_under(value: Tensor) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maml.kernels.derivatives import Gradient, Part, of_each_task
+from maml.kernels.derivatives import Gradient, Part, of_each_task, shared_once
 from maml.metagradient.problem import Problem, called
 from maml.params import Params
 
@@ -38,7 +38,8 @@ class FunctionDerivatives:
         """See `Derivatives.gradient`."""
         names = self._moving if part == "support" else tuple(at)
         moving, fixed = _divided(at, names)
-        (moving, of_moving), (fixed, of_fixed) = _shared(moving), _shared(fixed)
+        # One convolution for all tasks, in place of a grouped one.
+        (moving, of_moving), (fixed, of_fixed) = shared_once(moving), shared_once(fixed)
 
         def one(moving: Params, fixed: Params, task: Any) -> Any:
             def loss(moving: Params) -> tuple[Tensor, Tensor]:
@@ -81,10 +82,3 @@ class FunctionDerivatives:
 def _divided(at: Params, names: tuple[str, ...]) -> tuple[Params, Params]:
     rest = {name: tensor for name, tensor in at.items() if name not in names}
     return {name: at[name] for name in names}, rest
-
-
-def _shared(params: Params) -> tuple[Params, dict[str, int | None] | int | None]:
-    """Drop the task dimension of what all tasks share, and say of each whether it has one."""
-    # One convolution for all tasks, in place of a grouped one.
-    dims = {name: None if t.stride(0) == 0 else 0 for name, t in params.items()}
-    return {n: t[0] if dims[n] is None else t for n, t in params.items()}, dims or None

@@ -11,6 +11,7 @@ from datasets.tasks import Task
 from maml.errors import UserError
 from maml.params import Params
 from maml.worker import Worker
+from tests.compiler import needs_compiler
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
@@ -51,13 +52,24 @@ def appended(leaves: Params, context: Tensor, x: Tensor) -> Tensor:
     return F.linear(x, leaves[names[2] + "weight"], leaves[names[2] + "bias"])
 
 
+GLYPHS, SINUSOID = "maml-glyphs-5way-1shot", "maml-sinusoid-10shot"
+
+
 @pytest.mark.parametrize(
-    ("preset", "network"),
-    [("maml-glyphs-5way-1shot", film), ("maml-sinusoid-10shot", appended)],
+    ("preset", "network", "meta_gradient", "kernels"),
+    [
+        (GLYPHS, film, "reverse", "torch"),
+        (GLYPHS, film, "mixed", "torch"),
+        pytest.param(GLYPHS, film, "auto", "native", marks=needs_compiler),
+        (SINUSOID, appended, "reverse", "torch"),
+        (SINUSOID, appended, "mixed", "torch"),
+    ],
 )
-@pytest.mark.parametrize("meta_gradient", ["reverse", "mixed"])
-def test_equals_a_walk_by_hand(preset: str, network: object, meta_gradient: str) -> None:
-    worker = make_worker(preset, meta_gradient=meta_gradient)
+def test_equals_a_walk_by_hand(
+    preset: str, network: object, meta_gradient: str, kernels: str
+) -> None:
+    worker = make_worker(preset, meta_gradient=meta_gradient, kernels=kernels)
+    worker.learner.prepare(torch.device("cpu"))  # refuses what kernels do not serve
     params = worker.learner.meta_parameters()
     leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
     tasks = worker.training.tasks(IDS)
@@ -78,9 +90,10 @@ def test_equals_a_walk_by_hand(preset: str, network: object, meta_gradient: str)
         torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)
 
 
-def test_the_adapted_network_answers() -> None:
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_compiler)])
+def test_the_adapted_network_answers(kernels: str) -> None:
     """Of an evaluation's two answers the transductive one is that of the modulated network."""
-    worker = make_worker(eval_inner_steps=1, eval_queries=3)
+    worker = make_worker(eval_inner_steps=1, eval_queries=3, kernels=kernels)
     params = {name: p.detach() for name, p in worker.learner.meta_parameters().items()}
     tasks = worker.evaluation("test").tasks(IDS)
     answers = worker.learner.predictions(params, tasks, 1)

@@ -18,6 +18,7 @@ from launch import recorded
 from maml.config import Config
 from maml.config.parser import Parser, whole_number
 from maml.config.presets import with_values
+from maml.errors import UserError
 from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process
@@ -45,6 +46,8 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--data-root", help="where the data sets are (default: $MAML_DATA)")
     options = parser.parse_args(arguments)
+    if options.tasks < 1:
+        raise UserError(f"--tasks {options.tasks}: give at least 1")
     wrong = 0
     for record in recorded.find(options.record):
         if record.left:

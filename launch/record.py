@@ -57,6 +57,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where it goes")
     parser.add_argument("--data-root", help="where the data sets are (default: as in the run)")
     options = parser.parse_args(arguments)
+    for name, least in (("tasks", 1), ("ensemble", 2)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise UserError(f"--{name} {value}: give at least {least}")
     folder = write(
         options.run_dir,
         options.records,
@@ -101,13 +105,13 @@ def write(
         raise UserError(f"{run_dir}: it {state}; a record is of a run that has ended")
     starts = starts_of(run_dir)
     last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
-    target = records / config.preset / f"seed-{config.seed}"
+    target = records / recorded.place_of(config)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as made_in:
         folder = Path(made_in) / target.name
         folder.mkdir()
         made: dict[str, Any] = {
-            "command": f"python train_maml.py {' '.join(_flags(starts[0]['command']))}",
+            "command": f"python train_maml.py {' '.join(_flags(starts[-1]['command']))}",
             "starts": [
                 {name: start[name] for name in ("time", "iteration", "processes", "git_commit")}
                 for start in starts
@@ -217,6 +221,10 @@ def _flags(command: list[str]) -> list[str]:
         name = argument.partition("=")[0].lstrip("-").replace("-", "_")
         if skip:
             skip = False
+        elif name == "config" and argument.startswith("--"):
+            # It is kept beside the record.
+            kept.append("--config config.yaml")
+            skip = "=" not in argument
         elif argument.startswith("--") and name in {*OF_A_HOST, "run_dir"}:
             skip = "=" not in argument
         else:
@@ -240,7 +248,7 @@ def write_metrics(folder: Path, run_dir: Path) -> None:
     every = max(1, len(training) // ROWS)
     kept = {id(row) for row in training[every - 1 :: every]}
     lines = [json.dumps(row) for row in rows if "split" in row or id(row) in kept]
-    files.write_text(folder / "metrics.jsonl", "\n".join(lines) + "\n")
+    files.write_text(folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 ``metrics.jsonl`` (thinned) and ``curves.png``, as a run directory does, and beside these
 ``record.json`` (how it was made) and ``model.pt`` (the parameters, where they are below 1 MB).
 
+Of an experiment that is not the preset's the first folder is ``<preset>+<field>=<value>+…``.
+
 A run that was stopped before its last iteration has neither ``test_tasks.csv`` nor ``model.pt``,
 but ``checkpoint.pt`` (where that is below 4 MB), from which any machine can go on: ``--resume``.
 """
@@ -12,18 +14,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from maml.config import Config, saved
+from maml.config.presets import changed
 from maml.errors import UserError
 from maml.params import Params
 
 RECORDS = Path(__file__).resolve().parent / "records"
 MOST_BYTES = {"model.pt": 1_000_000, "checkpoint.pt": 4_000_000}
 """A larger file is not kept."""
+LONGEST = 150
+"""Letters of a folder's name; most file systems take 255 bytes."""
+
+
+def place_of(config: Config) -> Path:
+    """Return a run's place below all records: a folder for each experiment and seed."""
+    other = [f"+{name}={value}" for name, value in changed(config).items()]
+    name = re.sub(r"[^\w.+=-]+", "_", "".join([config.preset, *other]))
+    if len(name) > LONGEST:
+        name = f"{name[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return Path(name, f"seed-{config.seed}")
 
 
 class Record(NamedTuple):

@@ -17,6 +17,7 @@ from launch import recorded
 from launch.recorded import Record
 from maml.config.parser import Parser
 from maml.config.presets import PRESETS
+from maml.errors import UserError
 from maml.run.files import read_rows
 from maml.scores import headline
 
@@ -31,6 +32,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where they are")
     parser.add_argument("--run", action="store_true", help="leave out what was not run")
     options = parser.parse_args(arguments)
+    if not options.records.is_dir():
+        raise UserError(f"--records {options.records}: there is no such folder")
     print(table(options.records, *(["run"] if options.run else [])))
     return 0
 
@@ -52,9 +55,9 @@ def table(records: Path, *words: str) -> str:
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             continue
         finished = [record for record in of_preset[name] if not record.left]
-        if finished:
-            rows.append(_row(name, preset.published, finished))
-            rows += [_together(record) for record in finished if "ensemble" in record.result]
+        for seeds in _experiments(finished):
+            rows.append(_row(name, preset.published, seeds))
+            rows += [_together(record) for record in seeds if "ensemble" in record.result]
         rows += [_so_far(record) for record in of_preset[name] if record.left]
         if not of_preset[name] and preset.published is not None and "run" not in words:
             rows.append((f"`{name}`", _percent(preset.published), "not run", "–", "–", "–", "–"))
@@ -77,16 +80,24 @@ def measured_on(records: Path, *words: str) -> str:
     return f"{processors}, {between}; each says its command, commit and versions."
 
 
+def _experiments(records: list[Record]) -> list[list[Record]]:
+    """Return the seeds of each experiment, the preset's own first."""
+    found: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: len(record.result["changed"])):
+        found[repr(sorted(record.result["changed"].items()))].append(record)
+    return list(found.values())
+
+
 def _found(records: Path) -> list[Record]:
     return recorded.find(records) if any(records.glob("**/record.json")) else []
 
 
 def _row(name: str, published: float | None, records: list[Record]) -> tuple[str, ...]:
-    """Return the row of a preset's seeds.
+    """Return the row of an experiment's seeds.
 
     One seed has the interval over its tasks. Of several, the mean, and the spread of their means.
     """
-    different = sorted({key for record in records for key in record.result["changed"]})
+    different = sorted(records[0].result["changed"])
     # Another experiment has no published number beside it.
     claimed = _percent(published) if published is not None and not different else "–"
     name = f"`{name}`" + (f", other {', '.join(different)}" if different else "")

@@ -26,7 +26,7 @@ from typing import Any
 
 from datasets.errors import DataError
 from maml.best import chosen, load_best
-from maml.config import Config
+from maml.config import Config, registry
 from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
 from maml.config.presets import with_values
@@ -177,6 +177,10 @@ class RunEvaluator:
         options = self.options
         config = directory.config_here(options.run_dir, options.data_root, options.device)
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
+        if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
+            raise UserError(
+                f"--steps {options.steps}: --learner {config.learner} takes no inner step"
+            )
         return with_values(config, **{n: v for n, v in asked.items() if v is not None})
 
     def build(self, config: Config) -> None:

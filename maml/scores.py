@@ -162,8 +162,10 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     examples = f"{config.ways}-way {config.shots}-shot, {queries} per class"
     if metric == "loss":
         examples = f"{config.shots}-shot, {queries}"
+    if registry.learner(config.learner).adapts_at_test:
+        examples = f"{examples}, {steps}"
     over = f"{over} {counted(tasks, 'task')}"
-    return f"{result['split']} {metric} {both}: {over}, {examples}, {steps}"
+    return f"{result['split']} {metric} {both}: {over}, {examples}"
 
 
 def headline(scores: Iterable[str]) -> str:

@@ -338,6 +338,20 @@ def test_an_optimizer_of_torch_takes_the_trainer_s_step(learner: str, tmp_path: 
         maml.set_gradients({**model.meta_params, "more": torch.zeros(1)}, found)
 
 
+@pytest.mark.parametrize("learner", ["protonet", "finetune"])
+def test_tasks_to_learn_from_have_the_ways_of_training(learner: str, tmp_path: Path) -> None:
+    ways = 800 if learner == "finetune" else 7
+    train(glyphs(learner=learner, iterations=1, train_ways=ways, checkpoint_every=1), tmp_path)
+    model = maml.load(tmp_path)
+    found = model.meta_gradient(model.episodes("train", training=True).tasks([3, 4]))
+    assert found.losses.isfinite().all()
+    tasks = model.episodes("train").tasks([3, 4])
+    with pytest.raises(maml.UserError, match=f"one has 2 classes; .* learns from {ways}-way tasks"):
+        model.meta_gradient(tasks)
+    with pytest.raises(maml.UserError, match=f"query_y has the class 8..; .* from 0 to {ways - 1}"):
+        model.meta_gradient(tasks._replace(query_y=tasks.query_y + 800))
+
+
 def test_a_model_is_a_module_with_features(model: maml.Model, task: Any) -> None:
     """Its outputs are those of the network, and its head's of the features."""
     outputs = model.module(task.support_x)

@@ -39,11 +39,13 @@ class LearnerFacts(Component):
             environments to act in.
         strategy: Where its tasks run under torchrun, if ``--strategy`` does not say.
         adapts: What the inner loop adapts unless ``--adapt`` says it (`maml.learners.adapting`).
+        adapts_at_test: Whether it takes inner steps at test.
     """
 
     tasks: Literal["episodes", "batches", "environments"] = "episodes"
     strategy: str = "rpc"
     adapts: str = "*"
+    adapts_at_test: bool = True
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -97,8 +97,17 @@ class Learner(nn.Module, ABC):
         image_shape: (C, H, W) of the images that the network takes; None where it takes none.
     """
 
+    NO_SAY: ClassVar[Mapping[str, str]] = {}
+    """Methods that its training and test never call, and what to override in their place."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for base in cls.__mro__[1:]:
+            for name, instead in vars(base).get("NO_SAY", {}).items():
+                if name in vars(cls):
+                    raise TypeError(
+                        f"{cls.__name__}.{name}: {base.__name__} calls none; override {instead}"
+                    )
         for name, instead in _GONE.items():
             if name in vars(cls):
                 raise TypeError(f"{cls.__name__}.{name}: no learner has it; override {instead}")
@@ -207,6 +216,17 @@ class Learner(nn.Module, ABC):
         )
         return given, used
 
+    def features_of_sets(
+        self, params: Params, task: Task, *, transductive: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the features ``[E, F]`` of one task's support and query set, as in `answers`.
+
+        ``params`` are as in `call_network`; raises as `features_of`.
+        """
+        support, statistics = self.features_of(params, task.support_x)
+        of_queries = None if transductive else statistics or None
+        return support, self.features_of(params, task.query_x, of_queries)[0]
+
     def modulated(self, params: Params) -> Params:
         """Return what the network is called with, of all that the losses read (CAVIA's context)."""
         return params
@@ -252,10 +272,15 @@ class Learner(nn.Module, ABC):
                 **data_options(config),
             )
         except DataError as error:
-            if not evaluation:
-                raise
             # The sampler knows its queries, not which flag they came from.
-            raise DataError(str(error).replace("--queries", "--eval-queries")) from error
+            said = str(error)
+            if evaluation:
+                said = said.replace("--queries", "--eval-queries")
+            else:
+                for name in ("ways", "shots"):
+                    if getattr(config, f"train_{name}"):
+                        said = said.replace(f"--{name} ", f"--train-{name} ")
+            raise DataError(said) from error
 
     def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Any:
         """Return the tasks that the losses read; a learner that acts makes them by acting.

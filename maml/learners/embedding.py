@@ -35,6 +35,8 @@ class Embedding(Learner):
     Training may have other ways and shots than the test: ``--train-ways``, ``--train-shots``.
     """
 
+    NO_SAY = dict.fromkeys(("support_loss", "set_loss"), "query_loss")
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         if self.objective is REGRESSION:
@@ -89,6 +91,15 @@ class Embedding(Learner):
     ) -> tuple[Tensor, Statistics]:
         """See `Learner.features_of`: the network has no other output."""
         return self.call_network(params, x, statistics)
+
+    def features_of_sets(
+        self, params: Params, task: Task, *, transductive: bool
+    ) -> tuple[Tensor, Tensor]:
+        """See `Learner.features_of_sets`: normalised as one set, or by the support set."""
+        if not transductive:
+            return super().features_of_sets(params, task, transductive=False)
+        together, _ = self.features_of(params, both(task))
+        return together[: len(task.support_x)], together[len(task.support_x) :]
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: normalised with the support set, and by its statistics."""

@@ -9,6 +9,7 @@ from maml.params import Params
 COMPONENTS = {
     "noadapt": {
         "attribute": "NoAdaptation",
+        "adapts_at_test": False,
         "help": "one set of weights for all tasks, that never adapts",
         "reads": ("shots", "queries", "eval_queries"),
     }
@@ -22,6 +23,8 @@ class NoAdaptation(Learner):
     every sinusoid alike). Labels of a few-shot classification are drawn anew for each task, so all
     that it can do there is to guess: 1 / N.
     """
+
+    NO_SAY = {"support_loss": "query_loss"}
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """No inner step, however many are asked for."""

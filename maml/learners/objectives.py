@@ -25,7 +25,9 @@ class Objective(NamedTuple):
 
 def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Fraction right: logits ``[…, E, N]``, labels ``[…, E]`` int64."""
-    return {"accuracy": (logits.argmax(-1) == labels).to(logits.dtype).mean(-1)}
+    # Of logits that are no numbers argmax would answer the first class.
+    right = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
+    return {"accuracy": right.to(logits.dtype).mean(-1)}
 
 
 def _precisions(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

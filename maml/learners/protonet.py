@@ -10,6 +10,7 @@ from maml.params import Params
 COMPONENTS = {
     "protonet": {
         "attribute": "ProtoNet",
+        "adapts_at_test": False,
         "help": "the nearest mean of a class's features",
         "reads": ("train_ways", "train_shots", "shots", "queries", "eval_queries"),
         "refuses": {

@@ -14,6 +14,7 @@ from maml.params import Params
 COMPONENTS = {
     "r2d2": {
         "attribute": "R2D2",
+        "adapts_at_test": False,
         "help": "ridge regression on features, in closed form",
         "reads": ("train_ways", "train_shots", "shots", "queries", "eval_queries"),
         "refuses": {

@@ -17,6 +17,7 @@ from maml.params import Params
 COMPONENTS = {
     "reinforce": {
         "attribute": "Reinforce",
+        "adapts_at_test": False,
         "help": "REINFORCE: one policy for all environments, without an inner loop",
         "tasks": "environments",
         "strategy": "observers",

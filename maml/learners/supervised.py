@@ -19,6 +19,7 @@ from maml.params import Params
 COMPONENTS = {
     "supervised": {
         "attribute": "Supervised",
+        "adapts_at_test": False,
         "help": "ordinary classification: a task is a mini-batch, without an inner loop",
         "tasks": "batches",
         "reads": ("batch_size", "epochs"),
@@ -32,6 +33,8 @@ COMPONENTS = {
 
 class Supervised(Learner):
     """One set of weights for all tasks: the loss of the query set, which is a mini-batch."""
+
+    NO_SAY = {"support_loss": "query_loss"}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

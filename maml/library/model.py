@@ -160,11 +160,13 @@ class Model:
         with torch.no_grad():
             return self.learner.features_of(params, self.examples(x, "x"))[0].cpu()
 
-    def episodes(self, split: str = "test") -> Tasks:
+    def episodes(self, split: str = "test", *, training: bool = False) -> Tasks:
         """Return the tasks that the run is evaluated on, of the data set that it was trained on.
 
         Args:
             split: "train", "validation" or "test".
+            training: Tasks as the run learns from, for `meta_gradient`: they may have other ways
+                and shots (``--train-ways``, ``--train-shots``).
 
         Raises:
             UserError: for another split, or if the data is not where it was.
@@ -172,7 +174,7 @@ class Model:
         if split not in ("train", "validation", "test"):
             raise UserError(f"split {split!r}: train, validation or test")
         try:
-            return Tasks(self.learner.open_tasks(split, evaluation=True))
+            return Tasks(self.learner.open_tasks(split, evaluation=not training))
         except DataError as error:
             raise UserError(str(error)) from error
 
@@ -180,15 +182,16 @@ class Model:
         """Differentiate the outer loss summed over tasks, as a step of training does.
 
         Args:
-            tasks: B tasks, as ``maml.episodes(…).tasks(ids)`` returns.
+            tasks: B tasks to learn from, as ``model.episodes("train", training=True).tasks(ids)``
+                returns.
 
         Returns:
             Sums by the names of `meta_params`, and each task's loss and metrics;
             `maml.set_gradients` puts the mean where an optimizer of torch looks for it.
 
         Raises:
-            UserError: for tasks of other examples than the model's, of more classes, or one task
-                alone.
+            UserError: for tasks of other examples than the model's, of more or fewer classes, or
+                one task alone.
         """
         shape = (1,) if self.image_shape is None else self.image_shape
         if tasks.support_x.dim() != 2 + len(shape) or (
@@ -199,12 +202,8 @@ class Model:
                 f"[B, n, {', '.join(map(str, shape))}]"
             )
 
-        most = self.learner.config.train_ways or self.ways
-        if self.ways is not None and most is not None and int(tasks.support_y.max()) >= most:
-            raise UserError(
-                f"tasks: support_y has the class {int(tasks.support_y.max())}; the model learns "
-                f"from {most}-way tasks, with classes from 0 to {most - 1}"
-            )
+        if self.ways is not None:
+            self._check_classes(tasks, self.config.train_ways or self.ways)
 
         def here(part: Tensor) -> Tensor:
             return part.to(self._device, self._dtype if part.is_floating_point() else None)
@@ -212,6 +211,24 @@ class Model:
         made = self.learner.materialise(self.meta_params, pytree.tree_map(here, tasks))
         phase = self.learner.phase(self.iteration)
         return self.learner.outer_gradient(self.meta_params, made, phase)
+
+    def _check_classes(self, tasks: Task, ways: int) -> None:
+        """Refuse tasks of other ways than the model learns from: their loss is another one's."""
+        learns = f"the model learns from {ways}-way tasks"
+        for part in ("support_y", "query_y"):
+            for label in getattr(tasks, part).unique().tolist():
+                if not 0 <= label < ways:
+                    raise UserError(
+                        f"tasks: {part} has the class {label}; {learns}, with classes from 0 to "
+                        f"{ways - 1}"
+                    )
+        for labels in tasks.support_y:
+            # Mini-batches of all classes have no support set.
+            if len(labels) and len(labels.unique()) < ways:
+                n = counted(len(labels.unique()), "class", "classes")
+                raise UserError(
+                    f'tasks: one has {n}; {learns}, as model.episodes("train", training=True) gives'
+                )
 
     def examples(self, given: Any, what: str) -> Tensor:
         """Return examples ``[n, …]`` as the network takes them, on its device.

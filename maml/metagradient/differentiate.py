@@ -87,9 +87,9 @@ def _check_read(problem: Problem, tasks: Any) -> None:
     Raises:
         ValueError: for one that reads parameters which are not handed to it. What a function closes
             over is a constant to every way of differentiating.
-        RuntimeError: for a parameter that adapts and that no loss reads: a mistake, not a zero.
+        RuntimeError: for a parameter that no loss reads: a mistake, not a zero.
     """
-    unread = set(problem.start)
+    unread = {*problem.start, *problem.fixed}
     places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
     for part, step in places:
         # A loss may know its step. One step of the support loss tells all, or else they are asked.
@@ -98,7 +98,8 @@ def _check_read(problem: Problem, tasks: Any) -> None:
     if unread:
         name = min(unread)
         raise RuntimeError(
-            f"{name!r} appears to not have been used by any loss, but it is to adapt"
+            f"{name!r} appears to not have been used by any loss, but it is to "
+            f"{'adapt' if name in problem.start else 'be learned'}"
         )
 
 
@@ -233,7 +234,7 @@ def meta_gradient(
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
-            parameter that adapts and that no loss reads: mistakes, not zeros.
+            parameter that no loss reads: mistakes, not zeros.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)

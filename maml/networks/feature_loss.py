@@ -53,7 +53,14 @@ class FeatureLoss:
     def of_features(self, params: Params, features: Tensor, task: Task) -> Tensor:
         """Return the classifier's outputs, of features ``[S + E, F]`` of `both` sets."""
         support, query = features.split([len(task.support_x), len(task.query_x)])
-        return self.classifier(params, support, one_hot(task.support_y, self.ways, support), query)
+        of_classes = one_hot(task.support_y, self.ways, support)
+        outputs = self.classifier(params, support, of_classes, query)
+        if outputs.shape != (len(query), self.ways):
+            raise ValueError(
+                f"logits returns {list(outputs.shape)}; it must be [{len(query)}, {self.ways}], a "
+                "row a query and a column a class"
+            )
+        return outputs
 
 
 def both(tasks: Task, dim: int = 0) -> Tensor:

@@ -138,9 +138,8 @@ def embedding(model: Model, index: int = 0) -> Any:
 @torch.no_grad()
 def _features(model: Model, params: dict[str, Tensor], task: Task) -> tuple[Tensor, Tensor]:
     """Return what the output layer sees of the support and the query set, ``[E, features]``."""
-    support, statistics = model.learner.features_of(params, task.support_x)
-    of_queries = None if model.config.transductive else statistics or None
-    return support, model.learner.features_of(params, task.query_x, of_queries)[0]
+    transductive = model.config.transductive
+    return model.learner.features_of_sets(params, task, transductive=transductive)
 
 
 def curve(model: Model, index: int = 0) -> Any:

@@ -124,6 +124,7 @@ import dataclasses
 import torch
 from torch import nn
 from maml.learners.maml import MAML
+from maml.learners.protonet import ProtoNet
 NUMBER = 3
 def wrong(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways + 1))
@@ -195,6 +196,11 @@ class Shorter(MAML):
 class Noisy(nn.Linear):
     def forward(self, x): return nn.functional.dropout(super().forward(x))
 def noisy(image_shape, ways): return nn.Sequential(nn.Flatten(), Noisy(784, ways))
+class Blind(ProtoNet):
+    def logits(self, params, support, one_hot, query): return 0 * super().logits(
+        params, one_hot, one_hot, one_hot[:1].expand(len(query), -1))
+class Wide(ProtoNet):
+    def logits(self, *given): return nn.functional.pad(super().logits(*given), (0, 1))
 class Measuring(MAML):
     def metrics(self, outputs, y):
         return super().metrics(outputs, y) | {"margin": outputs.amax(-1).mean(-1)}
@@ -209,7 +215,7 @@ class Measuring(MAML):
             "--network",
             "mistaken",
             [],
-            r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:10\)",
+            r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:11\)",
         ),
         ("--network", "nothing", [], r"returned int, no nn.Module"),
         ("--network", "dropped", [], r"its Dropout \(1\) draws random numbers"),
@@ -227,6 +233,9 @@ class Measuring(MAML):
         ("--network", "spectral", ["--learner", "protonet"], r"changes the buffer first.param"),
         ("--network", "spare", ["--meta-gradient", "mixed"], r"'module.1.spare.bias' .*not have"),
         ("--network", "spare", ["--meta-gradient", "reverse"], r"'module.1.spare.bias' .*not have"),
+        ("--network", "spare", ["--learner", "noadapt"], r"spare.bias' .*not have.* to be learned"),
+        ("--learner", "Blind", [], r"'blocks.0.conv.bias' .*not have"),
+        ("--learner", "Wide", [], r"Wide: ValueError: logits returns \[25, 6\]; .* be \[25, 5\]"),
         ("--network", "Lowered", [], r"in reverse mode is .* % off that of forward over reverse"),
         ("--learner", "Unstated", [], r"KeyError: 'temp' \(.*theirs_\d+.py:\d+\)"),
         (

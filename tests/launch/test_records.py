@@ -172,6 +172,25 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
     assert same(straight, last(tmp_path / "onward")["model"])
 
 
+def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    first = record.write(run_dir, tmp_path, 6, "", None)
+    other = tmp_path / "other"
+    shutil.copytree(run_dir, other)
+    content = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(content.replace("inner_lr: 0.4", "inner_lr: 0.3"))
+    config = directory.read_config(other)
+    assert recorded.place_of(config).name == "seed-0" and config.inner_lr == 0.3
+    assert tmp_path / recorded.place_of(config) != first
+    shutil.copytree(first, tmp_path / recorded.place_of(config))
+    result = json.loads((first / "result.json").read_text())
+    result["changed"] |= {"inner_lr": 0.3}
+    (tmp_path / recorded.place_of(config) / "result.json").write_text(json.dumps(result))
+    rows = table.table(tmp_path, "run").splitlines()[2:]
+    assert len(rows) == 2 and "inner_lr" in rows[1] and "inner_lr" not in rows[0]
+
+
 def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run_dir, copy)
@@ -186,3 +205,8 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
         record.write(copy, tmp_path, 6, "", None)
     with pytest.raises(UserError, match="no record there"):
         recorded.find(copy)
+    for main in (record.main, check_record.main):
+        with pytest.raises(UserError, match="--tasks 0: give at least 1"):
+            main([str(copy), "--tasks", "0"])
+    with pytest.raises(UserError, match=r"--records .*nowhere: there is no such folder"):
+        table.main(["--records", str(tmp_path / "nowhere")])

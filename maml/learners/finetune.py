@@ -10,6 +10,7 @@ import copy
 import dataclasses
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from datasets.batches import Batches, Examples
@@ -18,8 +19,9 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.base import Learner
+from maml.learners.base import Adapted, Learner
 from maml.learners.protonet import prototypes, squared_distances
+from maml.metagradient import unrolled
 from maml.metagradient.problem import Problem
 from maml.networks.feature_loss import one_hot
 from maml.networks.headless import without_head
@@ -113,9 +115,28 @@ class Finetune(Learner):
             steps=steps,
         )
 
+    @torch.no_grad()
+    def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
+        """See `Learner.adapt`; the features, which stand still, are computed once."""
+        if not (self._is_own("support_loss", Finetune) and self._is_own("problem", Finetune)):
+            return super().adapt(meta_params, tasks, steps)
+        problem = self.problem(meta_params, steps)
+        of_features = dataclasses.replace(problem, support=self._loss_of_features)
+
+        def one(task: Task) -> Params:
+            features, _ = self.features_of(problem.fixed, task.support_x)
+            return unrolled.adapt(of_features, task._replace(support_x=features))
+
+        return Adapted(problem, torch.func.vmap(one)(tasks) if steps else {}, None)
+
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of the support set by the tuned head, and logits."""
-        logits = _tuned(params, self.features_of(params, task.support_x)[0])
+        features, _ = self.features_of(params, task.support_x)
+        return self._loss_of_features(params, task._replace(support_x=features), step)
+
+    def _loss_of_features(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return the loss of a task whose support set is given as features ``[S, F]``."""
+        logits = _tuned(params, task.support_x)
         return self.objective.loss(logits, task.support_y), logits
 
     def features_of(

@@ -85,7 +85,7 @@ def table(report: dict[str, Any]) -> str:
             f"{row['iterations']:,}",
             str(row["meta_batch_size"]),
             f"{row['tasks_per_core_second']:.3g}",
-            f"{row['core_hours']:.2g}",
+            f"{row['core_hours']:.{0 if row['core_hours'] >= 9.95 else 1}f}",
         ]
         for row in report["records"]
     ]

@@ -33,7 +33,9 @@ class _Parameters(nn.Module):
         """Tell what kind of layer each parameter is of: those here are names and tensors alone."""
         (learner,) = self._learner
         kinds = {path: type(layer).__name__ for path, layer in learner.named_modules()}
-        kinds |= {path: type(layer).__name__ for path, layer in learner.network.named_modules()}
+        kinds |= {
+            path: type(each).__name__ for path, each in learner.network.named_modules() if path
+        }
         lines = [type(self).__name__ + "("]
         for name, parameter in self.named_parameters():
             kind = kinds.get(name.rpartition(".")[0], "")

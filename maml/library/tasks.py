@@ -28,6 +28,11 @@ class Tasks:
     def __init__(self, episodes: Episodes) -> None:
         self.episodes = episodes
 
+    def __repr__(self) -> str:
+        """Return how large a task is: ``<tasks of 5 support and 75 query examples>``."""
+        support, query = (len(y) for y in (self.task(0).support_y, self.task(0).query_y))
+        return f"<tasks of {support} support and {query} query examples>"
+
     def task(self, id: int) -> Task:
         """Return task ``id``: ``support_x [N·K, C, H, W]`` in [0, 1], ``support_y [N·K]``, ….
 

@@ -126,7 +126,14 @@ def _of_models(
     models = {name: [load(r.path) for r in each] for name, each in trained("episodes").items()}
     if not models:
         return strips
-    pictures = strips | {"steps": lambda: adaptation.by_step(models, tasks)}
+    pictures = strips
+    adapting = {
+        name: each
+        for name, each in models.items()
+        if registry.learner(each[0].config.learner).adapts_at_test
+    }
+    if adapting:
+        pictures["steps"] = lambda: adaptation.by_step(adapting, tasks)
     for name, (model, *_) in models.items():
         pictures |= {
             named("panel", name, models): partial(of_tasks.panel, model, task),

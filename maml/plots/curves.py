@@ -34,7 +34,8 @@ def draw_curves(
     batches = registry.learner(config.learner).tasks == "batches"
     of = "mini-batches" if batches else "tasks"
     steps = (config.inner_steps, config.eval_inner_steps)
-    marked = None if batches or steps[0] == steps[1] else steps
+    adapts = registry.learner(config.learner).adapts_at_test
+    marked = steps if adapts and steps[0] != steps[1] else None
     _curve(axes[0], rows, result, "loss", of, marked)
     metric = headline(worker.metric_names)
     if metric != "loss":
@@ -177,10 +178,14 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
     validates = any(run.validated(metric) for run in runs)
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     looks = style.look_of(list(methods))
-    # An ordinary classifier has none.
-    few_shot = [run for run in runs if registry.learner(run.config.learner).tasks == "episodes"]
-    training = {run.config.inner_steps for run in few_shot}
-    test = {run.config.eval_inner_steps for run in few_shot}
+    adapting = [
+        run
+        for run in runs
+        if registry.learner(run.config.learner).adapts_at_test
+        and registry.learner(run.config.learner).tasks == "episodes"
+    ]
+    training = {run.config.inner_steps for run in adapting}
+    test = {run.config.eval_inner_steps for run in adapting}
     for name, of_method in methods.items():
         at: dict[int, list[float]] = {}
         for run in of_method:
@@ -191,7 +196,7 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
         if not whole:
             continue
         many = f"{len(of_method)} seeds" if len(of_method) > 1 else "1 seed"
-        if len(test) > 1 and of_method[0] in few_shot:
+        if len(test) > 1 and of_method[0] in adapting:
             many += f", tested with {of_method[0].config.eval_inner_steps} inner steps"
         each = [[at[i][j] for i in whole] for j in range(len(of_method))]
         line_of_seeds(axis, whole, each, looks[name], f"{name} ({many})")

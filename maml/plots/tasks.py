@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
+from datasets.words import counted
+from maml.config import registry
 from maml.library.model import Model
 from maml.plots import style
 from maml.plots.curves import adapted_curve
@@ -74,7 +76,7 @@ def panel(model: Model, index: int = 0) -> Any:
     way = "transductive" if config.transductive else "non-transductive"
     drawn.suptitle(
         f"test task {index}: support left, queries right; {100 * accuracy:.0f} % of {len(truth)} "
-        f"queries right after {config.eval_inner_steps} inner steps ({way})",
+        f"queries right{_after(model)} ({way})",
         fontsize=9,
     )
     return drawn
@@ -99,8 +101,9 @@ def embedding(model: Model, index: int = 0) -> Any:
     task = Task(*(part[0] for part in tasks))
     steps = model.config.eval_inner_steps
     looks = list(style.look_of([f"class {c}" for c in range(model.ways)]).values())
-    drawn, ((*axes,),) = style.figure(1, 2, (4.2, 4.0))
-    for axis, n in zip(axes, (0, steps), strict=True):
+    looked_at = (0, steps) if _adapts(model) else (0,)
+    drawn, ((*axes,),) = style.figure(1, len(looked_at), (4.2, 4.0))
+    for axis, n in zip(axes, looked_at, strict=True):
         params = {
             k: v.detach() for k, v in model.learner.adapted(model.meta_params, task, n).items()
         }
@@ -124,15 +127,26 @@ def embedding(model: Model, index: int = 0) -> Any:
             )  # fmt: skip
             mine = task.query_y == c
             axis.scatter(*places[len(support) :][mine].T, s=16, color=colour, alpha=0.75)
-        when = "before adapting" if n == 0 else f"after {n} inner steps"
-        axis.set_title(f"{when}: {100 * share:.0f} % between classes", fontsize=9)
+        when = f"after {counted(n, 'inner step')}: " if n else "before adapting: "
+        when = when if _adapts(model) else ""
+        axis.set_title(f"{when}{100 * share:.0f} % between classes", fontsize=9)
         axis.set(xticks=[], yticks=[], xlabel="first component", ylabel="second component")
+    seen = "what the output layer sees" if _adapts(model) else "features"
     drawn.suptitle(
-        f"test task {index}, what the output layer sees; stars: support, dots: queries, a colour a "
-        "class",
+        f"test task {index}, {seen}; stars: support, dots: queries, a colour a class",
         fontsize=9,
+        wrap=True,
     )
     return drawn
+
+
+def _adapts(model: Model) -> bool:
+    return registry.learner(model.config.learner).adapts_at_test
+
+
+def _after(model: Model) -> str:
+    steps = counted(model.config.eval_inner_steps, "inner step")
+    return f" after {steps}" if _adapts(model) else ""
 
 
 @torch.no_grad()

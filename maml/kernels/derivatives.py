@@ -96,6 +96,21 @@ def of_each_task(params: Params, n_tasks: int) -> Params:
     return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}
 
 
+class ByName:
+    """`Derivatives` whose coordinates are the problem's own names."""
+
+    whole = False
+
+    def leave(self, gradients: Params) -> Params:
+        """See `Derivatives.leave`."""
+        return gradients
+
+    def put(self, at: Params, params: Params) -> Params:
+        """See `Derivatives.put`."""
+        n_tasks = len(next(iter(at.values())))
+        return at | of_each_task(params, n_tasks)
+
+
 def shared_once(params: Params) -> tuple[Params, dict[str, int | None] | int | None]:
     """Drop the task dimension of what all tasks share; say of each whether it has one, for vmap."""
     dims = {name: None if t.stride(0) == 0 else 0 for name, t in params.items()}

@@ -9,21 +9,19 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.kernels.derivatives import Gradient, Part, of_each_task, shared_once
+from maml.kernels.derivatives import ByName, Gradient, Part, of_each_task, shared_once
 from maml.kernels.native import NativeDerivatives
 from maml.networks.modulated_loss import ModulatedLoss
 from maml.params import Params
 
 
-class NativeModulated:
+class NativeModulated(ByName):
     """See `maml.kernels.derivatives.Derivatives`: its coordinates are the problem's own names.
 
     With weights w = m(p) and the kernels' g = ∇L(w), the gradient by p is Jᵀ g, J = ∂m/∂p. Its
     derivative along u is Jᵀ (H J u) + (dJ/du)ᵀ g. Kernels compute g and the product with H, torch
     what is around them.
     """
-
-    whole = False
 
     def __init__(self, query: ModulatedLoss, native: NativeDerivatives, moving: frozenset[str]):
         """``moving``: the names of what adapts."""
@@ -35,15 +33,6 @@ class NativeModulated:
         """See `Derivatives.enter`."""
         # Without their graph, which the problem's tensors have and derivatives here do not need.
         return {name: tensor.detach() for name, tensor in params.items()}
-
-    def leave(self, gradients: Params) -> Params:
-        """See `Derivatives.leave`."""
-        return gradients
-
-    def put(self, at: Params, params: Params) -> Params:
-        """See `Derivatives.put`."""
-        n_tasks = len(next(iter(at.values())))
-        return at | of_each_task(params, n_tasks)
 
     def gradient(self, part: Part, at: Params, tasks: Task, step: int, *, again: bool) -> Gradient:
         """See `Derivatives.gradient`; tasks are classification's."""

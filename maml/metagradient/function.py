@@ -7,15 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maml.kernels.derivatives import Gradient, Part, of_each_task, shared_once
+from maml.kernels.derivatives import ByName, Gradient, Part, shared_once
 from maml.metagradient.problem import Problem, called
 from maml.params import Params
 
 
-class FunctionDerivatives:
+class FunctionDerivatives(ByName):
     """See `maml.kernels.derivatives.Derivatives`: its coordinates are the problem's own names."""
-
-    whole = False
 
     def __init__(self, problem: Problem) -> None:
         self._losses = {"support": problem.support, "query": problem.query}
@@ -24,15 +22,6 @@ class FunctionDerivatives:
     def enter(self, params: Params) -> Params:
         """See `Derivatives.enter`."""
         return params
-
-    def leave(self, gradients: Params) -> Params:
-        """See `Derivatives.leave`."""
-        return gradients
-
-    def put(self, at: Params, params: Params) -> Params:
-        """See `Derivatives.put`."""
-        n_tasks = len(next(iter(at.values())))
-        return at | of_each_task(params, n_tasks)
 
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
         """See `Derivatives.gradient`."""

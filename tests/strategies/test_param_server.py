@@ -21,6 +21,8 @@ from tests.strategies.waiting import process_of_rank, wait_for_iteration
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--eval-tasks", "8"),
     *("--test-tasks", "8", "--log-every", "5", "--compile", "off", "--strategy", "param-server"),
+    # At the preset's rate so few iterations learn less than their tasks differ.
+    *("--meta-lr", "0.01"),
 ]  # fmt: skip
 
 

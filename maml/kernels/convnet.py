@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ class Point(NamedTuple):
     n_examples: int
 
 
+_of_spare = threading.Lock()
 _spare: list[Tensor] = []
 """Large residuals of points that are used up: fresh pages cost as much as a small layer's
 arithmetic, and threads that touch theirs at once wait for each other in the operating system."""
@@ -49,14 +51,13 @@ and learns from their being freed to keep others."""
 
 
 def _take(like: Tensor, n_tasks: int, size: int) -> Tensor:
-    """Return uninitialised residuals ``[B, R]``; spare ones of another kind are given up."""
-    while _spare:
-        try:
-            residuals = _spare.pop()
-        except IndexError:  # another thread was faster
-            break
-        if residuals.shape == (n_tasks, size) and residuals.dtype == like.dtype:
-            return residuals
+    """Return uninitialised residuals ``[B, R]``; if no spare ones fit, all are given up."""
+    with _of_spare:
+        for i, residuals in enumerate(_spare):
+            if residuals.shape == (n_tasks, size) and residuals.dtype == like.dtype:
+                return _spare.pop(i)
+        # Sets of several sizes take turns. When others come, these are not asked for again.
+        _spare.clear()
     return like.new_empty(n_tasks, size)
 
 
@@ -66,18 +67,19 @@ def _keep(residuals: Tensor) -> None:
 
 
 class ConvNet:
-    """A `Conv4`, or one whose head is the identity; float32 or float64 on the CPU.
+    """A `Conv4`, with its head or without; float32 or float64 on the CPU.
 
     Its own coordinates are one tensor `ALL`, in which a convolution is ``[k, k, C, F]``. The biases
     of convolutions are absent: batch norm subtracts them again, and their gradient is zero.
     """
 
-    def __init__(self, network: Conv4) -> None:
+    def __init__(self, network: Conv4, *, head: bool = True) -> None:
+        """``head``: whether to compute the output layer, where there is one."""
         first = network.blocks[0]
         assert isinstance(first, ConvBlock)
         conv = first.conv
         channels, height, width = network.image_shape
-        self._ways = 0 if is_headless(network) else network.head.out_features
+        self._ways = network.head.out_features if head and not is_headless(network) else 0
         self.n_outputs = self._ways or network.n_features
         self._image_shape = network.image_shape
         self._statistics_shape = (len(network.blocks), 2, conv.out_channels)
@@ -93,7 +95,8 @@ class ConvNet:
         self._shapes = {name: weights[name].shape for name in names}
         self._size = sum(shape.numel() for shape in self._shapes.values())
         assert self._size == _library().parameter_count(self._plan)
-        self._zeros = {n: w.shape for n, w in weights.items() if n not in self._shapes}
+        biases = {f"blocks.{i}.conv.bias" for i in range(len(network.blocks))}
+        self._zeros = {name: weights[name].shape for name in weights if name in biases}
 
     def enter(self, weights: Params) -> Params:
         """See `Derivatives.enter`."""
@@ -225,7 +228,10 @@ class ConvNetLoss(ConvNet):
 
 
 class ConvNetFeatures(ConvNet):
-    """A `Conv4` whose head is the identity, and the way back from a gradient by its features."""
+    """What a `Conv4` gives its head, and the way back from a gradient by these features."""
+
+    def __init__(self, network: Conv4) -> None:
+        super().__init__(network, head=False)
 
     def features(self, weights: Params, x: Tensor) -> tuple[Tensor, Point]:
         """Return features ``[B, E, F]``, normalised by each set's own statistics, and the point.

@@ -15,10 +15,9 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.kernels import Native
 from maml.learners.data import data_contents, data_options
 from maml.learners.objectives import objective
-from maml.metagradient import differentiate, forward_over_reverse, unrolled
+from maml.metagradient import differentiate, unrolled
 from maml.metagradient.problem import Problem, called
 from maml.networks import build_network, network_options
 from maml.networks.headless import given_to_head
@@ -72,12 +71,12 @@ class Adapted(NamedTuple):
     Attributes:
         problem: The inner problem.
         at: What has adapted, ``{name: [B, …]}``; in the coordinates of ``native``, if that served.
-        native: The compiled derivatives that served, and will answer; None: torch did, and will.
+        native: What of the compiled kernels served, and will answer; None: torch did, and will.
     """
 
     problem: Problem
     at: Params
-    native: Native | None
+    native: differentiate.Compiled | None
 
 
 class Learner(nn.Module, ABC):
@@ -357,7 +356,7 @@ class Learner(nn.Module, ABC):
         problem = self.problem(meta_params, steps)
         native = self._native(problem)
         if native is not None and self._answers_plainly():
-            return Adapted(problem, forward_over_reverse.adapt(problem, tasks, native), native)
+            return Adapted(problem, differentiate.adapt(problem, tasks, native), native)
         adapt = torch.func.vmap(lambda task: unrolled.adapt(problem, task))
         return Adapted(problem, adapt(tasks), None)
 
@@ -458,7 +457,7 @@ class Learner(nn.Module, ABC):
     def _kernels(self) -> differentiate.Kernels:
         return "torch" if self.config.kernels == "torch" else "auto"
 
-    def _native(self, problem: Problem) -> Native | None:
+    def _native(self, problem: Problem) -> differentiate.Compiled | None:
         return differentiate.native(problem, self.config.meta_gradient, self._kernels)
 
     def _answers_plainly(self) -> bool:

@@ -20,6 +20,7 @@ from maml import kernels
 from maml.kernels.derivatives import Derivatives
 from maml.metagradient import displacement, forward_over_reverse, implicit, unrolled
 from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.head_alone import HeadAlone, moves_head_alone
 from maml.metagradient.problem import Outer, Problem, called
 from maml.networks.feature_loss import FeatureLoss
 from maml.networks.loss import NetworkLoss
@@ -27,6 +28,8 @@ from maml.networks.modulated_loss import ModulatedLoss
 from maml.networks.norms import tensors
 from maml.params import Params
 
+Compiled: TypeAlias = kernels.Native | HeadAlone
+"""What of the compiled kernels serves a problem."""
 Making: TypeAlias = Callable[[Problem], Derivatives]
 """Makes the derivatives of a problem's losses."""
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
@@ -49,11 +52,20 @@ class OuterGradient(NamedTuple):
     outputs: Tensor
 
 
-def native(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> kernels.Native | None:
-    """Return the compiled derivatives that serve ``problem``, or None."""
+def native(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> Compiled | None:
+    """Return what of compiled kernels serves ``problem``, or None."""
     if obstacle(problem, way, allowed) is not None:
         return None
+    if moves_head_alone(problem):
+        return HeadAlone(problem)
     return kernels.derivatives_of(_support(problem), problem.query, problem.start)
+
+
+def adapt(problem: Problem, tasks: Any, compiled: Compiled) -> Params:
+    """Return what `answers` of ``compiled`` takes: B tasks' parameters after the inner loop."""
+    if isinstance(compiled, HeadAlone):
+        return compiled.adapt(tasks)
+    return forward_over_reverse.adapt(problem, tasks, compiled)
 
 
 def obstacle(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> str | None:
@@ -195,11 +207,13 @@ def differentiate(
     for value, choices in ((way, get_args(Way)), (allowed, get_args(Kernels))):
         if value not in choices:
             raise ValueError(f"{value!r}: one of {', '.join(choices)}")
-    derivatives: Derivatives | None
+    derivatives: Derivatives | HeadAlone | None
     if derivatives_of is None:
         derivatives = native(problem, way, allowed)
     else:
         derivatives = derivatives_of(problem)
+    if isinstance(derivatives, HeadAlone):
+        return derivatives.meta_gradient(tasks)
     if problem.implicit is not None:
         return implicit.meta_gradient(problem, tasks, derivatives or FunctionDerivatives(problem))
     if problem.displacement:

@@ -74,9 +74,24 @@ def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
     return total, outputs
 
 
-@torch.enable_grad()
 def meta_gradient(problem: Problem, tasks: Any) -> Outer:
     """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps."""
+    outer, _ = by_inputs(problem, tasks, [])
+    return outer
+
+
+@torch.enable_grad()
+def by_inputs(
+    problem: Problem, tasks: Any, inputs: list[Tensor]
+) -> tuple[Outer, list[Tensor | None]]:
+    """Do the same, and return the gradient by some of the tasks' tensors, too.
+
+    Args:
+        problem: The problem.
+        tasks: B tasks.
+        inputs: Tensors of ``tasks`` that require a gradient, ``[B, …]`` each. None comes back for
+            one that the outer loss does not depend on.
+    """
     tensors = problem.tensors()
     leaves = [leaf.detach().requires_grad_() for leaf in tensors.leaves()]
     own = problem.at(tensors.with_leaves(leaves))
@@ -85,9 +100,10 @@ def meta_gradient(problem: Problem, tasks: Any) -> Outer:
     with contextlib.nullcontext() if known else ExactNorms():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
     # Some may be of no use at some step, or to first order.
-    found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+    found = torch.autograd.grad(losses.sum(), [*leaves, *inputs], allow_unused=True)
     gradients = (
         torch.zeros_like(leaf) if gradient is None else gradient
-        for leaf, gradient in zip(leaves, found, strict=True)
+        for leaf, gradient in zip(leaves, found, strict=False)
     )
-    return Outer(tensors.with_leaves(gradients), losses.detach(), outputs.detach())
+    outer = Outer(tensors.with_leaves(gradients), losses.detach(), outputs.detach())
+    return outer, list(found[len(leaves) :])

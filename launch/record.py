@@ -110,15 +110,17 @@ def write(
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as made_in:
         folder = Path(made_in) / target.name
         folder.mkdir()
+        before = _begun_by(target, starts)
         made: dict[str, Any] = {
             "command": f"python train_maml.py {' '.join(_flags(starts[-1]['command']))}",
-            "starts": [
+            "starts": before.get("starts", [])
+            + [
                 {name: start[name] for name in ("time", "iteration", "processes", "git_commit")}
                 for start in starts
             ],
             "minutes": last["seconds"] / 60,
             "hardware": describe(torch.get_num_threads()),
-            "note": note,
+            "note": note or before.get("note", ""),
         }
         if status["state"] == "finished":
             result = _test(folder, run_dir, last, tasks, data_root)
@@ -147,6 +149,15 @@ def write(
             target.rename(Path(made_in) / "earlier")
         folder.rename(target)
     return target
+
+
+def _begun_by(target: Path, starts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return how the first part of a run was made, if it went on from the record in ``target``."""
+    if not (target / "record.json").is_file():
+        return {}
+    earlier = recorded.read(target)
+    goes_on = earlier.left and earlier.result["iterations"] == starts[0]["iteration"]
+    return earlier.made if goes_on else {}
 
 
 def starts_of(run_dir: Path) -> list[dict[str, Any]]:

@@ -97,10 +97,10 @@ def _row(name: str, published: float | None, records: list[Record]) -> tuple[str
 
     One seed has the interval over its tasks. Of several, the mean, and the spread of their means.
     """
-    different = sorted(records[0].result["changed"])
     # Another experiment has no published number beside it.
+    different = records[0].result["changed"]
     claimed = _percent(published) if published is not None and not different else "–"
-    name = f"`{name}`" + (f", other {', '.join(different)}" if different else "")
+    name = _named(records[0])
     results = [record.result for record in records]
     judged = headline(key for key, value in results[0].items() if value is not None)
     of_all = [
@@ -149,7 +149,7 @@ def _so_far(record: Record) -> tuple[str, ...]:
     rate = result["iterations_per_second"]
     hours = f", {left / rate / 3600:.1f} h left at {rate:.2g} iterations/s" if rate else ""
     return (
-        f"`{record.config.preset}`",
+        _named(record),
         "–",
         f"unfinished: {done:,} of {done + left:,} iterations{curve}",
         str(record.config.seed),
@@ -157,6 +157,13 @@ def _so_far(record: Record) -> tuple[str, ...]:
         "–",
         f"{record.made['minutes']:.0f}{hours}",
     )
+
+
+def _named(record: Record) -> str:
+    """Return the preset, and what of it is otherwise, with its value."""
+    changed = record.result["changed"]
+    other = ", ".join(f"{name} {value}" for name, value in sorted(changed.items()))
+    return f"`{record.config.preset}`" + (f", other {other}" if other else "")
 
 
 def _percent(share: float) -> str:

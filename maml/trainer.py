@@ -34,7 +34,7 @@ from maml.run.insight import inner_loop
 from maml.run.lock import Lock
 from maml.run.log import RunLog
 from maml.run.progress import Patience
-from maml.run.resume import beginning, choose_run_dir
+from maml.run.resume import beginning, bring_history, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
 from maml.scores import check_headline, evaluate, headline, means, of_tasks, summary
@@ -154,6 +154,7 @@ class _Run:
                 device=str(worker.device),
             )
             if start is not None:
+                bring_history(self.run_dir, config)
                 checkpoint.continue_from(self.run_dir, start, is_last=config.resume == "auto")
         self.log = RunLog(self.run_dir, self.config)
         self.log.forget_after(self.iteration)

@@ -35,12 +35,17 @@ that one query's answer depends on no other (non-transductive). query: those of 
 asked together, as in MAML's released code (transductive)."""
 
 
+RECORDED = "model.pt"
+"""The parameters in a record: see `launch.recorded`."""
+
+
 def load(path: Path | str, iteration: int | str | None = None, device: str = "auto") -> Model:
     """Load a trained model.
 
     Args:
-        path: A run directory (its newest checkpoint), or a checkpoint file inside one. No code
-            that a file may hold is run (``weights_only``).
+        path: A run directory (its newest checkpoint), or a checkpoint file inside one; or a record
+            whose parameters are kept (``launch/records/PRESET/seed-N``). No code that a file may
+            hold is run (``weights_only``).
         iteration: Another checkpoint of the run directory; "best": the kept one that validated
             best.
         device: Where it computes: cpu, cuda, cuda:N, or auto, a GPU where there is one.
@@ -51,7 +56,12 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
     """
     run_dir, file = _find(Path(path).expanduser(), iteration)
     config = with_values(directory.read_config(run_dir), strategy="local", device=device)
-    saved = checkpoint.load(file)
+    if file.name == RECORDED:
+        # What a record keeps of a run that has finished.
+        parameters = checkpoint.load_parameters(file)
+        saved: dict[str, Any] = {"model": parameters, "iteration": config.iterations}
+    else:
+        saved = checkpoint.load(file)
     learner = build_learner(config)
     why = {"batches": "it does not adapt", "environments": "it acts, and answers no queries"}
     tasks = registry.learner(config.learner).tasks
@@ -64,6 +74,8 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
 
 def _find(path: Path, iteration: int | str | None) -> tuple[Path, Path]:
     """Return the run directory and the checkpoint file that are meant."""
+    if path.is_dir() and (path / RECORDED).is_file() and iteration is None:
+        return path, path / RECORDED
     if path.is_dir():
         if iteration is None:
             return path, checkpoint.last_checkpoint(path)
@@ -74,7 +86,8 @@ def _find(path: Path, iteration: int | str | None) -> tuple[Path, Path]:
         raise UserError(f"{path}: no such run directory or checkpoint")
     if iteration is not None:
         raise UserError(f"{path}: a file is one iteration; for another, give the run directory")
-    return path.absolute().parent.parent, path
+    own = path.absolute().parent
+    return (own if path.name == RECORDED else own.parent), path
 
 
 class Model:

@@ -213,13 +213,17 @@ def set_aside(run_dir: Path, until: Path) -> list[Path]:
     return aside
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, tensors on the CPU, without running any code it may hold.
+def load_parameters(path: Path) -> Params:
+    """Read a file that holds parameters alone, as a record does; raises as `load`."""
+    content = _content(path)
+    if not PARTS["model"](content):
+        raise DamagedError(f"{path}: holds other things than parameters")
+    found: Params = content
+    return found
 
-    Raises:
-        DamagedError: if it is missing, damaged or not whole.
-        UserError: if it cannot be opened, or is of another format.
-    """
+
+def _content(path: Path) -> Any:
+    """Return what torch has saved there, tensors on the CPU; raises as `load`."""
     try:
         # torch reads past the checksums that it writes: a damaged weight would be another weight.
         with zipfile.ZipFile(path) as archive:
@@ -228,7 +232,7 @@ def load(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             # About the bytes of a file that is refused below anyway.
             warnings.simplefilter("ignore")
-            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
     except FileNotFoundError:
@@ -242,6 +246,16 @@ def load(path: Path) -> dict[str, Any]:
     except Exception as error:
         # Damaged bytes lead the unpickler anywhere: KeyError, struct.error, IndexError …
         raise DamagedError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, tensors on the CPU, without running any code it may hold.
+
+    Raises:
+        DamagedError: if it is missing, damaged or not whole.
+        UserError: if it cannot be opened, or is of another format.
+    """
+    content = _content(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path}: not a checkpoint of this project (format {FORMAT})")
     if missing := [part for part in PARTS if part not in content]:

@@ -9,7 +9,9 @@ from typing import Any
 from maml.config import MUST_MATCH, Config, flag
 from maml.errors import UserError
 from maml.params import Params
-from maml.run import checkpoint, directory
+from maml.run import checkpoint, directory, files
+
+METRICS = "metrics.jsonl"
 
 
 def choose_run_dir(config: Config, made: list[Path]) -> Path:
@@ -46,6 +48,20 @@ def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] |
     saved = _checked(checkpoint.load(path), path, config, params)
     checkpoint.check_finite(saved, path)
     return saved
+
+
+def bring_history(run_dir: Path, config: Config) -> None:
+    """Let a run that another directory's checkpoint begins have that run's rows, too.
+
+    They lie beside the checkpoint, in a record, or a folder above it, in a run directory.
+    """
+    rows = run_dir / METRICS
+    if config.resume in ("auto", "never") or rows.exists():
+        return
+    for folder in list(Path(config.resume).absolute().parents)[:2]:
+        if (folder / METRICS).is_file():
+            files.write_text(rows, (folder / METRICS).read_text(encoding="utf-8"))
+            return
 
 
 def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:

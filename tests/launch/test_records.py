@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import maml
 from launch import check_record, record, recorded, table
 from launch.recorded import Record
 from maml.config import Config
@@ -55,6 +56,19 @@ def test_what_was_kept_scores_what_it_says(kept: Path, capsys: pytest.CaptureFix
     one = recorded.read(kept)
     assert f"{100 * one.result['accuracy']:.2f} ± " in row, row
     assert "not run" in table.table(kept.parents[1])
+
+
+def test_a_record_is_a_model_to_adapt(kept: Path, run_dir: Path) -> None:
+    task = maml.episodes("glyphs", split="test", ways=2, shots=1, queries=3).task(0)
+    expected = maml.load(run_dir).adapt(task.support_x, task.support_y).logits(task.query_x)
+    for path in (kept, kept / "model.pt"):
+        model = maml.load(path)
+        assert model.iteration == 20
+        found = model.adapt(task.support_x, task.support_y).logits(task.query_x)
+        assert torch.equal(found, expected)
+    torch.save([1, 2], kept / "model.pt")
+    with pytest.raises(UserError, match=r"model\.pt: holds other things than parameters"):
+        maml.load(kept)
 
 
 def test_learn2learn_finds_what_was_kept(kept: Path) -> None:
@@ -152,7 +166,8 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
             record.write(there, tmp_path, 6, "", None)
         directory.write_config(there, whole)
         directory.write_status(there, "stopped", 10, 0, whole)
-        folder = record.write(there, tmp_path, 6, "", None)
+        folder = record.write(there, tmp_path, 6, "half", None)
+        before = recorded.read(folder).made
         (row,) = table.table(tmp_path, "run", "maml-*").splitlines()[2:]
         accuracy = [row for row in read_rows(there / "metrics.jsonl") if "split" in row]
         share = 100 * accuracy[1]["accuracy"]
@@ -167,6 +182,12 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
         assert Trainer(onward).run() == 0
         done = record.write(tmp_path / "onward", tmp_path, 6, "", None)
     assert done == folder and not (folder / "checkpoint.pt").exists()
+    # What the first machine did is in the record, too.
+    made = recorded.read(done).made
+    assert made["starts"][:-1] == before["starts"] and made["starts"][-1]["iteration"] == 10
+    assert made["note"] == "half"
+    rows = read_rows(done / "metrics.jsonl")
+    assert accuracy[:2] == [r for r in rows if r.get("split") == "validation"][:2]
     assert "unfinished" not in table.table(tmp_path)
     straight = torch.load(folder / "model.pt", weights_only=True)
     assert same(straight, last(tmp_path / "onward")["model"])
@@ -188,7 +209,11 @@ def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
     result["changed"] |= {"inner_lr": 0.3}
     (tmp_path / recorded.place_of(config) / "result.json").write_text(json.dumps(result))
     rows = table.table(tmp_path, "run").splitlines()[2:]
-    assert len(rows) == 2 and "inner_lr" in rows[1] and "inner_lr" not in rows[0]
+    assert len(rows) == 2 and "inner_lr 0.3" in rows[1] and "inner_lr" not in rows[0]
+    result |= {"iterations": 7, "iterations_left": 13, "iterations_per_second": 2.0}
+    (tmp_path / recorded.place_of(config) / "result.json").write_text(json.dumps(result))
+    rows = table.table(tmp_path, "run").splitlines()[2:]
+    assert "inner_lr 0.3" in rows[1] and "unfinished: 7 of 20" in rows[1]
 
 
 def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:

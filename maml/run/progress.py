@@ -37,8 +37,9 @@ def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tq
         return _Bar(
             total=total, desc=what, unit=unit, disable=not speaks, mininterval=0.5, **options
         )
+    # With more than one iteration between two looks at the clock, tqdm has a thread print as well.
     return _Lines(
-        total=total, desc=what, unit=unit, disable=not speaks, mininterval=PLAIN,
+        total=total, desc=what, unit=unit, disable=not speaks, mininterval=PLAIN, miniters=1,
         bar_format="{desc}: {n_fmt} of {total_fmt} {unit}, {rate_fmt}, {remaining} left{postfix}",
         **options,
     )  # fmt: skip

@@ -260,7 +260,16 @@ class RunEvaluator:
         options, question = self.options, self.question()
         params = self.strategy.worker.learner.meta_parameters()
         for one in (saved, *together):
-            checkpoint.check_model(one, params, f"{options.run_dir}, after {one['iteration']}")
+            try:
+                checkpoint.check_model(one, params, f"{options.run_dir}, after {one['iteration']}")
+            except UserError as error:
+                if options.data is None:
+                    raise
+                shape = self.strategy.worker.learner.image_shape
+                raise UserError(
+                    f"--data {options.data}: the run's model takes no images of the shape "
+                    f"{list(shape or [])} (channels, height, width), which these have"
+                ) from error
         if saved.get("division") is not None and options.data is None:
             training = self.strategy.worker.learner.open_tasks("train")
             checkpoint.check_division(saved, training.division, options.run_dir)

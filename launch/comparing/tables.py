@@ -20,7 +20,7 @@ from launch.comparing.statistics import (
 from maml.plots import comparing, style
 
 LEGEND = """\
-Δ is the row's mean minus that of {base}, on the same test tasks. *These runs*: of the trained
+Δ is the row's mean minus that of {base}, on the test tasks of both. *These runs*: of the trained
 networks on other tasks, by a BCa bootstrap over pairs of seed and task, and p by flipping signs.
 *Over seeds*: of other seeds, too, by Student's interval and p of the seeds' mean differences.
 *Detectable*: the smallest Δ that would have been shown in four studies of five. Intervals are of

@@ -68,6 +68,10 @@ def _check_bounds(name: str, value: float) -> None:
         raise UserError(f"{flag(name)} must be at most {most}, not {value}")
 
 
+MOST_NAMED = 4
+"""Components that a message names; of more it names one, and that there are others."""
+
+
 def _check_read(config: Config, preset: Config) -> None:
     """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
     given = {
@@ -84,10 +88,10 @@ def _check_read(config: Config, preset: Config) -> None:
                 if other.reads is not None and name in other.reads
             ]
             if readers and chosen.reads is not None and name not in chosen.reads:
-                few = readers if len(readers) <= 2 else [_usual(kind, readers)]
+                few = readers if len(readers) <= MOST_NAMED else [_usual(kind, readers), "others"]
+                either = f"{', '.join(few[:-1])} or {few[-1]}" if few[1:] else few[0]
                 raise UserError(
-                    f"{flag(name)} {value} is for {flag(kind)} {' or '.join(few)}, not "
-                    f"{chosen.name}"
+                    f"{flag(name)} {value} is for {flag(kind)} {either}, not {chosen.name}"
                 )
             if name in chosen.ignores:
                 raise UserError(

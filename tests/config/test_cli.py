@@ -360,7 +360,10 @@ def test_data_root_is_absolute(
         ([GLYPHS, *BACKUP, "--ps-max-staleness", "3"], "--ps-max-staleness 3.*--ps-mode async"),
         ([GLYPHS, *ASYNC, "--ps-backup-workers", "2"], "--ps-backup-workers 2.*--ps-mode backup"),
         *(
-            ([SUPERVISED, name, value], f"{name} {value} is for --learner maml, not supervised")
+            (
+                [SUPERVISED, name, value],
+                f"{name} {value} is for --learner maml or others, not supervised",
+            )
             for name, value in {
                 "--inner-lr": "3.0", "--inner-steps": "2", "--eval-inner-steps": "9",
                 "--inner-optimizer": "adam", "--order": "first", "--shots": "7", "--queries": "7",
@@ -382,6 +385,7 @@ def test_data_root_is_absolute(
         ([GLYPHS, "--learner", "imaml", "--proximal", "0"], "--proximal must be positive"),
         ([GLYPHS, "--learner", "imaml", "--cg-damping", "-1"], "--cg-damping must be at least 0"),
         ([GLYPHS, "--learner", "imaml", "--cg-damping", "nan"], "--cg-damping must be at least 0"),
+        ([GLYPHS, "--train-ways", "9"], "--train-ways 9 is for --learner .* or .*, not maml"),
         ([GLYPHS, "--proximal", "1"], "--proximal 1.0 is for --learner imaml, not maml"),
         ([GLYPHS, "--learner", "imaml", "--order", "first"], "--order first is for --learner maml"),
         (

@@ -10,6 +10,7 @@ from maml.config import MUST_MATCH, Config, flag
 from maml.errors import UserError
 from maml.params import Params
 from maml.run import checkpoint, directory, files
+from maml.run.log import read_metrics
 
 METRICS = "metrics.jsonl"
 
@@ -54,12 +55,16 @@ def bring_history(run_dir: Path, config: Config) -> None:
     """Let a run that another directory's checkpoint begins have that run's rows, too.
 
     They lie beside the checkpoint, in a record, or a folder above it, in a run directory.
+
+    Raises:
+        UserError: as `read_metrics`, of the other run's; and then nothing is brought.
     """
     rows = run_dir / METRICS
     if config.resume in ("auto", "never") or rows.exists():
         return
     for folder in list(Path(config.resume).absolute().parents)[:2]:
         if (folder / METRICS).is_file():
+            read_metrics(folder / METRICS)
             files.write_text(rows, (folder / METRICS).read_text(encoding="utf-8"))
             return
 

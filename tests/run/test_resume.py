@@ -157,8 +157,13 @@ def test_from_a_path(tmp_path: Path) -> None:
     source = checkpoint.last_checkpoint(tmp_path / "begun")
     continued = train(sinusoid(iterations=5, resume=str(source)), tmp_path / "continued")
     assert same(continued["model"], straight["model"])
-    assert [row["iteration"] for row in metrics(tmp_path / "continued")] == [3, 4, 5]
+    # With the rows of the run that it goes on with.
+    assert [row["iteration"] for row in metrics(tmp_path / "continued")] == [1, 2, 3, 4, 5]
     assert checkpoint.load(source)["iteration"] == 2
+    rows = tmp_path / "begun" / "metrics.jsonl"
+    rows.write_text("{]\n" + rows.read_text())
+    with pytest.raises(UserError, match=f"^{rows}"):
+        train(sinusoid(iterations=5, resume=str(source)), tmp_path / "again")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ class ConvNet(nn.Module):
     def __init__(self, ours: Conv4) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        self.pool = ours.pool
+        self.pool, self.mean = ours.pool, ours.mean
         for block in ours.blocks:
             assert isinstance(block, ConvBlock)
             conv = block.conv
@@ -35,7 +35,7 @@ class ConvNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map images to logits."""
         x = self.features(x)
-        return self.head(x.flatten(1) if self.pool else x.mean((2, 3)))
+        return self.head(x.mean((2, 3)) if self.mean else x.flatten(1))
 
 
 class Regressor(nn.Sequential):

@@ -160,6 +160,14 @@ def _check_combinations(config: Config) -> None:
         )
     if config.kernels == "native" and config.meta_gradient == "reverse":
         raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
+    if config.keep_moment and (
+        config.meta_optimizer != "sgd" or config.meta_momentum or config.meta_lr > 1
+    ):
+        # Anything else could make a mean of squares negative.
+        raise UserError(
+            "--keep-moment: its moves are weighted means, so it needs --meta-optimizer sgd without "
+            "--meta-momentum, and --meta-lr 1 or less"
+        )
     if config.meta_momentum and config.meta_optimizer != "sgd":
         raise UserError(f"--meta-momentum: --meta-optimizer {config.meta_optimizer} has none")
     if config.meta_lr_end and config.meta_schedule not in ("linear", "cosine"):

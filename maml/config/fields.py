@@ -67,6 +67,12 @@ class Config:
         "sgd", SAME_RUN,
         "Inner-loop optimizer, differentiated through (TorchOpt's, and Adam); adam0: with β1 = 0.",
     )  # fmt: skip
+    keep_moment: bool = _learner(
+        False, SAME_RUN,
+        "Its second moment goes on from the tasks before, averaged over those of an "
+        "iteration, instead of beginning anew with each.",
+        read_with=("inner_optimizer", "adam0"),
+    )  # fmt: skip
     inner_batch: int | None = _learner(
         None, SAME_RUN, "Support examples of an inner step while training [all].", least=1
     )

@@ -104,7 +104,7 @@ def _readers(name: str) -> str:
     for kind in registry.KINDS:
         known = registry.known(kind)
         readers = [each.name for each in known.values() if name in each.reads]
-        if 0 < len(readers) <= min(2, len(known) - 1):
+        if 0 < len(readers) <= min(3, len(known) - 1):
             with_value = FACTS[name].read_with
             return f"{', '.join(readers) if with_value is None else with_value[1]}: "
     return ""

@@ -134,8 +134,8 @@ def _unknown(network: nn.Module, *, headless: bool) -> str | None:
         stated = network.module if isinstance(network, Ordinary) else network
         return f"there are none for the network {type(stated).__name__}"
     built = _as_built(
-        network.image_shape, network.ways, network.filters, network.pool, network.leak, network.eps,
-        headless,
+        network.image_shape, network.ways, network.filters, network.pool, network.mean,
+        network.leak, network.eps, headless,
     )  # fmt: skip
     found = _described(network)
     for name, description in found.items():
@@ -150,12 +150,15 @@ def _as_built(
     ways: int,
     filters: int,
     pool: bool,
+    mean: bool,
     leak: float,
     eps: float,
     headless: bool,
 ) -> dict[str, object]:
     with torch.device("meta"):
-        network = Conv4(image_shape, ways, filters=filters, pool=pool, leak=leak, norm_eps=eps)
+        network = Conv4(
+            image_shape, ways, filters=filters, pool=pool, mean=mean, leak=leak, norm_eps=eps
+        )
         if headless:
             without_head(network, "conv4")
         return _described(network)
@@ -170,6 +173,7 @@ def _described(network: nn.Module) -> dict[str, object]:
             module.extra_repr(),
             getattr(module, "eps", None),
             getattr(module, "pool", None),
+            getattr(module, "mean", None),
             getattr(module, "leak", None),
             tuple(
                 (name, tuple(tensor.shape))

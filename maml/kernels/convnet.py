@@ -85,8 +85,8 @@ class ConvNet:
         self._statistics_shape = (len(network.blocks), 2, conv.out_channels)
         self._plan = _plan(
             channels, height, width, conv.out_channels, len(network.blocks),
-            conv.kernel_size[0], conv.stride[0], int(conv.padding[0]), network.pool, self._ways,
-            first.norm.eps, first.leak,
+            conv.kernel_size[0], conv.stride[0], int(conv.padding[0]), network.pool, network.mean,
+            self._ways, first.norm.eps, first.leak,
         )  # fmt: skip
         parts = ("conv.weight", "norm.weight", "norm.bias")
         names = [f"blocks.{i}.{part}" for i in range(len(network.blocks)) for part in parts]
@@ -276,7 +276,7 @@ class ConvNetFeatures(ConvNet):
 @functools.cache
 def _plan(
     channels: int, height: int, width: int, filters: int, layers: int, kernel: int, stride: int,
-    padding: int, pool: bool, ways: int, eps: float, leak: float,
+    padding: int, pool: bool, mean: bool, ways: int, eps: float, leak: float,
 ) -> ctypes.c_void_p:  # fmt: skip
     """Return the kernels' description of a network; a few are made, none is ever freed."""
     spec: list[int] = []
@@ -287,7 +287,7 @@ def _plan(
             height, width = height // 2, width // 2
         channels = filters
     numbers = (ctypes.c_int64 * len(spec))(*spec)
-    made = _library().plan_new(layers, numbers, ways, int(not pool), float(eps), float(leak))
+    made = _library().plan_new(layers, numbers, ways, int(mean), float(eps), float(leak))
     return ctypes.c_void_p(made)
 
 

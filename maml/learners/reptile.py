@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
+from torch import nn
+
+from maml.config import Config
+from maml.learners.base import without_prefix
 from maml.learners.maml import MAML
+from maml.learners.trees import tree
+from maml.metagradient.adam import Moment
 from maml.metagradient.problem import Problem
 from maml.networks.loss import MiniBatches, NetworkLoss, on_batches
 from maml.params import Params
@@ -16,7 +23,8 @@ COMPONENTS = {
         "help": "moves the initial weights towards the adapted ones",
         "reads": (
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "adapt",
-            "inner_batch", "eval_inner_batch", "train_shots", "shots", "queries", "eval_queries",
+            "inner_batch", "eval_inner_batch", "keep_moment", "train_shots", "shots", "queries",
+            "eval_queries",
         ),
         "refuses": {
             "meta_gradient": {"reverse": "goes back no way: its gradient is a difference"},
@@ -36,20 +44,40 @@ class Reptile(MAML):
     class and image lies at a place is the task's own draw. The query set is only reported on.
 
     The released code's inner Adam (``--inner-optimizer adam0``: β₁ is 0) goes on from task to task
-    with its second moment; here it begins anew with each task, which then does not depend on what
-    was trained on before it.
+    with its second moment. ``--keep-moment`` does so in a way that no order of tasks, and so
+    no topology, changes: the second moment is a meta-parameter, at which each task begins, and
+    which moves by the meta-step towards the mean over tasks of where it ends; tests begin at it,
+    too. Without, it begins anew with each task: every weight then moves by about as much in each
+    step, also where a task is learned.
     """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if config.keep_moment:
+            weights = self.network_weights(self.meta_parameters())
+            # The names of what adapts: ``second_moment.…`` for ``network.…``.
+            self.second_moment = tree({n: torch.zeros_like(weights[n]) for n in self.adapting})
+            self.second_moment_weight = nn.Parameter(next(iter(weights.values())).new_zeros(()))
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """As it is evaluated: MAML's inner loop, on mini-batches of ``--eval-inner-batch``."""
-        return self._of_batches(super().problem(meta_params, steps), self.config.eval_inner_batch)
+        problem = self._remembering(super().problem(meta_params, steps), meta_params)
+        return self._of_batches(problem, self.config.eval_inner_batch)
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
         """The same on mini-batches of ``--inner-batch``, with its displacement as the gradient."""
         config = self.config
         problem = super().problem(meta_params, config.inner_steps)
+        problem = self._remembering(problem, meta_params)
         problem = self._of_batches(problem, config.inner_batch)
         return dataclasses.replace(problem, displacement=True)
+
+    def _remembering(self, problem: Problem, meta_params: Params) -> Problem:
+        if not self.config.keep_moment:
+            return problem
+        total = without_prefix(meta_params, "second_moment.")
+        moment = Moment(total, meta_params["second_moment_weight"])
+        return dataclasses.replace(problem, second_moment=moment)
 
     def _of_batches(self, problem: Problem, size: int | None) -> Problem:
         if size is None:

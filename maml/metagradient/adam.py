@@ -1,7 +1,7 @@
 """Adam and AdamW for the inner loop, with exact bias corrections.
 
 TorchOpt (0.7.3) computes 1 − βᵗ in float32, whatever the dtype of the parameters. In float64 that
-moves the meta-gradient of three inner steps by 1e-6 to 1e-3 of itself. Here t is a number.
+moves the meta-gradient of three inner steps by 1e-6 to 1e-3 of itself. Here it is a number.
 """
 
 from __future__ import annotations
@@ -10,22 +10,40 @@ from typing import NamedTuple
 
 import torch
 import torchopt
+from torch import Tensor
 
 from maml.params import Params
 
 
-class AdamState(NamedTuple):
-    """What Adam remembers.
+class Moment(NamedTuple):
+    """A moment of the gradients seen, of which older ones count β times as much as newer ones.
 
     Attributes:
-        t: Steps taken.
-        m: The mean of gradients, ``{name: […]}``.
-        v: The mean of their squares.
+        total: ``{name: […]}``; zero before the first gradient.
+        weight: What the gradients in it count together: 1 − βᵗ after t of them; a number, or a
+            tensor ``[]`` where the moment is another's, who has averaged it.
     """
 
-    t: int
-    m: Params
-    v: Params
+    total: Params
+    weight: float | Tensor = 0.0
+
+    def with_new(self, gradients: Params, beta: float) -> Moment:
+        """Return the moment with one more gradient, or its square."""
+        total = {
+            n: torch.add(g * (1 - beta), self.total[n], alpha=beta) for n, g in gradients.items()
+        }
+        return Moment(total, beta * self.weight + (1 - beta))
+
+    def mean(self) -> Params:
+        """Return the mean of what was seen: the bias correction."""
+        return {name: tensor / self.weight for name, tensor in self.total.items()}
+
+
+class AdamState(NamedTuple):
+    """What Adam remembers: the first and the second moment of the gradients."""
+
+    first: Moment
+    second: Moment
 
 
 def adam(
@@ -41,19 +59,19 @@ def adam(
     """
 
     def init(params: Params) -> AdamState:
-        return AdamState(0, *({n: torch.zeros_like(p) for n, p in params.items()} for _ in "mv"))
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+        return AdamState(Moment(zeros), Moment(zeros))
 
     def update(
         updates: Params, state: AdamState, *, params: Params | None = None, inplace: bool = True
     ) -> tuple[Params, AdamState]:
-        t = state.t + 1
-        m = {n: beta1 * state.m[n] + (1 - beta1) * g for n, g in updates.items()}
-        v = {n: beta2 * state.v[n] + (1 - beta2) * g.square() for n, g in updates.items()}
-        of_m, of_v = 1 - beta1**t, 1 - beta2**t
-        steps = {n: -lr * (m[n] / of_m) / ((v[n] / of_v).sqrt() + eps) for n in updates}
+        first = state.first.with_new(updates, beta1) if beta1 else Moment(updates, 1.0)
+        second = state.second.with_new({n: g.square() for n, g in updates.items()}, beta2)
+        m, v = first.mean() if beta1 else updates, second.mean()
+        steps = {n: -lr * m[n] / (v[n].sqrt() + eps) for n in updates}
         if weight_decay:
             assert params is not None
             steps = {n: step - lr * weight_decay * params[n] for n, step in steps.items()}
-        return steps, AdamState(t, m, v)
+        return steps, AdamState(first, second)
 
     return torchopt.base.GradientTransformation(init, update)

@@ -3,6 +3,9 @@
 Reptile (Nichol et al. 2018, arXiv:1803.02999, algorithm 1) moves the start θ towards the end φ of a
 task's inner loop: as a step along the gradient θ − φ, which is that of ½ ‖θ − φ‖² with φ taken as a
 constant. Nothing is differentiated, so memory does not grow with the inner steps.
+
+Adam's second moment, where it begins as something, moves in the same way: from task to task of the
+released code; here to the mean over tasks, so that their order does not matter.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from typing import Any
 import torch
 
 from maml.kernels.derivatives import Derivatives
-from maml.metagradient.forward_over_reverse import adapt
-from maml.metagradient.problem import Outer, Problem, Tensors
+from maml.metagradient.adam import Moment
+from maml.metagradient.forward_over_reverse import ends
+from maml.metagradient.optimizers import second_moment
+from maml.metagradient.problem import Outer, Problem, Tensors, by_name
 from maml.params import Params
 
 
@@ -26,12 +31,26 @@ def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
         tasks: B tasks.
         derivatives: Of its losses.
     """
-    at = adapt(problem, tasks, derivatives)
+    at, state = ends(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, problem.last_step, again=False)
     start = derivatives.enter(problem.params(problem.start, 0))
     apart = derivatives.leave({name: (start[name] - end).sum(0) for name, end in at.items()})
+    of_moment: Params = {}
+    if problem.second_moment is not None:
+        of_moment = _moved(
+            problem.second_moment, second_moment(state), derivatives, len(query.losses)
+        )
     still = {name: torch.zeros_like(tensor) for name, tensor in problem.fixed.items()}
     # Of rates that are learned there is none: a mistake, which is told where it is asked for.
     rates: list[Params] = [{} for _ in problem.rates or ()]
-    gradients = Tensors({name: apart[name] for name in problem.start}, still, rates, [])
+    gradients = Tensors(
+        {name: apart[name] for name in problem.start}, still, rates, [], second_moment=of_moment
+    )
     return Outer(gradients, query.losses, query.outputs)
+
+
+def _moved(start: Moment, end: Moment, derivatives: Derivatives, n_tasks: int) -> Params:
+    """Return what B tasks have moved a second moment by, reversed, as `by_name`."""
+    ends = derivatives.leave({name: tensor.sum(0) for name, tensor in end.total.items()})
+    total = {name: n_tasks * tensor - ends[name] for name, tensor in start.total.items()}
+    return by_name(Moment(total, n_tasks * (start.weight - end.weight)))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from maml.kernels.derivatives import Derivatives, of_each_task
+from maml.metagradient.adam import Moment
 from maml.metagradient.problem import Outer, Problem, Tensors
 from maml.metagradient.rules import Rule, make_rule
 from maml.metagradient.transformed import Transformed
@@ -60,17 +61,33 @@ def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
 @torch.no_grad()
 def adapt(problem: Problem, tasks: Any, derivatives: Derivatives) -> Params:
     """Return all parameters after the inner loop of each task, in the derivatives' coordinates."""
-    loop = _Loop(problem, tasks, derivatives)
-    return problem.pulled_at_end(loop.forward(keep=False), loop.start)
+    return ends(problem, tasks, derivatives)[0]
+
+
+@torch.no_grad()
+def ends(problem: Problem, tasks: Any, derivatives: Derivatives) -> tuple[Params, Any]:
+    """Return what `adapt` does, and the inner optimizer's state in the same coordinates."""
+    loop = _Loop(problem, tasks, derivatives, differentiated=False)
+    at, state = loop.forward()
+    return problem.pulled_at_end(at, loop.start), state
 
 
 class _Loop:
-    """The inner loops of B tasks."""
+    """The inner loops of B tasks, to be ``differentiated`` or not."""
 
-    def __init__(self, problem: Problem, tasks: Any, derivatives: Derivatives) -> None:
+    def __init__(
+        self, problem: Problem, tasks: Any, derivatives: Derivatives, *, differentiated: bool = True
+    ) -> None:
         self.problem, self.tasks, self.derivatives = problem, tasks, derivatives
         learned = any(rate.requires_grad for of in problem.rates or () for rate in of.values())
-        self.rule = make_rule(problem.optimizer, problem.lr, learned_rates=learned)
+        second = problem.second_moment
+        if second is not None:
+            second = Moment(self._of_start(second.total), second.weight)
+        self.rule = make_rule(
+            problem.optimizer, problem.lr,
+            learned_rates=learned, differentiated=differentiated, second=second,
+        )  # fmt: skip
+        self.differentiated = differentiated
         self.rates = [self._own_rates(step) for step in range(problem.steps)]
         shared = derivatives.enter(problem.params(problem.start, 0))
         self.start = of_each_task(shared, n_tasks_of(tasks))
@@ -86,14 +103,22 @@ class _Loop:
             return stated
         if stated is None and still:
             return None
-        # One for each element of all parameters; what stands still has zero.
-        params = problem.params(problem.start, step)
-        one = {} if stated is not None else {n: torch.ones_like(t) for n, t in params.items()}
-        rates = {n: t.expand_as(params[n]) for n, t in (stated or one).items()}
+        if stated is None:
+            stated = {name: torch.ones_like(tensor) for name, tensor in problem.start.items()}
+        return self._of_start(stated)
+
+    def _of_start(self, values: Params) -> Params:
+        """Return a value for each element of the start in the derivatives' coordinates.
+
+        Where those are of all parameters, what stands still has zero.
+        """
+        if not self.derivatives.whole:
+            return values
+        params = self.problem.params(self.problem.start, 0)
         return self.derivatives.enter(
             {
-                name: rates[name] if name in problem.start else torch.zeros_like(tensor)
-                for name, tensor in params.items()
+                name: values[name].expand_as(t) if name in values else torch.zeros_like(t)
+                for name, t in params.items()
             }
         )
 
@@ -113,8 +138,9 @@ class _Loop:
         rule = self.rule(weights, gradients, state, self.rates[step])
         return _Taken(support.point, transformed, rule)
 
-    def forward(self, *, keep: bool) -> Params:
-        """Take all steps; return all parameters at their end."""
+    def forward(self) -> tuple[Params, Any]:
+        """Take all steps; return all parameters at their end, and the optimizer's state."""
+        keep = self.differentiated
         at, state = self.start, None
         for step in range(self.problem.steps):
             if self.problem.step_params:
@@ -123,13 +149,13 @@ class _Loop:
             if keep:
                 self.steps.append(_Step(at, state, taken if self.remember else None))
             at, state = at | taken.rule.weights, taken.rule.state
-        return at
+        return at, state
 
     def differentiate(self) -> Outer:
         """Take all steps, and come back."""
         problem, derivatives = self.problem, self.derivatives
         last = problem.last_step
-        at = self.forward(keep=True)
+        at, _ = self.forward()
         query = derivatives.gradient("query", at, self.tasks, last, again=False)
         weight = problem.query_weight(last)
         v, losses = _scaled(query.gradients, weight), query.losses

@@ -6,12 +6,12 @@ TorchOpt's Adamax has ε = 1e-6 where Adam has 1e-8.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torchopt
 
-from maml.metagradient.adam import adam
+from maml.metagradient.adam import AdamState, Moment, adam
 from maml.params import Params
 
 Optimizer: TypeAlias = torchopt.base.GradientTransformation
@@ -51,3 +51,25 @@ OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "adamw": _differentiable_at_zero(lambda lr: adam(lr, weight_decay=0.01)),
     "adam0": _differentiable_at_zero(lambda lr: adam(lr, beta1=0.0)),
 }
+
+
+def begun(optimizer: Optimizer, gradients: Params, second: Moment | None) -> Any:
+    """Return an optimizer's state before its first step.
+
+    Args:
+        optimizer: One of `OPTIMIZERS`.
+        gradients: The first gradients, whose names and shapes it takes.
+        second: What Adam's second moment begins as; None: as nothing seen.
+    """
+    state = optimizer.init(gradients)
+    if second is None:
+        return state
+    return tuple(
+        part._replace(second=second) if isinstance(part, AdamState) else part for part in state
+    )
+
+
+def second_moment(state: Any) -> Moment:
+    """Return the second moment in Adam's state, as of `begun`."""
+    (found,) = (part.second for part in state if isinstance(part, AdamState))
+    return found

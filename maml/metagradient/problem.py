@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from maml.metagradient.adam import Moment
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.params import Params
 
@@ -122,6 +123,9 @@ class Problem:
         implicit: How to differentiate at the solution; None: through the loop.
         displacement: The gradient by ``start`` is not that of the query loss, but what the loop has
             moved it by, reversed (Reptile, arXiv:1803.02999).
+        second_moment: What the second moment of ``optimizer`` "adam0" begins as, of every name of
+            ``start``, and ``[]`` its weight. It moves with the inner loop as the start does, and
+            the gradient by it is its displacement, too. None: each task's begins as nothing seen.
 
     Raises:
         ValueError: for values that do not go together.
@@ -143,6 +147,7 @@ class Problem:
     pull: str = "each-step"
     implicit: Implicit | None = None
     displacement: bool = False
+    second_moment: Moment | None = None
 
     def __post_init__(self) -> None:
         numbers = (self.lr, self.proximal, *(self.query_weights or ()))
@@ -188,6 +193,15 @@ class Problem:
             self.transform or self.step_params or self.query_weights or self.implicit
         ):
             raise ValueError("displacement: it is no gradient of the query loss, in no way")
+        if self.second_moment is not None:
+            self._check_second_moment()
+
+    def _check_second_moment(self) -> None:
+        assert self.second_moment is not None
+        if self.optimizer != "adam0":
+            raise ValueError(f"second_moment: optimizer {self.optimizer!r} begins without; adam0")
+        if self.second_moment.total.keys() != self.start.keys():
+            raise ValueError("second_moment: it must have the names of start")
 
     def _check_implicit(self) -> None:
         for name in ("fixed", "rates", "transform", "step_params", "query_weights"):
@@ -229,7 +243,11 @@ class Problem:
     def tensors(self) -> Tensors:
         """Return all that the outer loss can be differentiated by."""
         own = {} if self.transform is None else self.transform.tensors
-        return Tensors(self.start, self.fixed, list(self.rates or ()), list(self.step_params), own)
+        moment: Params = {}
+        if self.second_moment is not None:
+            moment = by_name(self.second_moment)
+        rates, step_params = list(self.rates or ()), list(self.step_params)
+        return Tensors(self.start, self.fixed, rates, step_params, own, moment)
 
     def at(self, tensors: Tensors) -> Problem:
         """Return the same problem with other tensors."""
@@ -240,6 +258,7 @@ class Problem:
             rates=None if self.rates is None else tensors.rates,
             step_params=tensors.step_params,
             transform=self.transform and self.transform._replace(tensors=tensors.transform),
+            second_moment=_moment(tensors.second_moment) if tensors.second_moment else None,
         )
 
 
@@ -251,6 +270,7 @@ class Tensors(NamedTuple):
     rates: list[Params]
     step_params: list[Params]
     transform: Params = {}
+    second_moment: Params = {}
 
     def pull_back(self, gradients: Tensors, by: Params) -> Params:
         """Return the gradient by what these tensors were made of.
@@ -295,10 +315,26 @@ class Tensors(NamedTuple):
             [own(group) for group in self.rates],
             [own(group) for group in self.step_params],
             own(self.transform),
+            own(self.second_moment),
         )
 
     def _groups(self) -> list[Params]:
-        return [self.start, self.fixed, *self.rates, *self.step_params, self.transform]
+        own = [self.transform, self.second_moment]
+        return [self.start, self.fixed, *self.rates, *self.step_params, *own]
+
+
+_WEIGHT = "weight of the second moment"
+"""Its name among tensors; no parameter's has blanks."""
+
+
+def by_name(moment: Moment) -> Params:
+    """Return a moment's tensors by name, as `Tensors` has them."""
+    return {**moment.total, _WEIGHT: torch.as_tensor(moment.weight)}
+
+
+def _moment(tensors: Params) -> Moment:
+    total = {name: tensor for name, tensor in tensors.items() if name != _WEIGHT}
+    return Moment(total, tensors[_WEIGHT])
 
 
 class Outer(NamedTuple):

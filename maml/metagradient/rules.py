@@ -14,7 +14,8 @@ import torchopt
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from maml.metagradient.optimizers import OPTIMIZERS, Optimizer
+from maml.metagradient.adam import Moment
+from maml.metagradient.optimizers import OPTIMIZERS, Optimizer, begun
 from maml.params import Params
 
 
@@ -102,8 +103,9 @@ class AutogradRule:
         rates: Params | None,
         *,
         learned: bool,
+        differentiated: bool = True,
     ) -> None:
-        with torch.enable_grad():
+        with torch.set_grad_enabled(differentiated):
             self._rates = _leaves(rates) if rates is not None and learned else None
             rates = self._rates or rates
             self._before_weights, self._gradients = _leaves(weights), _leaves(gradients)
@@ -160,10 +162,22 @@ MakeRule: TypeAlias = Callable[[Params, Params, Any, Params | None], Rule]
 """Weights, gradients, state (None before the first step) and rates, if any, to a `Rule`."""
 
 
-def make_rule(name: str, lr: float, *, learned_rates: bool = False) -> MakeRule:
+def make_rule(
+    name: str,
+    lr: float,
+    *,
+    learned_rates: bool = False,
+    differentiated: bool = True,
+    second: Moment | None = None,
+) -> MakeRule:
     """Return the rule of ``--inner-optimizer name``, whose updates are multiplied by any rates.
 
-    ``learned_rates``: whether `PulledBack.rates` will be asked for.
+    Args:
+        name: The optimizer.
+        lr: Its learning rate.
+        learned_rates: Whether `PulledBack.rates` will be asked for.
+        differentiated: Whether `Rule.pull_back` will.
+        second: What Adam's second moment begins as; None: as nothing seen.
     """
     optimizer = OPTIMIZERS[name](lr)
 
@@ -173,8 +187,11 @@ def make_rule(name: str, lr: float, *, learned_rates: bool = False) -> MakeRule:
         return RatedSGDRule(lr, weights, gradients, rates, learned=learned_rates)
 
     def other(weights: Params, gradients: Params, state: Any, rates: Params | None) -> Rule:
-        state = optimizer.init(gradients) if state is None else state
-        return AutogradRule(optimizer, weights, gradients, state, rates, learned=learned_rates)
+        state = begun(optimizer, gradients, second) if state is None else state
+        return AutogradRule(
+            optimizer, weights, gradients, state, rates,
+            learned=learned_rates, differentiated=differentiated,
+        )  # fmt: skip
 
     return sgd if name == "sgd" else other
 

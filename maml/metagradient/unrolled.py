@@ -14,7 +14,7 @@ import torchopt
 from torch import Tensor
 
 from maml.execution.norms import ExactNorms
-from maml.metagradient.optimizers import OPTIMIZERS
+from maml.metagradient.optimizers import OPTIMIZERS, begun
 from maml.metagradient.problem import Outer, Problem, called
 from maml.networks.loss import NetworkLoss
 from maml.params import Params
@@ -44,7 +44,7 @@ def trajectory(problem: Problem, task: Any) -> Iterator[Params]:
         if state is None:
             # From gradients, not from weights: inside vmap the state must have the task dimension
             # that gradients have and a shared start lacks (it is updated in place).
-            state = optimizer.init(gradients)
+            state = begun(optimizer, gradients, problem.second_moment)
         updates, state = optimizer.update(gradients, state, params=weights, inplace=False)
         if problem.rates is not None:
             rates = problem.rates[step]

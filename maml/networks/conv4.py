@@ -24,13 +24,19 @@ COMPONENTS = {
         "attribute": "Conv4",
         "help": "four strided blocks, spatial mean",
         "reads": ("filters", "leak", "norm_eps", "head_init"),
-        "options": {"pool": False},
+        "options": {"pool": False, "mean": True},
+    },
+    "conv4-flat": {
+        "attribute": "Conv4",
+        "help": "four strided blocks, flattened",
+        "reads": ("filters", "leak", "norm_eps", "head_init"),
+        "options": {"pool": False, "mean": False},
     },
     "conv4-pool": {
         "attribute": "Conv4",
         "help": "four blocks with max-pools, flattened",
         "reads": ("filters", "leak", "norm_eps", "head_init"),
-        "options": {"pool": True},
+        "options": {"pool": True, "mean": False},
     },
 }
 
@@ -73,6 +79,7 @@ class Conv4(nn.Module):
 
     Omniglot's has strided blocks of 64 filters and a spatial mean before the head;
     MiniImageNet's has pooled blocks of 32 filters, whose outputs the head sees flattened.
+    Reptile's and iMAML's for Omniglot have strided blocks, flattened. ``mean`` None: unless pooled.
     """
 
     blocks_n = 4
@@ -88,6 +95,7 @@ class Conv4(nn.Module):
         *,
         filters: int,
         pool: bool,
+        mean: bool | None = None,
         leak: float = 0.0,
         norm_eps: float = EPS,
         head_init: str = "small",
@@ -100,7 +108,7 @@ class Conv4(nn.Module):
                 "needs images of 16x16 or more (--image-size), --network conv4 does not"
             )
         self.image_shape = image_shape
-        self.pool = pool
+        self.pool, self.mean = pool, not pool if mean is None else mean
         self.filters, self.ways = filters, ways
         self.leak, self.eps = leak, norm_eps
         self.blocks = nn.ModuleList(
@@ -109,11 +117,12 @@ class Conv4(nn.Module):
             )
             for i in range(self.blocks_n)
         )
-        features = filters
-        if pool:
-            features *= (height >> self.blocks_n) * (width >> self.blocks_n)
-        self.n_features = features
-        self.head = nn.Linear(features, ways)
+        self.n_features = filters
+        if not self.mean:
+            for _ in range(self.blocks_n):
+                height, width = (side // 2 if pool else (side + 1) // 2 for side in (height, width))
+            self.n_features *= height * width
+        self.head = nn.Linear(self.n_features, ways)
         HEAD_INITS[head_init](self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -123,7 +132,7 @@ class Conv4(nn.Module):
         for i, block in enumerate(self.blocks):
             x, of_block = block(x, None if statistics is None else statistics[i])
             used.append(of_block)
-        return self.head(x.flatten(1) if self.pool else x.mean(dim=(2, 3))), tuple(used)
+        return self.head(x.mean(dim=(2, 3)) if self.mean else x.flatten(1)), tuple(used)
 
 
 def is_headless(network: Conv4) -> bool:

@@ -45,6 +45,7 @@ COUNTED = [
 ]  # fmt: skip
 ASYNC = ["--strategy", "param-server", "--ps-mode", "async"]
 BACKUP = ["--strategy", "param-server", "--ps-mode", "backup"]
+KEPT = ["--learner", "reptile", "--inner-optimizer", "adam0", "--meta-optimizer", "sgd"]
 POLE = ["--data", "cartpole", "--network", "mlp"]
 OBSERVERS = ["--strategy", "observers", "--learner", "reinforce", *POLE]
 
@@ -92,6 +93,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "omniglot_split": (["--omniglot-split", "vinyals", "--data", "omniglot"], "vinyals"),
     "ways": (["--ways", "3"], 3),
     "shots": (["--shots", "2"], 2),
+    "keep_moment": (["--keep-moment", *KEPT], True),
     "inner_batch": (["--inner-batch", "9", "--learner", "reptile"], 9),
     "eval_inner_batch": (["--eval-inner-batch", "9", "--learner", "reptile"], 9),
     "train_ways": (["--train-ways", "9", "--learner", "protonet"], 9),
@@ -230,10 +232,11 @@ def test_help_has_groups_and_lists_components(help_text: str) -> None:
 def test_help_is_of_what_reads_a_flag(help_text: str) -> None:
     """Said by the components, not by the flag."""
     for name, readers in {
-        "proximal": "imaml", "filters": "conv4, conv4-pool", "ps_mode": "param-server",
+        "proximal": "imaml", "filters": "conv4, conv4-flat, conv4-pool", "ps_mode": "param-server",
         "ps_max_staleness": "async", "omniglot_split": "omniglot", "epochs": "supervised",
     }.items():  # fmt: skip
-        assert re.search(rf"{flag(name)}( \S+)?\s+{readers}: [A-Z]", help_text), name
+        of_any_lines = readers.replace(" ", r"\s+")
+        assert re.search(rf"{flag(name)}( \S+)?\s+{of_any_lines}: [A-Z]", help_text), name
 
 
 def test_help_may_be_cut_short() -> None:
@@ -372,8 +375,8 @@ def test_data_root_is_absolute(
         ),
         ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner finetune or superv"),
         ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner finetune or superv"),
-        ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4 or conv4-pool, not mlp"),
-        ([SUPERVISED, "--filters", "3"], "--filters 3 is for --network conv4 or .*, not lenet"),
+        ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4, conv4-flat or"),
+        ([SUPERVISED, "--filters", "3"], "--filters 3 is for --network conv4, .*, not lenet"),
         ([SINUSOID, "--ways", "7"], "--ways 7: --data sinusoid has no classes"),
         ([SINUSOID, "--omniglot-split", "vinyals"], "vinyals is for --data omniglot, not sinusoid"),
         ([GLYPHS, "--omniglot-split", "mamlpp"], "mamlpp is for --data omniglot, not glyphs"),

@@ -136,6 +136,7 @@ BY_THEMSELVES = {
     "meta_momentum": "test_meta_momentum",
     "train_ways": "learners/test_embedding.py",
     "train_shots": "learners/test_embedding.py",
+    "keep_moment": "learners/test_reptile.py",
     "inner_batch": "learners/test_reptile.py",
     "eval_inner_batch": "learners/test_reptile.py",
     "eval_proximal": "learners/test_imaml.py",

@@ -116,7 +116,7 @@ def test_imaml_follows_the_published_protocol(ways: int, shots: int) -> None:
     # A support and a query set of as many images a class.
     assert config.queries == config.eval_queries == shots
     assert config.iterations == 20_000
-    assert config.network == "conv4"
+    assert config.network == "conv4-flat"
 
 
 def test_sinusoid_follows_the_published_protocol() -> None:

@@ -32,12 +32,13 @@ def make_worker(**changes: object) -> Worker:
 
 
 def random_case(
-    image_shape: tuple[int, int, int], ways: int, examples: int, filters: int, pool: bool, n: int
+    image_shape: tuple[int, int, int], ways: int, examples: int, filters: int, kind: str, n: int
 ) -> tuple[Conv4, dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
     """A network, weights and a vector of ``n`` tasks, and their sets, in float64."""
     torch.manual_seed(3)
+    pool, mean = kind == "pooled", kind == "mean"
     leak = 0.01 if pool else 0.0  # MAML++'s; both pooled cases, strided ones are ReLU's
-    network = Conv4(image_shape, ways, filters=filters, pool=pool, leak=leak).double()
+    network = Conv4(image_shape, ways, filters=filters, pool=pool, mean=mean, leak=leak).double()
     weights = {
         name: p.detach() + 0.1 * torch.randn(n, *p.shape, dtype=p.dtype)
         for name, p in network.named_parameters()
@@ -61,11 +62,12 @@ def plain(network: Conv4) -> FunctionDerivatives:
 
 
 CASES = {
-    "omniglot": ((1, 28, 28), 5, 5, 64, False),
-    "twenty ways": ((1, 28, 28), 20, 20, 16, False),
-    "odd image": ((2, 19, 23), 3, 4, 8, False),
-    "miniimagenet": ((3, 84, 84), 5, 6, 32, True),
-    "odd pooling": ((3, 37, 21), 4, 7, 16, True),
+    "omniglot": ((1, 28, 28), 5, 5, 64, "mean"),
+    "twenty ways": ((1, 28, 28), 20, 20, 16, "mean"),
+    "odd image": ((2, 19, 23), 3, 4, 8, "mean"),
+    "odd flat": ((2, 35, 23), 3, 4, 8, "flat"),
+    "miniimagenet": ((3, 84, 84), 5, 6, 32, "pooled"),
+    "odd pooling": ((3, 37, 21), 4, 7, 16, "pooled"),
 }
 
 
@@ -95,14 +97,14 @@ def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
 @pytest.mark.parametrize(
     ("case", "examples"),
     [
-        *(("omniglot", 1), ("omniglot", 75), ("odd image", 6)),
+        *(("omniglot", 1), ("omniglot", 75), ("odd image", 6), ("odd flat", 6)),
         *(("miniimagenet", 1), ("miniimagenet", 7), ("odd pooling", 75)),
     ],
 )
 def test_outputs_equal_the_network(case: str, examples: int, given: bool) -> None:
     """By a set's own statistics or by another set's, as an evaluator without transduction does."""
-    image_shape, ways, others, filters, pool = CASES[case]
-    network, weights, _, _, _ = random_case(image_shape, ways, 1, filters, pool, n=2)
+    image_shape, ways, others, filters, kind = CASES[case]
+    network, weights, _, _, _ = random_case(image_shape, ways, 1, filters, kind, n=2)
     x, support = (torch.rand(2, e, *image_shape, dtype=torch.float64) for e in (examples, others))
     compiled = ConvNetLoss(network)
     at = entered(compiled, weights)
@@ -303,7 +305,7 @@ def test_coordinates_there_and_back() -> None:
 @needs_compiler
 @pytest.mark.parametrize("order", ["second", "first"])
 @pytest.mark.parametrize("steps", [1, 4, 9])
-@pytest.mark.parametrize("network", ["conv4", "conv4-pool"])
+@pytest.mark.parametrize("network", ["conv4", "conv4-flat", "conv4-pool"])
 def test_meta_gradient_equals_plain(network: str, steps: int, order: str) -> None:
     """Nine steps are more than are remembered."""
     changes = {"inner_steps": steps, "order": order, "network": network, "inner_lr": 0.05}

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from datasets.tasks import Task
+from maml.config.cli import parse
+from maml.errors import UserError
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.networks.loss import MiniBatches
 from maml.worker import Worker
@@ -15,6 +17,7 @@ from tests.compiler import needs_compiler
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
+KEPT = {"inner_optimizer": "adam0", "keep_moment": True}
 
 
 def make_worker(**changes: object) -> Worker:
@@ -63,10 +66,72 @@ def test_a_step_is_towards_the_adapted_weights(kind: str, make: Any) -> None:
         torch.testing.assert_close(outer.params[name], expected, rtol=1e-9, atol=1e-10, msg=name)
 
 
+def test_a_kept_moment_is_that_of_an_adam_that_lives_on() -> None:
+    """One task an iteration at a meta-step of 1: θ = φ, and one Adam takes all tasks' steps."""
+    worker = make_worker(**KEPT, iterations=1, eval_inner_batch=None)
+    config, learner = worker.config, worker.learner
+    params = {name: p.detach().clone() for name, p in learner.meta_parameters().items()}
+    optimizer = torch.optim.Adam(learner.network.parameters(), lr=0.01, betas=(0.0, 0.999))
+    outer = OuterOptimizer(config, params)
+    places = MiniBatches(config.seed, 6)
+    for i in range(4):
+        ids = torch.tensor([i])
+        task = Task(*(tensor[0] for tensor in worker.training.tasks(ids)))
+        share = worker.meta_gradient(outer.params, ids, learner)
+        outer.step(share.gradients, 1)
+        for step in range(5):
+            optimizer.zero_grad()
+            at = places.places(step, 15)
+            logits, _ = learner.network(task.support_x[at])
+            torch.nn.functional.cross_entropy(logits, task.support_y[at]).backward()
+            optimizer.step()
+    theirs = dict(learner.network.named_parameters())
+    # The same network at the test: its steps go on from there, and leave nothing behind.
+    steps = {"steps": 7, "task": task}
+    adapted = learner.adapted(outer.params, **steps)
+    for name, expected in theirs.items():
+        if name.endswith("conv.bias"):
+            continue  # no gradient but rounding, which Adam divides by itself
+        found = outer.params[f"network.{name}"]
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-10, msg=name)
+        moment = optimizer.state[expected]["exp_avg_sq"]
+        found = outer.params[f"second_moment.{name}"]
+        torch.testing.assert_close(found, moment, rtol=1e-9, atol=1e-14, msg=name)
+    assert float(outer.params["second_moment_weight"]) == pytest.approx(1 - 0.999**20)
+    for _ in range(7):
+        optimizer.zero_grad()
+        logits, _ = learner.network(task.support_x)
+        torch.nn.functional.cross_entropy(logits, task.support_y).backward()
+        optimizer.step()
+    for name, expected in theirs.items():
+        if not name.endswith("conv.bias"):
+            torch.testing.assert_close(
+                adapted[name], expected.detach(), rtol=1e-9, atol=1e-10, msg=name
+            )
+
+
+@pytest.mark.parametrize(
+    "flags", [["--meta-optimizer", "adam"], ["--meta-momentum", "0.5"], ["--meta-lr", "1.5"]]
+)
+def test_a_kept_moment_stays_a_mean_of_squares(flags: list[str]) -> None:
+    with pytest.raises(UserError, match=r"--keep-moment: .* --meta-optimizer sgd"):
+        parse(["reptile-omniglot-5way-1shot", *flags])
+
+
+def test_plain_steps_have_no_moment_to_keep() -> None:
+    with pytest.raises(UserError, match=r"--keep-moment .* --inner-optimizer adam0, not sgd"):
+        parse(["reptile-glyphs-5way-1shot", "--keep-moment"])
+
+
 @needs_compiler
-def test_kernels_find_the_same() -> None:
-    native, plain = (make_worker(kernels=kernels) for kernels in ("native", "torch"))
+@pytest.mark.parametrize("kept", [False, True])
+def test_kernels_find_the_same(kept: bool) -> None:
+    changes = KEPT if kept else {}
+    native, plain = (make_worker(kernels=kernels, **changes) for kernels in ("native", "torch"))
     params = plain.learner.meta_parameters()
+    for _ in range(kept):  # a moment of something
+        found = plain.meta_gradient(params, IDS, plain.learner).gradients
+        params = {name: p.detach() - found[name] / 3 for name, p in params.items()}
     a, b = (worker.meta_gradient(params, IDS, worker.learner) for worker in (native, plain))
     torch.testing.assert_close(a.totals, b.totals, rtol=1e-10, atol=1e-10)
     for name, gradient in b.gradients.items():

@@ -166,9 +166,9 @@ def test_a_random_problem_has_one_gradient(number: int) -> None:
     assert_same(differentiate(plain, tasks, "mixed"), by_hand(plain, tasks))
 
 
-def convnet_problem(pool: bool, **values: Any) -> tuple[Problem, Task]:
+def convnet_problem(pool: bool, mean: bool, **values: Any) -> tuple[Problem, Task]:
     torch.manual_seed(3)
-    network = Conv4((1, 17, 17), 3, filters=16, pool=pool).double()
+    network = Conv4((1, 17, 17), 3, filters=16, pool=pool, mean=mean).double()
     weights = {n: p.detach() + 0.1 * torch.randn_like(p) for n, p in network.named_parameters()}
     support, query = (
         NetworkLoss(network, part, torch.nn.functional.cross_entropy)  # type: ignore[arg-type]
@@ -182,10 +182,10 @@ def convnet_problem(pool: bool, **values: Any) -> tuple[Problem, Task]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("pool", [False, True])
-def test_kernels_find_the_same_of_all_that_a_problem_can_state(pool: bool) -> None:
+@pytest.mark.parametrize(("pool", "mean"), [(False, True), (True, False), (False, False)])
+def test_kernels_find_the_same_of_all_that_a_problem_can_state(pool: bool, mean: bool) -> None:
     """MAML++'s parts and more: a body that stands still, rates, parameters of a step, a pull."""
-    problem, tasks = convnet_problem(pool, steps=3)
+    problem, tasks = convnet_problem(pool, mean, steps=3)
     weights = dict(problem.start)
     own = [name for name in weights if "norm" in name]
     still = [name for name in weights if name.startswith("blocks.0.conv")]
@@ -217,7 +217,7 @@ def test_kernels_find_the_same_of_all_that_a_problem_can_state(pool: bool) -> No
 @needs_compiler
 def test_kernels_are_chosen_by_the_loss() -> None:
     """A loss that is not the network's plain cross-entropy meets none, whoever made it."""
-    problem, tasks = convnet_problem(False, steps=2)
+    problem, tasks = convnet_problem(False, True, steps=2)
     assert obstacle(problem) is None
     support, network = problem.support, problem.support.network  # type: ignore[attr-defined]
 
@@ -252,11 +252,11 @@ def test_kernels_are_chosen_by_the_loss() -> None:
         lambda: setattr(network.blocks[2].norm, "eps", 1e-5),
     ]
     for change in changes:
-        problem, tasks = convnet_problem(False, steps=2)
+        problem, tasks = convnet_problem(False, True, steps=2)
         network = problem.support.network  # type: ignore[attr-defined]
         change()
         assert obstacle(problem) is not None
-    problem, tasks = convnet_problem(False, steps=2)
+    problem, tasks = convnet_problem(False, True, steps=2)
     network = problem.support.network  # type: ignore[attr-defined]
     network.blocks[1].register_forward_hook(lambda module, args, result: result)
     assert obstacle(problem) is not None

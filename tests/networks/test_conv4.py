@@ -72,10 +72,13 @@ def plain_block(block: ConvBlock, x: Tensor, *, pool: bool) -> Tensor:
     return F.max_pool2d(F.relu(x), 2) if pool else F.relu(x)
 
 
-@POOL
-def test_four_blocks_and_a_head(pool: bool) -> None:
-    """Strided and averaged, or pooled and flattened; of 84×84 pixels the latter keeps 5×5."""
-    name, side, filters, features = ("conv4-pool", 84, 32, 800) if pool else ("conv4", 28, 64, 64)
+@pytest.mark.parametrize(
+    ("name", "side", "filters", "features"),
+    [("conv4", 28, 64, 64), ("conv4-flat", 28, 64, 256), ("conv4-pool", 84, 32, 800)],
+)
+def test_four_blocks_and_a_head(name: str, side: int, filters: int, features: int) -> None:
+    """Strided and averaged, or flattened (2×2 of 28×28); or pooled and flattened (5×5 of 84×84)."""
+    pool = name == "conv4-pool"
     network = build(name, side, filters=filters).double()
     x = noise(3, 1, side, side)
     found, _ = network(x)
@@ -84,7 +87,7 @@ def test_four_blocks_and_a_head(pool: bool) -> None:
     for block in network.blocks:
         hidden = plain_block(block, hidden, pool=pool)
         assert hidden.shape[1] == filters
-    hidden = hidden.flatten(1) if pool else hidden.mean(dim=(2, 3))
+    hidden = hidden.mean(dim=(2, 3)) if name == "conv4" else hidden.flatten(1)
     assert hidden.shape == (3, features)
     expected = F.linear(hidden, network.head.weight, network.head.bias)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

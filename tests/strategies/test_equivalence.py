@@ -58,6 +58,7 @@ LEARNERS = {
             "--meta-optimizer",
             "sgd",
         ),
+        *("--inner-optimizer", "adam0", "--keep-moment", "--inner-lr", "0.01"),
         *("--meta-schedule", "linear", "--meta-lr", "0.5", "--train-shots", "2"),
     ],
     "protonet": [*NO_LOOP, "--learner", "protonet", "--train-ways", "7"],

@@ -43,6 +43,12 @@ from maml.worker import Worker
 SPLITS = ("train", "validation", "test")
 ASKED: dict[str, tuple[str, Any, int | None, str]] = {
     "steps": ("eval_inner_steps", whole_number, 0, "inner steps on the support set"),
+    "ways": (
+        "ways",
+        whole_number,
+        1,
+        "classes a task, for a learner without parameters of a class",
+    ),
     "shots": ("shots", whole_number, 1, "support examples per class"),
     "queries": ("eval_queries", whole_number, 1, "query examples per class"),
     "data": ("data", str, None, "another data set, of images of the same shape"),
@@ -176,6 +182,7 @@ class RunEvaluator:
         """
         options = self.options
         config = directory.config_here(options.run_dir, options.data_root, options.device)
+        self._own_ways = config.ways
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(
@@ -189,6 +196,11 @@ class RunEvaluator:
         init_process(config, world)
         worker = Worker(config, choose_device(config, world), trains=False)
         with self._naming_own_flags():
+            if not worker.learner.any_ways and self.options.ways not in (None, self._own_ways):
+                raise UserError(
+                    f"--ways {config.ways}: the parameters of --learner {config.learner} tell "
+                    f"{self._own_ways} classes apart"
+                )
             worker.evaluation(self.options.split)
         transductive = _transductive(self.options, config)
         warning = check_headline(worker, self.options.split, transductive, "--non-transductive")
@@ -233,6 +245,7 @@ class RunEvaluator:
             "split": options.split,
             "tasks": there_are(options.tasks, self.strategy.worker, options.split),
             "data": config.data,
+            "ways": config.ways,
             "shots": config.shots,
             "eval_queries": config.eval_queries,
             "eval_inner_steps": config.eval_inner_steps,

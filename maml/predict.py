@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
             f"--query {options.query}: class {strange[0]} is not among those of --support: "
             f"{', '.join(support.classes)}"
         )
-    if len(support.classes) != model.ways:
+    if len(support.classes) != model.ways and not model.learner.any_ways:
         raise UserError(
             f"--support {options.support}: {counted(len(support.classes), 'class', 'classes')}; "
             f"the model tells {model.ways} apart"

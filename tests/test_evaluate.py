@@ -347,6 +347,7 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
     saved.write_bytes(content)
     for arguments, line in {
         ("--steps", "-1"): "--steps must be at least 0",
+        ("--ways", "7"): "--ways 7: the parameters of --learner maml tell 3 classes apart",
         ("--queries", "0"): "--queries must be at least 1",
         ("--shots", "30"): "--shots 30 and --eval-queries 2",
         ("--queries", "30"): "--queries 30: they need 31 images",

@@ -18,8 +18,11 @@ from torch import Tensor
 import maml
 from datasets.errors import DataError
 from datasets.folder import read_images
+from datasets.tasks import Task
 from maml import evaluate as evaluation
 from maml import predict
+from maml.config.presets import with_values
+from maml.learners import build_learner
 from maml.plots.tasks import panel
 from tests.launching import run
 from tests.runs import glyphs, sinusoid, supervised, train
@@ -336,6 +339,29 @@ def test_an_optimizer_of_torch_takes_the_trainer_s_step(learner: str, tmp_path: 
     found = model.meta_gradient(episodes.tasks([6]))
     with pytest.raises(maml.UserError, match="params: more is not in the gradient"):
         maml.set_gradients({**model.meta_params, "more": torch.zeros(1)}, found)
+
+
+@pytest.mark.parametrize("learner", ["protonet", "r2d2", "finetune"])
+def test_no_parameter_is_of_a_class(learner: str, tmp_path: Path) -> None:
+    """So any number of classes is told apart, as by a run of so many ways with these parameters."""
+    own = {"train_ways": 800, "eval_inner_steps": 3} if learner == "finetune" else {}
+    config = glyphs(learner=learner, iterations=1, checkpoint_every=1, **own)
+    train(config, tmp_path)
+    model = maml.load(tmp_path)
+    other = with_values(config, ways=7)
+    task = maml.episodes("glyphs", split="test", ways=7, queries=2).task(3)
+    adapted = model.adapt(task.support_x, list("cabdefg"))
+    found = adapted.logits(task.query_x)
+    assert found.shape == (len(task.query_y), 7)
+    batch = Task(*(part[None] for part in task))
+    expected = build_learner(other).predictions(model.meta_params, batch, model.steps)
+    assert torch.allclose(found, expected.non_transductive[0], atol=1e-5)
+    evaluation.main([str(tmp_path), "--tasks", "4", "--ways", "7"])
+    (row,) = map(json.loads, (tmp_path / "evaluations.jsonl").read_text().splitlines())
+    assert row["ways"] == 7
+    tasks = maml.episodes("glyphs", split="test", ways=7, queries=config.eval_queries)
+    losses = build_learner(other).evaluate(model.meta_params, tasks.tasks(range(4)))["loss"]
+    assert row["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("learner", ["protonet", "finetune"])

@@ -99,6 +99,10 @@ class Learner(nn.Module, ABC):
     NO_SAY: ClassVar[Mapping[str, str]] = {}
     """Methods that its training and test never call, and what to override in their place."""
 
+    any_ways: ClassVar[bool] = False
+    """Whether the same meta-parameters tell any number of classes apart, as no parameter is of a
+    class. Then a trained model may be tested at other ways than the run's."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for base in cls.__mro__[1:]:

@@ -35,6 +35,7 @@ class Embedding(Learner):
     Training may have other ways and shots than the test: ``--train-ways``, ``--train-shots``.
     """
 
+    any_ways = True
     NO_SAY = dict.fromkeys(("support_loss", "set_loss"), "query_loss")
 
     def __init__(self, config: Config) -> None:

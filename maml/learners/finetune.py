@@ -54,6 +54,8 @@ class Finetune(Learner):
     descends the cross-entropy of the support set.
     """
 
+    any_ways = True
+
     def __init__(self, config: Config) -> None:
         if config.train_ways is None:
             raise UserError(

@@ -81,14 +81,14 @@ def numbers(given: Any, what: str) -> Tensor:
     return torch.from_numpy(np.array(array))
 
 
-def labels(given: Any, n: int, ways: int) -> tuple[Tensor, list[Hashable]]:
+def labels(given: Any, n: int, ways: int | None) -> tuple[Tensor, list[Hashable]]:
     """Return labels as class numbers ``[n]`` int64, and the classes in order of first appearance.
 
     Args:
         given: Any hashable values in an order, ``n`` of them: a list, a tuple, or an array or
             tensor of one dimension.
         n: Examples that they belong to.
-        ways: Classes that the model tells apart.
+        ways: Classes that the model tells apart; None: any number.
 
     Raises:
         UserError: for more or fewer labels or classes.
@@ -106,7 +106,7 @@ def labels(given: Any, n: int, ways: int) -> tuple[Tensor, list[Hashable]]:
         classes = list(dict.fromkeys(values))
     except TypeError as error:
         raise UserError(f"support_y: a label must be hashable ({error})") from None
-    if len(classes) != ways:
+    if ways is not None and len(classes) != ways:
         some = ", ".join(repr(one) for one in classes[:6]) + (", …" if len(classes) > 6 else "")
         found = counted(len(classes), "class", "classes")
         raise UserError(f"support_y: {found} ({some}); the model tells {ways} apart")

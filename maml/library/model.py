@@ -97,7 +97,8 @@ class Model:
         config: The configuration of its run.
         iteration: After how many iterations of training it is.
         image_shape: (C, H, W) of the images that it takes; None where it takes none.
-        ways: How many classes it tells apart; None for a regression.
+        ways: How many classes it tells apart; None for a regression. One whose learner has no
+            parameter of a class (`Learner.any_ways`) tells any number apart: this is its run's.
         meta_params: ``{name: […]}``.
     """
 
@@ -139,17 +140,22 @@ class Model:
         steps = self.steps if steps is None else inputs.whole(steps, "steps")
         x = self.examples(support_x, "support_x")
         classes: list[Hashable] | None = None
+        learner = self.learner
         if self.ways is None:
             y = inputs.numbers(support_y, "support_y").to(self._dtype)
             if len(y) != len(x):
                 counts = f"{counted(len(y), 'target')} for {counted(len(x), 'example')}"
                 raise UserError(f"support_y: {counts}")
         else:
-            y, classes = inputs.labels(support_y, len(x), self.ways)
+            any_ways = self.learner.any_ways
+            y, classes = inputs.labels(support_y, len(x), None if any_ways else self.ways)
+            if len(classes) != self.ways:
+                learner = build_learner(with_values(self.config, ways=len(classes)))
+                learner.to(self._device)
         x, y = x[None], y[None].to(self._device)
         # Adapting reads the support set alone; queries come with `AdaptedModel.predict`.
         task = Task(x, y, x[:, :0], y[:, :0])
-        return AdaptedModel(self, task, steps, classes)
+        return AdaptedModel(self, learner, task, steps, classes)
 
     @cached_property
     def module(self) -> MetaModule:
@@ -267,11 +273,16 @@ class AdaptedModel:
     """
 
     def __init__(
-        self, model: Model, task: Task, steps: int, classes: list[Hashable] | None
+        self,
+        model: Model,
+        learner: Learner,
+        task: Task,
+        steps: int,
+        classes: list[Hashable] | None,
     ) -> None:
         self.classes = classes
-        self._model, self._task, self._steps = model, task, steps
-        self._adapted = model.learner.adapt(model.meta_params, task, steps)
+        self._model, self._learner, self._task, self._steps = model, learner, task, steps
+        self._adapted = learner.adapt(model.meta_params, task, steps)
 
     def __repr__(self) -> str:
         n, config = self._task.support_x.shape[1], self._model.config
@@ -290,15 +301,15 @@ class AdaptedModel:
         """
         model = self._model
         support = Task(*(part[0] for part in self._task))
-        found = model.learner.adapted(model.meta_params, support, self._steps)
+        found = self._learner.adapted(model.meta_params, support, self._steps)
         params = {name: tensor.detach().clone() for name, tensor in found.items()}
-        return AdaptedModule(model.learner, params)
+        return AdaptedModule(self._learner, params)
 
     def features(self, x: inputs.Images) -> Tensor:
         """Return what the output layer sees of examples, as `Model.features` before adaptation."""
         params = {name: p.detach() for name, p in self.module.named_parameters()}
         with torch.no_grad():
-            return self._model.learner.features_of(params, self._model.examples(x, "x"))[0].cpu()
+            return self._learner.features_of(params, self._model.examples(x, "x"))[0].cpu()
 
     def predict(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
@@ -329,7 +340,7 @@ class AdaptedModel:
             raise UserError(f"batch_statistics {batch_statistics!r}: support or query")
         model = self._model
         x = model.examples(query_x, "query_x")[None]
-        if batch_statistics == "support" and model.learner.mixes(x[0]):
+        if batch_statistics == "support" and self._learner.mixes(x[0]):
             raise UserError(
                 f'batch_statistics "support": --network {model.config.network} answers an example '
                 'by the others that are asked together with it; ask for "query"'
@@ -337,6 +348,6 @@ class AdaptedModel:
         # No learner's answer reads the queries' targets.
         y = self._task.support_y
         task = self._task._replace(query_x=x, query_y=y.new_zeros(1, x.shape[1], *y.shape[2:]))
-        answers = model.learner.predict(self._adapted, task)
+        answers = self._learner.predict(self._adapted, task)
         outputs = answers.transductive if batch_statistics == "query" else answers.non_transductive
         return outputs[0].cpu()

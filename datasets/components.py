@@ -192,12 +192,17 @@ def _where_it_happened(
     return found
 
 
-def _files(component: Component) -> set[str]:
-    """The files of a user's component: where it is defined and where it is named, or a package."""
+def files_of(component: Component) -> list[Path]:
+    """The files of a user's component that is loaded: where it is named and where it is defined."""
     loaded = getattr(sys.modules.get(component.module), component.attribute, None)
     modules = {component.module, getattr(loaded, "__module__", component.module)}
-    files = {getattr(sys.modules.get(name), "__file__", None) or "" for name in modules}
-    return {file.removesuffix("__init__.py") for file in files if file}
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in modules}
+    return sorted(Path(file) for file in files if file)
+
+
+def _files(component: Component) -> set[str]:
+    """Those files, or the package that one is."""
+    return {str(file).removesuffix("__init__.py") for file in files_of(component)}
 
 
 def _is_in(file: str, places: set[str]) -> bool:

@@ -24,6 +24,7 @@ from maml.processes.device import choose_device
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint
+from maml.run.provenance import other_files
 from maml.run.task_scores import NAME, Scores, read_tasks
 from maml.scores import of_tasks
 from maml.strategies.local import Local
@@ -71,6 +72,8 @@ def main(arguments: list[str]) -> int:
         }
         reason = differing(said, found)
         print(f"{record.folder}: {reason or f'{len(said)} tasks score what it says'}")
+        for line in other_files(config, record.made["starts"][-1].get("own_files", {})):
+            print(f"{record.folder}: {line} when it was recorded")
         wrong += bool(reason)
     return int(wrong > 0)
 

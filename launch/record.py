@@ -29,11 +29,13 @@ from maml.config.parser import Parser, whole_number
 from maml.config.presets import changed, published_row
 from maml.errors import UserError
 from maml.run import checkpoint, directory, files
+from maml.run.provenance import digest_of
 from maml.run.task_scores import NAME, read_tasks, write_tasks
 from maml.scores import ensemble
 
 PLACES = ("run_dir", "data_root", "resume")
 """Flags that name places of one machine."""
+OF_A_START = ("time", "iteration", "processes", "git_commit", "own_files")
 ROWS = 200
 """Training rows that stay; all of validation and test do."""
 
@@ -114,10 +116,7 @@ def write(
         made: dict[str, Any] = {
             "command": f"python train_maml.py {' '.join(_flags(starts[-1]['command']))}",
             "starts": before.get("starts", [])
-            + [
-                {name: start[name] for name in ("time", "iteration", "processes", "git_commit")}
-                for start in starts
-            ],
+            + [{name: start[name] for name in OF_A_START if name in start} for start in starts],
             "minutes": last["seconds"] / 60,
             "hardware": describe(torch.get_num_threads()),
             "note": note or before.get("note", ""),
@@ -135,7 +134,7 @@ def write(
             result = _so_far(config, last)
             kept = "checkpoint.pt"
             shutil.copy(checkpoint.last_checkpoint(run_dir), folder / kept)
-        made[f"{kept.removesuffix('.pt')}_sha256"] = recorded.digest_of(folder / kept)
+        made[f"{kept.removesuffix('.pt')}_sha256"] = digest_of(folder / kept)
         if (folder / kept).stat().st_size > recorded.MOST_BYTES[kept]:
             (folder / kept).unlink()
         files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")

@@ -24,6 +24,7 @@ from maml.config import Config, saved
 from maml.config.presets import changed
 from maml.errors import UserError
 from maml.params import Params
+from maml.run.provenance import digest_of
 
 RECORDS = Path(__file__).resolve().parent / "records"
 MOST_BYTES = {"model.pt": 1_000_000, "checkpoint.pt": 4_000_000}
@@ -104,8 +105,3 @@ def parameters(record: Record) -> Params:
         raise UserError(f"{record.model}: not the file that was recorded: its digest differs")
     params: Params = torch.load(record.model, weights_only=True)
     return params
-
-
-def digest_of(path: Path) -> str:
-    """Return a file's SHA-256."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

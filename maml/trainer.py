@@ -34,6 +34,7 @@ from maml.run.insight import inner_loop
 from maml.run.lock import Lock
 from maml.run.log import RunLog
 from maml.run.progress import Patience
+from maml.run.provenance import other_files
 from maml.run.resume import beginning, bring_history, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
@@ -146,6 +147,8 @@ class _Run:
             self._restore(start)
         self.began_at = self.iteration
         if self.speaks:
+            for line in other_files(config, directory.files_at_last_start(self.run_dir)):
+                self._say(f"warning: {line} when this run was trained last")
             directory.write_config(
                 self.run_dir,
                 self.config,

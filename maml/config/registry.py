@@ -155,6 +155,16 @@ def calling(**by_kind: Component) -> AbstractContextManager[None]:
     return components.calling(flags, passing=UserError)
 
 
+def files_of_own(config: Any) -> dict[str, list[Path]]:
+    """Return the files of the components of a user's own that ``config`` names, by kind."""
+    chosen = {kind: getattr(config, kind) for kind in KINDS}
+    return {
+        kind: components.files_of(find(kind, name))
+        for kind, name in chosen.items()
+        if is_theirs(name)
+    }
+
+
 def has_theirs(config: Any) -> bool:
     """Say whether a configuration names a component of a user's own."""
     return any(is_theirs(getattr(config, kind)) for kind in KINDS)

@@ -24,7 +24,7 @@ from maml.processes.identity import Identity
 from maml.processes.job import continues, this_job
 from maml.run.files import read_rows, write_even_full, write_text
 from maml.run.lock import Lock
-from maml.run.provenance import git_commit, versions
+from maml.run.provenance import git_commit, own_files, versions
 
 GONE = 5.0
 """Seconds that a killed process takes at most to give back what it had."""
@@ -146,6 +146,8 @@ def write_config(
         "job": this_job(),
         "command": sys.argv,
     }
+    if own := own_files(config):
+        start["own_files"] = own
     content = {
         "config": dataclasses.asdict(config),
         "versions": {"python": platform.python_version(), **versions()},
@@ -173,6 +175,13 @@ def _starts(path: Path) -> list[dict[str, Any]]:
     if not isinstance(starts, list):
         return []
     return [start for start in starts if isinstance(start, dict)]
+
+
+def files_at_last_start(run_dir: Path) -> dict[str, dict[str, str]]:
+    """Return `provenance.own_files` of a run's latest start; nothing where it tells of none."""
+    starts = _starts(run_dir / "config.yaml")
+    found: dict[str, dict[str, str]] = starts[-1].get("own_files", {}) if starts else {}
+    return found
 
 
 def environment(run_dir: Path) -> dict[str, Any]:

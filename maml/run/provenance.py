@@ -1,11 +1,14 @@
-"""What a run was made with: package versions, and the commit of this repository."""
+"""What a run was made with: package versions, this repository's commit, a user's own files."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import subprocess
 from importlib import metadata
 from pathlib import Path
+
+from maml.config import Config, registry
 
 PACKAGES = ("torch", "torchvision", "torchopt", "learn2learn", "numpy", "wandb")
 
@@ -40,3 +43,30 @@ def git_commit() -> str | None:
     if commit.returncode:
         return None
     return commit.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
+
+
+def own_files(config: Config) -> dict[str, dict[str, str]]:
+    """Return the SHA-256 of the files of a user's own components: ``{kind: {file name: digest}}``.
+
+    They are in no commit of this repository. What they import in turn is not looked at.
+    """
+    return {
+        kind: {file.name: digest_of(file) for file in files}
+        for kind, files in registry.files_of_own(config).items()
+    }
+
+
+def other_files(config: Config, recorded: dict[str, dict[str, str]]) -> list[str]:
+    """Say of each of a user's own files that is not what it was when ``recorded``."""
+    now = own_files(config)
+    return [
+        f"--{kind} {getattr(config, kind)}: {name} is not what it was"
+        for kind, files in recorded.items()
+        for name, digest in files.items()
+        if now.get(kind, {}).get(name) != digest
+    ]
+
+
+def digest_of(path: Path) -> str:
+    """Return a file's SHA-256."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from maml.errors import UserError
 from maml.learners import build_learner
 from maml.run import directory, provenance
 from maml.run.files import read_rows
+from maml.run.provenance import digest_of
 from maml.run.task_scores import NAME, read_tasks
 from maml.trainer import Trainer
 from tests.launching import REPO
@@ -69,6 +71,30 @@ def test_a_record_is_a_model_to_adapt(kept: Path, run_dir: Path) -> None:
     torch.save([1, 2], kept / "model.pt")
     with pytest.raises(UserError, match=r"model\.pt: holds other things than parameters"):
         maml.load(kept)
+
+
+def test_a_file_of_a_user_s_own_is_known_by_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in no commit: a record has its SHA-256, and both a check and a resumption look."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    mine = tmp_path / "recorded_mine.py"
+    mine.write_text("from maml.learners.maml import MAML\n\n\nclass Mine(MAML):\n    pass\n")
+    config = glyphs(learner="recorded_mine:Mine", test_tasks=3, run_dir="run", iterations=2)
+    assert Trainer(config).run() == 0
+    kept = record.write(Path("run"), tmp_path / "records", 3, "", None)
+    (start,) = recorded.read(kept).made["starts"]
+    assert start["own_files"] == {"learner": {"recorded_mine.py": digest_of(mine)}}
+    said = "--learner recorded_mine:Mine: recorded_mine.py is not what it was when"
+    assert check_record.main([str(kept)]) == 0
+    assert said not in capsys.readouterr().out
+    mine.write_text(f"{mine.read_text()}\n# other\n")
+    assert check_record.main([str(kept)]) == 0
+    assert f"{said} it was recorded" in capsys.readouterr().out
+    assert Trainer(with_values(config, iterations=3)).run() == 0
+    assert f"warning: {said} this run was trained last" in capsys.readouterr().out
 
 
 def test_learn2learn_finds_what_was_kept(kept: Path) -> None:
@@ -144,7 +170,7 @@ def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(UserError, match=r"model.pt: not the file that was recorded"):
         check_record.main([str(kept)])
     made = json.loads((kept / "record.json").read_text())
-    made["model_sha256"] = recorded.digest_of(kept / "model.pt")
+    made["model_sha256"] = digest_of(kept / "model.pt")
     (kept / "record.json").write_text(json.dumps(made))
     assert check_record.main([str(kept), "--tasks", "6"]) == 1
     assert "tasks differ; the first is task 0: loss was" in capsys.readouterr().out

@@ -51,6 +51,14 @@ class Record(NamedTuple):
     made: dict[str, Any]
 
     @property
+    def changed(self) -> dict[str, Any]:
+        """Return what makes it another experiment of its preset, as that is now.
+
+        A preset that was mended since is no longer what an earlier record is of.
+        """
+        return changed(self.config)
+
+    @property
     def left(self) -> int:
         """Return how many iterations are left; 0 of a run that has finished."""
         return int(self.result.get("iterations_left", 0))

@@ -54,13 +54,14 @@ def table(records: Path, *words: str) -> str:
     for name, preset in PRESETS.items():
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             continue
+        not_run = all(record.changed for record in of_preset[name])
+        if not_run and preset.published is not None and "run" not in words:
+            rows.append((f"`{name}`", _percent(preset.published), "not run", *4 * "–"))
         finished = [record for record in of_preset[name] if not record.left]
         for seeds in _experiments(finished):
             rows.append(_row(name, preset.published, seeds))
             rows += [_together(record) for record in seeds if "ensemble" in record.result]
         rows += [_so_far(record) for record in of_preset[name] if record.left]
-        if not of_preset[name] and preset.published is not None and "run" not in words:
-            rows.append((f"`{name}`", _percent(preset.published), "not run", "–", "–", "–", "–"))
     return grid(HEADER, rows)
 
 
@@ -83,8 +84,8 @@ def measured_on(records: Path, *words: str) -> str:
 def _experiments(records: list[Record]) -> list[list[Record]]:
     """Return the seeds of each experiment, the preset's own first."""
     found: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in sorted(records, key=lambda record: len(record.result["changed"])):
-        found[repr(sorted(record.result["changed"].items()))].append(record)
+    for record in sorted(records, key=lambda record: len(record.changed)):
+        found[repr(sorted(record.changed.items()))].append(record)
     return list(found.values())
 
 
@@ -98,8 +99,7 @@ def _row(name: str, published: float | None, records: list[Record]) -> tuple[str
     One seed has the interval over its tasks. Of several, the mean, and the spread of their means.
     """
     # Another experiment has no published number beside it.
-    different = records[0].result["changed"]
-    claimed = _percent(published) if published is not None and not different else "–"
+    claimed = _percent(published) if published is not None and not records[0].changed else "–"
     name = _named(records[0])
     results = [record.result for record in records]
     judged = headline(key for key, value in results[0].items() if value is not None)
@@ -161,8 +161,7 @@ def _so_far(record: Record) -> tuple[str, ...]:
 
 def _named(record: Record) -> str:
     """Return the preset, and what of it is otherwise, with its value."""
-    changed = record.result["changed"]
-    other = ", ".join(f"{name} {value}" for name, value in sorted(changed.items()))
+    other = ", ".join(f"{name} {value}" for name, value in sorted(record.changed.items()))
     return f"`{record.config.preset}`" + (f", other {other}" if other else "")
 
 

@@ -137,6 +137,10 @@ def test_kernels_find_the_same(kept: bool) -> None:
     for name, gradient in b.gradients.items():
         if not name.endswith("conv.bias"):
             torch.testing.assert_close(a.gradients[name], gradient, rtol=1e-9, atol=1e-10)
+    tasks = plain.evaluation("test").tasks(IDS)
+    tested, expected = (w.learner.evaluate(params, tasks) for w in (native, plain))
+    for name, values in expected.items():
+        torch.testing.assert_close(tested[name], values, rtol=1e-9, atol=1e-9, msg=name)
 
 
 def test_mini_batches_go_through_the_set() -> None:

@@ -192,17 +192,17 @@ def _where_it_happened(
     return found
 
 
-def files_of(component: Component) -> list[Path]:
-    """The files of a user's component that is loaded: where it is named and where it is defined."""
+def files_of(component: Component) -> dict[str, str]:
+    """The files of a user's component that is loaded, by module: where it is named, and defined."""
     loaded = getattr(sys.modules.get(component.module), component.attribute, None)
     modules = {component.module, getattr(loaded, "__module__", component.module)}
-    files = {getattr(sys.modules.get(name), "__file__", None) for name in modules}
-    return sorted(Path(file) for file in files if file)
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
+    return {name: file for name, file in files.items() if file}
 
 
 def _files(component: Component) -> set[str]:
     """Those files, or the package that one is."""
-    return {str(file).removesuffix("__init__.py") for file in files_of(component)}
+    return {file.removesuffix("__init__.py") for file in files_of(component).values()}
 
 
 def _is_in(file: str, places: set[str]) -> bool:

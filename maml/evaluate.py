@@ -31,6 +31,7 @@ from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
 from maml.config.presets import with_values
 from maml.errors import UserError
+from maml.learners.objectives import REGRESSION
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process
 from maml.processes.world import World
@@ -197,10 +198,11 @@ class RunEvaluator:
         worker = Worker(config, choose_device(config, world), trains=False)
         with self._naming_own_flags():
             if not worker.learner.any_ways and self.options.ways not in (None, self._own_ways):
-                raise UserError(
-                    f"--ways {config.ways}: the parameters of --learner {config.learner} tell "
-                    f"{self._own_ways} classes apart"
-                )
+                own = f"{self._own_ways} classes"
+                why = f"the parameters of --learner {config.learner} tell {own} apart"
+                if worker.learner.objective is REGRESSION:
+                    why = "its tasks have no classes"
+                raise UserError(f"--ways {config.ways}: {why}")
             worker.evaluation(self.options.split)
         transductive = _transductive(self.options, config)
         warning = check_headline(worker, self.options.split, transductive, "--non-transductive")
@@ -262,7 +264,9 @@ class RunEvaluator:
         """
         question = self.question().items()
         rows = files.read_rows(self.rows, mended=True)
-        return {row["iteration"] for row in rows if question <= row.items()}
+        # Before other ways could be asked for, rows did not say theirs.
+        usual = {"ways": self._own_ways}
+        return {row["iteration"] for row in rows if question <= (usual | row).items()}
 
     def evaluate(self, saved: dict[str, Any], together: Sequence[dict[str, Any]] = ()) -> None:
         """Evaluate a checkpoint's content, append the row and print it.

@@ -34,7 +34,7 @@ from maml.run.insight import inner_loop
 from maml.run.lock import Lock
 from maml.run.log import RunLog
 from maml.run.progress import Patience
-from maml.run.provenance import other_files
+from maml.run.provenance import other_files, own_files
 from maml.run.resume import beginning, bring_history, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
@@ -143,12 +143,15 @@ class _Run:
         # Whether parameters, optimizer and iteration belong together; what is saved of them.
         self._whole, self._saved = True, -1
         self._done = False
+        # As they were imported; they may be edited while it trains.
+        self._own_files = own_files(config)
         if start is not None:
             self._restore(start)
         self.began_at = self.iteration
         if self.speaks:
-            for line in other_files(config, directory.files_at_last_start(self.run_dir)):
-                self._say(f"warning: {line} when this run was trained last")
+            for line in other_files(config, start.get("own_files", {}) if start else {}):
+                said = f"warning: {line} when the checkpoint was saved that this run goes on from"
+                print(said, file=sys.stderr, flush=True)
             directory.write_config(
                 self.run_dir,
                 self.config,
@@ -446,6 +449,7 @@ class _Run:
                     "strategy": self.strategy.state(),
                     "division": self.worker.training.division,
                     "guard": self._guard.state(),
+                    "own_files": self._own_files,
                     "config": {name: getattr(self.config, name) for name in MUST_MATCH},
                 },
                 keep=self.config.keep_checkpoints,

@@ -151,6 +151,16 @@ def _check_components(config: Config) -> None:
         raise UserError(f"--network {network.name} cannot learn --data {data.name}")
 
 
+def _check_weighted_means(config: Config) -> None:
+    """Refuse a meta-step that is none: a mean of squares would become negative, or biased."""
+    steps = max(config.meta_lr, config.meta_lr_end)
+    if config.meta_optimizer != "sgd" or config.meta_momentum or steps > 1 or config.grad_clip:
+        raise UserError(
+            "--keep-moment: its moves are weighted means, so it needs --meta-optimizer sgd without "
+            "--meta-momentum and --grad-clip, and --meta-lr 1 or less; or give --no-keep-moment"
+        )
+
+
 def _check_combinations(config: Config) -> None:
     """Raise `UserError` for values that cannot work together."""
     if config.epochs is not None and registry.learner(config.learner).tasks != "batches":
@@ -160,14 +170,10 @@ def _check_combinations(config: Config) -> None:
         )
     if config.kernels == "native" and config.meta_gradient == "reverse":
         raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
-    if config.keep_moment and (
-        config.meta_optimizer != "sgd" or config.meta_momentum or config.meta_lr > 1
-    ):
-        # Anything else could make a mean of squares negative.
-        raise UserError(
-            "--keep-moment: its moves are weighted means, so it needs --meta-optimizer sgd without "
-            "--meta-momentum, and --meta-lr 1 or less"
-        )
+    reads = registry.learner(config.learner).reads
+    keeps = config.keep_moment and config.inner_optimizer == "adam0"
+    if keeps and (reads is None or "keep_moment" in reads):
+        _check_weighted_means(config)
     if config.meta_momentum and config.meta_optimizer != "sgd":
         raise UserError(f"--meta-momentum: --meta-optimizer {config.meta_optimizer} has none")
     if config.meta_lr_end and config.meta_schedule not in ("linear", "cosine"):

@@ -69,7 +69,7 @@ class Config:
     )  # fmt: skip
     keep_moment: bool = _learner(
         False, SAME_RUN,
-        "Its second moment goes on from the tasks before, averaged over those of an "
+        "reptile's second moment goes on from the tasks before, averaged over those of an "
         "iteration, instead of beginning anew with each.",
         read_with=("inner_optimizer", "adam0"),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from maml.config import MUST_MATCH, OF_THE_RESULT, Config, flag, registry
@@ -18,6 +19,7 @@ __all__ = [
     "experiment",
     "hint",
     "published_row",
+    "spelled",
     "title",
     "with_values",
 ]
@@ -69,13 +71,17 @@ def experiment(config: Config) -> str:
 
 
 def _with(preset: str, values: dict[str, Any]) -> str:
-    flags = [
+    return f"{preset} with {spelled(values)}" if values else preset
+
+
+def spelled(values: Mapping[str, Any]) -> str:
+    """Return fields as flags on a command line."""
+    return " ".join(
         (flag(name) if value else flag(f"no_{name}"))
         if isinstance(value, bool)
         else f"{flag(name)} {shlex.quote(str(value))}"
         for name, value in values.items()
-    ]
-    return f"{preset} with {' '.join(flags)}" if flags else preset
+    )
 
 
 def published_row(config: Config) -> dict[str, Any]:

@@ -155,9 +155,10 @@ def calling(**by_kind: Component) -> AbstractContextManager[None]:
     return components.calling(flags, passing=UserError)
 
 
-def files_of_own(config: Any) -> dict[str, list[Path]]:
-    """Return the files of the components of a user's own that ``config`` names, by kind."""
-    chosen = {kind: getattr(config, kind) for kind in KINDS}
+def files_of_own(config: Any) -> dict[str, dict[str, str]]:
+    """Return the files of a user's own components that results depend on, by kind and module."""
+    # No result depends on the strategy.
+    chosen = {kind: getattr(config, kind) for kind in KINDS if kind != "strategy"}
     return {
         kind: components.files_of(find(kind, name))
         for kind, name in chosen.items()

@@ -44,16 +44,20 @@ class Reptile(MAML):
     class and image lies at a place is the task's own draw. The query set is only reported on.
 
     The released code's inner Adam (``--inner-optimizer adam0``: β₁ is 0) goes on from task to task
-    with its second moment. ``--keep-moment`` does so in a way that no order of tasks, and so
-    no topology, changes: the second moment is a meta-parameter, at which each task begins, and
-    which moves by the meta-step towards the mean over tasks of where it ends; tests begin at it,
-    too. Without, it begins anew with each task: every weight then moves by about as much in each
-    step, also where a task is learned.
+    with its second moment. ``--keep-moment`` does so, too, but so that the order of the tasks makes
+    no difference: the second moment is a meta-parameter. Each task begins at it, and it moves by
+    the meta-step towards the mean over tasks of where it ends. Tests begin at it, too. Without, it
+    begins anew with each task: every weight then moves by about as much in each step, also where a
+    task is learned.
+
+    Attributes:
+        keeps_moment: Whether it does.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if config.keep_moment:
+        self.keeps_moment = config.keep_moment and config.inner_optimizer == "adam0"
+        if self.keeps_moment:
             weights = self.network_weights(self.meta_parameters())
             # The names of what adapts: ``second_moment.…`` for ``network.…``.
             self.second_moment = tree({n: torch.zeros_like(weights[n]) for n in self.adapting})
@@ -73,7 +77,7 @@ class Reptile(MAML):
         return dataclasses.replace(problem, displacement=True)
 
     def _remembering(self, problem: Problem, meta_params: Params) -> Problem:
-        if not self.config.keep_moment:
+        if not self.keeps_moment:
             return problem
         total = without_prefix(meta_params, "second_moment.")
         moment = Moment(total, meta_params["second_moment_weight"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable
 from functools import cached_property
 from pathlib import Path
@@ -150,8 +151,8 @@ class Model:
             any_ways = self.learner.any_ways
             y, classes = inputs.labels(support_y, len(x), None if any_ways else self.ways)
             if len(classes) != self.ways:
-                learner = build_learner(with_values(self.config, ways=len(classes)))
-                learner.to(self._device)
+                learner = copy.copy(self.learner)
+                learner.config = with_values(self.config, ways=len(classes))
         x, y = x[None], y[None].to(self._device)
         # Adapting reads the support set alone; queries come with `AdaptedModel.predict`.
         task = Task(x, y, x[:, :0], y[:, :0])

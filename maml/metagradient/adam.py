@@ -1,7 +1,8 @@
 """Adam and AdamW for the inner loop, with exact bias corrections.
 
 TorchOpt (0.7.3) computes 1 − βᵗ in float32, whatever the dtype of the parameters. In float64 that
-moves the meta-gradient of three inner steps by 1e-6 to 1e-3 of itself. Here it is a number.
+moves the meta-gradient of three inner steps by 1e-6 to 1e-3 of itself. Here it is a number
+of Python, or for a moment that is another's a tensor of the parameters' dtype.
 """
 
 from __future__ import annotations

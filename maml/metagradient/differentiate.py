@@ -207,6 +207,10 @@ def differentiate(
     for value, choices in ((way, get_args(Way)), (allowed, get_args(Kernels))):
         if value not in choices:
             raise ValueError(f"{value!r}: one of {', '.join(choices)}")
+    if problem.second_moment is not None and not (problem.displacement and problem.steps):
+        raise ValueError(
+            "second_moment: only a displacement, of a step or more, says where it moves"
+        )
     derivatives: Derivatives | HeadAlone | None
     if derivatives_of is None:
         derivatives = native(problem, way, allowed)

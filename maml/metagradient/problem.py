@@ -124,8 +124,9 @@ class Problem:
         displacement: The gradient by ``start`` is not that of the query loss, but what the loop has
             moved it by, reversed (Reptile, arXiv:1803.02999).
         second_moment: What the second moment of ``optimizer`` "adam0" begins as, of every name of
-            ``start``, and ``[]`` its weight. It moves with the inner loop as the start does, and
-            the gradient by it is its displacement, too. None: each task's begins as nothing seen.
+            ``start``, and ``[]`` its weight. The gradient by it is its displacement, so only a
+            problem with ``displacement`` is differentiated. None: each task's begins as nothing
+            seen.
 
     Raises:
         ValueError: for values that do not go together.

@@ -177,13 +177,6 @@ def _starts(path: Path) -> list[dict[str, Any]]:
     return [start for start in starts if isinstance(start, dict)]
 
 
-def files_at_last_start(run_dir: Path) -> dict[str, dict[str, str]]:
-    """Return `provenance.own_files` of a run's latest start; nothing where it tells of none."""
-    starts = _starts(run_dir / "config.yaml")
-    found: dict[str, dict[str, str]] = starts[-1].get("own_files", {}) if starts else {}
-    return found
-
-
 def environment(run_dir: Path) -> dict[str, Any]:
     """Return what the latest start of a run was made with, as config.yaml tells it."""
     path = run_dir / "config.yaml"

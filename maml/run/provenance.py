@@ -46,24 +46,28 @@ def git_commit() -> str | None:
 
 
 def own_files(config: Config) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of the files of a user's own components: ``{kind: {file name: digest}}``.
+    """Return the SHA-256 of the files of a user's own components: ``{kind: {module: digest}}``.
 
     They are in no commit of this repository. What they import in turn is not looked at.
     """
-    return {
-        kind: {file.name: digest_of(file) for file in files}
-        for kind, files in registry.files_of_own(config).items()
-    }
+    found: dict[str, dict[str, str]] = {}
+    for kind, files in registry.files_of_own(config).items():
+        found[kind] = {}
+        for module, file in files.items():
+            # Of a module in an archive there is no file.
+            with contextlib.suppress(OSError):
+                found[kind][module] = digest_of(Path(file))
+    return found
 
 
 def other_files(config: Config, recorded: dict[str, dict[str, str]]) -> list[str]:
     """Say of each of a user's own files that is not what it was when ``recorded``."""
     now = own_files(config)
     return [
-        f"--{kind} {getattr(config, kind)}: {name} is not what it was"
+        f"--{kind} {getattr(config, kind)}: the file of {module} is not what it was"
         for kind, files in recorded.items()
-        for name, digest in files.items()
-        if now.get(kind, {}).get(name) != digest
+        for module, digest in files.items()
+        if now.get(kind, {}).get(module) != digest
     ]
 
 

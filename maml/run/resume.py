@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maml.config import MUST_MATCH, Config, flag
+from maml.config.presets import spelled
 from maml.errors import UserError
 from maml.params import Params
 from maml.run import checkpoint, directory, files
@@ -88,14 +89,16 @@ def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
 def _checked(saved: dict[str, Any], path: Path, config: Config, params: Params) -> dict[str, Any]:
     """Return the checkpoint of ``path``; refuse one that was made otherwise."""
     default = Config()
-    for name in MUST_MATCH:
-        # What an earlier version did not have yet, it did as the default does.
-        then, now = saved["config"].get(name, getattr(default, name)), getattr(config, name)
-        if then != now:
-            raise UserError(
-                f"{flag(name)} is {now}, but {path} was made with {then}; give {flag(name)} {then},"
-                " or --resume never and another --run-dir"
-            )
+    # What an earlier version did not have yet, it did as the default does.
+    made_with = {name: saved["config"].get(name, getattr(default, name)) for name in MUST_MATCH}
+    others = {name: then for name, then in made_with.items() if then != getattr(config, name)}
+    if others:
+        name, then = next(iter(others.items()))
+        more = f" ({len(others) - 1} more differ)" if others.keys() - {name} else ""
+        raise UserError(
+            f"{flag(name)} is {getattr(config, name)}, but {path} was made with {then}{more}; give "
+            f"{spelled(others)}, or --resume never and another --run-dir"
+        )
     checkpoint.check_model(saved, params, str(path))
     if saved["iteration"] > config.iterations:
         raise UserError(

@@ -86,15 +86,19 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     assert Trainer(config).run() == 0
     kept = record.write(Path("run"), tmp_path / "records", 3, "", None)
     (start,) = recorded.read(kept).made["starts"]
-    assert start["own_files"] == {"learner": {"recorded_mine.py": digest_of(mine)}}
-    said = "--learner recorded_mine:Mine: recorded_mine.py is not what it was when"
+    assert start["own_files"] == {"learner": {"recorded_mine": digest_of(mine)}}
+    said = "--learner recorded_mine:Mine: the file of recorded_mine is not what it was when"
     assert check_record.main([str(kept)]) == 0
     assert said not in capsys.readouterr().out
     mine.write_text(f"{mine.read_text()}\n# other\n")
     assert check_record.main([str(kept)]) == 0
     assert f"{said} it was recorded" in capsys.readouterr().out
-    assert Trainer(with_values(config, iterations=3)).run() == 0
-    assert f"warning: {said} this run was trained last" in capsys.readouterr().out
+    # In the same run directory, and in another one.
+    saved = str(Path("run/checkpoints/last.pt").absolute())
+    onward = [{"iterations": 3}, {"iterations": 3, "run_dir": "on", "resume": saved}]
+    for values in reversed(onward):
+        assert Trainer(with_values(config, **values)).run() == 0
+        assert f"warning: {said} the checkpoint was saved" in capsys.readouterr().err
 
 
 def test_learn2learn_finds_what_was_kept(kept: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from datasets.tasks import Task
 from maml.config.cli import parse
 from maml.errors import UserError
+from maml.metagradient.differentiate import differentiate
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.networks.loss import MiniBatches
 from maml.worker import Worker
@@ -17,6 +18,7 @@ from tests.compiler import needs_compiler
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
+PARSED = ("learner", "inner_optimizer", "keep_moment")
 KEPT = {"inner_optimizer": "adam0", "keep_moment": True}
 
 
@@ -110,17 +112,37 @@ def test_a_kept_moment_is_that_of_an_adam_that_lives_on() -> None:
             )
 
 
+REPTILE = "reptile-omniglot-5way-1shot"
+
+
 @pytest.mark.parametrize(
-    "flags", [["--meta-optimizer", "adam"], ["--meta-momentum", "0.5"], ["--meta-lr", "1.5"]]
-)
-def test_a_kept_moment_stays_a_mean_of_squares(flags: list[str]) -> None:
-    with pytest.raises(UserError, match=r"--keep-moment: .* --meta-optimizer sgd"):
-        parse(["reptile-omniglot-5way-1shot", *flags])
+    "flags",
+    ["--meta-optimizer adam", "--meta-momentum 0.5", "--meta-lr 1.5", "--meta-lr-end 3",
+     "--grad-clip 1"],
+)  # fmt: skip
+def test_a_kept_moment_stays_a_mean_of_squares(flags: str) -> None:
+    with pytest.raises(UserError, match=r"--keep-moment: .* or give --no-keep-moment"):
+        parse([REPTILE, *flags.split()])
+    assert not parse([REPTILE, *flags.split(), "--no-keep-moment"]).keep_moment
 
 
-def test_plain_steps_have_no_moment_to_keep() -> None:
+def test_what_keeps_no_moment_is_not_asked_about_it() -> None:
+    """Another inner optimizer or learner than the preset's."""
+    for flags in ("--inner-optimizer sgd", "--learner maml --inner-optimizer adam --grad-clip 10"):
+        config = parse([REPTILE, *flags.split()])
+        learner = worker_of(REPTILE, **{n: getattr(config, n) for n in PARSED}).learner
+        assert not any("moment" in name for name in learner.meta_parameters())
     with pytest.raises(UserError, match=r"--keep-moment .* --inner-optimizer adam0, not sgd"):
         parse(["reptile-glyphs-5way-1shot", "--keep-moment"])
+    with pytest.raises(UserError, match=r"--keep-moment .* --learner reptile, not maml"):
+        parse(["maml-glyphs-5way-1shot", "--inner-optimizer", "adam0", "--keep-moment"])
+
+
+def test_a_moment_that_nothing_moves_is_refused() -> None:
+    worker = make_worker(**KEPT)
+    params, tasks = worker.learner.meta_parameters(), worker.training.tasks(IDS)
+    with pytest.raises(ValueError, match="second_moment: only a displacement"):
+        differentiate(worker.learner.problem(params, 2), tasks)
 
 
 @needs_compiler

@@ -189,6 +189,13 @@ def test_a_changed_flag_is_refused(
     assert same(before, last(tmp_path))
 
 
+def test_all_changed_flags_are_named_as_they_are_spelled(tmp_path: Path) -> None:
+    config = glyphs(iterations=1, learner="mamlpp", lslr=False, filters=8)
+    train(config, tmp_path)
+    with pytest.raises(UserError, match=r"\(1 more differ\); give --filters 8 --no-lslr, or "):
+        train(config, tmp_path, iterations=2, lslr=True, filters=16)
+
+
 def test_another_task_is_refused(tmp_path: Path) -> None:
     train(glyphs(iterations=1), tmp_path)
     with pytest.raises(UserError, match="--ways is 3"):

@@ -43,12 +43,12 @@ def table(records: Path, *words: str) -> str:
 
     Args:
         records: Where they are.
-        words: ``run`` leaves out rows that were not run; any other word is a pattern of presets'
-            names, of which one must fit.
+        words: ``run`` leaves out rows that were not run, ``own`` those of other experiments than
+            the presets' own; any other word is a pattern of presets' names, of which one must fit.
     """
-    patterns = [word for word in words if word != "run"] or ["*"]
+    patterns = _patterns(words)
     of_preset: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in _found(records):
+    for record in _found(records, words):
         of_preset[record.config.preset].append(record)
     rows = []
     for name, preset in PRESETS.items():
@@ -67,10 +67,10 @@ def table(records: Path, *words: str) -> str:
 
 def measured_on(records: Path, *words: str) -> str:
     """Return a sentence: on what the rows of `table` were measured, for the same arguments."""
-    patterns = [word for word in words if word != "run"] or ["*"]
+    patterns = _patterns(words)
     hardware = [
         record.made["hardware"]
-        for record in _found(records)
+        for record in _found(records, words)
         if any(fnmatch.fnmatchcase(record.config.preset, pattern) for pattern in patterns)
     ]
     if not hardware:
@@ -89,8 +89,13 @@ def _experiments(records: list[Record]) -> list[list[Record]]:
     return list(found.values())
 
 
-def _found(records: Path) -> list[Record]:
-    return recorded.find(records) if any(records.glob("**/record.json")) else []
+def _found(records: Path, words: tuple[str, ...]) -> list[Record]:
+    found = recorded.find(records) if any(records.glob("**/record.json")) else []
+    return [record for record in found if not ("own" in words and record.changed)]
+
+
+def _patterns(words: tuple[str, ...]) -> list[str]:
+    return [word for word in words if word not in ("run", "own")] or ["*"]
 
 
 def _row(name: str, published: float | None, records: list[Record]) -> tuple[str, ...]:

@@ -244,6 +244,8 @@ def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
     (tmp_path / recorded.place_of(config) / "result.json").write_text(json.dumps(result))
     rows = table.table(tmp_path, "run").splitlines()[2:]
     assert "inner_lr 0.3" in rows[1] and "unfinished: 7 of 20" in rows[1]
+    # Both are too short for the preset's own.
+    assert table.table(tmp_path, "run", "own").splitlines()[2:] == []
 
 
 def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:

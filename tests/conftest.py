@@ -58,7 +58,9 @@ def _own_settings(cache_dir: Path) -> Iterator[None]:
     """Keep the user's settings out of tests, and of what fixtures of whole modules launch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MAML_CACHE", str(cache_dir))
-        for name in ("MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "RANK", "WORLD_SIZE"):
+        # Empty: a test that forgot ``data_root`` fails here as it would where there is no data.
+        patch.setenv("MAML_DATA", str(cache_dir / "data"))
+        for name in ("WANDB_MODE", "WANDB_API_KEY", "RANK", "WORLD_SIZE"):
             patch.delenv(name, raising=False)
         yield
 

@@ -289,6 +289,7 @@ def test_help_of_a_preset_shows_its_own_values() -> None:
 def test_data_root_default(
     environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("MAML_DATA")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert Config().data_root == str(default_data_root()) == expected

@@ -130,7 +130,8 @@ def test_what_keeps_no_moment_is_not_asked_about_it() -> None:
     """Another inner optimizer or learner than the preset's."""
     for flags in ("--inner-optimizer sgd", "--learner maml --inner-optimizer adam --grad-clip 10"):
         config = parse([REPTILE, *flags.split()])
-        learner = worker_of(REPTILE, **{n: getattr(config, n) for n in PARSED}).learner
+        parsed = {name: getattr(config, name) for name in PARSED}
+        learner = worker_of(REPTILE, data="glyphs", **parsed).learner
         assert not any("moment" in name for name in learner.meta_parameters())
     with pytest.raises(UserError, match=r"--keep-moment .* --inner-optimizer adam0, not sgd"):
         parse(["reptile-glyphs-5way-1shot", "--keep-moment"])

@@ -2,9 +2,9 @@
 
     python -m launch.record runs/omniglot-5w1s --tasks 2000
 
-The last checkpoint is tested again, on as many tasks as are asked for, and must score what the run
-itself has written. Of a run that was stopped, the record says how far it came. What stays is in
-`launch.recorded`.
+The model that the run has tested is tested again, on as many tasks as are asked for, and must score
+what the run itself has written. Of a run that was stopped, the record says how far it came. What
+stays is in `launch.recorded`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from maml.config import OF_A_HOST, Config
 from maml.config.parser import Parser, whole_number
 from maml.config.presets import changed, published_row
 from maml.errors import UserError
+from maml.params import Params
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import digest_of
 from maml.run.task_scores import NAME, read_tasks, write_tasks
@@ -122,14 +123,15 @@ def write(
             "note": note or before.get("note", ""),
         }
         if status["state"] == "finished":
-            result = _test(folder, run_dir, last, tasks, data_root)
+            tested = checkpoint.tested(last)["model"]
+            result = _test(folder, run_dir, tested, tasks, data_root)
             # Beside the presets of this commit, which may be later than the run's.
             result |= published_row(config) | {"changed": changed(config)}
             if together is not None:
                 here = directory.config_here(run_dir, data_root, None)
                 result |= _ensemble(here, run_dir, together, result["tasks"])
             kept = "model.pt"
-            torch.save(last["model"], folder / kept)
+            torch.save(tested, folder / kept)
         else:
             result = _so_far(config, last)
             kept = "checkpoint.pt"
@@ -174,20 +176,20 @@ def starts_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _test(
-    folder: Path, run_dir: Path, last: dict[str, Any], tasks: int, data_root: str | None
+    folder: Path, run_dir: Path, model: Params, tasks: int, data_root: str | None
 ) -> dict[str, Any]:
-    """Test the last checkpoint again, keep each task's scores, and return the run's result.
+    """Test the run's model again, keep each task's scores, and return the run's result.
 
     Raises:
         UserError: if it does not score what the run has written.
     """
     result: dict[str, Any] = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
     here = directory.config_here(run_dir, data_root, None)
-    names, values = scores_of(here, last["model"], max(tasks, result["tasks"]))
+    names, values = scores_of(here, model, max(tasks, result["tasks"]))
     write_tasks(folder, "test", here.seed, names, values)
     wrong = differing(read_tasks(run_dir / NAME), read_tasks(folder / NAME))
     if wrong:
-        raise UserError(f"{run_dir}: its last checkpoint does not score what it says: {wrong}")
+        raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
     return result
 
 

@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints validated best."""
+"""Which of a run's models validated best."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from maml.errors import UserError
+from maml.params import Params
 from maml.run import checkpoint
 from maml.run.files import read_rows
 from maml.scores import headline
@@ -27,19 +30,61 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
     Raises:
         UserError: as `read_rows`.
     """
-    prefix = "" if transductive else "non_transductive_"
     there = set(iterations)
     scores: dict[int, float] = {}
     for row in read_rows(run_dir / "metrics.jsonl"):
         if row.get("split") == "validation" and row["iteration"] in there:
-            judged = headline(row)
-            if f"{prefix}{judged}" not in row:  # who mixes examples has no such answer
-                continue
-            sign = -1 if judged == "loss" else 1
-            score = sign * row[f"{prefix}{judged}"]
-            # A comparison with it says nothing, and a sort would leave the others in any order.
-            scores[row["iteration"]] = -math.inf if math.isnan(score) else score
+            score = _score(row, transductive=transductive)
+            if score is not None:
+                scores[row["iteration"]] = score
     return sorted(scores, key=lambda iteration: (scores[iteration], iteration), reverse=True)
+
+
+def _score(row: dict[str, Any], *, transductive: bool) -> float | None:
+    """Return what a validation is judged by, more being better; None if it has no such answer."""
+    judged = headline(row)
+    value = row.get(judged if transductive else f"non_transductive_{judged}")
+    if value is None:  # who mixes examples has transductive answers alone
+        return None
+    # A comparison with nan says nothing, and a sort would leave the others in any order.
+    return -math.inf if math.isnan(value) else -value if judged == "loss" else value
+
+
+class BestModel:
+    """The model that validated best so far, which ``--test-model best`` tests.
+
+    It is a part of the checkpoint: a run that goes on elsewhere, where the earlier checkpoints are
+    not, tests the same one.
+
+    Attributes:
+        iteration: Of the model; None before the first validation.
+        model: ``{name: […]}``, or empty.
+    """
+
+    def __init__(self, *, transductive: bool) -> None:
+        self._transductive, self._score = transductive, -math.inf
+        self.iteration: int | None = None
+        self.model: Params = {}
+
+    def offer(self, row: dict[str, Any], iteration: int, model: Params) -> None:
+        """Keep a copy of ``model``, validated as ``row`` says, unless an earlier one was better."""
+        score = _score(row, transductive=self._transductive)
+        if score is not None and (self.iteration is None or score >= self._score):
+            self.iteration, self._score = iteration, score
+            self.model = {name: tensor.detach().clone() for name, tensor in model.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it; nothing if there is none yet."""
+        if self.iteration is None:
+            return {}
+        model = {name: tensor.cpu() for name, tensor in self.model.items()}
+        return {"iteration": self.iteration, "score": self._score, "model": model}
+
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
+        """Take back what `state` has returned, onto the device ``home``."""
+        if state:
+            self.iteration, self._score = state["iteration"], state["score"]
+            self.model = {name: tensor.to(home) for name, tensor in state["model"].items()}
 
 
 def chosen(run_dir: Path, wanted: str, *, transductive: bool, flag: str = "--iteration") -> Path:

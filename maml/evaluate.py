@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
         poll, patience = options.poll or POLL, options.patience or PATIENCE
         return watch(options.run_dir, evaluator, poll=poll, patience=patience)
     config = evaluator.config_now()
-    saved = checkpoint.load(_checkpoint(options, config))
+    saved = _content(options, config)
     together = []
     if options.ensemble is not None:
         transductive = _transductive(options, config)
@@ -96,7 +96,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--iteration",
         metavar="N|best",
         help="the checkpoint after iteration N, or the kept one that validated best "
-        "(default: the last)",
+        "(default: what the run tests: the last, or as its --test-model says)",
     )
     parser.add_argument(
         "--ensemble",
@@ -152,11 +152,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _checkpoint(options: argparse.Namespace, config: Config) -> Path:
+def _content(options: argparse.Namespace, config: Config) -> dict[str, Any]:
+    """Return the content of the checkpoint that is meant; by default with the model of the test."""
     if options.iteration is None:
-        return checkpoint.last_checkpoint(options.run_dir)
+        return checkpoint.tested(checkpoint.load(checkpoint.last_checkpoint(options.run_dir)))
     transductive = _transductive(options, config)
-    return chosen(options.run_dir, options.iteration, transductive=transductive)
+    return checkpoint.load(chosen(options.run_dir, options.iteration, transductive=transductive))
 
 
 def _transductive(options: argparse.Namespace, config: Config) -> bool:

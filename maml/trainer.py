@@ -14,13 +14,14 @@ from typing import Any
 from torch import Tensor
 
 from datasets.words import counted
-from maml.best import best
+from maml.best import BestModel, best
 from maml.config import MUST_MATCH, Config, registry
 from maml.config.presets import changed, experiment, published_row, with_values
 from maml.errors import UserError, WorkerLostError
 from maml.learners.data import class_names
 from maml.library.model import Model
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
+from maml.params import Params
 from maml.plots import style
 from maml.plots.curves import draw_curves
 from maml.plots.tasks import panel
@@ -143,6 +144,7 @@ class _Run:
         # Whether parameters, optimizer and iteration belong together; what is saved of them.
         self._whole, self._saved = True, -1
         self._done = False
+        self._best_model = BestModel(transductive=config.transductive)
         # As they were imported; they may be edited while it trains.
         self._own_files = own_files(config)
         if start is not None:
@@ -164,6 +166,10 @@ class _Run:
                 checkpoint.continue_from(self.run_dir, start, is_last=config.resume == "auto")
         self.log = RunLog(self.run_dir, self.config)
         self.log.forget_after(self.iteration)
+        validation = strategy.from_rank_zero(self._validated())
+        if validation is not None:
+            # It came after this iteration's checkpoint.
+            self._offer(validation)
 
     def run(self) -> int:
         """Train to the end, or to a stop signal; return the exit code."""
@@ -349,7 +355,23 @@ class _Run:
         """Say whether the run was stopped in the middle of this iteration's validation."""
         if not self.iteration or not self._due(self.config.eval_every):
             return False
-        return not self.strategy.from_rank_zero(self.log.has(self.iteration, "validation"))
+        return self.strategy.from_rank_zero(self._validated()) is None
+
+    def _validated(self) -> dict[str, Any] | None:
+        """Return the row of this iteration's validation, if there is one; on rank zero."""
+        return self.log.find(self.iteration, "validation") if self.speaks else None
+
+    def _offer(self, validation: dict[str, Any]) -> None:
+        """Keep the parameters, which were validated now, where the best ones are tested."""
+        if self.config.test_model == "best":
+            self._best_model.offer(validation, self.iteration, self.meta_params)
+
+    def _tested(self) -> tuple[int, Params]:
+        """Return what is tested: the iteration and the parameters."""
+        best = self._best_model
+        if best.iteration is None:
+            return self.iteration, self.meta_params
+        return best.iteration, best.model
 
     def _validate(self, bar: Any) -> None:
         result = evaluate(
@@ -359,6 +381,7 @@ class _Run:
             self.config.eval_tasks,
             between=self._heed_stop,
         )
+        self._offer(result)
         if self.speaks:
             result |= inner_loop(self.worker, self.meta_params)
         self.log.write({"iteration": self.iteration, **result, "seconds": self.seconds})
@@ -369,6 +392,7 @@ class _Run:
     def _test(self) -> dict[str, Any]:
         """Evaluate on the test split; return what result.json holds."""
         config = self.config
+        tested, params = self._tested()
         tasks_per_second = None
         if self.seconds:
             tasks_per_second = self.iteration * config.meta_batch_size / self.seconds
@@ -377,13 +401,16 @@ class _Run:
             "transductive": config.transductive, "non_transductive_accuracy": None,
             "preset": config.preset, **published_row(config),
             "changed": changed(config),
-            "iterations": self.iteration, "seconds": self.seconds,
+            "iterations": self.iteration, "tested_iteration": tested, "seconds": self.seconds,
             "tasks_per_second": tasks_per_second,
         }  # fmt: skip
         if config.test_tasks:
+            if config.test_model == "best":
+                which = "validated best" if tested != self.iteration else "is the last"
+                self._say(f"tested is the model after iteration {tested}, which {which}")
             values = of_tasks(
                 self.strategy,
-                self.meta_params,
+                params,
                 "test",
                 config.test_tasks,
                 progress=self.speaks,
@@ -412,7 +439,7 @@ class _Run:
     def _draw(self, result: dict[str, Any]) -> None:
         if registry.learner(self.config.learner).tasks == "environments":
             self._say("playing episodes of a test task for filmstrip.png")
-        plot = draw_curves(self.run_dir, self.config, result, self.worker, self.meta_params)
+        plot = draw_curves(self.run_dir, self.config, result, self.worker, self._tested()[1])
         self._picture(plot)
         self._say(f"run directory {self.run_dir}, plot {plot}")
 
@@ -423,7 +450,8 @@ class _Run:
         self.log.picture("pictures/curves", curves, self.iteration)
         if registry.learner(self.config.learner).tasks != "episodes":
             return
-        model = Model(self.worker.learner, self.meta_params, self.iteration, self.worker.device)
+        iteration, params = self._tested()
+        model = Model(self.worker.learner, params, iteration, self.worker.device)
         drawn = panel(model)
         if drawn is not None:
             (path,) = style.save(drawn, self.run_dir / "task", ["png"])
@@ -450,6 +478,7 @@ class _Run:
                     "division": self.worker.training.division,
                     "guard": self._guard.state(),
                     "own_files": self._own_files,
+                    "best": self._best_model.state(),
                     "config": {name: getattr(self.config, name) for name in MUST_MATCH},
                 },
                 keep=self.config.keep_checkpoints,
@@ -500,6 +529,7 @@ class _Run:
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.strategy.restore(saved.get("strategy", {}))
         self._guard.restore(saved.get("guard", {}))
+        self._best_model.restore(saved.get("best", {}), self.strategy.home)
         self._saved = self.iteration
 
     def _say(self, text: str) -> None:

@@ -312,6 +312,10 @@ class Config:
     test_tasks: int = _evaluation(
         600, RESULT, "Test tasks at the end of the run; 0: no test.", least=0
     )
+    test_model: Literal["last", "best"] = _evaluation(
+        "last", SAME_RUN,
+        "What is tested at the end: the last model, or the one that validated best.",
+    )  # fmt: skip
     transductive: bool = _evaluation(
         True, RESULT,
         "Headline accuracy with batch statistics of the query set (both are always reported).",

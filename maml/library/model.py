@@ -44,9 +44,10 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
     """Load a trained model.
 
     Args:
-        path: A run directory (its newest checkpoint), or a checkpoint file inside one; or a record
-            whose parameters are kept (``launch/records/PRESET/seed-N``). No code that a file may
-            hold is run (``weights_only``).
+        path: A run directory (the model that it tests: the last, or with ``--test-model best``
+            that), or a checkpoint file inside one; or a record whose parameters are kept
+            (``launch/records/PRESET/seed-N``). No code that a file may hold is run
+            (``weights_only``).
         iteration: Another checkpoint of the run directory; "best": the kept one that validated
             best.
         device: Where it computes: cpu, cuda, cuda:N, or auto, a GPU where there is one.
@@ -55,14 +56,18 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
         UserError: one line that names the file, if it is not there, is damaged or is of another
             version; for a run that has nothing to adapt (``--learner supervised``).
     """
-    run_dir, file = _find(Path(path).expanduser(), iteration)
+    given = Path(path).expanduser()
+    run_dir, file = _find(given, iteration)
     config = with_values(directory.read_config(run_dir), strategy="local", device=device)
     if file.name == RECORDED:
         # What a record keeps of a run that has finished.
         parameters = checkpoint.load_parameters(file)
-        saved: dict[str, Any] = {"model": parameters, "iteration": config.iterations}
+        tested = directory.read_result(run_dir).get("tested_iteration", config.iterations)
+        saved: dict[str, Any] = {"model": parameters, "iteration": tested}
     else:
         saved = checkpoint.load(file)
+        if iteration is None and given.is_dir():
+            saved = checkpoint.tested(saved)
     learner = build_learner(config)
     why = {"batches": "it does not adapt", "environments": "it acts, and answers no queries"}
     tasks = registry.learner(config.learner).tasks

@@ -55,8 +55,8 @@ def draw_filmstrip(learner: Learner, episodes: Episodes, meta_params: Params) ->
 
 
 def of_run(path: Path) -> Any:
-    """Draw the strip of the newest checkpoint in a run directory."""
+    """Draw the strip of the model that a run tests."""
     config = directory.read_config(path)
     learner = build_learner(config)
-    saved = checkpoint.load(checkpoint.last_checkpoint(path))
+    saved = checkpoint.tested(checkpoint.load(checkpoint.last_checkpoint(path)))
     return draw_filmstrip(learner, learner.open_tasks("test", evaluation=True), saved["model"])

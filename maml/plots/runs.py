@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,12 +58,8 @@ def read(path: Path) -> Run:
     Raises:
         UserError: naming the file that is missing or damaged.
     """
-    try:
-        result = json.loads((path / "result.json").read_text())
-    except (OSError, ValueError):
-        result = {}
     rows = read_metrics(path / "metrics.jsonl")
-    return Run(path, directory.read_config(path), rows, result)
+    return Run(path, directory.read_config(path), rows, directory.read_result(path))
 
 
 def find(paths: Sequence[Path]) -> list[Run]:

@@ -213,6 +213,15 @@ def set_aside(run_dir: Path, until: Path) -> list[Path]:
     return aside
 
 
+def tested(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's content with the model that its run tests, and that model's iteration.
+
+    With ``--test-model best`` it is the one that validated best so far, else the checkpoint's own.
+    """
+    best: dict[str, Any] = content.get("best") or {}
+    return content | {name: best[name] for name in ("model", "iteration") if best}
+
+
 def load_parameters(path: Path) -> Params:
     """Read a file that holds parameters alone, as a record does; raises as `load`."""
     content = _content(path)

@@ -229,6 +229,15 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
     write_text(run_dir / "result.json", json.dumps(result, indent=2) + "\n")
 
 
+def read_result(run_dir: Path) -> dict[str, Any]:
+    """Return what ``result.json`` holds; empty while it cannot be read."""
+    try:
+        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return result
+
+
 def write_status(run_dir: Path, state: str, iteration: int, start: int, config: Config) -> None:
     """Write ``status.json``: what the run is doing, for whoever looks on from outside.
 

@@ -213,12 +213,12 @@ class RunLog:
             write_text(self._path, text)
 
     @todist.rank_zero_only
-    def has(self, iteration: int, split: str) -> bool:
-        """Return whether there is an evaluation of ``split`` at ``iteration``; on rank zero."""
-        return any(
-            row["iteration"] == iteration and row.get("split") == split
-            for row in read_metrics(self._path)
-        )
+    def find(self, iteration: int, split: str) -> Row | None:
+        """Return the evaluation of ``split`` at ``iteration``, if there is one; on rank zero."""
+        for row in read_metrics(self._path):
+            if row["iteration"] == iteration and row.get("split") == split:
+                return row
+        return None
 
     @todist.rank_zero_only
     def write(self, row: Row) -> None:

@@ -130,6 +130,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "eval_every": (["--eval-every", "0"], 0),
     "eval_tasks": (["--eval-tasks", "20"], 20),
     "test_tasks": (["--test-tasks", "0"], 0),
+    "test_model": (["--test-model", "best"], "best"),
     "transductive": (["--no-transductive"], False),
     "run_dir": (["--run-dir", "some/run"], "some/run"),
     "checkpoint_every": (["--checkpoint-every", "3"], 3),

@@ -131,6 +131,7 @@ BY_THEMSELVES = {
     "discount": "learners/test_policies.py",
     "image_mode": "test_folder",
     "split_fractions": "test_folder",
+    "test_model": "run/test_best_model.py",
     "run_dir": "test_run_directory.py",
     "logger": "run/test_log.py",
     "meta_momentum": "test_meta_momentum",

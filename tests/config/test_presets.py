@@ -99,6 +99,7 @@ def test_miniimagenet_follows_the_published_protocol(name: str, shots: int) -> N
     assert (config.queries, config.eval_queries) == (15, shots)
     assert config.inner_lr == pytest.approx(5 * 0.01)
     assert config.grad_clip == pytest.approx(10 / (5 * 15 / shots))
+    assert (config.head_init, config.test_model) == ("xavier", "best")
 
 
 @pytest.mark.parametrize(("ways", "shots"), OMNIGLOT)

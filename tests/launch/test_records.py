@@ -258,7 +258,7 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     (copy / "config.yaml").write_text(config)
     scores = (copy / "test_tasks.csv").read_text().replace(",0.", ",1.")
     (copy / "test_tasks.csv").write_text(scores)
-    with pytest.raises(UserError, match="its last checkpoint does not score what it says"):
+    with pytest.raises(UserError, match="its model does not score what it says"):
         record.write(copy, tmp_path, 6, "", None)
     with pytest.raises(UserError, match="no record there"):
         recorded.find(copy)

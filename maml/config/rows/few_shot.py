@@ -93,10 +93,18 @@ def _miniimagenet(
     return with_values(config, **values)
 
 
+def _finn_miniimagenet(shots: int, published: float, **values: Any) -> Config:
+    # As in the released code, whose author says there (issue 8) that the paper's numbers are of the
+    # models that validated best. By 600 tasks: a hundred, of five answers each, would choose by
+    # chance.
+    values |= {"head_init": "xavier", "test_model": "best", "eval_tasks": 600}
+    return _miniimagenet(shots, published, **values)
+
+
 def _cifar(data: str, source: str, published: float | None = None) -> Config:
     # MiniImageNet's command, as the paper of CIFAR-FS gives no other.
     return with_values(
-        _miniimagenet(1, 0.0),
+        _finn_miniimagenet(1, 0.0),
         preset=f"maml-{data}-5way-1shot",
         data=data,
         source=f"{source}, 5-way 1-shot",
@@ -333,14 +341,14 @@ ROWS = (
     _omniglot(5, 5, 0.999),
     _omniglot(20, 1, 0.958),
     _omniglot(20, 5, 0.989),
-    _miniimagenet(1, 0.4870),
-    _miniimagenet(5, 0.6311),
+    _finn_miniimagenet(1, 0.4870),
+    _finn_miniimagenet(5, 0.6311),
     _cifar("cifarfs", f"{FINN}, as measured by {BERTINETTO}", 0.589),
     _cifar("fc100", f"no published row; {FINN}"),
     _maml_sinusoid(),
     _glyphs(5, 1, name="fomaml", order="first"),
-    _miniimagenet(1, 0.4807, name="fomaml", order="first"),
-    _miniimagenet(5, 0.6315, name="fomaml", order="first"),
+    _finn_miniimagenet(1, 0.4807, name="fomaml", order="first"),
+    _finn_miniimagenet(5, 0.6315, name="fomaml", order="first"),
     _glyphs(5, 1, learner="anil", source=RAGHU),
     # The paper has no row of 5 ways: this one is to stand beside MAML's.
     _omniglot(5, 1, None, learner="anil", source=f"no published row; {RAGHU}"),

@@ -1,0 +1,87 @@
+"""``--test-model best``: early stopping, without stopping early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import maml
+from maml import evaluate as evaluation
+from maml.config.presets import changed, with_values
+from maml.run import checkpoint
+from maml.run.checkpoint import numbered_checkpoint
+from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+# Its outer loop diverges: what validates best is neither the first nor the last.
+CONFIG = sinusoid(
+    iterations=9, eval_every=2, checkpoint_every=3, keep_checkpoints=1, test_tasks=5,
+    meta_lr=0.03, test_model="best",
+)  # fmt: skip
+
+
+def best_of(run_dir: Path) -> int:
+    losses = {row["iteration"]: row["loss"] for row in metrics(run_dir) if "split" in row}
+    del losses[CONFIG.iterations]  # the test
+    return min(losses, key=losses.__getitem__)
+
+
+def test_the_best_is_tested_wherever_the_run_goes_on(tmp_path: Path) -> None:
+    """No checkpoint of it is there."""
+    whole = train(CONFIG, tmp_path / "whole")
+    best = best_of(tmp_path / "whole")
+    assert best not in (2, 8)
+    found = result(tmp_path / "whole")
+    assert (found["iterations"], found["tested_iteration"]) == (9, best)
+    until = with_values(CONFIG, test_model="last", iterations=best, eval_every=0)
+    assert same(train(until, tmp_path / "until")["model"], whole["best"]["model"])
+    assert result(tmp_path / "until")["loss"] == found["loss"]
+
+    for stopped in (best - 1, best, best + 1):
+        for before, after in (("here", "here"), ("here", "elsewhere")):
+            begun = tmp_path / f"{stopped} {after}" / before
+            train(CONFIG, begun, iterations=stopped, test_tasks=0)
+            there = begun.with_name(after)
+            saved = numbered_checkpoint(begun, stopped)
+            resume = "auto" if there == begun else str(saved)
+            assert same(train(CONFIG, there, resume=resume)["best"], whole["best"])
+            assert result(there)["loss"] == found["loss"]
+
+
+def test_a_checkpoint_is_from_before_its_iteration_s_validation(tmp_path: Path) -> None:
+    whole = train(CONFIG, tmp_path / "a", checkpoint_every=2, keep_checkpoints=9)
+    earlier = numbered_checkpoint(tmp_path / "a", best_of(tmp_path / "a"))
+    assert not same(checkpoint.load(earlier)["best"], whole["best"])
+    for there in ("b", "a"):
+        assert same(train(CONFIG, tmp_path / there, resume=str(earlier))["best"], whole["best"])
+
+
+def test_a_run_s_model_is_the_one_that_it_tests(tmp_path: Path) -> None:
+    config = glyphs(
+        iterations=3, eval_every=2, test_tasks=6, dtype="float64", test_model="best"
+    )  # fmt: skip
+    train(config, tmp_path)
+    evaluation.main([str(tmp_path), "--tasks", "6"])
+    evaluation.main([str(tmp_path), "--tasks", "6", "--iteration", "3"])
+    own, other = evaluation.files.read_rows(tmp_path / "evaluations.jsonl")
+    assert (own["iteration"], own["loss"]) == (2, pytest.approx(result(tmp_path)["loss"]))
+    assert other["iteration"] == 3 and other["loss"] != own["loss"]
+    assert maml.load(tmp_path).iteration == 2
+    assert same(maml.load(tmp_path).meta_params, last(tmp_path)["best"]["model"])
+    assert maml.load(tmp_path, iteration=3).iteration == 3
+    assert maml.load(tmp_path / "checkpoints" / "last.pt").iteration == 3
+
+
+def test_without_a_validation_it_is_the_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(CONFIG, tmp_path, eval_every=100)
+    assert result(tmp_path)["tested_iteration"] == 9
+    assert "tested is the model after iteration 9, which is the last" in capsys.readouterr().out
+
+
+def test_what_chooses_it_makes_another_experiment() -> None:
+    assert "eval_tasks" not in changed(glyphs(test_model="last", eval_tasks=7))
+    assert changed(glyphs(test_model="best", eval_tasks=7))["eval_tasks"] == 7

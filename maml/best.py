@@ -70,15 +70,18 @@ class BestModel:
         """Keep a copy of ``model``, validated as ``row`` says, unless an earlier one was better."""
         score = _score(row, transductive=self._transductive)
         if score is not None and (self.iteration is None or score >= self._score):
-            self.iteration, self._score = iteration, score
-            self.model = {name: tensor.detach().clone() for name, tensor in model.items()}
+            copy = {name: tensor.detach().clone() for name, tensor in model.items()}
+            self.iteration, self._score, self.model = iteration, score, copy
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it; nothing if there is none yet."""
         if self.iteration is None:
             return {}
         model = {name: tensor.cpu() for name, tensor in self.model.items()}
-        return {"iteration": self.iteration, "score": self._score, "model": model}
+        return {
+            "iteration": self.iteration, "score": self._score, "model": model,
+            "transductive": self._transductive,
+        }  # fmt: skip
 
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
         """Take back what `state` has returned, onto the device ``home``."""
@@ -87,18 +90,37 @@ class BestModel:
             self.model = {name: tensor.to(home) for name, tensor in state["model"].items()}
 
 
-def chosen(run_dir: Path, wanted: str, *, transductive: bool, flag: str = "--iteration") -> Path:
-    """Return the path of a kept checkpoint.
+def content_of(
+    run_dir: Path, wanted: str | None, *, transductive: bool, flag: str = "--iteration"
+) -> dict[str, Any]:
+    """Return the content of a run's checkpoint.
 
     Args:
         run_dir: The run.
-        wanted: Its iteration, or "best", the one that validated best.
+        wanted: Its iteration; "best", the one that validated best; None: with the model that the
+            run tests.
         transductive: Which of the two accuracies counts.
         flag: What the caller calls ``wanted``.
 
     Raises:
-        UserError: naming the flag, and what there is.
+        UserError: naming the flag, and what there is; or as `checkpoint.load`.
     """
+    if wanted not in (None, "best"):
+        return checkpoint.load(_chosen(run_dir, wanted, transductive=transductive, flag=flag))
+    try:
+        last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
+    except checkpoint.DamagedError:
+        if wanted is None:
+            raise
+        last = {}
+    # The best of all of them, kept or not, where it was judged in the same way.
+    if wanted is None or last.get("best", {}).get("transductive") == transductive:
+        return checkpoint.tested(last)
+    return checkpoint.load(_chosen(run_dir, "best", transductive=transductive, flag=flag))
+
+
+def _chosen(run_dir: Path, wanted: str, *, transductive: bool, flag: str) -> Path:
+    """Return the path of a kept checkpoint; arguments and errors as `content_of`."""
     kept = checkpoint.numbered_checkpoints(run_dir)
     there_are = f"{run_dir} keeps those of {', '.join(map(str, kept)) or 'none'}"
     if wanted != "best":

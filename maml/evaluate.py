@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets.errors import DataError
-from maml.best import chosen, load_best
+from maml.best import content_of, load_best
 from maml.config import Config, registry
 from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
@@ -60,17 +60,17 @@ POLL, PATIENCE = 5.0, 3600.0
 
 
 def main(arguments: list[str]) -> int:
-    """Evaluate a run directory's newest checkpoint, or watch it; return the exit code."""
+    """Evaluate the model that a run tests, or watch the run; return the exit code."""
     options = _parse(arguments)
     evaluator = RunEvaluator(options)
     if options.watch:
         poll, patience = options.poll or POLL, options.patience or PATIENCE
         return watch(options.run_dir, evaluator, poll=poll, patience=patience)
     config = evaluator.config_now()
-    saved = _content(options, config)
+    transductive = _transductive(options, config)
+    saved = content_of(options.run_dir, options.iteration, transductive=transductive)
     together = []
     if options.ensemble is not None:
-        transductive = _transductive(options, config)
         together = load_best(options.run_dir, options.ensemble, transductive=transductive)
     evaluator.build(config)
     evaluator.evaluate(saved, together)
@@ -150,14 +150,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("python -m maml.evaluate runs in one process: start it without torchrun")
     return options
-
-
-def _content(options: argparse.Namespace, config: Config) -> dict[str, Any]:
-    """Return the content of the checkpoint that is meant; by default with the model of the test."""
-    if options.iteration is None:
-        return checkpoint.tested(checkpoint.load(checkpoint.last_checkpoint(options.run_dir)))
-    transductive = _transductive(options, config)
-    return checkpoint.load(chosen(options.run_dir, options.iteration, transductive=transductive))
 
 
 def _transductive(options: argparse.Namespace, config: Config) -> bool:

@@ -100,7 +100,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--iteration",
         metavar="N|best",
         help="the checkpoint after iteration N, or the kept one that validated best "
-        "(default: the newest)",
+        "(default: what the run tests)",
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
     parser.add_argument(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from datasets.words import counted
 from maml.best import BestModel, best
-from maml.config import MUST_MATCH, Config, registry
+from maml.config import Config, must_match, registry
 from maml.config.presets import changed, experiment, published_row, with_values
 from maml.errors import UserError, WorkerLostError
 from maml.learners.data import class_names
@@ -364,7 +364,8 @@ class _Run:
     def _offer(self, validation: dict[str, Any]) -> None:
         """Keep the parameters, which were validated now, where the best ones are tested."""
         if self.config.test_model == "best":
-            self._best_model.offer(validation, self.iteration, self.meta_params)
+            with self._between:
+                self._best_model.offer(validation, self.iteration, self.meta_params)
 
     def _tested(self) -> tuple[int, Params]:
         """Return what is tested: the iteration and the parameters."""
@@ -401,13 +402,14 @@ class _Run:
             "transductive": config.transductive, "non_transductive_accuracy": None,
             "preset": config.preset, **published_row(config),
             "changed": changed(config),
-            "iterations": self.iteration, "tested_iteration": tested, "seconds": self.seconds,
+            "iterations": self.iteration, "tested_iteration": tested if config.test_tasks else None, "seconds": self.seconds,
             "tasks_per_second": tasks_per_second,
         }  # fmt: skip
         if config.test_tasks:
             if config.test_model == "best":
-                which = "validated best" if tested != self.iteration else "is the last"
-                self._say(f"tested is the model after iteration {tested}, which {which}")
+                validated = self._best_model.iteration is not None
+                why = "which validated best" if validated else "the last, as none was validated"
+                self._say(f"tested is the model after iteration {tested}, {why}")
             values = of_tasks(
                 self.strategy,
                 params,
@@ -479,7 +481,9 @@ class _Run:
                     "guard": self._guard.state(),
                     "own_files": self._own_files,
                     "best": self._best_model.state(),
-                    "config": {name: getattr(self.config, name) for name in MUST_MATCH},
+                    "config": {
+                        name: getattr(self.config, name) for name in must_match(self.config)
+                    },
                 },
                 keep=self.config.keep_checkpoints,
                 best=self._best(),

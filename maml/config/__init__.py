@@ -11,6 +11,8 @@ from maml.config.fields import (
     default_data_root,
     flag,
     from_values,
+    must_match,
+    settings,
     user_path,
 )
 
@@ -23,5 +25,7 @@ __all__ = [
     "default_data_root",
     "flag",
     "from_values",
+    "must_match",
+    "settings",
     "user_path",
 ]

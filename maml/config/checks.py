@@ -168,8 +168,11 @@ def _check_combinations(config: Config) -> None:
             f"--epochs {config.epochs}: few-shot tasks never end; give --learner {config.learner} "
             "--iterations"
         )
-    if config.test_model == "best" and not config.eval_every:
-        raise UserError("--test-model best: --eval-every 0 validates none")
+    if config.test_model == "best" and config.test_tasks and not config.eval_every:
+        raise UserError(
+            "--eval-every 0: --test-model best tests the model that validated best, and none would "
+            "be validated; give --test-model last, too"
+        )
     if config.kernels == "native" and config.meta_gradient == "reverse":
         raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
     reads = registry.learner(config.learner).reads

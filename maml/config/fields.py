@@ -361,9 +361,24 @@ MUST_MATCH = _with_role(SAME_RUN)
 """What a resumed run must share with its beginning to be the same run."""
 OF_THE_RESULT = _with_role(RESULT)
 """What else a result depends on; a resumed run may have it otherwise."""
+CHOOSING = (
+    *("eval_every", "eval_tasks", "eval_queries", "eval_inner_steps", "eval_inner_batch"),
+    *("eval_proximal", "transductive"),
+)
+"""What a validation is asked, which with ``--test-model best`` chooses the model."""
 OF_A_HOST = _with_role(HOST)
 """What a host has, and what rank 0 alone reads: may differ between processes; no result depends
 on it."""
+
+
+def must_match(config: Config) -> tuple[str, ...]:
+    """Return the fields that a resumed run must share with its beginning, ``config`` being it."""
+    return MUST_MATCH + CHOOSING if config.test_model == "best" else MUST_MATCH
+
+
+def settings(config: Config) -> tuple[str, ...]:
+    """Return the fields that a result of ``config`` depends on, the seed among them."""
+    return tuple(dict.fromkeys((*must_match(config), *OF_THE_RESULT)))
 
 
 def from_values(values: dict[str, Any]) -> Config:

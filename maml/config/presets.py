@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from maml.config import MUST_MATCH, OF_THE_RESULT, Config, flag, registry
+from maml.config import Config, flag, registry, settings
 from maml.config.fields import with_values
 from maml.config.rows import ROWS
 
@@ -38,20 +38,15 @@ def describe() -> str:
     return "\n".join(lines)
 
 
-VALIDATION = ("eval_every", "eval_tasks")
-"""What chooses the model that is tested, where the best one is."""
-
-
 def changed(config: Config) -> dict[str, Any]:
     """Return the fields, and their values, that make another experiment of a preset.
 
     The seed is not one of them: with another, it is the same experiment once more.
     """
     preset = PRESETS.get(config.preset, Config())
-    chosen_by = VALIDATION if config.test_model == "best" else ()
     return {
         name: getattr(config, name)
-        for name in (*MUST_MATCH, *OF_THE_RESULT, *chosen_by)
+        for name in settings(config)
         if name != "seed" and getattr(config, name) != getattr(preset, name)
     }
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from datasets.errors import DataError
 from datasets.tasks import Task
 from datasets.words import counted
-from maml.best import chosen
+from maml.best import content_of
 from maml.config import registry
 from maml.config.presets import title, with_values
 from maml.errors import UserError
@@ -56,38 +56,35 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
         UserError: one line that names the file, if it is not there, is damaged or is of another
             version; for a run that has nothing to adapt (``--learner supervised``).
     """
-    given = Path(path).expanduser()
-    run_dir, file = _find(given, iteration)
+    run_dir, file = _find(Path(path).expanduser(), iteration)
     config = with_values(directory.read_config(run_dir), strategy="local", device=device)
-    if file.name == RECORDED:
+    if file is None:
+        wanted = iteration if iteration in (None, "best") else inputs.whole(iteration, "iteration")
+        asked = None if wanted is None else str(wanted)
+        saved = content_of(run_dir, asked, transductive=config.transductive, flag="iteration")
+    elif file.name == RECORDED:
         # What a record keeps of a run that has finished.
         parameters = checkpoint.load_parameters(file)
         tested = directory.read_result(run_dir).get("tested_iteration", config.iterations)
-        saved: dict[str, Any] = {"model": parameters, "iteration": tested}
+        saved = {"model": parameters, "iteration": tested}
     else:
         saved = checkpoint.load(file)
-        if iteration is None and given.is_dir():
-            saved = checkpoint.tested(saved)
     learner = build_learner(config)
     why = {"batches": "it does not adapt", "environments": "it acts, and answers no queries"}
     tasks = registry.learner(config.learner).tasks
     if tasks in why:
         raise UserError(f"{run_dir}: a run of --learner {config.learner}: {why[tasks]}")
-    checkpoint.check_model(saved, learner.meta_parameters(), str(file))
+    checkpoint.check_model(saved, learner.meta_parameters(), str(file or run_dir))
     place = choose_device(config, World(0, 1, 0, 1, launched=False))
     return Model(learner, saved["model"], saved["iteration"], place)
 
 
-def _find(path: Path, iteration: int | str | None) -> tuple[Path, Path]:
-    """Return the run directory and the checkpoint file that are meant."""
+def _find(path: Path, iteration: int | str | None) -> tuple[Path, Path | None]:
+    """Return the run directory and the file that are meant; None: one of its checkpoints."""
     if path.is_dir() and (path / RECORDED).is_file() and iteration is None:
         return path, path / RECORDED
     if path.is_dir():
-        if iteration is None:
-            return path, checkpoint.last_checkpoint(path)
-        wanted = iteration if iteration == "best" else str(inputs.whole(iteration, "iteration"))
-        transductive = directory.read_config(path).transductive
-        return path, chosen(path, wanted, transductive=transductive, flag="iteration")
+        return path, None
     if not path.exists():
         raise UserError(f"{path}: no such run directory or checkpoint")
     if iteration is not None:

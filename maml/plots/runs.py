@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maml.config import MUST_MATCH, OF_THE_RESULT, Config
+from maml.config import Config, settings
 from maml.errors import UserError
 from maml.plots.style import smooth
 from maml.run import directory
 from maml.run.log import Row, read_metrics
 from maml.scores import headline
-
-SETTINGS = tuple(name for name in (*MUST_MATCH, *OF_THE_RESULT) if name != "seed")
-"""What tells methods apart: all that a result depends on, but for the seed."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,9 @@ def find(paths: Sequence[Path]) -> list[Run]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Return the settings in which the runs are not all the same."""
-    return [name for name in SETTINGS if len({getattr(run.config, name) for run in runs}) > 1]
+    """Return the settings in which the runs are not all the same, but for the seed."""
+    names = dict.fromkeys(name for run in runs for name in settings(run.config) if name != "seed")
+    return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
 
 
 def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:

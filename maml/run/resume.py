@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from maml.config import MUST_MATCH, Config, flag
+from maml.config import Config, flag, must_match
 from maml.config.presets import spelled
 from maml.errors import UserError
 from maml.params import Params
@@ -90,7 +90,9 @@ def _checked(saved: dict[str, Any], path: Path, config: Config, params: Params) 
     """Return the checkpoint of ``path``; refuse one that was made otherwise."""
     default = Config()
     # What an earlier version did not have yet, it did as the default does.
-    made_with = {name: saved["config"].get(name, getattr(default, name)) for name in MUST_MATCH}
+    made_with = {
+        name: saved["config"].get(name, getattr(default, name)) for name in must_match(config)
+    }
     others = {name: then for name, then in made_with.items() if then != getattr(config, name)}
     if others:
         name, then = next(iter(others.items()))

@@ -60,6 +60,18 @@ def test_what_was_kept_scores_what_it_says(kept: Path, capsys: pytest.CaptureFix
     assert "not run" in table.table(kept.parents[1])
 
 
+def test_a_record_of_what_validated_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    config = glyphs(test_tasks=6, run_dir=str(tmp_path / "run"), iterations=3, eval_every=2)
+    assert Trainer(with_values(config, test_model="best")).run() == 0
+    kept = record.write(tmp_path / "run", tmp_path / "records", 6, "", None)
+    assert check_record.main([str(kept), "--tasks", "6"]) == 0
+    assert "6 tasks score what it says" in capsys.readouterr().out
+    assert maml.load(kept).iteration == recorded.read(kept).result["tested_iteration"] == 2
+
+
 def test_a_record_is_a_model_to_adapt(kept: Path, run_dir: Path) -> None:
     task = maml.episodes("glyphs", split="test", ways=2, shots=1, queries=3).task(0)
     expected = maml.load(run_dir).adapt(task.support_x, task.support_y).logits(task.query_x)

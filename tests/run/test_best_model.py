@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 import maml
 from maml import evaluate as evaluation
-from maml.config.presets import changed, with_values
+from maml.config.cli import parse
+from maml.config.presets import PRESETS, changed, with_values
+from maml.errors import UserError
 from maml.run import checkpoint
-from maml.run.checkpoint import numbered_checkpoint
+from maml.run.checkpoint import numbered_checkpoint, numbered_checkpoints
+from maml.run.files import read_rows
 from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -65,7 +69,7 @@ def test_a_run_s_model_is_the_one_that_it_tests(tmp_path: Path) -> None:
     train(config, tmp_path)
     evaluation.main([str(tmp_path), "--tasks", "6"])
     evaluation.main([str(tmp_path), "--tasks", "6", "--iteration", "3"])
-    own, other = evaluation.files.read_rows(tmp_path / "evaluations.jsonl")
+    own, other = read_rows(tmp_path / "evaluations.jsonl")
     assert (own["iteration"], own["loss"]) == (2, pytest.approx(result(tmp_path)["loss"]))
     assert other["iteration"] == 3 and other["loss"] != own["loss"]
     assert maml.load(tmp_path).iteration == 2
@@ -79,7 +83,41 @@ def test_without_a_validation_it_is_the_last(
 ) -> None:
     train(CONFIG, tmp_path, eval_every=100)
     assert result(tmp_path)["tested_iteration"] == 9
-    assert "tested is the model after iteration 9, which is the last" in capsys.readouterr().out
+    said = "tested is the model after iteration 9, the last, as none was validated"
+    assert said in capsys.readouterr().out
+    for flags in ("--eval-every 0", "--eval-every 0 --test-tasks 0"):
+        arguments = ["maml-miniimagenet-5way-1shot", *flags.split()]
+        with contextlib.nullcontext() if "--test" in flags else refusal():
+            parse(arguments)
+
+
+def refusal() -> contextlib.AbstractContextManager[object]:
+    return pytest.raises(UserError, match=r"--eval-every 0: .*; give --test-model last, too")
+
+
+def test_what_chooses_it_stays_as_it_is(tmp_path: Path) -> None:
+    """Scores of two kinds say nothing of each other."""
+    train(CONFIG, tmp_path, iterations=3)
+    for name, value in {"eval_tasks": 50, "transductive": False, "eval_inner_steps": 4}.items():
+        with pytest.raises(UserError, match=rf"--(no-)?{name.replace('_', '-')} .*was made with"):
+            train(CONFIG, tmp_path, **{name: value})
+    train(CONFIG, tmp_path, test_tasks=6)
+
+
+def test_the_best_of_all_is_found_among_those_not_kept(tmp_path: Path) -> None:
+    saved = train(CONFIG, tmp_path)
+    assert sorted(numbered_checkpoints(tmp_path)) == [9]
+    assert maml.load(tmp_path, iteration="best").iteration == saved["best"]["iteration"]
+    evaluation.main([str(tmp_path), "--tasks", "3", "--iteration", "best"])
+    (row,) = read_rows(tmp_path / "evaluations.jsonl")
+    assert row["iteration"] == saved["best"]["iteration"]
+
+
+def test_presets_keep_as_many_as_an_ensemble_has() -> None:
+    for name, config in PRESETS.items():
+        if config.keep_best:
+            assert config.eval_every % config.checkpoint_every == 0, name
+            assert config.iterations // config.eval_every >= config.keep_best, name
 
 
 def test_what_chooses_it_makes_another_experiment() -> None:

@@ -402,8 +402,9 @@ class _Run:
             "transductive": config.transductive, "non_transductive_accuracy": None,
             "preset": config.preset, **published_row(config),
             "changed": changed(config),
-            "iterations": self.iteration, "tested_iteration": tested if config.test_tasks else None, "seconds": self.seconds,
-            "tasks_per_second": tasks_per_second,
+            "iterations": self.iteration,
+            "tested_iteration": tested if config.test_tasks else None,
+            "seconds": self.seconds, "tasks_per_second": tasks_per_second,
         }  # fmt: skip
         if config.test_tasks:
             if config.test_model == "best":

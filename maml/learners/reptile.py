@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from datasets.episodes import Episodes
+from datasets.shuffled import ShuffledSupport
 from maml.config import Config
 from maml.learners.base import without_prefix
 from maml.learners.maml import MAML
@@ -40,8 +42,8 @@ class Reptile(MAML):
     The outer loop's SGD with ``--meta-lr 1 --meta-schedule linear`` is the paper's meta-step, which
     falls linearly from 1 to 0 (section 6.1). The inner loop takes mini-batches of the support set
     (``--inner-batch``), one after another through one random order after another, as the released
-    code; the orders have addresses (the seed, the pass), and are the same for all tasks, as which
-    class and image lies at a place is the task's own draw. The query set is only reported on.
+    code. Each training task's support set is shuffled by an order of its own; the order of a pass
+    has an address as well (the seed, the pass). The query set is only reported on.
 
     The released code's inner Adam (``--inner-optimizer adam0``: β₁ is 0) goes on from task to task
     with its second moment. ``--keep-moment`` does so, too, but so that the order of the tasks makes
@@ -62,6 +64,12 @@ class Reptile(MAML):
             # The names of what adapts: ``second_moment.…`` for ``network.…``.
             self.second_moment = tree({n: torch.zeros_like(weights[n]) for n in self.adapting})
             self.second_moment_weight = nn.Parameter(next(iter(weights.values())).new_zeros(()))
+
+    def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
+        """Return tasks whose support sets are shuffled, to learn from; others as they are."""
+        found = super().open_tasks(split, evaluation=evaluation)
+        shuffled = not evaluation and self.config.inner_batch is not None
+        return ShuffledSupport(found, self.config.seed) if shuffled else found
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """As it is evaluated: MAML's inner loop, on mini-batches of ``--eval-inner-batch``."""

@@ -10,6 +10,7 @@ import torch
 from datasets.tasks import Task
 from maml.config.cli import parse
 from maml.errors import UserError
+from maml.learners.maml import MAML
 from maml.metagradient.differentiate import differentiate
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.networks.loss import MiniBatches
@@ -164,6 +165,23 @@ def test_kernels_find_the_same(kept: bool) -> None:
     tested, expected = (w.learner.evaluate(params, tasks) for w in (native, plain))
     for name, values in expected.items():
         torch.testing.assert_close(tested[name], values, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_a_step_sees_other_labels_in_another_task() -> None:
+    """In one order for all tasks, the weights would learn which labels come last."""
+    worker = make_worker()
+    plain = MAML.open_tasks(worker.learner, "train").tasks(IDS)
+    shuffled = worker.training.tasks(IDS)
+    assert torch.equal(worker.training.tasks(IDS[1:2]).support_x, shuffled.support_x[1:2])
+    assert len({tuple(labels.tolist()) for labels in shuffled.support_y}) == len(IDS)
+    assert torch.equal(shuffled.query_x, plain.query_x)
+    for task in range(len(IDS)):
+        at = [
+            int((plain.support_x[task] == image).flatten(1).all(1).nonzero())
+            for image in shuffled.support_x[task]
+        ]
+        assert sorted(at) == list(range(15))
+        assert torch.equal(shuffled.support_y[task], plain.support_y[task][at])
 
 
 def test_mini_batches_go_through_the_set() -> None:

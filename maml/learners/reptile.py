@@ -13,6 +13,7 @@ from datasets.shuffled import ShuffledSupport
 from maml.config import Config
 from maml.learners.base import without_prefix
 from maml.learners.maml import MAML
+from maml.learners.objectives import REGRESSION
 from maml.learners.trees import tree
 from maml.metagradient.adam import Moment
 from maml.metagradient.problem import Problem
@@ -48,9 +49,10 @@ class Reptile(MAML):
     The released code's inner Adam (``--inner-optimizer adam0``: β₁ is 0) goes on from task to task
     with its second moment. ``--keep-moment`` does so, too, but so that the order of the tasks makes
     no difference: the second moment is a meta-parameter. Each task begins at it, and it moves by
-    the meta-step towards the mean over tasks of where it ends. Tests begin at it, too. Without, it
-    begins anew with each task: every weight then moves by about as much in each step, also where a
-    task is learned.
+    the meta-step towards the mean over tasks of where it ends. Tests begin at it, too, as if losses
+    were sums over a mini-batch, as they are in the released code: where a test's mini-batches are
+    half as large as those of training, its steps are half as long. Without, it begins anew with
+    each task: every weight then moves by about as much in each step, also where a task is learned.
 
     Attributes:
         keeps_moment: Whether it does.
@@ -73,21 +75,40 @@ class Reptile(MAML):
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """As it is evaluated: MAML's inner loop, on mini-batches of ``--eval-inner-batch``."""
-        problem = self._remembering(super().problem(meta_params, steps), meta_params)
-        return self._of_batches(problem, self.config.eval_inner_batch)
+        config = self.config
+        examples = self._examples(config.eval_inner_batch, config.ways, config.shots)
+        problem = self._remembering(super().problem(meta_params, steps), meta_params, examples)
+        return self._of_batches(problem, config.eval_inner_batch)
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
         """The same on mini-batches of ``--inner-batch``, with its displacement as the gradient."""
         config = self.config
         problem = super().problem(meta_params, config.inner_steps)
-        problem = self._remembering(problem, meta_params)
+        problem = self._remembering(problem, meta_params, self._trained_on())
         problem = self._of_batches(problem, config.inner_batch)
         return dataclasses.replace(problem, displacement=True)
 
-    def _remembering(self, problem: Problem, meta_params: Params) -> Problem:
+    def _trained_on(self) -> int:
+        """Return how many examples a step sees in training."""
+        config = self.config
+        ways, shots = config.train_ways or config.ways, config.train_shots or config.shots
+        return self._examples(config.inner_batch, ways, shots)
+
+    def _examples(self, batch: int | None, ways: int, shots: int) -> int:
+        there = shots if self.objective is REGRESSION else ways * shots
+        return there if batch is None else min(batch, there)
+
+    def _remembering(self, problem: Problem, meta_params: Params, examples: int) -> Problem:
+        """Let Adam begin at the kept moment, for mean losses over ``examples`` a step.
+
+        A sum's gradient is ``examples`` times the mean's, and its square so often squared.
+        """
         if not self.keeps_moment:
             return problem
+        scale = (self._trained_on() / examples) ** 2
         total = without_prefix(meta_params, "second_moment.")
+        if scale != 1:
+            total = {name: tensor * scale for name, tensor in total.items()}
         moment = Moment(total, meta_params["second_moment_weight"])
         return dataclasses.replace(problem, second_moment=moment)
 

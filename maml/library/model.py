@@ -65,7 +65,8 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
     elif file.name == RECORDED:
         # What a record keeps of a run that has finished.
         parameters = checkpoint.load_parameters(file)
-        tested = directory.read_result(run_dir).get("tested_iteration", config.iterations)
+        # None of a run that was not tested, and nothing in a record of an earlier version.
+        tested = directory.read_result(run_dir).get("tested_iteration") or config.iterations
         saved = {"model": parameters, "iteration": tested}
     else:
         saved = checkpoint.load(file)

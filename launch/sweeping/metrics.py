@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 
 from launch.sweeping.file import Metric
+from maml.best import best
+from maml.run.directory import read_config
 from maml.run.log import read_metrics
 
 
@@ -25,10 +27,14 @@ def history(run_dir: Path, name: str) -> list[float]:
 
 
 def metric_of(run_dir: Path, asked: Metric | None) -> tuple[Metric, float] | None:
-    """Return what a run is ranked by, and its last value; None where there is no such number.
+    """Return what a run is ranked by, and its value; None where there is no such number.
 
     Unless the file of a sweep names a metric, it is the accuracy on the validation tasks; of a
-    policy, its return; of a regression, the loss.
+    policy, its return; of a regression, the loss. The value is the last one, or with
+    ``--test-model best`` that of the model which is tested.
+
+    Raises:
+        UserError: if metrics.jsonl or config.yaml is damaged.
     """
     usual = (
         Metric("validation/accuracy", "maximize"),
@@ -38,8 +44,30 @@ def metric_of(run_dir: Path, asked: Metric | None) -> tuple[Metric, float] | Non
     for metric in usual if asked is None else (asked,):
         values = history(run_dir, metric.name)
         if values:
-            return metric, values[-1]
+            tested = _of_tested(run_dir, metric.name)
+            return metric, values[-1] if tested is None else tested
     return None
+
+
+def _of_tested(run_dir: Path, name: str) -> float | None:
+    """Return a validation's ``name`` for the model that ``--test-model best`` tests.
+
+    None if the run tests its last model, or is of a program without a config.yaml.
+    """
+    split, _, metric = name.partition("/")
+    if split != "validation" or not (run_dir / "config.yaml").exists():
+        return None
+    config = read_config(run_dir)
+    if config.test_model != "best":
+        return None
+    rows = {
+        row["iteration"]: row
+        for row in read_metrics(run_dir / "metrics.jsonl")
+        if row.get("split") == "validation"
+    }
+    chosen = best(run_dir, rows, transductive=config.transductive)
+    value = rows[chosen[0]].get(metric) if chosen else None
+    return float(value) if _is_number(value) else None  # type: ignore[arg-type]
 
 
 def _tested(run_dir: Path, metric: str) -> object:

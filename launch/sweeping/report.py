@@ -82,6 +82,8 @@ def _head(sweep: Sweep, trials: list[Trial], metric: Metric) -> str:
         f"`{sweep.file.path}`, method {sweep.file.method}; trials: {states}. Ranked by "
         f"{metric.name} ({metric.goal}), the last value of each run"
     )
+    if metric.name.startswith("validation/"):
+        text += " (with `--test-model best`: of the model that is tested)"
     if metric.name.startswith("test/"):
         text += (
             ". **These are test tasks: what is best here was chosen on them, and is better here "

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import maml
+from launch.sweeping.file import Metric
+from launch.sweeping.metrics import metric_of
 from maml import evaluate as evaluation
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, changed, with_values
@@ -42,6 +44,15 @@ def test_the_best_is_tested_wherever_the_run_goes_on(tmp_path: Path) -> None:
     until = with_values(CONFIG, test_model="last", iterations=best, eval_every=0)
     assert same(train(until, tmp_path / "until")["model"], whole["best"]["model"])
     assert result(tmp_path / "until")["loss"] == found["loss"]
+
+    # A sweep ranks the run by the model that it tests.
+    losses = {
+        row["iteration"]: row["loss"] for row in metrics(tmp_path / "whole") if "split" in row
+    }
+    by_loss = Metric("validation/loss", "minimize")
+    assert metric_of(tmp_path / "whole", None) == (by_loss, losses[best])
+    train(CONFIG, tmp_path / "last", test_model="last")
+    assert metric_of(tmp_path / "last", by_loss) == (by_loss, losses[8])
 
     for stopped in (best - 1, best, best + 1):
         for before, after in (("here", "here"), ("here", "elsewhere")):

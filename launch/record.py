@@ -218,7 +218,7 @@ def _so_far(config: Config, last: dict[str, Any]) -> dict[str, Any]:
     return {
         "accuracy": None, "tasks": 0, "transductive": config.transductive,
         "non_transductive_accuracy": None, "preset": config.preset,
-        "published": config.published, "source": config.source, "changed": changed(config),
+        **published_row(config), "changed": changed(config),
         "iterations": iterations, "iterations_left": config.iterations - iterations,
         "seconds": seconds, "iterations_per_second": rate,
         "tasks_per_second": rate and rate * config.meta_batch_size,

@@ -15,8 +15,10 @@ from pathlib import Path
 from benchmarks.markdown import grid
 from launch import recorded
 from launch.recorded import Record
+from maml.config import Config
 from maml.config.parser import Parser
-from maml.config.presets import PRESETS
+from maml.config.presets import PRESETS, experiment
+from maml.config.rows.deviations import DEVIATIONS
 from maml.errors import UserError
 from maml.run.files import read_rows
 from maml.scores import headline
@@ -39,30 +41,74 @@ def main(arguments: list[str]) -> int:
 
 
 def table(records: Path, *words: str) -> str:
-    """Return the table in Markdown.
+    """Return the table in Markdown, and below it what its rows deviate in and their notes.
 
     Args:
         records: Where they are.
         words: ``run`` leaves out rows that were not run, ``own`` those of other experiments than
-            the presets' own; any other word is a pattern of presets' names, of which one must fit.
+            the presets' own, ``bare`` what stands below; any other word is a pattern of presets'
+            names, of which one must fit.
     """
     patterns = _patterns(words)
     of_preset: defaultdict[str, list[Record]] = defaultdict(list)
     for record in _found(records, words):
         of_preset[record.config.preset].append(record)
-    rows = []
+    rows, below = [], _Below()
     for name, preset in PRESETS.items():
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             continue
         not_run = all(record.changed for record in of_preset[name])
         if not_run and preset.published is not None and "run" not in words:
-            rows.append((f"`{name}`", _percent(preset.published), "not run", *4 * "–"))
+            rows.append((f"`{name}`", _claim(preset), "not run", *4 * "–"))
+            below.deviates(name)
         finished = [record for record in of_preset[name] if not record.left]
         for seeds in _experiments(finished):
-            rows.append(_row(name, preset.published, seeds))
-            rows += [_together(record) for record in seeds if "ensemble" in record.result]
-        rows += [_so_far(record) for record in of_preset[name] if record.left]
-    return grid(HEADER, rows)
+            rows.append(_row(preset, seeds))
+            rows += [_together(preset, record) for record in seeds if "ensemble" in record.result]
+        rows += [_so_far(preset, record) for record in of_preset[name] if record.left]
+        for record in of_preset[name]:
+            below.notes(record)
+            if preset.published is not None and not record.changed:
+                below.deviates(name)
+    return grid(HEADER, rows) + ("" if "bare" in words else str(below))
+
+
+class _Below:
+    """What stands below the table: sentences, each with the rows that it is of."""
+
+    def __init__(self) -> None:
+        self._published: list[str] = []
+        self._notes: dict[str, list[str]] = {}
+
+    def deviates(self, preset: str) -> None:
+        """Add what a row with a published number deviates in."""
+        self._published.append(preset)
+
+    def notes(self, record: Record) -> None:
+        """Add a record's note, if it has one."""
+        if record.made["note"]:
+            name = f"{_named(record)}, seed {record.config.seed}"
+            self._notes.setdefault(record.made["note"], []).append(name)
+
+    def __str__(self) -> str:
+        """Return paragraphs, or nothing."""
+        deviations = [
+            (", ".join(f"`{pattern}`" for pattern in patterns), said)
+            for patterns, said in DEVIATIONS
+            if any(fnmatch.filter(self._published, pattern) for pattern in patterns)
+        ]
+        notes = [
+            (f"{of[0]}, and {len(of) - 1} more" if len(of) > 3 else "; ".join(of), said)
+            for said, of in self._notes.items()
+        ]
+        return "".join(
+            f"\n\n{title}:\n\n" + "\n".join(f"- {of}: {said}" for of, said in found)
+            for title, found in (
+                ("What differs from the published experiments, beside any flag", deviations),
+                ("Notes on the runs", notes),
+            )
+            if found
+        )
 
 
 def measured_on(records: Path, *words: str) -> str:
@@ -95,17 +141,24 @@ def _found(records: Path, words: tuple[str, ...]) -> list[Record]:
 
 
 def _patterns(words: tuple[str, ...]) -> list[str]:
-    return [word for word in words if word not in ("run", "own")] or ["*"]
+    return [word for word in words if word not in ("run", "own", "bare")] or ["*"]
 
 
-def _row(name: str, published: float | None, records: list[Record]) -> tuple[str, ...]:
+def _claim(preset: Config, *, together: bool = False) -> str:
+    """Return the published number, and where only our ensemble is of its kind, say that it is."""
+    if preset.published is None:
+        return "–"
+    of_ensemble = preset.keep_best > 0 and not together
+    return _percent(preset.published) + (" (ensemble)" if of_ensemble else "")
+
+
+def _row(preset: Config, records: list[Record]) -> tuple[str, ...]:
     """Return the row of an experiment's seeds.
 
     One seed has the interval over its tasks. Of several, the mean, and the spread of their means.
     """
     # Another experiment has no published number beside it.
-    claimed = _percent(published) if published is not None and not records[0].changed else "–"
-    name = _named(records[0])
+    claimed = "–" if records[0].changed else _claim(preset)
     results = [record.result for record in records]
     judged = headline(key for key, value in results[0].items() if value is not None)
     of_all = [
@@ -118,15 +171,15 @@ def _row(name: str, published: float | None, records: list[Record]) -> tuple[str
     seeds = ", ".join(str(record.config.seed) for record in records)
     tasks = "–".join(sorted({f"{record.result['tasks']:,}" for record in records}))
     minutes = statistics.median(record.made["minutes"] for record in records)
-    return name, claimed, of_all[0], seeds, tasks, of_all[1], f"{minutes:.0f}"
+    return _named(records[0]), claimed, of_all[0], seeds, tasks, of_all[1], f"{minutes:.0f}"
 
 
-def _together(record: Record) -> tuple[str, ...]:
+def _together(preset: Config, record: Record) -> tuple[str, ...]:
     """Return the row of a seed's ensemble, which stands below the single model's."""
     result = record.result
     return (
         f"– ensemble of {len(result['ensemble'])}",
-        "–",
+        "–" if record.changed else _claim(preset, together=True),
         _spread([result["ensemble_accuracy"]], result["ensemble_ci95"]),
         str(record.config.seed),
         f"{result['tasks']:,}",
@@ -138,7 +191,7 @@ def _together(record: Record) -> tuple[str, ...]:
     )
 
 
-def _so_far(record: Record) -> tuple[str, ...]:
+def _so_far(preset: Config, record: Record) -> tuple[str, ...]:
     """Return the row of a run that has not finished: no result, but how far it came."""
     result, left = record.result, record.left
     done = result["iterations"]
@@ -155,7 +208,7 @@ def _so_far(record: Record) -> tuple[str, ...]:
     hours = f", {left / rate / 3600:.1f} h left at {rate:.2g} iterations/s" if rate else ""
     return (
         _named(record),
-        "–",
+        "–" if record.changed else _claim(preset),
         f"unfinished: {done:,} of {done + left:,} iterations{curve}",
         str(record.config.seed),
         "–",
@@ -165,9 +218,8 @@ def _so_far(record: Record) -> tuple[str, ...]:
 
 
 def _named(record: Record) -> str:
-    """Return the preset, and what of it is otherwise, with its value."""
-    other = ", ".join(f"{name} {value}" for name, value in sorted(record.changed.items()))
-    return f"`{record.config.preset}`" + (f", other {other}" if other else "")
+    """Return the preset, and the flags that make another experiment of it."""
+    return f"`{experiment(record.config)}`"
 
 
 def _percent(share: float) -> str:

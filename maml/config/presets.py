@@ -11,6 +11,7 @@ from typing import Any
 from maml.config import Config, flag, registry, settings
 from maml.config.fields import with_values
 from maml.config.rows import ROWS
+from maml.config.rows.deviations import deviations
 
 __all__ = [
     "PRESETS",
@@ -85,11 +86,16 @@ def spelled(values: Mapping[str, Any]) -> str:
 
 
 def published_row(config: Config) -> dict[str, Any]:
-    """Return ``published`` and ``source`` of the preset's row; None each if it is another row."""
+    """Return ``published``, ``source`` and ``deviations`` of the preset's row.
+
+    The last are sentences: what differs from the published experiment, beside any flag. Of another
+    row than the preset's, the first two are None, and there is no sentence.
+    """
     of_row = not _other_row(config)
     return {
         "published": config.published if of_row else None,
         "source": config.source if of_row else None,
+        "deviations": deviations(config.preset) if of_row else [],
     }
 
 
@@ -123,7 +129,10 @@ def _by_flags(learner: str, data: str, ways: int, shots: int) -> str:
     flags = " ".join(f"{flag(n)} {value}" for n, value in other(base).items())
     of_data = [config.preset for config in few_shot if config.data == data]
     there = f"; those of --data {data} are {_some(of_data)}" if of_data else ""
-    return f"no published row; {base.preset} {flags} is most like it{there}"
+    return (
+        f"no preset; {base.preset} {flags} is most like it, with all else of {base.preset}, which "
+        f"may not suit{there}"
+    )
 
 
 def _some(names: list[str]) -> str:

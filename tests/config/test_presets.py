@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from maml.config import Config
 from maml.config.checks import check
 from maml.config.presets import PRESETS, describe, experiment, published_row, title, with_values
+from maml.config.rows.deviations import DEVIATIONS
 
 # MAML on Omniglot as its released code and tables have it (arXiv:1703.03400): meta-batch, inner
 # rate on a *sum* of cross-entropies each divided by K, inner steps in training and at test,
@@ -120,6 +122,31 @@ def test_imaml_follows_the_published_protocol(ways: int, shots: int) -> None:
     assert config.network == "conv4-flat"
 
 
+@pytest.mark.parametrize(("ways", "shots"), OMNIGLOT)
+def test_reptile_follows_the_published_protocol(ways: int, shots: int) -> None:
+    """Tables 2 and 3 of arXiv:1803.02999, and the released commands."""
+    config = PRESETS[f"reptile-omniglot-{ways}way-{shots}shot"]
+    published = {(5, 1): 0.9768, (5, 5): 0.9948, (20, 1): 0.8943, (20, 5): 0.9712}
+    assert config.published == published[ways, shots]
+    rate, batch, steps, iterations, eval_batch = {
+        5: (1e-3, 10, 5, 100_000, 5), 20: (5e-4, 20, 10, 200_000, 10),
+    }[ways]  # fmt: skip
+    assert (config.inner_lr, config.inner_batch, config.inner_steps) == (rate, batch, steps)
+    assert (config.eval_inner_steps, config.eval_inner_batch) == (50, eval_batch)
+    assert (config.train_shots, config.iterations) == (10, iterations)
+    assert (config.meta_lr, config.meta_batch_size) == (1.0, 5)
+
+
+def test_what_a_preset_deviates_in_is_said() -> None:
+    """Every pattern is of presets, and every few-shot image row has a sentence."""
+    for patterns, _ in DEVIATIONS:
+        for pattern in patterns:
+            assert fnmatch.filter(PRESETS, pattern), pattern
+    for name, config in PRESETS.items():
+        if config.published is not None and config.learner != "supervised":
+            assert published_row(config)["deviations"], name
+
+
 def test_sinusoid_follows_the_published_protocol() -> None:
     config = PRESETS["maml-sinusoid-10shot"]
     assert (config.shots, config.inner_steps, config.inner_lr) == (10, 1, 0.01)
@@ -142,10 +169,12 @@ def test_a_run_of_another_row_has_no_published_number() -> None:
     preset = PRESETS["maml-omniglot-5way-1shot"]
     longer = with_values(preset, iterations=7)
     assert title(longer) == preset.preset
-    assert published_row(longer) == {"published": 0.987, "source": preset.source}
+    of_row = {"published": 0.987, "source": preset.source}
+    said = published_row(longer)
+    assert of_row.items() < said.items() and "200,000" in said["deviations"][0]
     own = with_values(preset, data="folder", data_root="here", ways=3)
     assert title(own) == "maml-omniglot-5way-1shot with --data folder --ways 3"
-    assert published_row(own) == {"published": None, "source": None}
+    assert published_row(own) == {"published": None, "source": None, "deviations": []}
     other = with_values(longer, network="my:Net", transductive=False, adapt="*,@norm=0")
     assert experiment(preset) == preset.preset
     assert experiment(other) == (

@@ -54,7 +54,9 @@ def kept(run_dir: Path, tmp_path: Path) -> Path:
 def test_what_was_kept_scores_what_it_says(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_record.main([str(kept), "--tasks", "10"]) == 0
     assert "10 tasks score what it says" in capsys.readouterr().out
-    (row,) = [line for line in table.table(kept.parents[1]).splitlines() if "other" in line]
+    (row,) = [
+        line for line in table.table(kept.parents[1], "bare").splitlines() if " with " in line
+    ]
     one = recorded.read(kept)
     assert f"{100 * one.result['accuracy']:.2f} ± " in row, row
     assert "not run" in table.table(kept.parents[1])
@@ -210,7 +212,8 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
         directory.write_status(there, "stopped", 10, 0, whole)
         folder = record.write(there, tmp_path, 6, "half", None)
         before = recorded.read(folder).made
-        (row,) = table.table(tmp_path, "run", "maml-*").splitlines()[2:]
+        assert table.table(tmp_path, "run", "maml-*").endswith(", seed 0: half")
+        (row,) = table.table(tmp_path, "run", "maml-*", "bare").splitlines()[2:]
         accuracy = [row for row in read_rows(there / "metrics.jsonl") if "split" in row]
         share = 100 * accuracy[1]["accuracy"]
         said = f"unfinished: 10 of 12 iterations; validation {share:.2f} ± "
@@ -251,11 +254,11 @@ def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
     kept.write_text(kept.read_text().replace("inner_lr: 0.4", "inner_lr: 0.3"))
     result = json.loads((first / "result.json").read_text())
     rows = table.table(tmp_path, "run").splitlines()[2:]
-    assert len(rows) == 2 and "inner_lr 0.3" in rows[1] and "inner_lr" not in rows[0]
+    assert len(rows) == 2 and "--inner-lr 0.3" in rows[1] and "inner-lr" not in rows[0]
     result |= {"iterations": 7, "iterations_left": 13, "iterations_per_second": 2.0}
     (tmp_path / recorded.place_of(config) / "result.json").write_text(json.dumps(result))
     rows = table.table(tmp_path, "run").splitlines()[2:]
-    assert "inner_lr 0.3" in rows[1] and "unfinished: 7 of 20" in rows[1]
+    assert "--inner-lr 0.3" in rows[1] and "unfinished: 7 of 20" in rows[1]
     # Both are too short for the preset's own.
     assert table.table(tmp_path, "run", "own").splitlines()[2:] == []
 

@@ -1,0 +1,85 @@
+"""What differs between a preset and the experiment behind the published number, beside any flag.
+
+Found by reading the released code. What a flag can state is in the preset itself.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+_MAML = ("maml-omniglot-*", "maml-miniimagenet-*", "maml-cifarfs-*", "fomaml-miniimagenet-*")
+_ANIL = ("anil-omniglot-*",)
+
+DEVIATIONS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        (*_MAML, *_ANIL),
+        "Every training task is new; the released code draws a list of 200,000. Batch norms have a "
+        "scale, there a shift alone.",
+    ),
+    (_MAML, "Batch norms adapt in the inner loop, there they do not."),
+    (
+        ("maml-omniglot-*", *_ANIL),
+        "Convolutions pad on all sides, there at the bottom and on the right. The output layer "
+        "begins with small weights, there with N(0, 1).",
+    ),
+    (
+        ("maml-cifarfs-*",),
+        "The source gives no command: all but the images is MiniImageNet's.",
+    ),
+    (
+        ("mamlpp-omniglot-*", "mamlpp-miniimagenet-*"),
+        "The published number is the mean over three seeds of an ensemble of five models. Ours is "
+        "one model; its ensemble has a row of its own.",
+    ),
+    (
+        ("mamlpp-omniglot-*",),
+        "The cosine falls with every iteration, there with every epoch. Pixels are grey, light on "
+        "dark; there they are one bit, dark on light.",
+    ),
+    (
+        ("mamlpp-miniimagenet-*",),
+        "Pixels are from 0 to 1, not normalised by ImageNet's mean and deviation.",
+    ),
+    (
+        ("protonet-omniglot-*", "protonet-miniimagenet-*"),
+        "Tests normalise by the support set, there by running statistics of training. Training "
+        "has 20,000 episodes, there it ends by validation.",
+    ),
+    (
+        ("protonet-omniglot-*",),
+        "Training has 1,028 characters; the released code trains again, with the 172 of validation "
+        "among them. A task turns each of its classes; there a turned character is another class. "
+        "The released test has 1,000 tasks with 15 queries a class.",
+    ),
+    (
+        ("reptile-omniglot-*", "reptile-miniimagenet-*"),
+        "Adam's second moment goes on from iteration to iteration, averaged over tasks; there from "
+        "task to task. Non-transductive answers normalise by the support set alone.",
+    ),
+    (("reptile-omniglot-*",), "Test classes are turned, too, there they are not."),
+    (
+        ("reptile-miniimagenet-*",),
+        "Pooling leaves out a last odd row; the released network pads: 5×5 maps, there 6×6.",
+    ),
+    (
+        ("imaml-omniglot-*",),
+        "1,100 characters train and 100 validate; there 1,200 train, on a list of tasks. Initial "
+        "weights are smaller, and pixels light on dark. The released test draws its characters "
+        "anew: 310 of its 423 were trained on.",
+    ),
+    (
+        ("imaml-omniglot-5way-5shot", "imaml-omniglot-20way-*"),
+        "The release has no command for this row: its flags are those of 5-way 1-shot, its steps "
+        "the paper's.",
+    ),
+)
+"""Patterns of presets' names, and a sentence or two."""
+
+
+def deviations(preset: str) -> list[str]:
+    """Return what differs from the published experiment of ``preset``."""
+    return [
+        said
+        for patterns, said in DEVIATIONS
+        if any(fnmatch.fnmatchcase(preset, pattern) for pattern in patterns)
+    ]

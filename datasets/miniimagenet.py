@@ -100,7 +100,8 @@ def _source(folder: Path, split: str, classes: int, per_class: int) -> Images | 
 def _ways_out(folder: Path) -> str:
     return (
         "MiniImageNet is not downloaded (docs/data.md says where it is): put train.csv, val.csv "
-        f"and test.csv and either train.tar.xz, val.tar.xz and test.tar.xz or one folder images into {folder}, or the "
+        "and test.csv and either train.tar.xz, val.tar.xz and test.tar.xz or one folder images "
+        f"into {folder}, or the "
         "folders train, val and test with a folder for each class, or "
         "mini-imagenet-cache-{train,val,test}.pkl; or point --data-root or $MAML_DATA at a folder "
         "that has miniimagenet/; the omniglot presets download their data, and the maml-glyphs-* "

@@ -233,6 +233,10 @@ class Config:
         2000, SAME_RUN, "Iterations after which --meta-lr halves, again and again.",
         least=1, read_with=("meta_schedule", "halving"),
     )  # fmt: skip
+    meta_decay: float = _outer_loop(
+        0.5, SAME_RUN, "What --meta-lr is multiplied by then: 0.5 halves it.",
+        above=0, most=1, read_with=("meta_schedule", "halving"),
+    )  # fmt: skip
     meta_eps: float = _outer_loop(
         1e-8, SAME_RUN, "What Adam of the outer loop adds to √v.",
         above=0, read_with=("meta_optimizer", "adam"),

@@ -130,10 +130,11 @@ def rate_at(config: Config, iteration: int) -> float:
 
     ``--meta-schedule``: linear as in Reptile (arXiv:1803.02999, section 6.1); cosine annealing
     (arXiv:1608.03983, equation 5), which MAML++ has in steps of an epoch and this in steps of one;
-    halving as Prototypical Networks (arXiv:1703.05175, section 3.1).
+    halving as Prototypical Networks (arXiv:1703.05175, section 3.1), or with another factor
+    (``--meta-decay``) as CAVIA's released code.
     """
     done = min(iteration / max(config.iterations, 1), 1.0)
     if config.meta_schedule == "halving":
-        return config.meta_lr * 0.5 ** (iteration // config.meta_halve_every)
+        return config.meta_lr * config.meta_decay ** (iteration // config.meta_halve_every)
     left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
     return config.meta_lr_end + (config.meta_lr - config.meta_lr_end) * left[config.meta_schedule]

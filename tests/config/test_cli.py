@@ -72,6 +72,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "meta_schedule": (["--meta-schedule", "cosine"], "cosine"),
     "meta_lr_end": (["--meta-lr-end", "1e-5", "--meta-schedule", "linear"], 1e-5),
     "meta_halve_every": (["--meta-halve-every", "5", "--meta-schedule", "halving"], 5),
+    "meta_decay": (["--meta-decay", "0.9", "--meta-schedule", "halving"], 0.9),
     "meta_eps": (["--meta-eps", "1e-3"], 1e-3),
     "adapt": (["--adapt", "@head"], "@head"),
     "cg_steps": (["--cg-steps", "9", "--learner", "imaml"], 9),

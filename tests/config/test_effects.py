@@ -143,6 +143,7 @@ BY_THEMSELVES = {
     "eval_proximal": "learners/test_imaml.py",
     "context": "learners/test_cavia.py",
     "meta_lr_end": "metagradient/test_outer_optimizer.py",
+    "meta_decay": "metagradient/test_outer_optimizer.py",
     "meta_halve_every": "metagradient/test_outer_optimizer.py",
     "check_every": "strategies/test_allreduce.py",
     "ps_mode": "strategies/test_param_server.py, test_server_logic.py",

@@ -13,6 +13,7 @@ from maml.config import Config
 from maml.config.checks import check
 from maml.config.presets import PRESETS, describe, experiment, published_row, title, with_values
 from maml.config.rows.deviations import DEVIATIONS
+from maml.metagradient.outer_optimizer import rate_at
 
 # MAML on Omniglot as its released code and tables have it (arXiv:1703.03400): meta-batch, inner
 # rate on a *sum* of cross-entropies each divided by K, inner steps in training and at test,
@@ -88,20 +89,45 @@ def test_omniglot_follows_the_published_protocol(ways: int, shots: int) -> None:
     assert config.network == "conv4"
 
 
-@pytest.mark.parametrize(("name", "shots"), [("maml", 1), ("maml", 5), ("fomaml", 1)])
-def test_miniimagenet_follows_the_published_protocol(name: str, shots: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "shots", "published"),
+    [
+        ("maml", 1, 0.487),
+        ("maml", 5, 0.6311),
+        ("fomaml", 1, 0.4807),
+        ("anil", 1, 0.467),
+        ("anil", 5, 0.615),
+    ],
+)
+def test_miniimagenet_follows_the_published_protocol(
+    name: str, shots: int, published: float
+) -> None:
     """Rate and clip are of sums over the examples, each divided by K: here they are of means."""
     config = PRESETS[f"{name}-miniimagenet-5way-{shots}shot"]
-    assert (
-        config.published
-        == {("maml", 1): 0.487, ("maml", 5): 0.6311, ("fomaml", 1): 0.4807}[name, shots]
-    )
+    assert config.published == published
     assert (config.network, config.filters, config.meta_batch_size) == ("conv4-pool", 32, 4)
     assert (config.inner_steps, config.eval_inner_steps) == (5, 10)
     assert (config.queries, config.eval_queries) == (15, shots)
     assert config.inner_lr == pytest.approx(5 * 0.01)
     assert config.grad_clip == pytest.approx(10 / (5 * 15 / shots))
     assert (config.head_init, config.test_model) == ("xavier", "best")
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+def test_released_defaults_of_miniimagenet_s_other_learners(shots: int) -> None:
+    """Of BOIL's main.py, CAVIA's arguments.py, and LibFewShot's reproduce/R2D2."""
+    boil, cavia, r2d2 = (
+        PRESETS[f"{name}-miniimagenet-5way-{shots}shot"] for name in ("boil", "cavia", "r2d2")
+    )
+    assert (boil.inner_lr, boil.inner_steps, boil.eval_inner_steps) == (0.5, 1, 1)
+    assert (boil.meta_batch_size, boil.filters, boil.iterations) == (4, 64, 30_000)
+    assert (cavia.inner_lr, cavia.inner_steps, cavia.eval_inner_steps) == (1.0, 2, 2)
+    assert (cavia.context, cavia.grad_clip, cavia.iterations) == (100, 10.0, 60_000)
+    assert rate_at(cavia, 59_999) == pytest.approx(1e-3 * 0.9**11)
+    assert (r2d2.meta_optimizer, r2d2.meta_momentum, r2d2.meta_lr) == ("sgd", 0.9, 0.1)
+    assert rate_at(r2d2, 25_000) == pytest.approx(0.05)
+    for config in (boil, cavia, r2d2):
+        assert (config.queries, config.eval_queries, config.network) == (15, 15, "conv4-pool")
 
 
 @pytest.mark.parametrize(("ways", "shots"), OMNIGLOT)

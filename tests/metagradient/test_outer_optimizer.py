@@ -113,6 +113,10 @@ def test_what_is_not_finite_changes_nothing(wrong: float, clip: float | None) ->
         ({"meta_schedule": "linear"}, [0.5, 0.375, 0.25, 0.125]),
         ({"meta_schedule": "linear", "meta_lr_end": 0.1}, [0.5, 0.4, 0.3, 0.2]),
         ({"meta_schedule": "halving", "meta_halve_every": 2}, [0.5, 0.5, 0.25, 0.25]),
+        (
+            {"meta_schedule": "halving", "meta_halve_every": 1, "meta_decay": 0.2},
+            [0.5, 0.1, 0.02, 0.004],
+        ),
     ],
 )
 def test_the_rate_follows_the_schedule(values: dict[str, Any], rates: list[float]) -> None:

@@ -1,8 +1,15 @@
-"""The rows of published tables, as values of `Config`: one file a family."""
+"""The rows of published tables, as values of `Config`: a file for each data set or kind of it."""
 
 from __future__ import annotations
 
 from maml.config.fields import Config
-from maml.config.rows import classifiers, few_shot, policies
+from maml.config.rows import classifiers, glyphs, miniimagenet, omniglot, policies, regression
 
-ROWS: tuple[Config, ...] = (*few_shot.ROWS, *classifiers.ROWS, *policies.ROWS)
+ROWS: tuple[Config, ...] = (
+    *glyphs.ROWS,
+    *omniglot.ROWS,
+    *miniimagenet.ROWS,
+    *regression.ROWS,
+    *classifiers.ROWS,
+    *policies.ROWS,
+)

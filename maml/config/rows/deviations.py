@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 
 _MAML = ("maml-omniglot-*", "maml-miniimagenet-*", "maml-cifarfs-*", "fomaml-miniimagenet-*")
-_ANIL = ("anil-omniglot-*",)
+_ANIL = ("anil-omniglot-*", "anil-miniimagenet-*")
 
 DEVIATIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
@@ -18,7 +18,7 @@ DEVIATIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (_MAML, "Batch norms adapt in the inner loop, there they do not."),
     (
-        ("maml-omniglot-*", *_ANIL),
+        ("maml-omniglot-*", "anil-omniglot-*"),
         "Convolutions pad on all sides, there at the bottom and on the right. The output layer "
         "begins with small weights, there with N(0, 1).",
     ),
@@ -60,6 +60,26 @@ DEVIATIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("reptile-miniimagenet-*",),
         "Pooling leaves out a last odd row; the released network pads: 5×5 maps, there 6×6.",
+    ),
+    (
+        ("boil-miniimagenet-*",),
+        "Weights begin as this project's do, there as PyTorch's. The published number is over five "
+        "times 1,000 tasks.",
+    ),
+    (
+        ("r2d2-miniimagenet-*",),
+        "Training images are not augmented, weights do not decay, and momentum is not Nesterov's; "
+        "there all three. The ridge regression is the paper's: λ is learned and begins at 1, where "
+        "features and labels are divided by √S.",
+    ),
+    (
+        ("cavia-miniimagenet-*",),
+        "A feature map is multiplied by 1 + γ, there by γ. Weights begin with Xavier's deviation, "
+        "there with Kaiming's. FiLM comes before the pooling, there after it.",
+    ),
+    (
+        ("metacurv-miniimagenet-*",),
+        "The release has no command for MiniImageNet: all but the 128 filters is MAML's.",
     ),
     (
         ("imaml-omniglot-*",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from maml.config.fields import Config
-from maml.config.rows.few_shot import FINN
+from maml.config.rows.released import FINN
 
 WILLIAMS = "REINFORCE, Williams 1992, doi:10.1007/BF00992696"
 FOERSTER = "DiCE, Foerster et al. 2018, arXiv:1802.05098"

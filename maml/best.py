@@ -11,9 +11,12 @@ import torch
 
 from maml.errors import UserError
 from maml.params import Params
-from maml.run import checkpoint
+from maml.run import checkpoint, directory
 from maml.run.files import read_rows
 from maml.scores import headline
+
+RECORDED = "model.pt"
+"""The parameters in a record: see `launch.recorded`."""
 
 
 def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> list[int]:
@@ -93,10 +96,10 @@ class BestModel:
 def content_of(
     run_dir: Path, wanted: str | None, *, transductive: bool, flag: str = "--iteration"
 ) -> dict[str, Any]:
-    """Return the content of a run's checkpoint.
+    """Return the content of a run's checkpoint, or of the model that a record keeps.
 
     Args:
-        run_dir: The run.
+        run_dir: The run, or a record, which has the tested model alone.
         wanted: Its iteration; "best", the one that validated best; None: with the model that the
             run tests.
         transductive: Which of the two accuracies counts.
@@ -105,6 +108,8 @@ def content_of(
     Raises:
         UserError: naming the flag, and what there is; or as `checkpoint.load`.
     """
+    if wanted is None and (run_dir / RECORDED).is_file():
+        return recorded_content(run_dir)
     if wanted not in (None, "best"):
         return checkpoint.load(_chosen(run_dir, wanted, transductive=transductive, flag=flag))
     try:
@@ -117,6 +122,18 @@ def content_of(
     if wanted is None or last.get("best", {}).get("transductive") == transductive:
         return checkpoint.tested(last)
     return checkpoint.load(_chosen(run_dir, "best", transductive=transductive, flag=flag))
+
+
+def recorded_content(record: Path) -> dict[str, Any]:
+    """Return ``iteration`` and ``model`` of a record whose parameters are kept.
+
+    Raises:
+        UserError: as `checkpoint.load_parameters`, or if its configuration cannot be read.
+    """
+    # No result of a run that was not tested, and no such value in one of an earlier version.
+    tested = directory.read_result(record).get("tested_iteration")
+    iteration = tested or directory.read_config(record).iterations
+    return {"model": checkpoint.load_parameters(record / RECORDED), "iteration": iteration}
 
 
 def _chosen(run_dir: Path, wanted: str, *, transductive: bool, flag: str) -> Path:

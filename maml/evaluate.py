@@ -4,9 +4,10 @@
     python -m maml.evaluate runs/20w5s --iteration best --steps 10 --queries 15
     python -m maml.evaluate runs/mamlpp --ensemble 5
     python -m maml.evaluate runs/20w5s --watch --split validation
+    python -m maml.evaluate launch/records/maml-omniglot-5way-1shot/seed-0 --queries 15
 
 It appends to the run directory's ``evaluations.jsonl``; with ``--watch``, a row for every
-checkpoint as training makes them.
+checkpoint as training makes them. A record stays as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets.errors import DataError
-from maml.best import content_of, load_best
+from maml.best import RECORDED, content_of, load_best
 from maml.config import Config, registry
 from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
@@ -74,13 +75,15 @@ def main(arguments: list[str]) -> int:
         together = load_best(options.run_dir, options.ensemble, transductive=transductive)
     evaluator.build(config)
     evaluator.evaluate(saved, together)
-    print(f"written to {evaluator.rows}", file=sys.stderr, flush=True)
+    if not evaluator.of_record:
+        print(f"written to {evaluator.rows}", file=sys.stderr, flush=True)
     return 0
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m maml.evaluate", description="Evaluate a checkpoint of a run directory."
+        prog="python -m maml.evaluate",
+        description="Evaluate a checkpoint of a run directory, or the model of a record.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     parser.add_argument("--split", choices=SPLITS, default="test")
@@ -163,6 +166,9 @@ class RunEvaluator:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.rows = options.run_dir / "evaluations.jsonl"
+        self.of_record = (options.run_dir / RECORDED).is_file()
+        if self.of_record and options.watch:
+            raise UserError(f"--watch: {options.run_dir} is a record; its training is over")
         # Not after an evaluation that takes an hour.
         if self.rows.is_dir():
             raise UserError(f"{self.rows}: is a folder")
@@ -304,10 +310,11 @@ class RunEvaluator:
             who = f"ensemble of iterations {', '.join(map(str, iterations))}"
             lines.append(self._line(who, found))
         row["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        # Where a full disk has cut the last row short, this one begins a line of its own.
-        before = self.rows.read_bytes() if self.rows.is_file() else b""
-        mend = "\n" if before and not before.endswith(b"\n") else ""
-        files.append_line(self.rows, mend + json.dumps(row))
+        if not self.of_record:
+            # Where a full disk has cut the last row short, this one begins a line of its own.
+            before = self.rows.read_bytes() if self.rows.is_file() else b""
+            mend = "\n" if before and not before.endswith(b"\n") else ""
+            files.append_line(self.rows, mend + json.dumps(row))
         print("\n".join(lines), flush=True)
 
     def _line(self, who: str, result: dict[str, Any]) -> str:

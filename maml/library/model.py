@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from datasets.errors import DataError
 from datasets.tasks import Task
 from datasets.words import counted
-from maml.best import content_of
+from maml.best import RECORDED, content_of, recorded_content
 from maml.config import registry
 from maml.config.presets import title, with_values
 from maml.errors import UserError
@@ -34,10 +34,6 @@ BatchStatistics = Literal["support", "query"]
 """Whose mean and variance normalise the queries inside the network. support: the support set's, so
 that one query's answer depends on no other (non-transductive). query: those of all queries that are
 asked together, as in MAML's released code (transductive)."""
-
-
-RECORDED = "model.pt"
-"""The parameters in a record: see `launch.recorded`."""
 
 
 def load(path: Path | str, iteration: int | str | None = None, device: str = "auto") -> Model:
@@ -63,11 +59,7 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
         asked = None if wanted is None else str(wanted)
         saved = content_of(run_dir, asked, transductive=config.transductive, flag="iteration")
     elif file.name == RECORDED:
-        # What a record keeps of a run that has finished.
-        parameters = checkpoint.load_parameters(file)
-        # None of a run that was not tested, and nothing in a record of an earlier version.
-        tested = directory.read_result(run_dir).get("tested_iteration") or config.iterations
-        saved = {"model": parameters, "iteration": tested}
+        saved = recorded_content(run_dir)
     else:
         saved = checkpoint.load(file)
     learner = build_learner(config)
@@ -82,8 +74,6 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
 
 def _find(path: Path, iteration: int | str | None) -> tuple[Path, Path | None]:
     """Return the run directory and the file that are meant; None: one of its checkpoints."""
-    if path.is_dir() and (path / RECORDED).is_file() and iteration is None:
-        return path, path / RECORDED
     if path.is_dir():
         return path, None
     if not path.exists():

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from launch import recorded
+from launch.recorded import Record
 from maml.config import Config
 from maml.config.parser import Parser, whole_number
 from maml.config.presets import with_values
@@ -26,7 +28,7 @@ from maml.processes.world import World
 from maml.run import checkpoint
 from maml.run.provenance import other_files
 from maml.run.task_scores import NAME, Scores, read_tasks
-from maml.scores import of_tasks
+from maml.scores import means, of_tasks, with_headline
 from maml.strategies.local import Local
 from maml.worker import Worker
 
@@ -50,32 +52,73 @@ def main(arguments: list[str]) -> int:
     if options.tasks < 1:
         raise UserError(f"--tasks {options.tasks}: give at least 1")
     wrong = 0
-    for record in recorded.find(options.record):
-        if record.left:
-            print(f"{record.folder}: not finished, so there is no test yet")
-            continue
-        if not record.model.is_file():
-            print(f"{record.folder}: no parameters are kept")
-            continue
-        config = with_values(record.config, strategy="local", threads=None, device="cpu")
-        if options.data_root is not None:
-            config = with_values(config, data_root=options.data_root)
-        said = {
-            address: row
-            for address, row in read_tasks(record.folder / NAME).items()
-            if address[2] < options.tasks
-        }
-        names, values = scores_of(config, recorded.parameters(record), len(said))
-        found = {
-            ("test", config.seed, index): dict(zip(names, row, strict=True))
-            for index, row in enumerate(values)
-        }
-        reason = differing(said, found)
-        print(f"{record.folder}: {reason or f'{len(said)} tasks score what it says'}")
-        for line in other_files(config, record.made["starts"][-1].get("own_files", {})):
-            print(f"{record.folder}: {line} when it was recorded")
+    folders = recorded.folders(options.record)
+    if not folders:
+        raise UserError(f"{options.record}: no record there")
+    for folder in folders:
+        try:
+            reason, line = _checked(recorded.read(folder), options.tasks, options.data_root)
+        except UserError as error:
+            if len(folders) == 1:
+                raise
+            # The others are still to be checked.
+            reason = line = str(error)
+        print(f"{folder}: {line}", flush=True)
         wrong += bool(reason)
     return int(wrong > 0)
+
+
+def _checked(record: Record, tasks: int, data_root: str | None) -> tuple[str, str]:
+    """Return what is wrong with a record, or "", and what to say of it.
+
+    Raises:
+        UserError: if one of its files cannot be read, or its data are not here.
+    """
+    if record.left:
+        return "", "not finished, so there is no test yet"
+    if not record.model.is_file():
+        return "", "no parameters are kept"
+    config = with_values(record.config, strategy="local", threads=None, device="cpu")
+    if data_root is not None:
+        config = with_values(config, data_root=data_root)
+    kept = read_tasks(record.folder / NAME)
+    wrong = other_means(record.result, kept, config)
+    if wrong:
+        return wrong, wrong
+    said = {address: row for address, row in kept.items() if address[2] < tasks}
+    names, values = scores_of(config, recorded.parameters(record), len(said))
+    found = {
+        ("test", config.seed, index): dict(zip(names, row, strict=True))
+        for index, row in enumerate(values)
+    }
+    reason = differing(said, found)
+    files = [
+        f"{line} when it was recorded"
+        for line in other_files(config, record.made["starts"][-1].get("own_files", {}))
+    ]
+    return reason, "; ".join([reason or f"{len(said)} tasks score what it says", *files])
+
+
+def other_means(result: dict[str, Any], kept: Scores, config: Config) -> str:
+    """Return which number of ``result.json`` is not that over its tasks; empty: each is."""
+    count = result.get("tasks")
+    if not isinstance(count, int) or count < 1:
+        return f"its tasks is {count}"
+    rows = [kept.get(("test", config.seed, index)) for index in range(count)]
+    there = [row for row in rows if row is not None]
+    if len(there) < count:
+        return f"it is over {count} tasks; {len(there)} of these are in {NAME}"
+    names = list(there[0])
+    values = torch.tensor([[row[name] for name in names] for row in there], dtype=torch.float64)
+    expected = with_headline(means(values, "test", names), transductive=config.transductive)
+    if config.epochs is None:
+        expected["iterations"] = config.iterations
+    for name, value in expected.items():
+        said = result.get(name)
+        numbers = all(isinstance(each, (int, float)) for each in (said, value))
+        if (abs(said - value) > TOLERANCE) if numbers else said != value:
+            return f"its {name} is {said}, and {value} over the tasks"
+    return ""
 
 
 def scores_of(config: Config, params: Params, tasks: int) -> tuple[list[str], list[list[float]]]:
@@ -107,6 +150,8 @@ def differing(said: Scores, found: Scores) -> str:
     off = []
     for address, row in said.items():
         for name, value in row.items():
+            if name not in found[address]:
+                return f"there is no {name} of a task"
             if not abs(found[address][name] - value) <= TOLERANCE * max(1.0, abs(value)):
                 off.append((address, name, value, found[address][name]))
     losses = [one for one in off if one[1].endswith("loss")]

@@ -10,6 +10,7 @@ stays is in `launch.recorded`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import sys
@@ -22,7 +23,8 @@ import yaml
 
 from benchmarks.hardware import describe
 from launch import recorded
-from launch.check_record import alone, differing, scores_of
+from launch.check_record import alone, differing, other_means, scores_of
+from launch.recorded import Record
 from maml.best import load_best
 from maml.config import OF_A_HOST, Config
 from maml.config.parser import Parser, whole_number
@@ -36,7 +38,6 @@ from maml.scores import ensemble
 
 PLACES = ("run_dir", "data_root", "resume")
 """Flags that name places of one machine."""
-OF_A_START = ("time", "iteration", "processes", "git_commit", "own_files")
 ROWS = 200
 """Training rows that stay; all of validation and test do."""
 
@@ -98,31 +99,44 @@ def write(
         together: How many checkpoints make an ensemble; None: there is none.
 
     Raises:
-        UserError: if the run is being trained, was not made by a commit alone, or does not score
-            what it says. An earlier record stays.
+        UserError: if the run is being trained or has no test, was not made by commits alone, or
+            does not score what it says; or if it has not finished, and an earlier record has. An
+            earlier record stays.
     """
     config = directory.read_config(run_dir)
     status = directory.read_status(run_dir)
     if status is None or status["state"] == "training":
         state = "has no status" if status is None else "is being trained"
         raise UserError(f"{run_dir}: it {state}; a record is of a run that has ended")
-    starts = starts_of(run_dir)
+    finished = status["state"] == "finished"
+    if finished and not config.test_tasks:
+        raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
+    starts, command = starts_of(run_dir)
     last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
-    target = records / recorded.place_of(config)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as made_in:
+    own = _own(directory.config_here(run_dir, data_root, None), starts)
+    target = records / recorded.place_of(config, own)
+    earlier = recorded.read(target) if target.exists() else None
+    if earlier and not earlier.left and not finished:
+        raise UserError(
+            f"{run_dir}: it has not finished, and {target} is of a run that has; --records keeps "
+            "this one elsewhere"
+        )
+    # The same run's, recorded before.
+    note = note or (earlier.made["note"] if earlier and _is_of(earlier, starts) else "")
+    records.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
         folder = Path(made_in) / target.name
         folder.mkdir()
-        before = _begun_by(target, starts)
         made: dict[str, Any] = {
-            "command": f"python train_maml.py {' '.join(_flags(starts[-1]['command']))}",
-            "starts": before.get("starts", [])
-            + [{name: start[name] for name in OF_A_START if name in start} for start in starts],
+            "command": f"python train_maml.py {' '.join(_flags(command))}",
+            "starts": starts,
             "minutes": last["seconds"] / 60,
             "hardware": describe(torch.get_num_threads()),
-            "note": note or before.get("note", ""),
+            "note": note,
         }
-        if status["state"] == "finished":
+        if own:
+            made["own"] = own
+        if finished:
             tested = checkpoint.tested(last)["model"]
             result = _test(folder, run_dir, tested, tasks, data_root)
             # Beside the presets of this commit, which may be later than the run's.
@@ -146,33 +160,52 @@ def write(
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(run_dir / "curves.png", folder / "curves.png")
         files.write_text(folder / "record.json", json.dumps(made, indent=1) + "\n")
+        target.parent.mkdir(exist_ok=True)
         if target.exists():
             target.rename(Path(made_in) / "earlier")
         folder.rename(target)
     return target
 
 
-def _begun_by(target: Path, starts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return how the first part of a run was made, if it went on from the record in ``target``."""
-    if not (target / "record.json").is_file():
-        return {}
-    earlier = recorded.read(target)
-    goes_on = earlier.left and earlier.result["iterations"] == starts[0]["iteration"]
-    return earlier.made if goes_on else {}
+def _own(config: Config, starts: list[dict[str, Any]]) -> str:
+    """Return a digest of a user's own images and components, which no name tells apart; or ""."""
+    files = starts[-1].get("own_files", {})
+    images = None
+    if config.data == "folder" or ":" in config.data:
+        images = alone(config).worker.evaluation("test").content()
+    if not files and images is None:
+        return ""
+    return hashlib.sha256(json.dumps([files, images], sort_keys=True).encode()).hexdigest()[:8]
 
 
-def starts_of(run_dir: Path) -> list[dict[str, Any]]:
-    """Return when, where and by which commit a run was begun and continued.
+def _is_of(earlier: Record, starts: list[dict[str, Any]]) -> bool:
+    """Say whether an earlier record is of the run that began as ``starts`` did."""
+    return bool(earlier.made["starts"][:1] == starts[:1])
+
+
+def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return when and by which commit a run was begun and continued, and its last command.
 
     Raises:
-        UserError: if it was not made by a commit alone.
+        UserError: if it was not made by commits alone, or nothing says how it began.
     """
-    content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    starts: list[dict[str, Any]] = content["starts"]
-    for start in starts:
+    path = run_dir / "config.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    found = content.get("starts")
+    names = {"time", "iteration", "git_commit"}
+    told = isinstance(found, list) and [isinstance(of, dict) and names <= set(of) for of in found]
+    if not told or not all(told) or "command" not in found[-1]:
+        raise UserError(f"{path}: damaged: no starts, which say how the run was made")
+    for start in found:
         if not start["git_commit"] or start["git_commit"].endswith("-dirty"):
             raise UserError(f"{run_dir}: made by {start['git_commit']}: not a commit alone")
-    return starts
+    if found[0]["iteration"]:
+        raise UserError(
+            f"{run_dir}: it goes on from a checkpoint after iteration {found[0]['iteration']} that "
+            "does not say how the run began"
+        )
+    starts = [{n: of[n] for n in directory.OF_A_START if n in of} for of in found]
+    return starts, found[-1]["command"]
 
 
 def _test(
@@ -183,11 +216,15 @@ def _test(
     Raises:
         UserError: if it does not score what the run has written.
     """
-    result: dict[str, Any] = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+    result = recorded.read_object(run_dir / "result.json")
     here = directory.config_here(run_dir, data_root, None)
+    said = read_tasks(run_dir / NAME)
+    wrong = other_means(result, said, here)
+    if wrong:
+        raise UserError(f"{run_dir / 'result.json'}: not what {NAME} says: {wrong}")
     names, values = scores_of(here, model, max(tasks, result["tasks"]))
     write_tasks(folder, "test", here.seed, names, values)
-    wrong = differing(read_tasks(run_dir / NAME), read_tasks(folder / NAME))
+    wrong = differing(said, read_tasks(folder / NAME))
     if wrong:
         raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
     return result

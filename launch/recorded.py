@@ -4,7 +4,9 @@
 ``metrics.jsonl`` (thinned) and ``curves.png``, as a run directory does, and beside these
 ``record.json`` (how it was made) and ``model.pt`` (the parameters, where they are below 1 MB).
 
-Of an experiment that is not the preset's the first folder is ``<preset>+<field>=<value>+…``.
+Of an experiment that is not the preset's the first folder is ``<preset>+<field>=<value>+…``. It
+ends with a digest where that alone tells experiments apart: of a value that no file can be named
+by, of a user's own images or components.
 
 A run that was stopped before its last iteration has neither ``test_tasks.csv`` nor ``model.pt``,
 but ``checkpoint.pt`` (where that is below 4 MB), from which any machine can go on: ``--resume``.
@@ -18,12 +20,11 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from maml.config import Config, saved
 from maml.config.presets import changed
 from maml.errors import UserError
 from maml.params import Params
+from maml.run.checkpoint import load_parameters
 from maml.run.provenance import digest_of
 
 RECORDS = Path(__file__).resolve().parent / "records"
@@ -33,13 +34,19 @@ LONGEST = 150
 """Letters of a folder's name; most file systems take 255 bytes."""
 
 
-def place_of(config: Config) -> Path:
-    """Return a run's place below all records: a folder for each experiment and seed."""
+def place_of(config: Config, own: str = "") -> Path:
+    """Return a run's place below all records: a folder for each experiment and seed.
+
+    Args:
+        config: Of the run.
+        own: A digest of the user's own images and components, if there are some.
+    """
     other = [f"+{name}={value}" for name, value in changed(config).items()]
-    name = re.sub(r"[^\w.+=-]+", "_", "".join([config.preset, *other]))
-    if len(name) > LONGEST:
-        name = f"{name[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return Path(name, f"seed-{config.seed}")
+    whole = "".join([config.preset, *other])
+    name = re.sub(r"[^\w.+=-]+", "_", whole)
+    if name != whole or len(name) > LONGEST:
+        name = f"{name[:LONGEST]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    return Path(f"{name}-{own}" if own else name, f"seed-{config.seed}")
 
 
 class Record(NamedTuple):
@@ -75,28 +82,65 @@ def read(folder: Path) -> Record:
     Raises:
         UserError: naming the file that is missing or damaged.
     """
-    contents = []
-    for name in ("result.json", "record.json"):
-        path = folder / name
-        try:
-            contents.append(json.loads(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}: not a record") from error
-        except ValueError as error:
-            raise UserError(f"{path}: damaged: {error}") from error
-    return Record(folder, saved.read(folder / "config.yaml"), *contents)
+    made = read_object(folder / "record.json")
+    result = read_object(folder / "result.json")
+    content = {"record.json": made, "result.json": {"iterations_left": 0, **result}}
+    for name, kinds in _KINDS.items():
+        for key, kind in kinds.items():
+            if not isinstance(content[name].get(key), kind):
+                raise UserError(
+                    f"{folder / name}: damaged: its {key} is {content[name].get(key)!r}"
+                )
+    if not made["starts"]:
+        raise UserError(f"{folder / 'record.json'}: damaged: it has no starts")
+    return Record(folder, saved.read(folder / "config.yaml"), result, made)
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "record.json": {"starts": list, "minutes": (int, float), "hardware": dict, "note": str},
+    "result.json": {
+        "tasks": int, "transductive": bool, "iterations": int, "iterations_left": int,
+    },
+}  # fmt: skip
+"""What a record's files hold at least, the last one of a run that has not finished."""
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        UserError: naming it, if it is missing, damaged or holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: not a whole record or run") from error
+    except ValueError as error:
+        raise UserError(f"{path}: damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: damaged: no JSON object")
+    return found
 
 
 def find(folder: Path) -> list[Record]:
     """Return the records in ``folder``: itself one, those of a preset's seeds, or of all presets.
 
     Raises:
-        UserError: as `read`, and where there is none.
+        UserError: as `read`.
     """
-    found = sorted(path.parent for path in folder.glob("**/record.json"))
-    if not found:
-        raise UserError(f"{folder}: no record there")
-    return [read(path) for path in found]
+    return [read(path) for path in folders(folder)]
+
+
+def folders(folder: Path) -> list[Path]:
+    """Return where the records in ``folder`` are; one of which a file is missing, too."""
+    return sorted(
+        {
+            path.parent
+            for name in _KINDS
+            for path in folder.glob(f"**/{name}")
+            if name == "record.json" or path.parent.name.startswith("seed-")
+        }
+    )
 
 
 def parameters(record: Record) -> Params:
@@ -109,7 +153,6 @@ def parameters(record: Record) -> Params:
         digest = digest_of(record.model)
     except OSError as error:
         raise UserError(f"{record.model}: {error.strerror}: no parameters are kept") from error
-    if digest != record.made["model_sha256"]:
+    if digest != record.made.get("model_sha256"):
         raise UserError(f"{record.model}: not the file that was recorded: its digest differs")
-    params: Params = torch.load(record.model, weights_only=True)
-    return params
+    return load_parameters(record.model)

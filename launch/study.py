@@ -105,7 +105,7 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
 
 def _kept(trial: Trial, made: Path) -> dict[str, Any]:
     """Copy what is kept of a trial; return what study.json says of it."""
-    commits = {start["git_commit"] for start in starts_of(trial.run_dir)}
+    commits = {start["git_commit"] for start in starts_of(trial.run_dir)[0]}
     run = made / "trials" / trial.run_dir.name
     run.mkdir(parents=True)
     for name in ("result.json", NAME):

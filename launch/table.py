@@ -16,6 +16,7 @@ from benchmarks.markdown import grid
 from launch import recorded
 from launch.recorded import Record
 from maml.config import Config
+from maml.config.fields import CHOOSING
 from maml.config.parser import Parser
 from maml.config.presets import PRESETS, experiment
 from maml.config.rows.deviations import DEVIATIONS
@@ -54,7 +55,9 @@ def table(records: Path, *words: str) -> str:
     for record in _found(records, words):
         of_preset[record.config.preset].append(record)
     rows, below = [], _Below()
-    for name, preset in PRESETS.items():
+    # Of a preset that was renamed, or of a configuration of one's own.
+    others = {name: of[0].config for name, of in of_preset.items() if name not in PRESETS}
+    for name, preset in (PRESETS | others).items():
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             continue
         not_run = all(record.changed for record in of_preset[name])
@@ -131,13 +134,12 @@ def _experiments(records: list[Record]) -> list[list[Record]]:
     """Return the seeds of each experiment, the preset's own first."""
     found: defaultdict[str, list[Record]] = defaultdict(list)
     for record in sorted(records, key=lambda record: len(record.changed)):
-        found[repr(sorted(record.changed.items()))].append(record)
+        found[repr((sorted(record.changed.items()), record.made.get("own")))].append(record)
     return list(found.values())
 
 
 def _found(records: Path, words: tuple[str, ...]) -> list[Record]:
-    found = recorded.find(records) if any(records.glob("**/record.json")) else []
-    return [record for record in found if not ("own" in words and record.changed)]
+    return [record for record in recorded.find(records) if not ("own" in words and record.changed)]
 
 
 def _patterns(words: tuple[str, ...]) -> list[str]:
@@ -160,14 +162,16 @@ def _row(preset: Config, records: list[Record]) -> tuple[str, ...]:
     # Another experiment has no published number beside it.
     claimed = "–" if records[0].changed else _claim(preset)
     results = [record.result for record in records]
-    judged = headline(key for key, value in results[0].items() if value is not None)
+    judged = headline([key for key, value in results[0].items() if value is not None])
     of_all = [
         _spread([of[name] for of in results], results[0].get(ci95), judged)
         for name, ci95 in (
             (judged, "ci95"),
             (f"non_transductive_{judged}", f"non_transductive_{judged}_ci95"),
         )
-    ]
+        # What acts has no set of queries to normalise by.
+        if all(name in of for of in results)
+    ] + ["–"]
     seeds = ", ".join(str(record.config.seed) for record in records)
     tasks = "–".join(sorted({f"{record.result['tasks']:,}" for record in records}))
     minutes = statistics.median(record.made["minutes"] for record in records)
@@ -179,7 +183,7 @@ def _together(preset: Config, record: Record) -> tuple[str, ...]:
     result = record.result
     return (
         f"– ensemble of {len(result['ensemble'])}",
-        "–" if record.changed else _claim(preset, together=True),
+        _claim(preset, together=True) if _is_published_ensemble(preset, record) else "–",
         _spread([result["ensemble_accuracy"]], result["ensemble_ci95"]),
         str(record.config.seed),
         f"{result['tasks']:,}",
@@ -189,6 +193,13 @@ def _together(preset: Config, record: Record) -> tuple[str, ...]:
         ),
         "–",
     )
+
+
+def _is_published_ensemble(preset: Config, record: Record) -> bool:
+    """Say whether an ensemble is of as many models as the preset keeps, chosen as it says."""
+    chosen_by = ("keep_best", *CHOOSING)
+    alike = all(getattr(record.config, name) == getattr(preset, name) for name in chosen_by)
+    return alike and not record.changed and len(record.result["ensemble"]) == preset.keep_best
 
 
 def _so_far(preset: Config, record: Record) -> tuple[str, ...]:

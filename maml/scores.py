@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -128,6 +128,22 @@ def means(values: Tensor, split: str, names: Sequence[str]) -> dict[str, Any]:
     return result
 
 
+def with_headline(test: dict[str, Any], *, transductive: bool) -> dict[str, Any]:
+    """Return what `means` has found, named as a run's ``result.json`` names it.
+
+    Each metric as the run's headline has it, transductive or not, with ``transductive_<name>`` and
+    ``non_transductive_<name>`` beside it, and ``ci95``, the half-width of what it is judged by.
+    """
+    prefix = "" if transductive else "non_transductive_"
+    names = [name for name in test if f"{name}_ci95" in test]
+    found = dict(test)
+    for name in names:
+        if not name.startswith("non_transductive_"):
+            for key in (name, f"{name}_ci95"):
+                found[f"transductive_{key}"], found[key] = test[key], test[prefix + key]
+    return found | {"ci95": found[f"{headline(test)}_ci95"]}
+
+
 def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     """Say a result in one line, both ways of normalising the queries included."""
     metric = headline(result)
@@ -168,7 +184,7 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     return f"{result['split']} {metric} {both}: {over}, {examples}"
 
 
-def headline(scores: Iterable[str]) -> str:
+def headline(scores: Container[str]) -> str:
     """Return which of a result's ``scores`` it is judged by: the greater the better, but a loss."""
     return next(name for name in ("accuracy", "return", "loss") if name in scores)
 

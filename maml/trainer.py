@@ -39,7 +39,7 @@ from maml.run.provenance import other_files, own_files
 from maml.run.resume import beginning, bring_history, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
-from maml.scores import check_headline, evaluate, headline, means, of_tasks, summary
+from maml.scores import check_headline, evaluate, means, of_tasks, summary, with_headline
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
@@ -154,12 +154,13 @@ class _Run:
             for line in other_files(config, start.get("own_files", {}) if start else {}):
                 said = f"warning: {line} when the checkpoint was saved that this run goes on from"
                 print(said, file=sys.stderr, flush=True)
-            directory.write_config(
+            self._starts = directory.write_config(
                 self.run_dir,
                 self.config,
                 iteration=self.iteration,
                 processes=strategy.world.size,
                 device=str(worker.device),
+                begun=start.get("starts", []) if start else [],
             )
             if start is not None:
                 bring_history(self.run_dir, config)
@@ -424,16 +425,14 @@ class _Run:
                 write_tasks(self.run_dir, "test", config.seed, names, values.tolist())
             test = means(values, "test", names)
             self.log.write({"iteration": self.iteration, **test, "seconds": self.seconds})
-            result |= test
+            result |= with_headline(test, transductive=config.transductive)
             if self.speaks and (images := self.worker.evaluation("test").content()) is not None:
                 result["test_images"] = images
-            prefix = "" if config.transductive else "non_transductive_"
-            for name in self.worker.metric_names:
-                for key in (name, f"{name}_ci95"):
-                    result[f"transductive_{key}"] = test[key]
-                    result[key] = test[prefix + key]
-            result["ci95"] = result[f"{headline(test)}_ci95"]
             self._say(summary(test, config, config.transductive))
+            if not math.isfinite(test["loss"]):
+                self._say(
+                    "warning: the test loss is not finite: the model's answers are no numbers"
+                )
         if self.speaks:
             result |= self._guard.report(self.iteration)
             directory.write_result(self.run_dir, result)
@@ -481,6 +480,7 @@ class _Run:
                     "division": self.worker.training.division,
                     "guard": self._guard.state(),
                     "own_files": self._own_files,
+                    "starts": self._starts,
                     "best": self._best_model.state(),
                     "config": {
                         name: getattr(self.config, name) for name in must_match(self.config)

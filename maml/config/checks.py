@@ -173,6 +173,11 @@ def _check_combinations(config: Config) -> None:
             "--eval-every 0: --test-model best tests the model that validated best, and none would "
             "be validated; give --test-model last, too"
         )
+    if config.keep_best and not config.eval_every:
+        raise UserError(
+            f"--eval-every 0: --keep-best {config.keep_best} keeps what validated best, and none "
+            "would be validated; give --keep-best 0, too"
+        )
     if config.kernels == "native" and config.meta_gradient == "reverse":
         raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
     reads = registry.learner(config.learner).reads

@@ -118,7 +118,7 @@ def _theirs(kind: str, name: str, loaded: Any) -> Component:
             )
     if kind == "network":
         # A subclass of one of ours too is called with (image_shape, ways) alone.
-        return NetworkFacts(name, module, attribute, reads=None, takes=None)
+        return NetworkFacts(name, module, attribute, reads=(), takes=None)
     return KINDS[kind](name, module, attribute, reads=None)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from maml.config import Config
+from maml.errors import UserError
 from maml.learners.base import without_prefix
 from maml.learners.maml import MAML
 from maml.learners.trees import tree
@@ -54,7 +55,12 @@ class MAMLpp(MAML):
         super().__init__(config)
         weights = self.network_weights(self.meta_parameters())
         norms = norm_parameters(self.network) if config.per_step_norm else []
-        self.adapting = {n: rate for n, rate in self.adapting.items() if n not in norms}
+        both = [name for name in norms if name in self.adapting]
+        if both:
+            raise UserError(
+                f"--adapt {config.adapt}: {both[0]} has values of its own for each step, which do "
+                "not adapt; add @norm=0, or give --no-per-step-norm"
+            )
         self.still = [name for name in self.still if name not in norms]
         steps = config.inner_steps
         if config.lslr:

@@ -16,6 +16,7 @@ COMPONENTS = {
         "refuses": {
             "meta_gradient": {"mixed": "has no inner loop"},
         },
+        "ignores": {"head_init": "takes the output layer off"},
     }
 }
 

@@ -145,7 +145,7 @@ def _of_models(
 
 
 def _score(run: Run) -> str:
-    return headline(name for name, value in run.result.items() if value is not None)
+    return headline([name for name, value in run.result.items() if value is not None])
 
 
 def _tested(

@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from maml.run.provenance import git_commit, own_files, versions
 
 GONE = 5.0
 """Seconds that a killed process takes at most to give back what it had."""
+
+OF_A_START = ("time", "iteration", "processes", "git_commit", "own_files")
+"""What is said of a start beyond its run directory: nothing of one machine's own."""
 
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
 
@@ -121,11 +125,18 @@ def _make_new(path: Path) -> Path:
 
 
 def write_config(
-    run_dir: Path, config: Config, *, iteration: int = 0, processes: int = 1, device: str = "cpu"
-) -> None:
+    run_dir: Path,
+    config: Config,
+    *,
+    iteration: int = 0,
+    processes: int = 1,
+    device: str = "cpu",
+    begun: Sequence[dict[str, Any]] = (),
+) -> list[dict[str, Any]]:
     """Write ``config.yaml``: every field resolved, with versions and the git commit.
 
-    Those are of this start; ``starts`` tells of all starts, the last one at the end.
+    Those are of this start; ``starts`` tells of all starts, the last one at the end. Return what a
+    checkpoint has of these: `OF_A_START`.
 
     Args:
         run_dir: The run directory.
@@ -133,6 +144,8 @@ def write_config(
         iteration: Where this start began.
         processes: How many of them there are, on all hosts.
         device: What rank 0 computes on.
+        begun: The starts that the checkpoint tells of which the run goes on from. Of a run
+            directory that has starts of its own these count.
     """
     path = run_dir / "config.yaml"
     commit = git_commit()
@@ -148,14 +161,16 @@ def write_config(
     }
     if own := own_files(config):
         start["own_files"] = own
+    starts = [*(_starts(path) or begun), start]
     content = {
         "config": dataclasses.asdict(config),
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": commit,
         "command": sys.argv,
-        "starts": [*_starts(path), start],
+        "starts": starts,
     }
     write_text(path, yaml.dump(content, Dumper=_Plain, sort_keys=False))
+    return [{n: of[n] for n in OF_A_START if n in of} for of in starts]
 
 
 class _Plain(yaml.SafeDumper):

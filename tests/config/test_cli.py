@@ -376,6 +376,11 @@ def test_data_root_is_absolute(
                 "--eval-queries": "7",
             }.items()
         ),
+        ([GLYPHS, "--keep-best", "3", "--eval-every", "0"], "--eval-every 0: --keep-best 3 keeps"),
+        *(
+            ([GLYPHS, "--learner", name, "--head-init", "normal"], f": --learner {name} takes the")
+            for name in ("protonet", "r2d2")
+        ),
         ([GLYPHS, "--batch-size", "9"], "--batch-size 9 is for --learner finetune or superv"),
         ([SINUSOID, "--batch-size", "9"], "--batch-size 9 is for --learner finetune or superv"),
         ([SINUSOID, "--filters", "3"], "--filters 3 is for --network conv4, conv4-flat or"),

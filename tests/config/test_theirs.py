@@ -335,6 +335,13 @@ def test_a_network_may_read_other_parameters_of_a_larger_set(write: Callable[[st
         Worker(parse([*words, f"{module}:Sneaky"]), torch.device("cpu"))
 
 
+def test_flags_of_our_networks_are_not_for_theirs(folder: Path) -> None:
+    """It is called with the images' shape and the ways alone."""
+    for flags in (["--filters", "8"], ["--leak", "0.01"], ["--head-init", "xavier"]):
+        with pytest.raises(UserError, match=f"{flags[0]} .* is for --network conv4"):
+            parse([*SMALL, *flags])
+
+
 def test_a_network_for_observations_gets_their_size(write: Callable[[str], str]) -> None:
     module = write(
         "from torch import nn\ndef policy(shape, outputs):\n"

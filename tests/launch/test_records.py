@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 
 import maml
 from launch import check_record, record, recorded, table
 from launch.recorded import Record
 from maml.config import Config
-from maml.config.presets import with_values
+from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.learners import build_learner
 from maml.run import directory, provenance
@@ -229,8 +231,16 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
     assert done == folder and not (folder / "checkpoint.pt").exists()
     # What the first machine did is in the record, too.
     made = recorded.read(done).made
-    assert made["starts"][:-1] == before["starts"] and made["starts"][-1]["iteration"] == 10
+    assert made["starts"][:-1] == before["starts"][:1] and made["starts"][-1]["iteration"] == 10
     assert made["note"] == "half"
+    # It may be recorded again, but a run that has not finished does not take its place.
+    assert recorded.read(record.write(tmp_path / "onward", tmp_path, 7, "", None)).made == {
+        **made,
+        "hardware": recorded.read(done).made["hardware"],
+    }
+    with pytest.raises(UserError, match=r"it has not finished, and .* is of a run that has"):
+        record.write(there, tmp_path, 6, "", None)
+    assert (folder / "model.pt").exists()
     rows = read_rows(done / "metrics.jsonl")
     assert accuracy[:2] == [r for r in rows if r.get("split") == "validation"][:2]
     assert "unfinished" not in table.table(tmp_path)
@@ -263,6 +273,94 @@ def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
     assert table.table(tmp_path, "run", "own").splitlines()[2:] == []
 
 
+def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The number that the table shows, and every file that it stands on."""
+    whole = {path.name: path.read_bytes() for path in kept.iterdir()}
+    result, made = (json.loads(whole[name]) for name in ("result.json", "record.json"))
+    edits: list[tuple[str, Any, str]] = [
+        ("result.json", result | {"accuracy": 0.99}, "its accuracy is 0.99, and"),
+        ("result.json", result | {"ci95": 0.001}, "its ci95 is 0.001, and"),
+        ("result.json", result | {"accuracy": "high"}, "its accuracy is high, and"),
+        ("result.json", {}, "result.json: damaged: its tasks is None"),
+        ("result.json", [], "result.json: damaged: no JSON object"),
+        ("result.json", result | {"iterations_left": "x"}, "its iterations_left is 'x'"),
+        ("record.json", {}, "record.json: damaged: its starts is None"),
+        ("record.json", made | {"starts": []}, "record.json: damaged: it has no starts"),
+        ("record.json", None, "record.json: No such file"),
+        ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "0 of these are in"),
+    ]
+    for name, content, said in edits:
+        (kept / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        if content is None:
+            (kept / name).unlink()
+        try:
+            wrong = check_record.main([str(kept), "--tasks", "3"])
+            assert wrong == 1 and said in capsys.readouterr().out
+        except UserError as error:
+            assert said in str(error)
+            # The table tells, too, and leaves no row out.
+            with pytest.raises(UserError, match=name):
+                table.table(kept.parents[1])
+        (kept / name).write_bytes(whole[name])
+    assert check_record.main([str(kept), "--tasks", "3"]) == 0
+
+
+def test_experiments_that_no_name_tells_apart(run_dir: Path, tmp_path: Path) -> None:
+    """Values that a file cannot be named by, and images and components of a user's own."""
+    config = directory.read_config(run_dir)
+    one, other = (with_values(config, adapt=adapt) for adapt in ("*,@head=10", "@head=10"))
+    assert recorded.place_of(one) != recorded.place_of(other)
+    assert recorded.place_of(one, "c0ffee") != recorded.place_of(one)
+    first = record.write(run_dir, tmp_path, 6, "", None)
+    second = first.with_name("seed-1")
+    shutil.copytree(first, second)
+    assert len(table.table(tmp_path, "run", "bare").splitlines()) == 3
+    made = json.loads((second / "record.json").read_text())
+    (second / "record.json").write_text(json.dumps(made | {"own": "c0ffee"}))
+    assert len(table.table(tmp_path, "run", "bare").splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("models", "changes", "claimed"),
+    [(5, {}, "99.47 %"), (2, {}, "–"), (5, {"eval_tasks": 5}, "–"), (5, {"inner_lr": 0.2}, "–")],
+)
+def test_an_ensemble_of_another_kind_has_no_published_number(
+    models: int, changes: dict[str, Any], claimed: str, kept: Path
+) -> None:
+    config = with_values(PRESETS["mamlpp-omniglot-5way-1shot"], **changes)
+    text = yaml.safe_dump({"config": dataclasses.asdict(config)})
+    (kept / "config.yaml").write_text(text)
+    result = json.loads((kept / "result.json").read_text())
+    result |= {"ensemble": list(range(models))}
+    result |= {
+        f"ensemble_{name}": 0.5
+        for name in (
+            "accuracy",
+            "ci95",
+            "non_transductive_accuracy",
+            "non_transductive_accuracy_ci95",
+        )
+    }
+    (kept / "result.json").write_text(json.dumps(result))
+    row = table.table(kept.parents[1], "run", "bare").splitlines()[-1]
+    assert [cell.strip() for cell in row.split("|")[1:3]] == [f"– ensemble of {models}", claimed]
+
+
+@pytest.mark.parametrize("preset", ["maml-sinusoid-10shot", "reinforce-cartpole"])
+def test_a_record_that_is_judged_otherwise(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    values: dict[str, Any] = {"iterations": 2, "test_tasks": 4, "eval_tasks": 4, "logger": "none"}
+    values |= {"meta_batch_size": 2, "run_dir": str(tmp_path / "run"), "device": "cpu"}
+    assert Trainer(with_values(PRESETS[preset], **values)).run() == 0
+    kept = record.write(tmp_path / "run", tmp_path / "records", 5, "", None)
+    judged = "(loss)" if "sinusoid" in preset else "(return)"
+    (row,) = table.table(tmp_path / "records", "run", "bare").splitlines()[2:]
+    assert f"`{preset} with --" in row and judged in row
+    assert check_record.main([str(kept)]) == 0
+
+
 def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run_dir, copy)
@@ -273,10 +371,33 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     (copy / "config.yaml").write_text(config)
     scores = (copy / "test_tasks.csv").read_text().replace(",0.", ",1.")
     (copy / "test_tasks.csv").write_text(scores)
-    with pytest.raises(UserError, match="its model does not score what it says"):
+    with pytest.raises(UserError, match=r"result\.json: not what test_tasks\.csv says: its loss"):
         record.write(copy, tmp_path, 6, "", None)
+    shutil.copy(run_dir / "test_tasks.csv", copy)
+    result = json.loads((copy / "result.json").read_text())
+    for edited in (
+        result | {"accuracy": 0.99},
+        result | {"iterations": 60_000},
+        result | {"tasks": 7},
+        {},
+        [],
+    ):
+        (copy / "result.json").write_text(json.dumps(edited))
+        with pytest.raises((UserError), match=r"result\.json: (not what|damaged)"):
+            record.write(copy, tmp_path, 6, "", None)
+    (copy / "result.json").unlink()
+    with pytest.raises(UserError, match=r"result\.json: No such file"):
+        record.write(copy, tmp_path, 6, "", None)
+    content = yaml.safe_load(config)
+    for starts, said in (
+        ([], "no starts"),
+        ([content["starts"][0] | {"iteration": 5}], "does not say how the run began"),
+    ):
+        (copy / "config.yaml").write_text(yaml.safe_dump(content | {"starts": starts}))
+        with pytest.raises(UserError, match=said):
+            record.write(copy, tmp_path, 6, "", None)
     with pytest.raises(UserError, match="no record there"):
-        recorded.find(copy)
+        check_record.main([str(copy / "checkpoints")])
     for main in (record.main, check_record.main):
         with pytest.raises(UserError, match="--tasks 0: give at least 1"):
             main([str(copy), "--tasks", "0"])

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datasets.tasks import Task
+from maml.errors import UserError
 from maml.learners.mamlpp import weights_of
 from maml.params import Params
 from maml.worker import Share, Worker
@@ -23,6 +24,14 @@ SMALL = {
 
 def make_worker(**changes: object) -> Worker:
     return worker_of("mamlpp-glyphs-5way-1shot", **(SMALL | changes))
+
+
+@pytest.mark.parametrize("adapt", ["*", "@norm", "@head,*.norm.bias"])
+def test_norms_of_each_step_do_not_adapt(adapt: str) -> None:
+    """They would stand still without a word."""
+    with pytest.raises(UserError, match=r"--adapt .*: blocks\.0\.norm\..* --no-per-step-norm"):
+        make_worker(adapt=adapt)
+    make_worker(adapt=adapt, per_step_norm=False)
 
 
 def of_iteration(worker: Worker, params: Params, iteration: int) -> Share:

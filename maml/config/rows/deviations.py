@@ -70,7 +70,8 @@ DEVIATIONS: tuple[tuple[tuple[str, ...], str], ...] = (
         ("r2d2-miniimagenet-*",),
         "Training images are not augmented, weights do not decay, and momentum is not Nesterov's; "
         "there all three. The ridge regression is the paper's: λ is learned and begins at 1, where "
-        "features and labels are divided by √S.",
+        "features and labels are divided by √S. Tests normalise by the support set, there by "
+        "running statistics of training.",
     ),
     (
         ("cavia-miniimagenet-*",),

@@ -158,6 +158,7 @@ def _r2d2(shots: int, published: float) -> Config:
         iterations=50_000,
         test_model="best",
         eval_tasks=600,
+        transductive=False,
     )
 
 

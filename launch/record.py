@@ -106,7 +106,7 @@ def write(
     config = directory.read_config(run_dir)
     status = directory.read_status(run_dir)
     if status is None or status["state"] == "training":
-        state = "has no status" if status is None else "is being trained"
+        state = "has no status.json that can be read" if status is None else "is being trained"
         raise UserError(f"{run_dir}: it {state}; a record is of a run that has ended")
     finished = status["state"] == "finished"
     if finished and not config.test_tasks:

@@ -168,6 +168,14 @@ def _check_combinations(config: Config) -> None:
             f"--epochs {config.epochs}: few-shot tasks never end; give --learner {config.learner} "
             "--iterations"
         )
+    data = registry.data_set(config.data)
+    # What a user's own data set answers is not known.
+    if data.classifies and not data.environments and not data.is_theirs:
+        for name in ("ways", "train_ways"):
+            if getattr(config, name) == 1:
+                raise UserError(
+                    f"{flag(name)} 1: of one class, every answer is right; give 2 or more"
+                )
     if config.test_model == "best" and config.test_tasks and not config.eval_every:
         raise UserError(
             "--eval-every 0: --test-model best tests the model that validated best, and none would "

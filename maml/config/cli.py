@@ -37,6 +37,8 @@ def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
         base, flags = _again(arguments)
     elif name in PRESETS:
         base = PRESETS[name]
+    elif name.startswith("-"):
+        raise UserError(f"{name}: the PRESET comes before the flags; `--help` lists them all")
     else:
         raise UserError(f"unknown preset {name!r}: {hint(name)}")
     given = vars(_parser(base, also).parse_args(list(map(_as_spelled, flags))))

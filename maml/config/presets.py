@@ -113,6 +113,10 @@ def hint(name: str) -> str:
             of_it = [each for each, config in PRESETS.items() if getattr(config, kind) == there]
             if of_it:
                 return f"those of --{kind} {there} are {_some(of_it)}"
+            return (
+                f"none is of --{kind} {there}; begin with the one that is most like your "
+                f"experiment, as in maml-omniglot-5way-1shot --{kind} {there}"
+            )
     return "--help lists them all"
 
 

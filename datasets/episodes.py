@@ -30,6 +30,8 @@ class Episodes(ABC):
     one_pass: int | None = None
     # A digest of which classes the split has, for sets whose classes a user may change; else None.
     division: str | None = None
+    # How many classes its tasks are drawn from; None: that is not known, or there are none.
+    class_count: int | None = None
 
     def ids(self, iteration: int, meta_batch_size: int) -> Tensor:
         """The task ids of a meta-batch: int64 ``[B]``, ``iteration * B + (0, ..., B - 1)``."""
@@ -186,6 +188,7 @@ class FewShotImages(Episodes):
         self.seed, self.rotate, self.dtype = seed, rotate, dtype
         self.first = np.asarray(first, dtype=np.int64)
         self.counts = np.asarray(counts, dtype=np.int64)
+        self.class_count = len(self.first)
         self._names, self._files = names, files
         if names is not None:
             listed = "\0".join(names).encode()

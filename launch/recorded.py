@@ -93,7 +93,7 @@ def read(folder: Path) -> Record:
                 )
     if not made["starts"]:
         raise UserError(f"{folder / 'record.json'}: damaged: it has no starts")
-    return Record(folder, saved.read(folder / "config.yaml"), result, made)
+    return Record(folder, saved.read(folder / "config.yaml", own=False), result, made)
 
 
 _KINDS: dict[str, dict[str, Any]] = {

@@ -132,7 +132,7 @@ def recorded_content(record: Path) -> dict[str, Any]:
     """
     # No result of a run that was not tested, and no such value in one of an earlier version.
     tested = directory.read_result(record).get("tested_iteration")
-    iteration = tested or directory.read_config(record).iterations
+    iteration = tested or directory.read_config(record, own=False).iterations
     return {"model": checkpoint.load_parameters(record / RECORDED), "iteration": iteration}
 
 

@@ -38,7 +38,7 @@ from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, files
 from maml.run.watch import watch
-from maml.scores import check_headline, ensemble, evaluate, summary, there_are
+from maml.scores import check_headline, ensemble, evaluate, few_classes, summary, there_are
 from maml.strategies.local import Local
 from maml.worker import Worker
 
@@ -204,9 +204,10 @@ class RunEvaluator:
                 raise UserError(f"--ways {config.ways}: {why}")
             worker.evaluation(self.options.split)
         transductive = _transductive(self.options, config)
-        warning = check_headline(worker, self.options.split, transductive, "--non-transductive")
-        if warning:
-            print(warning, file=sys.stderr, flush=True)
+        split = self.options.split
+        headline = check_headline(worker, split, transductive, "--non-transductive")
+        for line in filter(None, (headline, few_classes(worker, split))):
+            print(line, file=sys.stderr, flush=True)
         self.strategy = Local(config, world, worker)
         self.config = config
 

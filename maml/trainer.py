@@ -18,6 +18,7 @@ from maml.best import BestModel, best
 from maml.config import Config, must_match, registry
 from maml.config.presets import changed, experiment, published_row, with_values
 from maml.errors import UserError, WorkerLostError
+from maml.initial import initial_weights
 from maml.learners.data import class_names
 from maml.library.model import Model
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
@@ -39,7 +40,15 @@ from maml.run.provenance import other_files, own_files
 from maml.run.resume import beginning, bring_history, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
-from maml.scores import check_headline, evaluate, means, of_tasks, summary, with_headline
+from maml.scores import (
+    check_headline,
+    evaluate,
+    few_classes,
+    means,
+    of_tasks,
+    summary,
+    with_headline,
+)
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
@@ -59,17 +68,18 @@ class Trainer:
         if config.epochs is not None and one_pass is not None:
             iterations = math.ceil(config.epochs * one_pass / config.meta_batch_size)
             self.config = with_values(self.config, iterations=iterations)
-        self.warning = ""
+        # For whoever looks on, once training begins.
+        self.lines: list[str] = []
         splits = {"test": config.test_tasks, "validation": config.eval_every}
         for split in [split for split, count in splits.items() if count]:
             self.worker.evaluation(split)
-            self.warning = check_headline(
-                self.worker, split, config.transductive, "--no-transductive"
-            )
+            headline = check_headline(self.worker, split, config.transductive, "--no-transductive")
+            self.lines += [headline, few_classes(self.worker, split)]
         # What it refuses all processes refuse, and the launcher ends the others when one has. So
         # rank zero has nothing on the disk yet that would be left behind.
         self.strategy = build_strategy(self.config, self.world, self.worker)
         self.start: dict[str, Any] | None = None
+        self.initial: Params | None = None
         self.claim: Lock | None = None
         self._made: list[Path] = []
         if self.world.rank == 0:
@@ -80,6 +90,9 @@ class Trainer:
             try:
                 params = self.worker.learner.meta_parameters()
                 self.start = beginning(run_dir, self.config, params)
+                if self.start is None and config.init is not None:
+                    self.initial, line = initial_weights(config.init, self.worker.learner)
+                    self.lines.append(line)
                 if self.start is not None:
                     checkpoint.check_division(self.start, self.worker.training.division, run_dir)
             except BaseException:
@@ -107,31 +120,40 @@ class Trainer:
         liveness.note = self.config.run_dir or ""
         if self.world.rank:
             liveness.last_words = lambda line: directory.lose(Path(liveness.note))
-        if self.warning and self.world.rank == 0:
-            print(self.warning, file=sys.stderr, flush=True)
+        if self.world.rank == 0:
+            # Each once: both splits may say the same.
+            for line in filter(None, dict.fromkeys(self.lines)):
+                print(line, file=sys.stderr, flush=True)
         with settled(), strategy:
             if not strategy.drives:
                 strategy.serve()
                 return 0
             if self.world.rank == 0 and self.classes is not None:
                 directory.write_classes(Path(self.config.run_dir or ""), self.classes)
-            run_dir, start = strategy.from_rank_zero((self.config.run_dir, self.start))
+            run_dir, start, initial = strategy.from_rank_zero(
+                (self.config.run_dir, self.start, self.initial)
+            )
             config = with_values(self.config, run_dir=run_dir)
-            return _Run(config, self.worker, strategy, start).run()
+            return _Run(config, self.worker, strategy, start, initial).run()
 
 
 class _Run:
     """One training run, seen from a driving process."""
 
     def __init__(
-        self, config: Config, worker: Worker, strategy: Strategy, start: dict[str, Any] | None
+        self,
+        config: Config,
+        worker: Worker,
+        strategy: Strategy,
+        start: dict[str, Any] | None,
+        initial: Params | None,
     ) -> None:
-        """Begin anew, or where the checkpoint ``start`` ended."""
+        """Begin where the checkpoint ``start`` ended, or anew: with ``initial``, if it is given."""
         self.config, self.worker, self.strategy = config, worker, strategy
         self.speaks = strategy.world.rank == 0
         assert config.run_dir is not None
         self.run_dir = Path(config.run_dir)
-        initial = worker.learner.meta_parameters()
+        initial = initial or worker.learner.meta_parameters()
         self.optimizer = OuterOptimizer(
             config, {name: tensor.to(strategy.home) for name, tensor in initial.items()}
         )

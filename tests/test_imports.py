@@ -29,6 +29,7 @@ FLOORS = (
     ("strategies", "run"),
     ("scores",),
     ("best",),
+    ("initial",),
     ("library", "evaluate", "replay", "relog"),
     ("plots",),
     ("trainer", "predict"),

@@ -153,7 +153,7 @@ def test_images_of_every_kind(model: maml.Model, task: Any) -> None:
     assert model.adapt(large, NAMES).predict(large).shape == (3, 3)
 
 
-def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
+def test_a_model_of_a_user_s_own_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """In colour: files, PIL images and arrays of them are the same to it."""
     dice = np.random.default_rng(0)
     for split, names in {"train": "ab", "test": "cd"}.items():
@@ -164,7 +164,9 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
                 pixels = dice.integers(256, size=(40, 50, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{i}.png")
     mine = {"data": "folder", "data_root": str(tmp_path / "mine"), "image_size": 32}
-    train(glyphs(iterations=1, **mine), tmp_path / "run")
+    train(glyphs(iterations=1, test_tasks=2, **mine), tmp_path / "run")
+    few = "the test split has 2 classes for --ways 2: all tasks have the same classes"
+    assert capfd.readouterr().err.count(few) == 1
     classes = json.loads((tmp_path / "run/classes.json").read_text())
     assert classes == {"train": ["train/a", "train/b"], "test": ["test/c", "test/d"]}
     model = maml.load(tmp_path / "run")

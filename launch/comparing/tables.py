@@ -119,7 +119,11 @@ def differences_table(found: dict[str, Difference], base: str, unit: Unit) -> st
                 verdict,
             ]
         )  # fmt: skip
-    many = f" Each p is Holm's, for {len(found)} comparisons." if len(found) > 1 else ""
+    many = (
+        f" Each p is Holm's, for {len(found)} comparisons; an interval is of one alone."
+        if len(found) > 1
+        else ""
+    )
     points = " Differences are in percentage points." if unit.suffix else ""
     return f"{grid(rows[0], rows[1:])}\n\n{LEGEND.format(base=base, holm=many + points)}"
 

@@ -57,7 +57,7 @@ def _of_tested(run_dir: Path, name: str) -> float | None:
     split, _, metric = name.partition("/")
     if split != "validation" or not (run_dir / "config.yaml").exists():
         return None
-    config = read_config(run_dir)
+    config = read_config(run_dir, own=False)
     if config.test_model != "best":
         return None
     rows = {

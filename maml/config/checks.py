@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 
+from datasets.components import is_theirs
 from maml.config import registry
 from maml.config.facts import MOST
 from maml.config.fields import FACTS, Config, flag
@@ -39,18 +40,25 @@ def check(config: Config, preset: Config | None = None) -> None:
         _check_read(config, preset)
 
 
-def check_values(config: Config) -> None:
-    """Raise `UserError` naming the first flag whose value cannot work on any machine."""
+def check_values(config: Config, *, own: bool = True) -> None:
+    """Raise `UserError` naming the first flag whose value cannot work on any machine.
+
+    Args:
+        own: Whether to import a user's own components. If not, and there are some, values are
+            checked each alone, as what is together right depends on what a component is.
+    """
     for name, facts in FACTS.items():
         value = getattr(config, name)
         if facts.group and value == "":
             raise UserError(f'{flag(name)} "": empty; was a shell variable not set?')
         if facts.names:
-            registry.find(name, value)
+            if own or not is_theirs(value):
+                registry.find(name, value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             _check_bounds(name, value)
-    _check_components(config)
-    _check_combinations(config)
+    if own or not registry.has_theirs(config):
+        _check_components(config)
+        _check_combinations(config)
 
 
 def _check_bounds(name: str, value: float) -> None:

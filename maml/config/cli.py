@@ -21,8 +21,8 @@ def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
     """Turn ``PRESET --flag value …`` into a checked `Config`.
 
     ``--config RUN_DIR/config.yaml --flag value …`` begins with all values of that run instead, but
-    for its own directory and checkpoint. ``data_root`` is absolute then: config.yaml keeps it, for
-    an evaluation from another folder. ``also``: see `Parser`.
+    for its own directory and checkpoint. ``data_root`` and ``init`` are absolute then:
+    config.yaml keeps them, for who goes on from another folder. ``also``: see `Parser`.
 
     Raises:
         UserError: for an unknown preset, an unknown flag or a value that cannot work.
@@ -44,8 +44,9 @@ def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
     given = vars(_parser(base, also).parse_args(list(map(_as_spelled, flags))))
     config = with_values(base, **given)
     check(config, base)
-    data_root = user_path("data_root", config.data_root).absolute()
-    return with_values(config, data_root=str(data_root))
+    paths = {name: getattr(config, name) for name in ("data_root", "init")}
+    absolute = {n: str(user_path(n, path).absolute()) for n, path in paths.items() if path}
+    return with_values(config, **absolute)
 
 
 def _again(arguments: Sequence[str]) -> tuple[Config, list[str]]:

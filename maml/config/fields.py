@@ -207,6 +207,11 @@ class Config:
         0, SAME_RUN, "Seed of everything random: initial weights, tasks, images, rotations.",
         least=0, most=2**63 - 1,
     )  # fmt: skip
+    init: str | None = _outer_loop(
+        None, SAME_RUN,
+        "Weights to begin with: those of a run, a record, a checkpoint or a saved state_dict "
+        "[drawn by --seed].",
+    )  # fmt: skip
     iterations: int = _outer_loop(
         1000, RESULT, "Outer-loop iterations in all, a resumed run's earlier ones included.",
         least=0,

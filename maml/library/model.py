@@ -156,6 +156,15 @@ class Model:
         """The meta-parameters as a module of torch, whose parameters are the model's own memory."""
         return MetaModule(self.learner, self.meta_params)
 
+    def network_state(self) -> Params:
+        """Return the network's parameters, as adaptation begins with them, for its own class.
+
+        ``network.load_state_dict(state, strict=False)`` takes them. Not strictly: there are no
+        running statistics (so call it in training mode, where it normalises by the batch), and no
+        output layer where the learner has none.
+        """
+        return module.own_names(self.learner, module.unadapted(self.learner, self.meta_params))
+
     def features(self, x: inputs.Images) -> Tensor:
         """Return what the output layer sees of examples before any adaptation.
 
@@ -298,6 +307,11 @@ class AdaptedModel:
         found = self._learner.adapted(model.meta_params, support, self._steps)
         params = {name: tensor.detach().clone() for name, tensor in found.items()}
         return AdaptedModule(self._learner, params)
+
+    def network_state(self) -> Params:
+        """Return the adapted network's parameters for its own class, as `Model.network_state`."""
+        params = self._learner.modulated(dict(self.module.named_parameters()))
+        return module.own_names(self._learner, params)
 
     def features(self, x: inputs.Images) -> Tensor:
         """Return what the output layer sees of examples, as `Model.features` before adaptation."""

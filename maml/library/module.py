@@ -13,6 +13,8 @@ from maml.errors import UserError
 from maml.learners import Learner, base
 from maml.learners.trees import tree
 from maml.metagradient.differentiate import OuterGradient
+from maml.networks.norms import tensors
+from maml.networks.ordinary import Ordinary
 from maml.params import Params
 
 
@@ -76,6 +78,21 @@ def unadapted(learner: Learner, meta_params: Params) -> Params:
     """Return a network's parameters as the inner loop begins with them."""
     problem = learner.problem(meta_params, 0)
     return problem.params(problem.start, problem.last_step)
+
+
+def own_names(learner: Learner, params: Params) -> Params:
+    """Return copies, on the CPU, of a network's parameters, by the names that its author gave.
+
+    Args:
+        learner: Whose network it is.
+        params: By this project's names; what is none of the network's is left out.
+    """
+    around = "module." if isinstance(learner.network, Ordinary) else ""
+    return {
+        name.removeprefix(around): params[name].detach().cpu().clone()
+        for name in tensors(learner.network)
+        if name in params
+    }
 
 
 def set_gradients(params: nn.Module | Params, found: OuterGradient | base.OuterGradient) -> None:

@@ -50,8 +50,9 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
         The figure.
     """
     configs = [model.config for models in methods.values() for model in models]
-    most = max(5, *(2 * max(c.inner_steps, c.eval_inner_steps) for c in configs))
-    steps = list(range(min(most, 20) + 1))
+    marked = [steps for c in configs for steps in (c.inner_steps, c.eval_inner_steps)]
+    # Up to 20, and those of the runs themselves, however many they are.
+    steps = sorted({*range(min(max(5, 2 * max(marked)), 20) + 1), *marked})
     looks = style.look_of(list(methods))
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     metric = "accuracy"
@@ -114,7 +115,8 @@ def rates(model: Model) -> Any:
             axis.plot(x + offset, float(values.mean()), "o", color=looks[i], label=label)
     axis.axhline(model.config.inner_lr, color=GREY, linestyle="--", label="to begin with")
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
-    axis.set_ylabel("learned inner rate, mean and middle half")
+    whole = all(rate.numel() == 1 for of_step in steps for rate in of_step.values())
+    axis.set_ylabel("learned inner rate" + ("" if whole else ", mean and middle half"))
     axis.grid(axis="y", alpha=0.25)
     axis.legend(fontsize=8)
     return drawn

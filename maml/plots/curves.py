@@ -186,6 +186,8 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
     ]
     training = {run.config.inner_steps for run in adapting}
     test = {run.config.eval_inner_steps for run in adapting}
+    # Else each line says how many steps its own runs took, if any.
+    alike = len(test) == 1 and len(adapting) == len(runs)
     for name, of_method in methods.items():
         at: dict[int, list[float]] = {}
         for run in of_method:
@@ -196,12 +198,12 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
         if not whole:
             continue
         many = f"{len(of_method)} seeds" if len(of_method) > 1 else "1 seed"
-        if len(test) > 1 and of_method[0] in adapting:
+        if not alike and of_method[0] in adapting:
             many += f", tested with {of_method[0].config.eval_inner_steps} inner steps"
         each = [[at[i][j] for i in whole] for j in range(len(of_method))]
         line_of_seeds(axis, whole, each, looks[name], f"{name} ({many})")
-    said = f", {min(test)} inner steps" if len(test) == 1 else ""
-    if len(test) == len(training) == 1 and test != training:
+    said = f", {min(test)} inner steps" if alike else ""
+    if alike and len(training) == 1 and test != training:
         said += f" (training: {min(training)})"
     axis.set_xlabel("outer-loop iteration")
     axis.xaxis.get_major_locator().set_params(integer=True)

@@ -231,6 +231,16 @@ def load_parameters(path: Path) -> Params:
     return found
 
 
+def load_any_parameters(path: Path) -> Params:
+    """Read the parameters of a checkpoint, or of a file that holds them alone; raises as `load`."""
+    content = _content(path)
+    if isinstance(content, dict) and "model" in content and "format" in content:
+        content = load(path)["model"]
+    if not PARTS["model"](content) or not content:
+        raise UserError(f"{path}: neither a checkpoint nor a state_dict of tensors")
+    return dict(content)
+
+
 def _content(path: Path) -> Any:
     """Return what torch has saved there, tensors on the CPU; raises as `load`."""
     try:

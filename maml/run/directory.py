@@ -208,9 +208,9 @@ def environment(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def read_config(run_dir: Path) -> Config:
-    """Return the configuration that ``run_dir`` was made with; fails as `saved.read` does."""
-    return saved.read(run_dir / "config.yaml")
+def read_config(run_dir: Path, *, own: bool = True) -> Config:
+    """Return the configuration that ``run_dir`` was made with; ``own``, errors: `saved.read`."""
+    return saved.read(run_dir / "config.yaml", own=own)
 
 
 def config_here(run_dir: Path, data_root: str | None, device: str | None) -> Config:

@@ -135,6 +135,7 @@ BY_THEMSELVES = {
     "run_dir": "test_run_directory.py",
     "logger": "run/test_log.py",
     "meta_momentum": "test_meta_momentum",
+    "init": "test_initial.py",
     "train_ways": "learners/test_embedding.py",
     "train_shots": "learners/test_embedding.py",
     "keep_moment": "learners/test_reptile.py",

@@ -92,6 +92,9 @@ def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
     row = json.loads((folder / "rpc" / "evaluations.jsonl").read_text())
     assert row["transductive"] and f"{100 * row['accuracy']:.2f}" in done.stdout
     assert row["accuracy"] == result(folder / "rpc")["accuracy"]
+    # A comparison needs none of their files.
+    runs = [str(folder / name) for name in ("rpc", "alone")]
+    assert "accuracy" in run([sys.executable, "-m", "launch.compare", *runs], 120).stdout
 
 
 def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

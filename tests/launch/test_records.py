@@ -318,6 +318,11 @@ def test_experiments_that_no_name_tells_apart(run_dir: Path, tmp_path: Path) -> 
     made = json.loads((second / "record.json").read_text())
     (second / "record.json").write_text(json.dumps(made | {"own": "c0ffee"}))
     assert len(table.table(tmp_path, "run", "bare").splitlines()) == 4
+    # Their files may be elsewhere now: numbers need none of them.
+    written = yaml.safe_load((second / "config.yaml").read_text())
+    written["config"]["network"] = "not_here:Net"
+    (second / "config.yaml").write_text(yaml.safe_dump(written))
+    assert "--network not_here:Net" in table.table(tmp_path, "run", "bare")
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "compile": (["--compile", "on"], "on"),
     "data": (["--data", "omniglot"], "omniglot"),
     "data_root": (["--data-root", "/some/where"], "/some/where"),
+    "init": (["--init", "/some/run"], "/some/run"),
     "horizon": (["--horizon", "50", "--learner", "reinforce", *POLE], 50),
     "image_size": (["--image-size", "28", "--data", "folder"], 28),
     "image_mode": (["--image-mode", "grey", "--data", "folder"], "grey"),

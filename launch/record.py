@@ -128,7 +128,7 @@ def write(
         folder = Path(made_in) / target.name
         folder.mkdir()
         made: dict[str, Any] = {
-            "command": f"python train_maml.py {' '.join(_flags(command))}",
+            "command": _again(command, starts[-1]),
             "starts": starts,
             "minutes": last["seconds"] / 60,
             "hardware": describe(torch.get_num_threads()),
@@ -260,6 +260,19 @@ def _so_far(config: Config, last: dict[str, Any]) -> dict[str, Any]:
         "seconds": seconds, "iterations_per_second": rate,
         "tasks_per_second": rate and rate * config.meta_batch_size,
     }  # fmt: skip
+
+
+def _again(command: list[str], start: dict[str, Any]) -> str:
+    """Return the command that repeats a run, in float32 too: with as many processes and threads."""
+    flags = " ".join(_flags(command))
+    processes, threads = start.get("processes", 1), start.get("threads")
+    several = processes > 1
+    program = "launch/local" if several else "python train_maml.py"
+    return (
+        f"{program} {flags}"
+        + (f" --workers {processes}" if several else "")
+        + (f" --threads {threads}" if threads else "")
+    )
 
 
 def _flags(command: list[str]) -> list[str]:

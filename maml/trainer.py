@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from datasets.words import counted
@@ -181,6 +182,7 @@ class _Run:
                 self.config,
                 iteration=self.iteration,
                 processes=strategy.world.size,
+                threads=torch.get_num_threads(),
                 device=str(worker.device),
                 begun=start.get("starts", []) if start else [],
             )

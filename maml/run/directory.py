@@ -30,7 +30,7 @@ from maml.run.provenance import git_commit, own_files, versions
 GONE = 5.0
 """Seconds that a killed process takes at most to give back what it had."""
 
-OF_A_START = ("time", "iteration", "processes", "git_commit", "own_files")
+OF_A_START = ("time", "iteration", "processes", "threads", "git_commit", "own_files")
 """What is said of a start beyond its run directory: nothing of one machine's own."""
 
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
@@ -130,6 +130,7 @@ def write_config(
     *,
     iteration: int = 0,
     processes: int = 1,
+    threads: int | None = None,
     device: str = "cpu",
     begun: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
@@ -143,6 +144,7 @@ def write_config(
         config: The configuration.
         iteration: Where this start began.
         processes: How many of them there are, on all hosts.
+        threads: How many of rank 0 compute.
         device: What rank 0 computes on.
         begun: The starts that the checkpoint tells of which the run goes on from. Of a run
             directory that has starts of its own these count.
@@ -153,6 +155,7 @@ def write_config(
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "iteration": iteration,
         "processes": processes,
+        "threads": threads,
         "device": device,
         "strategy": config.strategy,
         "git_commit": commit,

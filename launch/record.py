@@ -128,7 +128,7 @@ def write(
         folder = Path(made_in) / target.name
         folder.mkdir()
         made: dict[str, Any] = {
-            "command": _again(command, starts[-1]),
+            "command": _again(command, {"threads": config.threads} | starts[-1]),
             "starts": starts,
             "minutes": last["seconds"] / 60,
             "hardware": describe(torch.get_num_threads()),

@@ -19,15 +19,18 @@ from maml.processes.world import World
 
 
 class Groups(NamedTuple):
-    """Process groups over the same processes, which differ in their patience.
+    """Process groups over the same processes, which differ in how long nccl waits.
 
-    ``work``: ``--timeout``. ``idle``: for ever, as far as `maml.processes.liveness` allows; where
-    a process waits for work, or for rank zero to finish writing. Wait there with `wait_idly`.
+    ``work``: for ``--timeout``. ``idle``: for ever; where a process waits for work, or for rank
+    zero to finish writing. Wait there with `wait_idly`. In both, gloo waits for as long as
+    `maml.processes.liveness` allows.
     """
 
     work: dist.ProcessGroup
     idle: dist.ProcessGroup
 
+
+FOR_EVER = timedelta(days=30)
 
 POLL = 0.5
 """Seconds after which a process that waits idly looks around for signals."""
@@ -64,6 +67,7 @@ def collective_world(world: World, *, timeout: float, shared_gpu: bool = False) 
     A body that ends well leaves when all are done; one that ends in an error waits for nobody.
     """
     choose_interface(world)
+    nccl = torch.cuda.is_available() and not shared_gpu
     start_timeout = timedelta(seconds=max(START_TIMEOUT, timeout))
     store: Store
     if world.size == 1:
@@ -72,7 +76,7 @@ def collective_world(world: World, *, timeout: float, shared_gpu: bool = False) 
         store = own_connection(world, start_timeout.total_seconds())
     store = PrefixStore(f"collective world {next(_worlds)}", store)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and not shared_gpu else "gloo",
+        "cpu:gloo,cuda:nccl" if nccl else "gloo",
         store=store,
         rank=world.rank,
         world_size=world.size,
@@ -87,8 +91,9 @@ def collective_world(world: World, *, timeout: float, shared_gpu: bool = False) 
         assert isinstance(idle, dist.ProcessGroup)
         groups = Groups(work, idle)
         dist.barrier()
-        dist.set_timeout(timedelta(seconds=timeout), work)
-        dist.set_timeout(timedelta(days=30), idle)
+        # nccl's waits are not Python's: its own threads watch over what it has begun.
+        dist.set_timeout(timedelta(seconds=timeout) if nccl else FOR_EVER, work)
+        dist.set_timeout(FOR_EVER, idle)
         yield groups
         # Rank zero may still write for long; once it is done, so is everyone, or is lost.
         end = dist.broadcast(torch.zeros(1), src=0, group=groups.idle, async_op=True)

@@ -9,6 +9,9 @@ those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0.
   its host.
 - The store, which is gone, or silent, with the process that holds it.
 - A failure that a process tells of itself, in place of its next number.
+- A wait that lasts longer than ``--timeout``, although all live.
+
+Time is that of `maml.processes.clock`: a job that was suspended as a whole goes on.
 
 Then all end: one process says in one line who was lost, and how. A thread does all this, as the
 main thread may wait in a transport's call, where Python runs nothing else.
@@ -23,7 +26,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
@@ -31,6 +34,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from tqdm import tqdm
 
 from maml.errors import DivergedError, WorkerLostError, timed_out
+from maml.processes.clock import Clock
 from maml.processes.member import Member
 from maml.processes.store import START_TIMEOUT, launcher_holds_store, own_connection
 from maml.processes.world import World
@@ -80,6 +84,7 @@ class Liveness:
             where it returns True, the others go on.
         last_words: Called in a thread before this process ends, with the line: to save what it has.
         note: Rank 0's, a text for all; the others have it once they `watch`.
+        clock: By which a wait for others is too long; it runs from `watch` to `leave`.
     """
 
     def __init__(self, world: World, timeout: float) -> None:
@@ -89,6 +94,7 @@ class Liveness:
         self.last_words: Callable[[str], None] = lambda line: None
         self.note = ""
         self.members: dict[int, Member] = {}
+        self.clock = Clock()
         self._over = threading.Event()
         self._ending = threading.RLock()
         self._threads: list[threading.Thread] = []
@@ -103,6 +109,8 @@ class Liveness:
         self._failed, self._suspected = b"", ""
         self._ended: dict[int, float] = {}
         self._excused: set[int] = set()
+        # Since when this process waits for others, in each of its threads that do.
+        self._waits: dict[object, float] = {}
 
     # ---- from the beginning to an end in good order ------------------------------------------
 
@@ -129,7 +137,7 @@ class Liveness:
         self.members = dict(enumerate(Member.from_text(text.decode()) for text in members))
         self.note = note.decode()
         self._store: Store = store
-        self._answered = time.monotonic()
+        self._answered = self.clock.now()
         judged = range(1, self.world.size) if rank == 0 else [0]
         self._heard = dict.fromkeys(judged, self._answered)
         for action, name in ((self._beat, "heartbeat"), (self._judge, "liveness")):
@@ -158,6 +166,16 @@ class Liveness:
             if self._answered - at > seconds or self._has_ended(rank)
         }
 
+    @contextlib.contextmanager
+    def in_time(self) -> Iterator[None]:
+        """Let a wait for others last no longer than ``--timeout``: then this process ends."""
+        wait = object()
+        self._waits[wait] = self.clock.now()
+        try:
+            yield
+        finally:
+            del self._waits[wait]
+
     def check(self) -> None:
         """End this process if another one of this host was killed.
 
@@ -179,8 +197,7 @@ class Liveness:
         if self._threads:
             overdue = f"--timeout {self.timeout:g}"
             self._suspected = overdue if late else "a connection broke"
-            # Rank 0 is to be the first to know; the others hear of it.
-            time.sleep(EVIDENCE + (2 if self.world.rank == 0 else 5) * BEAT)
+            time.sleep(self._grace())
         if late:
             alive = ", although all processes are alive" if self._threads else ""
             return WorkerLostError(f"no answer within --timeout {self.timeout:g} s{alive}: {line}")
@@ -232,7 +249,7 @@ class Liveness:
                     return
                 self._tell_of_broken((str(error) or "closed").splitlines()[0])
                 continue
-            now = time.monotonic()
+            now = self.clock.now()
             for other, beat in zip(self._heard, beats, strict=True):
                 if beat != self._beats.get(other):
                     self._beats[other], self._heard[other] = beat, now
@@ -277,7 +294,7 @@ class Liveness:
             # Whether it has left in good order is in its last heartbeat.
             if self._has_ended(rank) and self._has_been_read(since=self._ended[rank]):
                 return Finding(f"{self.members[rank]} was killed", rank)
-        now = time.monotonic()
+        now = self.clock.now()
         if now > self._answered + self.timeout:
             silent = f"silent for {now - self._answered:.0f} s (--timeout {self.timeout:g})"
             return Finding(f"{self._holder()} {silent}")
@@ -288,14 +305,23 @@ class Liveness:
             if now > self._answered + EVIDENCE + 3 * BEAT:
                 holder = self._holder(is_seen=False)
                 return Finding(f"{holder} the connection broke: {self._broken}")
-        patience = min(EVIDENCE, self.timeout) if self._suspected else self.timeout
+        limit = f"--timeout {self.timeout:g}"
+        overdue = now - min(list(self._waits.values()), default=now) - self.timeout
+        suspected = self._suspected or (limit if overdue > 0 else "")
+        patience = min(EVIDENCE, self.timeout) if suspected else self.timeout
         for rank in self._judged():
             silence = self._answered - self._heard[rank]
             if silence > patience:
-                why = self._suspected or f"--timeout {self.timeout:g}"
-                line = f"{self._state(rank)}: silent for {silence:.0f} s ({why})"
+                line = f"{self._state(rank)}: silent for {silence:.0f} s ({suspected or limit})"
                 return Finding(line, rank)
+        if overdue > self._grace():
+            me = self.name([self.world.rank])
+            return Finding(f"{me} had no answer within {limit} s, although all processes are alive")
         return None
+
+    def _grace(self) -> float:
+        """Return the seconds in which it is found who was lost, if one was; rank 0 is first."""
+        return EVIDENCE + (2 if self.world.rank == 0 else 5) * BEAT
 
     def _state(self, rank: int) -> str:
         """Say what a silent process does, as far as it can be seen from here."""
@@ -313,12 +339,12 @@ class Liveness:
         """Say whether a process of this host has ended; of other hosts nothing is known."""
         member = self.members[rank]
         if rank not in self._ended and member.has_ended():
-            self._ended[rank] = time.monotonic()
+            self._ended[rank] = self.clock.now()
         return rank in self._ended
 
     def _has_been_read(self, since: float) -> bool:
         """Say whether the store was read after that moment, or will not be."""
-        return self._answered > since + BEAT / 4 or time.monotonic() > since + 3 * BEAT
+        return self._answered > since + BEAT / 4 or self.clock.now() > since + 3 * BEAT
 
     def _holder(self, *, is_seen: bool = True) -> str:
         """Name whoever holds the store, and what it does, if that can be seen."""
@@ -387,7 +413,7 @@ class Liveness:
 
     def _from_store(self, ask: Callable[[], T], otherwise: T, wait: float = 0.0) -> T:
         """Return what the store answers to a question that takes ``wait`` seconds, if it does."""
-        if time.monotonic() > self._answered + EVIDENCE:
+        if self.clock.now() > self._answered + EVIDENCE:
             return otherwise
         return _within(wait + 2.0, ask, otherwise)
 

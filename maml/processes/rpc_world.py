@@ -50,8 +50,9 @@ def rpc_world(
     finally:
         # It registers a graceful shutdown without a timeout at exit.
         atexit.unregister(rpc.shutdown)
-    # From here on a silent peer is a lost one; before, it may just be slow to import.
-    rpc._set_rpc_timeout(timeout)  # type: ignore[attr-defined]
+    # From here on `maml.processes.liveness` finds who is silent; before, one may just be slow to
+    # import. 0: no limit.
+    rpc._set_rpc_timeout(0)  # type: ignore[attr-defined]
     try:
         yield
     except BaseException:

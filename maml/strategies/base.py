@@ -63,7 +63,7 @@ class Strategy(ABC):
     def __enter__(self) -> Strategy:
         agree(self.config, self.world, self.worker.device)
         try:
-            with self.guard():
+            with self.guard(limited=False):
                 self.liveness.watch()
                 self._entered.push(self._leave)
                 self._entered.enter_context(self.transport())
@@ -80,7 +80,7 @@ class Strategy(ABC):
     ) -> None:
         if error is None:
             try:
-                with self.guard(), self._entered:
+                with self.guard(limited=False), self._entered:
                     self.finish()
                 return
             except BaseException as at_the_end:
@@ -121,10 +121,17 @@ class Strategy(ABC):
         return None
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Turn a failure of the transport into a `WorkerLostError`, once it is known whose."""
+    def guard(self, *, limited: bool = True) -> Iterator[None]:
+        """Turn a failure of the transport into a `WorkerLostError`, once it is known whose.
+
+        Transports have no time limit of their own: they would count a suspension of the job.
+
+        Args:
+            limited: Whether what is done may last no longer than ``--timeout``.
+        """
         try:
-            yield
+            with self.liveness.in_time() if limited else nullcontext():
+                yield
         except RuntimeError as error:
             raise self.liveness.explain(error) from error
 

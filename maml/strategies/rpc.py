@@ -227,8 +227,9 @@ class Rpc(Strategy):
     def finish(self) -> None:
         """Release the serving processes."""
         if self.drives:
-            for rank in range(1, self.world.size):
-                rpc.rpc_sync(rank, _finish)
+            with self.guard():
+                for rank in range(1, self.world.size):
+                    rpc.rpc_sync(rank, _finish)
 
     def share_sizes(self) -> set[int]:
         """As many as the partitioners hand this rank; nested, it has a part of all."""

@@ -184,14 +184,15 @@ class Observers(Strategy):
 
     def _gather(self, playing: set[int]) -> dict[int, Trajectory]:
         """Return what observers have played: of all, but for those that are lost or late."""
-        began, found = time.monotonic(), dict[int, Trajectory]()
+        clock, found = self.liveness.clock, dict[int, Trajectory]()
+        began = clock.now()
         deadline = began + self.config.timeout
         while missing := playing - found.keys() - self._lost:
             try:
                 # In pieces: who is lost is said by another thread.
-                number, rank, what = self._news.get(timeout=min(0.2, deadline - time.monotonic()))
+                number, rank, what = self._news.get(timeout=min(0.2, deadline - clock.now()))
             except (queue.Empty, ValueError):
-                if time.monotonic() < deadline:
+                if clock.now() < deadline:
                     continue
                 if not found:
                     raise self.liveness.explain(TimeoutError(self.liveness.name(missing))) from None
@@ -204,7 +205,7 @@ class Observers(Strategy):
                 self._waits += waits
                 self.wire_bytes += sum(part.nbytes for part in found[rank])
                 if len(found) == 1:
-                    now = time.monotonic()
+                    now = clock.now()
                     deadline = min(deadline, now + max(LATE, 3 * (now - began)))
         # Whoever asks from here on is told that this step is over.
         self.batches.begin(())
@@ -222,8 +223,9 @@ class Observers(Strategy):
 
     def _wait_for_one(self) -> list[int]:
         """Wait until an observer that was late is there again; return who is."""
-        deadline = time.monotonic() + self.config.timeout
-        while time.monotonic() < deadline and self._busy - self._lost:
+        clock = self.liveness.clock
+        deadline = clock.now() + self.config.timeout
+        while clock.now() < deadline and self._busy - self._lost:
             with suppress(queue.Empty):
                 _, rank, what = self._news.get(timeout=0.2)
                 self._take(rank, what)

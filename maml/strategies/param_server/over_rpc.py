@@ -151,7 +151,7 @@ class ParameterServer(Strategy):
         parts = dict(zip(self.trainers, ids.tensor_split(len(self.trainers)), strict=True))
         shares: dict[int, Tensor] = {}
         ordered: set[int] = set()
-        deadline = time.monotonic() + self.config.timeout
+        deadline = self.liveness.clock.now() + self.config.timeout
         # With fewer tasks than trainers, some have none: they are neither asked nor waited for.
         callers = {rank for rank, part in parts.items() if len(part)}
         needed = max(len(callers) - self._spared, 1)
@@ -174,7 +174,7 @@ class ParameterServer(Strategy):
         """Return the first share that is not more than ``--ps-max-staleness`` steps behind."""
         if self._first_ids is None:
             self._first_ids = ids
-        deadline = time.monotonic() + self.config.timeout
+        deadline = self.liveness.clock.now() + self.config.timeout
         while True:
             for rank in sorted(self._idle):
                 batch = self._following_batch(self._first_ids)
@@ -228,7 +228,8 @@ class ParameterServer(Strategy):
         piece_of: dict[int, int] = {}
         rows: dict[int, Tensor] = {}
         todo = deque(range(len(pieces)))
-        began = heard = handed = time.monotonic()
+        clock = self.liveness.clock
+        began = heard = handed = clock.now()
         while len(rows) < len(pieces):
             for rank in sorted(self._idle):
                 if not todo:
@@ -241,12 +242,12 @@ class ParameterServer(Strategy):
             patience = 1.0 + 3 * (heard - began) if rows else self.config.timeout
             deadline = heard + self.config.timeout
             until = min(max(heard, handed) + patience, deadline)
-            arrived = self._take(until - time.monotonic())
+            arrived = self._take(until - clock.now())
             if arrived is None:
-                if time.monotonic() >= deadline:
+                if clock.now() >= deadline:
                     raise self._lost(set(self.trainers) - self._idle)
                 todo.extend(set(range(len(pieces))) - rows.keys() - set(todo))
-                handed = time.monotonic()
+                handed = clock.now()
                 continue
             rank, result = arrived
             if result is None:
@@ -255,7 +256,7 @@ class ParameterServer(Strategy):
                 self._backlog.append((rank, result))
             elif result.number in piece_of:
                 rows[piece_of[result.number]] = result.flat
-                heard = time.monotonic()
+                heard = clock.now()
         return torch.cat([rows[piece] for piece in range(len(pieces))])
 
     def _next(self, deadline: float, missing: set[int]) -> tuple[int, Result] | None:
@@ -263,9 +264,11 @@ class ParameterServer(Strategy):
         if self._backlog:
             return self._backlog.popleft()
         while True:
-            arrived = self._take(deadline - time.monotonic())
+            arrived = self._take(deadline - self.liveness.clock.now())
             if arrived is None:
-                raise self._lost(missing)
+                if self.liveness.clock.now() >= deadline:
+                    raise self._lost(missing)
+                continue
             rank, result = arrived
             if result is None or result.kind == "evaluate":
                 return None

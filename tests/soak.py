@@ -3,8 +3,9 @@
     python -m tests.soak --minutes 30 --seed 0 [--json FILE]
 
 Each round takes a strategy whose sums have one order, trains with it, and at random moments kills,
-stops or slows one of its processes, or kills all. A run that has ended early is started again by
-the same command. The parameters at its end are those of a run that nobody disturbed, bit for bit.
+stops or slows one of its processes, or kills or suspends all. A run that has ended early is started
+again by the same command. The parameters at its end are those of a run that nobody disturbed, bit
+for bit.
 The seed decides strategies, faults and the moments; how far a run has come by then is chance.
 """
 
@@ -24,7 +25,7 @@ import torch
 
 from tests.launching import Launched, start_ranks
 from tests.runs import last
-from tests.strategies.faults import STRATEGIES
+from tests.strategies.faults import STRATEGIES, suspend
 
 COMMAND = [
     *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "8", "--eval-every", "0"),
@@ -32,14 +33,15 @@ COMMAND = [
     *("--timeout", "20"),
 ]  # fmt: skip
 SYNCHRONOUS = [name for name in STRATEGIES if "async" not in name and name != "param-server remote"]
-FAULTS = ("kill", "kill all", "stop", "slow")
+FAULTS = ("kill", "kill all", "stop", "slow", "suspend")
 LIMIT_S = 600.0
 """One round, whatever the machine does beside."""
 
 
 def soak(minutes: float, seed: int) -> list[dict[str, Any]]:
     """Disturb one run after the other; return a row for each."""
-    chance, rows = random.Random(seed), []
+    chance = random.Random(seed)
+    rows: list[dict[str, Any]] = []
     undisturbed: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
     until = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
@@ -98,6 +100,9 @@ def _finish(ranks: list[Launched], expect: int | None = 0) -> None:
 
 
 def _do(fault: str, ranks: list[Launched], chance: random.Random) -> None:
+    if fault == "suspend":
+        # Longer than --timeout: all sleep, and all go on.
+        return suspend(chance.sample(ranks, len(ranks)), chance.uniform(21, 30))
     victims = ranks if fault == "kill all" else [chance.choice(ranks)]
     for victim in victims:
         with suppress(ProcessLookupError):

@@ -16,13 +16,15 @@ import re
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from benchmarks.hardware import describe
-from tests.launching import SLACK, start_ranks
+from tests.launching import SLACK, Launched, start_ranks
 from tests.strategies.waiting import wait_for_iteration
 
 SINUSOID = [
@@ -122,6 +124,17 @@ def inject(run_dir: Path, strategy: str, name: str, rank: int, timeout: float) -
     said = [line for line in lines if re.search("(?<!Fatal Python )error: ", line)]
     status = json.loads((run_dir / "status.json").read_text())
     return Outcome(seconds, [one.returncode for one in done], said, pid, status["state"])
+
+
+def suspend(ranks: Sequence[Launched], seconds: float) -> None:
+    """Stop all processes and let them go on, one after the other, as a scheduler does."""
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for one in ranks:
+            with suppress(ProcessLookupError):
+                one.process.send_signal(number)
+            time.sleep(0.2)
+        if number == signal.SIGSTOP:
+            time.sleep(seconds)
 
 
 def main() -> None:

@@ -59,8 +59,12 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
             f"{what}: none of its tensors has a name and shape of these: {in_short(anew)}; there "
             f"it has {in_short(list(given)) or 'none'}"
         )
-    taken = f"{len(params) - len(anew)} of {len(params)} tensors from {source}"
-    return begun, f"weights: {taken}" + (f"; anew: {in_short(anew)}" if anew else "")
+    line = f"weights: {len(params) - len(anew)} of {len(params)} tensors from {source}"
+    line += f"; anew: {in_short(anew)}" if anew else ""
+    # Each process builds them for itself.
+    buffers = sorted(learner.network.state_dict().keys() & dict(learner.network.named_buffers()))
+    line += f"; buffers, as --network makes them: {in_short(buffers)}" if buffers else ""
+    return begun, line
 
 
 def _saved(path: Path) -> Params:

@@ -156,7 +156,9 @@ class _Run:
         self.run_dir = Path(config.run_dir)
         initial = initial or worker.learner.meta_parameters()
         self.optimizer = OuterOptimizer(
-            config, {name: tensor.to(strategy.home) for name, tensor in initial.items()}
+            config,
+            {name: tensor.to(strategy.home) for name, tensor in initial.items()},
+            [f"network.{name}" for name in worker.learner.frozen],
         )
         self.meta_params = self.optimizer.params
         self.iteration, self.seconds = 0, 0.0

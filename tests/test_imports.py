@@ -151,6 +151,8 @@ def test_what_is_imported_is_declared() -> None:
     installed = ("maml", "datasets", "launch", "benchmarks")
     packages = settings["tool"]["setuptools"]["packages"]["find"]["include"]
     assert packages == [f"{name}*" for name in installed]
+    # The one layout for which setuptools puts the folder on the path, and no finder of its own.
+    assert settings["tool"]["setuptools"]["package-dir"] == {"": "."}
     imports = {
         name.split(".")[0]
         for path in SOURCES

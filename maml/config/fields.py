@@ -252,6 +252,14 @@ class Config:
     grad_clip: float | None = _outer_loop(
         None, SAME_RUN, "Clip every element of the meta-gradient to this magnitude.", above=0
     )
+    weight_decay: float = _outer_loop(
+        0.0, SAME_RUN,
+        "Each outer step shrinks the network's weights by this, times its rate (AdamW).", least=0,
+    )  # fmt: skip
+    freeze: str | None = _outer_loop(
+        None, SAME_RUN,
+        "What neither adapts nor learns: a pattern over the network's parameters, as for --adapt.",
+    )  # fmt: skip
     on_nonfinite: Literal["stop", "skip"] = _outer_loop(
         "stop", RESULT,
         "A step whose loss or gradient is not finite is never taken: then stop, or go on without.",

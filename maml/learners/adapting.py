@@ -40,14 +40,20 @@ def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -
     for part in pattern.split(","):
         which, equals, number = part.strip().partition("=")
         rate = _rate(number, why) if equals else 1.0
-        found = [name for name in names if _has(which, name, network, why)]
-        if not found and which != "@norm":
-            raise UserError(f"{why}: {which!r} names none of the network's: {in_short(names)}")
-        rates.update(dict.fromkeys(found, rate))
+        rates.update(dict.fromkeys(named(which, network, names, why), rate))
     moving = {name: rate for name, rate in rates.items() if rate}
     if not moving:
         raise UserError(f"{why}: nothing adapts; --inner-steps 0 says so better")
     return moving
+
+
+def named(which: str, network: nn.Module, names: Iterable[str], why: str) -> list[str]:
+    """Return those of ``names`` that one pattern has; arguments and errors as of `adapting`."""
+    names = list(names)
+    found = [name for name in names if _has(which, name, network, why)]
+    if not found and which != "@norm":
+        raise UserError(f"{why}: {which!r} names none of the network's: {in_short(names)}")
+    return found
 
 
 def _rate(text: str, why: str) -> float:

@@ -16,6 +16,7 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.data import data_contents, data_options
+from maml.learners.frozen import frozen
 from maml.learners.objectives import objective
 from maml.metagradient import differentiate, unrolled
 from maml.metagradient.problem import Problem, called
@@ -94,6 +95,7 @@ class Learner(nn.Module, ABC):
     Attributes:
         metric_names: The metrics that `metrics` returns, in order.
         image_shape: (C, H, W) of the images that the network takes; None where it takes none.
+        frozen: The network's names of what neither adapts nor learns (`maml.learners.frozen`).
     """
 
     NO_SAY: ClassVar[Mapping[str, str]] = {}
@@ -132,6 +134,9 @@ class Learner(nn.Module, ABC):
                 point=contents.point,
                 **network_options(config),
             )
+        self.frozen = frozen(
+            config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
+        )
         self.to(getattr(torch, config.dtype))
 
     def outputs(self, config: Config) -> int:

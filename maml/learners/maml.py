@@ -8,6 +8,7 @@ and first-order MAML (section 5.2) is MAML with ``--order first``.
 from __future__ import annotations
 
 from maml.config import Config, registry
+from maml.errors import UserError
 from maml.learners.adapting import adapting
 from maml.learners.base import Learner
 from maml.metagradient.problem import Problem
@@ -42,7 +43,10 @@ class MAML(Learner):
             pattern, why = registry.learner(config.learner).adapts, f"--learner {config.learner}"
         names = self.network_weights(self.meta_parameters())
         why += f" with --network {config.network}"
-        self.adapting = adapting(pattern, self.network, names, why)
+        moving = adapting(pattern, self.network, names, why)
+        self.adapting = {name: rate for name, rate in moving.items() if name not in self.frozen}
+        if not self.adapting:
+            raise UserError(f"{why}: all that would adapt is frozen")
         self.still = [name for name in names if name not in self.adapting]
 
     def problem(self, meta_params: Params, steps: int) -> Problem:

@@ -48,10 +48,16 @@ class _Parameters(nn.Module):
 class MetaModule(_Parameters):
     """The meta-parameters as the parameters of a module, by the same names.
 
-    They lie in the model's own memory: a step of any optimizer is a step of the model. Called with
-    examples ``[E, …]`` it returns the network's outputs before any adaptation, normalised by these
-    examples.
+    They lie in the model's own memory: a step of any optimizer is a step of the model. What the run
+    has frozen requires no gradient. Called with examples ``[E, …]`` it returns the network's
+    outputs before any adaptation, normalised by these examples.
     """
+
+    def __init__(self, learner: Learner, params: Params) -> None:
+        super().__init__(learner, params)
+        # A learner may be without the network's output layer, frozen or not.
+        for name in {f"network.{name}" for name in learner.frozen} & params.keys():
+            self.get_parameter(name).requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for ``x [E, …]``, which the parameters can be differentiated by."""
@@ -81,17 +87,21 @@ def unadapted(learner: Learner, meta_params: Params) -> Params:
 
 
 def own_names(learner: Learner, params: Params) -> Params:
-    """Return copies, on the CPU, of a network's parameters, by the names that its author gave.
+    """Return copies, on the CPU, of a network's state, by the names that its author gave.
+
+    That is its parameters, and the buffers that its ``state_dict`` has, which never change.
 
     Args:
         learner: Whose network it is.
         params: By this project's names; what is none of the network's is left out.
     """
     around = "module." if isinstance(learner.network, Ordinary) else ""
+    buffers = dict(learner.network.named_buffers())
+    saved = {name: buffers[name] for name in learner.network.state_dict() if name in buffers}
     return {
-        name.removeprefix(around): params[name].detach().cpu().clone()
+        name.removeprefix(around): (saved | params)[name].detach().cpu().clone()
         for name in tensors(learner.network)
-        if name in params
+        if name in params or name in saved
     }
 
 
@@ -100,7 +110,8 @@ def set_gradients(params: nn.Module | Params, found: OuterGradient | base.OuterG
 
     Args:
         params: What the gradient is by: a module, or ``{name: […]}``. A ``.grad`` that is there is
-            replaced, so there is nothing to set to zero.
+            replaced, so there is nothing to set to zero. A module's parameters that require no
+            gradient get none.
         found: What `maml.meta_gradient` or `Model.meta_gradient` has returned: a sum over tasks.
 
     Raises:
@@ -112,5 +123,7 @@ def set_gradients(params: nn.Module | Params, found: OuterGradient | base.OuterG
     if strange:
         raise UserError(f"params: {min(strange)} is not in the gradient as it is in params")
     for name, tensor in own.items():
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+            continue
         mean = found.gradients[name] / len(found.losses)
         tensor.grad = mean.to(tensor.device, tensor.dtype)

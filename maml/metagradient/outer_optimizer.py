@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from maml.config import Config
+from maml.errors import UserError
 from maml.metagradient.flat import ParamLayout
 from maml.params import Params
 
@@ -26,7 +28,8 @@ class OuterOptimizer:
 
     Adam as in the released code of MAML (arXiv:1703.03400), or SGD with momentum. Both work
     element by element: all meta-parameters are one flat tensor to them, and a step is a few
-    operations, while every other process waits.
+    operations, while every other process waits. ``--weight-decay`` shrinks the network's weights
+    before each step, apart from the gradient (arXiv:1711.05101, algorithm 2, line 12).
 
     Attributes:
         params: The meta-parameters by name, views of that tensor: a step changes them, and writing
@@ -37,14 +40,33 @@ class OuterOptimizer:
     peak = 0.0
     _latest: torch.Tensor | None = None
 
-    def __init__(self, config: Config, meta_params: Params) -> None:
-        """Begin at ``meta_params``, of one dtype, on one device; they are copied."""
+    def __init__(self, config: Config, meta_params: Params, frozen: Collection[str] = ()) -> None:
+        """Begin at ``meta_params``, of one dtype, on one device; they are copied.
+
+        Those with names in ``frozen`` stay as they are.
+
+        Raises:
+            UserError: if all of them are.
+        """
         self._clip = config.grad_clip
         self._config = config
         self._layout = ParamLayout(meta_params)
         self._flat = self._layout.params(meta_params)
         self.params = self._layout.to_params(self._flat)
         self._state: dict[str, torch.Tensor] = {}
+        learning = [name for name in meta_params if name not in frozen]
+        if not learning:
+            raise UserError("all parameters are frozen (--freeze): nothing is left that learns")
+        self._learns = self._mask(learning) if len(learning) < len(meta_params) else None
+        # Learned inner rates and the like are no weights: zero is not where they belong.
+        weights = [name for name in learning if name.startswith("network.")]
+        self._decays = self._mask(weights) * config.weight_decay if config.weight_decay else None
+
+    def _mask(self, names: Collection[str]) -> torch.Tensor:
+        """Return ``[P]``: one for an element of a parameter in ``names``, and zero for others."""
+        return self._layout.params(
+            {n: torch.full_like(tensor, float(n in names)) for n, tensor in self.params.items()}
+        )
 
     def step(self, gradients: Params, n_tasks: int, iteration: int = 0) -> None:
         """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped by value.
@@ -60,6 +82,8 @@ class OuterOptimizer:
                 never move again. Parameters and state are as they were.
         """
         gradient = self._layout.params(gradients).div_(n_tasks)
+        if self._learns is not None:
+            gradient.mul_(self._learns)
         # The largest magnitude, not a sum of squares: it is the same bits on every machine, so that
         # all processes that take the same step decide the same. NaN if an element is.
         peak = float(torch.stack(torch.aminmax(gradient)).abs().max())
@@ -78,6 +102,8 @@ class OuterOptimizer:
         # PyTorch's functions in place of its classes, which import its compiler: two seconds of
         # every process's start.
         state, flat = self._state, self._flat
+        if self._decays is not None:
+            flat.mul_(1 - rate * self._decays)
         if self._config.meta_optimizer == "adam":
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)

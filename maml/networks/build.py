@@ -106,11 +106,10 @@ def _check_parameters(network: nn.Module, name: str) -> None:
             where = f"{path}.{attribute}" if path else attribute
             if parameter is None:
                 continue
-            if not parameter.requires_grad:
+            if not parameter.is_floating_point():
                 raise UserError(
-                    f"--network {name}: {where} does not require a gradient, but all parameters of "
-                    "a network are learned; make it a buffer, or let a learner of your own state "
-                    "what adapts (docs/extending.md)"
+                    f"--network {name}: {where} is a parameter of {parameter.dtype}, which cannot "
+                    "learn; make it a buffer"
                 )
             if seen.setdefault(id(parameter), where) != where:
                 raise UserError(

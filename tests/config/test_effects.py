@@ -57,6 +57,8 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (sinusoid, "meta_schedule", "linear"),
     (sinusoid, "meta_schedule", "cosine"),
     (sinusoid, "meta_eps", 1e-3),
+    (sinusoid, "weight_decay", 0.1),
+    (sinusoid, "freeze", "@body"),
     (glyphs, "leak", 0.01),
     (glyphs, "norm_eps", 1e-5),
     (glyphs, "head_init", "normal"),

@@ -423,10 +423,10 @@ def test_every_gradient_of_their_network_is_the_same(folder: Path) -> None:
     assert all(float(gradient.abs().max()) > 0 for gradient in found[0].values())
 
 
-class Frozen(nn.Linear):
+class Whole(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 3)
-        self.weight.requires_grad_(False)
+        self.places = nn.Parameter(torch.arange(3), requires_grad=False)
 
 
 class Tied(nn.Module):
@@ -448,8 +448,8 @@ def Lazy(shape, ways):
     return nn.Sequential(*layers)
 from torch import nn
 from maml.networks.conv4 import Conv4
-from tests.config.test_theirs import Doubling, Frozen, Tied
-def frozen(shape, ways): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), Frozen())
+from tests.config.test_theirs import Doubling, Tied, Whole
+def whole(shape, ways): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), Whole())
 def tied(shape, ways): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), Tied())
 def doubling(shape, ways): return nn.Sequential(Doubling(1), nn.Flatten(), nn.Linear(784, ways))
 class Shared(nn.Module):
@@ -471,7 +471,7 @@ def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(
     write: Callable[[str], str],
 ) -> None:
     module = write(ODD_NETWORKS)
-    lines = {"frozen": "does not require a gradient", "tied": "are one parameter",
+    lines = {"whole": "which cannot learn; make it a buffer", "tied": "are one parameter",
              "doubling": "has a forward or hooks of its own"}  # fmt: skip
     for name, line in lines.items():
         with pytest.raises(UserError, match=f"--network {module}:{name}: .*{line}"):

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maml.errors import UserError
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer, rate_at
 from maml.strategies.local import Local
 from maml.worker import Share, Worker
@@ -70,6 +71,35 @@ def test_steps_as_pytorch_s_optimizer_does(optimizer: str, clip: float | None) -
         outer.step(gradients, n_tasks)
         for name, tensor in plain.items():
             torch.testing.assert_close(outer.params[name], tensor, rtol=0, atol=1e-14, msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_weights_shrink_and_what_is_frozen_stays(optimizer: str) -> None:
+    """As PyTorch's AdamW (arXiv:1711.05101), and as SGD, where decoupling makes no difference."""
+    config = sinusoid(dtype="float64", meta_optimizer=optimizer, meta_lr=0.03, weight_decay=0.1)
+    start = {f"network.{name}": tensor for name, tensor in meta_params().items()}
+    start |= {"rates": torch.ones(3, dtype=torch.float64), "network.still": torch.ones(2).double()}
+    outer = OuterOptimizer(config, start, ["network.still"])
+    plain = {name: tensor.clone() for name, tensor in start.items() if name != "network.still"}
+    groups = [
+        {"params": [plain[name] for name in plain if name != "rates"], "weight_decay": 0.1},
+        {"params": [plain["rates"]], "weight_decay": 0.0},
+    ]
+    kind = torch.optim.AdamW if optimizer == "adam" else torch.optim.SGD
+    peer = kind(groups, lr=0.03)
+    for step in range(4):
+        drawn, n_tasks = sums(step)
+        gradients = {f"network.{name}": tensor for name, tensor in drawn.items()}
+        gradients |= {"rates": torch.ones(3).double() * step, "network.still": torch.ones(2)}
+        for name, tensor in plain.items():
+            tensor.grad = gradients[name] / n_tasks
+        peer.step()
+        outer.step(gradients, n_tasks)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(outer.params[name], tensor, rtol=0, atol=1e-14, msg=name)
+    assert torch.equal(outer.params["network.still"], start["network.still"])
+    with pytest.raises(UserError, match="all parameters are frozen"):
+        OuterOptimizer(config, start, start.keys())
 
 
 @pytest.mark.parametrize("clip", [None, 10.0])

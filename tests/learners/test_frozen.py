@@ -1,0 +1,90 @@
+"""What neither adapts nor learns: by --freeze, or as a network's author says it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import maml
+from maml.config.cli import parse
+from maml.errors import UserError
+from maml.learners import build_learner
+from maml.trainer import Trainer
+from tests.runs import glyphs, last, same, train
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+NETWORK = """
+import torch
+from torch import nn
+class Frozen(nn.Module):
+    def __init__(self, shape, ways):
+        super().__init__()
+        self.body = nn.Linear(784, 16).requires_grad_(False)
+        self.register_buffer("shift", torch.randn(16))
+        self.head = nn.Linear(16, ways)
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x.flatten(1)) + self.shift))
+"""
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_frozen_body_is_anil_whose_body_does_not_learn(kernels: str, tmp_path: Path) -> None:
+    """The head of both has the same gradient; one plain step tells."""
+    values = {"dtype": "float64", "iterations": 1, "meta_optimizer": "sgd", "kernels": kernels}
+    begun = train(glyphs(**values | {"iterations": 0}), tmp_path / "begun")["model"]
+    anil = train(glyphs(**values, adapt="@head"), tmp_path / "anil")["model"]
+    frozen = train(glyphs(**values, freeze="@body"), tmp_path / "frozen")["model"]
+    for name, tensor in frozen.items():
+        learns = name.startswith("network.head")
+        assert torch.equal(tensor, begun[name]) != learns, name
+        expected = anil[name] if learns else begun[name]
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-12, msg=name)
+
+
+def test_what_an_author_has_frozen_stays_and_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Into checkpoints, into another run, into plain torch, and into loops of one's own."""
+    (tmp_path / "partly_frozen.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    flags = [
+        "maml-glyphs-5way-1shot", "--network", "partly_frozen:Frozen", "--eval-every", "0",
+        "--test-tasks", "0", "--logger", "none", "--weight-decay", "0.1", "--run-dir",
+    ]  # fmt: skip
+    for name, iterations in (("begun", "0"), ("done", "2")):
+        assert Trainer(parse([*flags, name, "--iterations", iterations])).run() == 0
+    begun, done = (last(tmp_path / name)["model"] for name in ("begun", "done"))
+    stays = {name for name in done if torch.equal(done[name], begun[name])}
+    assert stays == {"network.module.body.weight", "network.module.body.bias"}
+
+    model = maml.load("done", device="cpu")
+    state = model.network_state()
+    assert state.keys() == {
+        "body.weight", "body.bias", "head.weight", "head.bias", "shift"
+    }  # fmt: skip
+    learning = {name for name, one in model.module.named_parameters() if one.requires_grad}
+    assert learning == done.keys() - stays
+    maml.set_gradients(model.module, model.meta_gradient(model.episodes("train").tasks([0, 1])))
+    assert {name for name, one in model.module.named_parameters() if one.grad is not None} == (
+        learning
+    )
+
+    capfd.readouterr()
+    anew = [*flags, "anew", "--iterations", "0", "--seed", "7", "--init", "done"]
+    assert Trainer(parse(anew)).run() == 0
+    assert same(last(tmp_path / "anew")["model"], done)
+    assert "buffers, as --network makes them: module.shift" in capfd.readouterr().err
+
+
+def test_what_cannot_be_frozen_is_refused() -> None:
+    for values, says in {
+        ("--freeze", "nonsense"): "--freeze nonsense .*'nonsense' names none",
+        ("--freeze", "@head", "--adapt", "@head"): "all that would adapt is frozen",
+    }.items():
+        with pytest.raises(UserError, match=says):
+            build_learner(parse(["maml-glyphs-5way-1shot", *values]))

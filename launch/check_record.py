@@ -9,6 +9,7 @@ best classes are as good as equal, another processor's rounding decides.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from maml.strategies.local import Local
 from maml.worker import Worker
 
 TOLERANCE = 1e-4
+EXACT = 1e-9
+"""Between means of the same numbers, added up in another order."""
 FEW = 0.005
 """The share of tasks that may have an accuracy of their own."""
 
@@ -75,16 +78,18 @@ def _checked(record: Record, tasks: int, data_root: str | None) -> tuple[str, st
         UserError: if one of its files cannot be read, or its data are not here.
     """
     if record.left:
-        return "", "not finished, so there is no test yet"
-    if not record.model.is_file():
-        return "", "no parameters are kept"
+        wrong = recorded.other_file(record, "checkpoint.pt")
+        return wrong, wrong or "not finished, so there is no test yet"
     config = with_values(record.config, strategy="local", threads=None, device="cpu")
     if data_root is not None:
         config = with_values(config, data_root=data_root)
     kept = read_tasks(record.folder / NAME)
     wrong = other_means(record.result, kept, config)
+    wrong = wrong or recorded.other_file(record, "model.pt")
     if wrong:
         return wrong, wrong
+    if not record.model.is_file():
+        return "", "its numbers are those of its tasks; its parameters were too large to be kept"
     said = {address: row for address, row in kept.items() if address[2] < tasks}
     names, values = scores_of(config, recorded.parameters(record), len(said))
     found = {
@@ -96,6 +101,8 @@ def _checked(record: Record, tasks: int, data_root: str | None) -> tuple[str, st
         f"{line} when it was recorded"
         for line in other_files(config, record.made["starts"][-1].get("own_files", {}))
     ]
+    if "ensemble" in record.result:
+        files.append("its ensemble is not tested again: the other models are not kept")
     return reason, "; ".join([reason or f"{len(said)} tasks score what it says", *files])
 
 
@@ -116,7 +123,7 @@ def other_means(result: dict[str, Any], kept: Scores, config: Config) -> str:
     for name, value in expected.items():
         said = result.get(name)
         numbers = all(isinstance(each, (int, float)) for each in (said, value))
-        if (abs(said - value) > TOLERANCE) if numbers else said != value:
+        if not (_alike(said, value, EXACT) if numbers else said == value):
             return f"its {name} is {said}, and {value} over the tasks"
     return ""
 
@@ -142,6 +149,13 @@ def alone(config: Config) -> Local:
     return Local(config, world, Worker(config, choose_device(config, world), trains=False))
 
 
+def _alike(one: float, other: float, tolerance: float) -> bool:
+    """Say whether two numbers are as good as equal; two that are no numbers are."""
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    return one == other or abs(one - other) <= tolerance * max(1.0, abs(other))
+
+
 def differing(said: Scores, found: Scores) -> str:
     """Return how ``found`` differs from what was ``said`` of the same tasks; empty: it does not."""
     missing = sorted(said.keys() - found.keys())
@@ -152,9 +166,9 @@ def differing(said: Scores, found: Scores) -> str:
         for name, value in row.items():
             if name not in found[address]:
                 return f"there is no {name} of a task"
-            if not abs(found[address][name] - value) <= TOLERANCE * max(1.0, abs(value)):
+            if not _alike(found[address][name], value, TOLERANCE):
                 off.append((address, name, value, found[address][name]))
-    losses = [one for one in off if one[1].endswith("loss")]
+    losses = [one for one in off if one[1].endswith("loss") or not math.isfinite(one[2])]
     tasks = {one[0] for one in off}
     if not losses and len(tasks) <= FEW * len(said):
         return ""

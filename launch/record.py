@@ -151,7 +151,8 @@ def write(
             kept = "checkpoint.pt"
             shutil.copy(checkpoint.last_checkpoint(run_dir), folder / kept)
         made[f"{kept.removesuffix('.pt')}_sha256"] = digest_of(folder / kept)
-        if (folder / kept).stat().st_size > recorded.MOST_BYTES[kept]:
+        size = made[f"{kept.removesuffix('.pt')}_bytes"] = (folder / kept).stat().st_size
+        if size > recorded.MOST_BYTES[kept]:
             (folder / kept).unlink()
         files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
         write_config(folder, run_dir)
@@ -216,7 +217,7 @@ def _test(
     Raises:
         UserError: if it does not score what the run has written.
     """
-    result = recorded.read_object(run_dir / "result.json")
+    result = files.read_object(run_dir / "result.json")
     here = directory.config_here(run_dir, data_root, None)
     said = read_tasks(run_dir / NAME)
     wrong = other_means(result, said, here)

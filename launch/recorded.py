@@ -15,7 +15,7 @@ but ``checkpoint.pt`` (where that is below 4 MB), from which any machine can go 
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from maml.config.presets import changed
 from maml.errors import UserError
 from maml.params import Params
 from maml.run.checkpoint import load_parameters
+from maml.run.files import read_object
 from maml.run.provenance import digest_of
 
 RECORDS = Path(__file__).resolve().parent / "records"
@@ -93,7 +94,39 @@ def read(folder: Path) -> Record:
                 )
     if not made["starts"]:
         raise UserError(f"{folder / 'record.json'}: damaged: it has no starts")
-    return Record(folder, saved.read(folder / "config.yaml", own=False), result, made)
+    wrong = _no_number(result, "iterations_left" in result and result["iterations_left"] != 0)
+    if wrong:
+        raise UserError(f"{folder / 'result.json'}: damaged: its {wrong} is {result.get(wrong)!r}")
+    if not 0 <= made["minutes"] < math.inf:
+        raise UserError(f"{folder / 'record.json'}: damaged: its minutes is {made['minutes']!r}")
+    config = saved.read(folder / "config.yaml", own=False)
+    if re.fullmatch(r"seed-\d+", folder.name) and folder.name != f"seed-{config.seed}":
+        raise UserError(f"{folder}: damaged: its run has the seed {config.seed}")
+    return Record(folder, config, result, made)
+
+
+def _no_number(result: dict[str, Any], is_left: bool) -> str:
+    """Return which entry of a result should be a number and is none; "": all are."""
+    if is_left:
+        counts = ("iterations", "iterations_left")
+        found = [name for name in counts if result[name] < 0]
+        rate = result.get("iterations_per_second")
+        return "".join(found[:1]) or ("" if _is_number(rate) else "iterations_per_second")
+    scores = [name for name in result if name.endswith(("accuracy", "loss", "ci95"))]
+    # Of a regression, accuracy is None.
+    named = [n for n in scores if "accuracy_ci95" in result or n not in _OF_CLASSES]
+    # A model that has diverged has a loss, but that is no number.
+    judged = [name for name in named if "loss" not in name]
+    return next((n for n in named if not isinstance(result[n], (int, float))), "") or (
+        next((name for name in judged if not math.isfinite(result[name])), "")
+    )
+
+
+_OF_CLASSES = ("accuracy", "ci95", "non_transductive_accuracy")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 _KINDS: dict[str, dict[str, Any]] = {
@@ -105,30 +138,21 @@ _KINDS: dict[str, dict[str, Any]] = {
 """What a record's files hold at least, the last one of a run that has not finished."""
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        UserError: naming it, if it is missing, damaged or holds something else.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: not a whole record or run") from error
-    except ValueError as error:
-        raise UserError(f"{path}: damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: damaged: no JSON object")
-    return found
-
-
 def find(folder: Path) -> list[Record]:
     """Return the records in ``folder``: itself one, those of a preset's seeds, or of all presets.
 
     Raises:
-        UserError: as `read`.
+        UserError: as `read`; or if two are of the same experiment and seed.
     """
-    return [read(path) for path in folders(folder)]
+    found: dict[str, Record] = {}
+    for record in map(read, folders(folder)):
+        place = str(place_of(record.config, record.made.get("own", "")))
+        if place in found:
+            raise UserError(
+                f"{record.folder}: it is of the same experiment and seed as {found[place].folder}"
+            )
+        found[place] = record
+    return list(found.values())
 
 
 def folders(folder: Path) -> list[Path]:
@@ -149,10 +173,23 @@ def parameters(record: Record) -> Params:
     Raises:
         UserError: naming the file, if it is not there, or not the one that was recorded.
     """
-    try:
-        digest = digest_of(record.model)
-    except OSError as error:
-        raise UserError(f"{record.model}: {error.strerror}: no parameters are kept") from error
-    if digest != record.made.get("model_sha256"):
-        raise UserError(f"{record.model}: not the file that was recorded: its digest differs")
+    wrong = other_file(record, "model.pt")
+    if wrong or not record.model.is_file():
+        raise UserError(wrong or f"{record.model}: no parameters are kept")
     return load_parameters(record.model)
+
+
+def other_file(record: Record, name: str) -> str:
+    """Return what is wrong with ``model.pt`` or ``checkpoint.pt``; "": it is as it was recorded.
+
+    One that was too large to be kept is not there.
+    """
+    path, kind = record.folder / name, name.removesuffix(".pt")
+    try:
+        digest = digest_of(path)
+    except OSError as error:
+        size = record.made.get(f"{kind}_bytes", 0)
+        return "" if size > MOST_BYTES[name] else f"{path}: {error.strerror}: it was recorded"
+    if digest != record.made.get(f"{kind}_sha256"):
+        return f"{path}: not the file that was recorded: its digest differs"
+    return ""

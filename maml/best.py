@@ -12,7 +12,8 @@ import torch
 from maml.errors import UserError
 from maml.params import Params
 from maml.run import checkpoint, directory
-from maml.run.files import read_rows
+from maml.run.files import read_object, read_rows
+from maml.run.provenance import digest_of
 from maml.scores import headline
 
 RECORDED = "model.pt"
@@ -128,8 +129,14 @@ def recorded_content(record: Path) -> dict[str, Any]:
     """Return ``iteration`` and ``model`` of a record whose parameters are kept.
 
     Raises:
-        UserError: as `checkpoint.load_parameters`, or if its configuration cannot be read.
+        UserError: as `checkpoint.load_parameters`, or if its configuration cannot be read, or the
+            parameters are not those that were recorded.
     """
+    recorded = None
+    if (record / "record.json").exists():
+        recorded = read_object(record / "record.json").get("model_sha256")
+    if recorded is not None and digest_of(record / RECORDED) != recorded:
+        raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
     # No result of a run that was not tested, and no such value in one of an earlier version.
     tested = directory.read_result(record).get("tested_iteration")
     iteration = tested or directory.read_config(record, own=False).iterations

@@ -94,3 +94,20 @@ def _damaged(path: Path, number: int) -> UserError:
         f"{path}: line {number} is not a row of numbers with its iteration: the file is damaged; "
         "restore it, or move it away"
     )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        UserError: naming it, if it is missing, damaged or holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: not a whole record or run") from error
+    except ValueError as error:
+        raise UserError(f"{path}: damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: damaged: no JSON object")
+    return found

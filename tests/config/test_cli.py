@@ -111,6 +111,8 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "meta_optimizer": (["--meta-optimizer", "sgd"], "sgd"),
     "meta_momentum": (["--meta-momentum", "0.9", "--meta-optimizer", "sgd"], 0.9),
     "grad_clip": (["--grad-clip", "10"], 10.0),
+    "weight_decay": (["--weight-decay", "1e-2"], 0.01),
+    "freeze": (["--freeze", "@body"], "@body"),
     "on_nonfinite": (["--on-nonfinite", "skip"], "skip"),
     "strategy": (["--strategy", "local"], "local"),
     "partition": (["--partition", "chunk"], "chunk"),

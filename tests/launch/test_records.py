@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -87,7 +88,7 @@ def test_a_record_is_a_model_to_adapt(kept: Path, run_dir: Path) -> None:
         found = model.adapt(task.support_x, task.support_y).logits(task.query_x)
         assert torch.equal(found, expected)
     torch.save([1, 2], kept / "model.pt")
-    with pytest.raises(UserError, match=r"model\.pt: holds other things than parameters"):
+    with pytest.raises(UserError, match=r"model\.pt: not the file that was recorded"):
         maml.load(kept)
 
 
@@ -189,8 +190,8 @@ def test_nothing_of_the_machine_is_kept(kept: Path, run_dir: Path) -> None:
 def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = torch.load(kept / "model.pt", weights_only=True)
     torch.save({name: tensor * 1.1 for name, tensor in params.items()}, kept / "model.pt")
-    with pytest.raises(UserError, match=r"model.pt: not the file that was recorded"):
-        check_record.main([str(kept)])
+    assert check_record.main([str(kept)]) == 1
+    assert "model.pt: not the file that was recorded" in capsys.readouterr().out
     made = json.loads((kept / "record.json").read_text())
     made["model_sha256"] = digest_of(kept / "model.pt")
     (kept / "record.json").write_text(json.dumps(made))
@@ -225,6 +226,11 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
         assert len([r for r in read_rows(folder / "metrics.jsonl") if "split" in r]) >= 2
         assert check_record.main([str(folder)]) == 0
         assert "not finished, so there is no test yet" in capsys.readouterr().out
+        going_on = (folder / "checkpoint.pt").read_bytes()
+        (folder / "checkpoint.pt").write_bytes(going_on[:500])
+        assert check_record.main([str(folder)]) == 1
+        assert "checkpoint.pt: not the file that was recorded" in capsys.readouterr().out
+        (folder / "checkpoint.pt").write_bytes(going_on)
         onward = with_values(
             whole, run_dir=str(tmp_path / "onward"), resume=str(folder / "checkpoint.pt")
         )
@@ -282,14 +288,22 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
     edits: list[tuple[str, Any, str]] = [
         ("result.json", result | {"accuracy": 0.99}, "its accuracy is 0.99, and"),
         ("result.json", result | {"ci95": 0.001}, "its ci95 is 0.001, and"),
-        ("result.json", result | {"accuracy": "high"}, "its accuracy is high, and"),
+        ("result.json", result | {"accuracy": result["accuracy"] + 1e-5}, "its accuracy is"),
+        ("result.json", result | {"accuracy": "high"}, "damaged: its accuracy is 'high'"),
+        ("result.json", result | {"accuracy": math.nan}, "damaged: its accuracy is nan"),
+        ("result.json", result | {"accuracy": None}, "damaged: its accuracy is None"),
+        ("result.json", result | {"iterations_left": -1}, "damaged: its iterations_left is -1"),
+        ("result.json", result | {"iterations_left": 1}, "its iterations_per_second is None"),
         ("result.json", {}, "result.json: damaged: its tasks is None"),
         ("result.json", [], "result.json: damaged: no JSON object"),
         ("result.json", result | {"iterations_left": "x"}, "its iterations_left is 'x'"),
         ("record.json", {}, "record.json: damaged: its starts is None"),
         ("record.json", made | {"starts": []}, "record.json: damaged: it has no starts"),
         ("record.json", None, "record.json: No such file"),
+        ("record.json", made | {"minutes": math.nan}, "damaged: its minutes is nan"),
         ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "0 of these are in"),
+        ("test_tasks.csv", without_accuracy(whole["test_tasks.csv"].decode()), "and nan over the"),
+        ("model.pt", None, "model.pt: No such file or directory: it was recorded"),
     ]
     for name, content, said in edits:
         (kept / name).write_text(content if isinstance(content, str) else json.dumps(content))
@@ -297,7 +311,7 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
             (kept / name).unlink()
         try:
             wrong = check_record.main([str(kept), "--tasks", "3"])
-            assert wrong == 1 and said in capsys.readouterr().out
+            assert wrong == 1 and said in capsys.readouterr().out, (name, said)
         except UserError as error:
             assert said in str(error)
             # The table tells, too, and leaves no row out.
@@ -305,6 +319,33 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
                 table.table(kept.parents[1])
         (kept / name).write_bytes(whole[name])
     assert check_record.main([str(kept), "--tasks", "3"]) == 0
+    # A task without a score is none of the few that may differ.
+    scores = read_tasks(kept / "test_tasks.csv")
+    first = next(iter(scores))
+    assert "1 of 10 tasks differ" in check_record.differing(
+        {**scores, first: {**scores[first], "accuracy": math.nan}}, scores
+    )
+    # Another model is not answered with, either.
+    torch.save(torch.load(kept / "model.pt", weights_only=True), kept / "model.pt")
+    (kept / "model.pt").write_bytes((kept / "model.pt").read_bytes() + b" ")
+    with pytest.raises(UserError, match=r"model\.pt: not the file that was recorded"):
+        maml.load(kept)
+    (kept / "model.pt").write_bytes(whole["model.pt"])
+    # The same run is not two seeds.
+    shutil.copytree(kept, kept.with_name("seed-1"))
+    with pytest.raises(UserError, match=r"seed-1: damaged: its run has the seed 0"):
+        table.table(kept.parents[1])
+    kept.with_name("seed-1").rename(kept.with_name("again"))
+    with pytest.raises(UserError, match="it is of the same experiment and seed as"):
+        table.table(kept.parents[1])
+
+
+def without_accuracy(text: str) -> str:
+    """The first task of ``test_tasks.csv`` scored nothing."""
+    header, first, *others = text.splitlines()
+    names, cells = header.split(","), first.split(",")
+    cells = ["nan" if "accuracy" in name else c for name, c in zip(names, cells, strict=True)]
+    return "\n".join([header, ",".join(cells), *others])
 
 
 def test_experiments_that_no_name_tells_apart(run_dir: Path, tmp_path: Path) -> None:
@@ -316,6 +357,8 @@ def test_experiments_that_no_name_tells_apart(run_dir: Path, tmp_path: Path) -> 
     first = record.write(run_dir, tmp_path, 6, "", None)
     second = first.with_name("seed-1")
     shutil.copytree(first, second)
+    text = (second / "config.yaml").read_text()
+    (second / "config.yaml").write_text(text.replace("seed: 0", "seed: 1"))
     assert len(table.table(tmp_path, "run", "bare").splitlines()) == 3
     made = json.loads((second / "record.json").read_text())
     (second / "record.json").write_text(json.dumps(made | {"own": "c0ffee"}))

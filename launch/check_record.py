@@ -122,8 +122,11 @@ def other_means(result: dict[str, Any], kept: Scores, config: Config) -> str:
         expected["iterations"] = config.iterations
     for name, value in expected.items():
         said = result.get(name)
-        numbers = all(isinstance(each, (int, float)) for each in (said, value))
-        if not (_alike(said, value, EXACT) if numbers else said == value):
+        if isinstance(said, (int, float)) and isinstance(value, (int, float)):
+            same = _alike(said, value, EXACT)
+        else:
+            same = said == value
+        if not same:
             return f"its {name} is {said}, and {value} over the tasks"
     return ""
 

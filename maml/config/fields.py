@@ -272,7 +272,7 @@ class Config:
     )
     rpc_threads: int = _distribution(
         16, HOST,
-        "rpc, param-server: threads that serve calls.",
+        "Threads that serve calls.",
         least=2, most=4096,  # they are all started at once
     )  # fmt: skip
     timeout: float = _distribution(

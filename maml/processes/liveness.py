@@ -51,6 +51,8 @@ SPEAK = 4.0
 LAST_WORDS = 20.0
 """Seconds that a process takes at most to save what it has, before it ends."""
 
+_ALIVE = "although all processes are alive: one hangs, or needs more time than that"
+
 _LEFT, _FAILED = b"left", b"!"
 """In place of a number: it has left in good order; it has failed, and what follows is the line."""
 
@@ -199,7 +201,7 @@ class Liveness:
             self._suspected = overdue if late else "a connection broke"
             time.sleep(self._grace())
         if late:
-            alive = ", although all processes are alive" if self._threads else ""
+            alive = f", {_ALIVE}" if self._threads else ""
             return WorkerLostError(f"no answer within --timeout {self.timeout:g} s{alive}: {line}")
         return WorkerLostError(f"a worker was lost: {line}")
 
@@ -315,8 +317,9 @@ class Liveness:
                 line = f"{self._state(rank)}: silent for {silence:.0f} s ({suspected or limit})"
                 return Finding(line, rank)
         if overdue > self._grace():
-            me = self.name([self.world.rank])
-            return Finding(f"{me} had no answer within {limit} s, although all processes are alive")
+            return Finding(
+                f"{self.name([self.world.rank])} had no answer within {limit} s, {_ALIVE}"
+            )
         return None
 
     def _grace(self) -> float:
@@ -349,7 +352,7 @@ class Liveness:
     def _holder(self, *, is_seen: bool = True) -> str:
         """Name whoever holds the store, and what it does, if that can be seen."""
         if launcher_holds_store():
-            return "the launcher, torchrun of the first host, is gone or stopped:"
+            return "the launcher (torchrun or launch/local, of the first host) is gone or stopped:"
         return f"{self._state(0) if is_seen else self.members[0]}:"
 
     # ---- the end -----------------------------------------------------------------------------
@@ -409,7 +412,8 @@ class Liveness:
             return told == mine
 
         # Without a store, one that went with rank 0, it is the next one.
-        return self._from_store(speaks, self.world.rank <= 1, wait)
+        last = 0 if launcher_holds_store() else 1
+        return self._from_store(speaks, self.world.rank <= last, wait)
 
     def _from_store(self, ask: Callable[[], T], otherwise: T, wait: float = 0.0) -> T:
         """Return what the store answers to a question that takes ``wait`` seconds, if it does."""

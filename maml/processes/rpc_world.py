@@ -59,7 +59,7 @@ def rpc_world(
         leave_rpc()
         raise
     if not left_rpc():
-        rpc.shutdown(graceful=True, timeout=timeout)
+        rpc.shutdown(graceful=True)
 
 
 def leave_rpc() -> None:

@@ -56,13 +56,10 @@ class AllReduce(Collective):
         return {self.part_size(self.world.rank, self.world.size)}
 
     def from_rank_zero(self, value: T) -> T:
-        """Broadcast ``value`` (pickled: between the processes of one run alone).
-
-        There is no time limit: rank zero may have to read or write much before.
-        """
+        """Broadcast ``value`` (pickled: between the processes of one run alone)."""
         box: list[Any] = [value]
-        with self.guard(limited=False):
-            dist.broadcast_object_list(box, src=0, group=self.groups.idle)
+        with self.guard():
+            dist.broadcast_object_list(box, src=0, group=self.groups.work)
         received: T = box[0]
         return received
 

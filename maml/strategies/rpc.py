@@ -48,7 +48,7 @@ COMPONENTS = {
     "rpc": {
         "attribute": "Rpc",
         "help": "every process, called by rank 0; distributed autograd, or sums with the answers",
-        "reads": ("partition",),
+        "reads": ("partition", "rpc_threads"),
     }
 }
 

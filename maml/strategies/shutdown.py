@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Iterable
 
 import torch.distributed.rpc as rpc
 from torch.futures import Future
 
 from maml.processes.goodbye import GOODBYE
-from maml.processes.liveness import Liveness
+from maml.processes.liveness import BEAT, Liveness
 from maml.processes.rpc_world import leave_rpc
 
 SILENT = 3.0
@@ -44,13 +43,14 @@ class Shutdown:
             failed: Those of them that are known to be gone.
             patience: Seconds for one that is slow but answers.
         """
-        deadline = time.monotonic() + patience
+        clock = self._liveness.clock
+        deadline = clock.now() + patience
         missing = self._missing(set(others) - failed, GOODBYE)
-        while missing and time.monotonic() < deadline:
+        while missing and clock.now() < deadline:
             slow = missing - self._liveness.silent(SILENT)
             if not slow:
                 break
-            left = min(GOODBYE, deadline - time.monotonic())
+            left = min(GOODBYE, deadline - clock.now())
             missing = missing - slow | self._missing(slow, max(left, 0))
         for rank in sorted(missing):
             self._leave_behind(rank)
@@ -69,8 +69,12 @@ class Shutdown:
 
     def _missing(self, expected: set[int], seconds: float) -> set[int]:
         """Wait for ``expected`` to leave, not longer than ``seconds``; return who has not."""
+        clock = self._liveness.clock
+        until = clock.now() + seconds
         with self._changed:
-            self._changed.wait_for(lambda: expected <= self._leaving.keys(), seconds)
+            # In pieces, as the clock may stand still meanwhile.
+            while not expected <= self._leaving.keys() and clock.now() < until:
+                self._changed.wait(BEAT)
             return expected - self._leaving.keys()
 
     def _leave_behind(self, rank: int) -> None:
@@ -92,15 +96,13 @@ def _leave(rank: int) -> Future[bool]:
     return _shutdown.leave(rank)
 
 
-def leave(rank: int, patience: float) -> None:
-    """On another rank: leave, when all do; without them if rank 0 is gone or some were lost.
+def leave(rank: int) -> None:
+    """On another rank, ``rank``: leave, when all do; without them if some were lost.
 
-    Args:
-        rank: This process's.
-        patience: Rank 0's, in seconds: it may still wait for one that is slow.
+    There is no time limit: rank 0, which is watched over, may still wait for one that is slow.
     """
     try:
-        all_leave = rpc.rpc_sync(0, _leave, (rank,), timeout=patience + 2 * GOODBYE)
+        all_leave = rpc.rpc_sync(0, _leave, (rank,), timeout=0)
     except RuntimeError:
         all_leave = False
     if not all_leave:

@@ -11,7 +11,7 @@ COMPONENTS = {
     "observers": {
         "attribute": "Observers",
         "help": "rank 0 is the agent, the others act in environments and ask it for actions",
-        "reads": ("batched_inference", "batch_wait"),
+        "reads": ("rpc_threads", "batched_inference", "batch_wait"),
     }
 }
 

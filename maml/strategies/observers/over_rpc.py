@@ -305,7 +305,7 @@ class Observers(Strategy):
         """Play whenever the agent asks, until it says that all is done."""
         self.stop.install()
         wait_for(_this.finished, self.stop)
-        leave(self.world.rank, self.config.timeout)
+        leave(self.world.rank)
 
     def finish(self) -> None:
         """Send the observers home; wait for those who live."""

@@ -17,9 +17,12 @@ COMPONENTS = {
     "param-server": {
         "attribute": "build_param_server",
         "help": "rank 0 serves the model, the others train",
-        "reads": ("ps_mode", "ps_transport", "ps_forward", "ps_max_staleness", "ps_backup_workers"),
+        "reads": (
+            "rpc_threads", "ps_mode", "ps_transport", "ps_forward", "ps_max_staleness",
+            "ps_backup_workers",
+        ),
     }
-}
+}  # fmt: skip
 
 
 def build_param_server(config: Config, world: World, worker: Worker) -> Strategy:

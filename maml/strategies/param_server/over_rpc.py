@@ -331,7 +331,7 @@ class ParameterServer(Strategy):
             result = do(order)
         # Its references to the server's model, if any, must be gone before it leaves.
         del do
-        leave(self.world.rank, self.config.timeout)
+        leave(self.world.rank)
 
     def _do(self, order: Order) -> Result:
         params = self.packing.to_params(order.params)

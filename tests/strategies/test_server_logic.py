@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from maml.errors import UserError, WorkerLostError
 from maml.processes.liveness import Liveness
 from maml.processes.world import World
+from maml.strategies import shutdown
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.over_rpc import ParameterServer
@@ -287,3 +290,23 @@ def test_inbox_after_the_end() -> None:
     inbox.give_all(last)
     assert before.wait() is last
     assert inbox.exchange(2, None).wait() is last
+
+
+def test_nobody_is_left_behind_while_the_clock_stands_still(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is done, the job is suspended, and a trainer leaves only after that."""
+    monkeypatch.setattr(shutdown, "GOODBYE", 0.2)
+    liveness = Liveness(World(0, 2, 0, 2, launched=False), 0.2)
+    ticks, awake = itertools.count(), threading.Event()
+    monkeypatch.setattr(liveness.clock, "now", lambda: float(next(ticks)) * awake.is_set())
+    ending = shutdown.Shutdown(liveness)
+    done = pool.submit(ending.take, [1], set(), 0.2)
+    with pytest.raises(TimeoutError):
+        done.result(1.5)
+    left = ending.leave(1)
+    done.result(5)
+    assert left.wait()
+    # While it runs, one that never leaves is waited for no longer than that.
+    awake.set()
+    assert pool.submit(shutdown.Shutdown(liveness)._missing, {1}, 0.2).result(5) == {1}

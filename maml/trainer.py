@@ -47,6 +47,7 @@ from maml.scores import (
     few_classes,
     means,
     of_tasks,
+    same_classes,
     summary,
     with_headline,
 )
@@ -76,6 +77,9 @@ class Trainer:
             self.worker.evaluation(split)
             headline = check_headline(self.worker, split, config.transductive, "--no-transductive")
             self.lines += [headline, few_classes(self.worker, split)]
+        if self.world.rank == 0:
+            opened = [split for split in ("validation", "test") if splits[split]]
+            self.lines.append(same_classes(self.worker, opened))
         # What it refuses all processes refuse, and the launcher ends the others when one has. So
         # rank zero has nothing on the disk yet that would be left behind.
         self.strategy = build_strategy(self.config, self.world, self.worker)

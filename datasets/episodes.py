@@ -32,6 +32,8 @@ class Episodes(ABC):
     division: str | None = None
     # How many classes its tasks are drawn from; None: that is not known, or there are none.
     class_count: int | None = None
+    # Their names, in the same order; None: they have none.
+    class_names: Sequence[str] | None = None
 
     def ids(self, iteration: int, meta_batch_size: int) -> Tensor:
         """The task ids of a meta-batch: int64 ``[B]``, ``iteration * B + (0, ..., B - 1)``."""
@@ -41,6 +43,10 @@ class Episodes(ABC):
     def content(self) -> str | None:
         """A digest of the split's images, for sets whose images a user may change; else None."""
         return None
+
+    def class_rows(self) -> ClassRows:
+        """The images of each class; of what is no images, or has no classes, none."""
+        return ClassRows(np.empty((0, 0, 0), np.uint8), [])
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
         """The names of the classes of the tasks with these ids, by label; None if they have none.
@@ -59,6 +65,13 @@ class Episodes(ABC):
 
         Pure: a task is the same alone or in a batch, in any order, in any process.
         """
+
+
+class ClassRows(NamedTuple):
+    """Images (:class:`ImageArray`), and the rows of them that each class has: int64."""
+
+    images: ImageArray
+    rows: list[NDArray[np.int64]]
 
 
 class ImageArray(Protocol):
@@ -189,7 +202,7 @@ class FewShotImages(Episodes):
         self.first = np.asarray(first, dtype=np.int64)
         self.counts = np.asarray(counts, dtype=np.int64)
         self.class_count = len(self.first)
-        self._names, self._files = names, files
+        self.class_names, self._files = names, files
         if names is not None:
             listed = "\0".join(names).encode()
             self.division = hashlib.blake2b(listed, digest_size=8).hexdigest()
@@ -209,9 +222,9 @@ class FewShotImages(Episodes):
             f"--shots {self.shots} and --queries {self.queries}: they need {needed} images of a "
             f"class, and the {self.split} split has "
         )
-        if self._names is None:
+        if self.class_names is None:
             raise DataError(f"{message}{self.counts.min()}")
-        shown = ", ".join(f"{self.counts[i]} of {self._names[i]}" for i in few[:3])
+        shown = ", ".join(f"{self.counts[i]} of {self.class_names[i]}" for i in few[:3])
         more = f" and too few of {len(few) - 3} more classes" if len(few) > 3 else ""
         raise DataError(
             f"{message}{shown}{more}; ask for fewer, add images, or move such classes elsewhere"
@@ -239,7 +252,7 @@ class FewShotImages(Episodes):
 
         A folder that was moved or copied has the same one.
         """
-        if self._names is None:
+        if self.class_names is None:
             return None
         shape = f"{self.images.shape[1:]} {self.counts.tolist()}"
         found = hashlib.blake2b(shape.encode(), digest_size=8)
@@ -247,11 +260,17 @@ class FewShotImages(Episodes):
             found.update(self.images[first : first + count].tobytes())
         return found.hexdigest()
 
+    def class_rows(self) -> ClassRows:
+        """The images of each class; reads none."""
+        first, counts = self.first.tolist(), self.counts.tolist()
+        rows = [np.arange(f, f + n) for f, n in zip(first, counts, strict=True)]
+        return ClassRows(self.images, rows)
+
     def names(self, ids: Tensor) -> list[list[str]] | None:
         """The names of the classes of the tasks with these ids, by label; reads no image."""
-        if self._names is None:
+        if self.class_names is None:
             return None
-        return [[self._names[row] for row in task] for task in self.layout(ids).classes]
+        return [[self.class_names[row] for row in task] for task in self.layout(ids).classes]
 
     def files(self, ids: Tensor) -> Files:
         """The file of each support and each query image of the tasks with these ids.

@@ -25,6 +25,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from datasets.errors import DataError
 from datasets.paths import cache_root
+from datasets.words import counted
 
 Mode = Literal["rgb", "grey"]
 
@@ -249,9 +250,11 @@ def say_ignored(root: Path, others: Counter[str]) -> None:
     """Say on standard error what besides images of classes is there, if anything is."""
     if total := others.total():
         kinds = [f"{n} {kind}" for kind, n in others.most_common(_NAMED) if n]
+        one, many = "file or folder that is no image", "files or folders that are no images"
+        what = counted(total, f"{one} of a class", f"{many} of a class")
         more = ", …" if len(+others) > len(kinds) else ""
         print(
-            f"{shown(root)}: ignored, as no images of a class: {total} ({', '.join(kinds)}{more})",
+            f"{shown(root)}: ignored {what}: {', '.join(kinds)}{more}",
             file=sys.stderr,
             flush=True,
         )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from datasets.overlap import shared_classes
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError
@@ -36,6 +37,14 @@ def few_classes(worker: Worker, split: str) -> str:
         f"warning: the {split} split has {counted(count, 'class', 'classes')} for --ways {ways}: "
         f"{share}, and the interval over tasks says little about others"
     )
+
+
+def same_classes(worker: Worker, splits: Sequence[str]) -> str:
+    """Return a warning where ``splits`` have classes of the training split, or of one another."""
+    config = worker.config
+    new = "images" if registry.learner(config.learner).tasks == "batches" else "classes"
+    opened = [worker.training, *map(worker.evaluation, splits)]
+    return shared_classes(config.data, opened, new)
 
 
 def check_headline(worker: Worker, split: str, transductive: bool, flag: str) -> str:

@@ -33,7 +33,7 @@ from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, progress
 from maml.run.guard import Guard
-from maml.run.insight import inner_loop
+from maml.run.insight import Insight
 from maml.run.lock import Lock
 from maml.run.log import RunLog
 from maml.run.progress import Patience
@@ -47,6 +47,7 @@ from maml.scores import (
     few_classes,
     means,
     of_tasks,
+    same_classes,
     summary,
     with_headline,
 )
@@ -76,6 +77,9 @@ class Trainer:
             self.worker.evaluation(split)
             headline = check_headline(self.worker, split, config.transductive, "--no-transductive")
             self.lines += [headline, few_classes(self.worker, split)]
+        if self.world.rank == 0:
+            opened = [split for split in ("validation", "test") if splits[split]]
+            self.lines.append(same_classes(self.worker, opened))
         # What it refuses all processes refuse, and the launcher ends the others when one has. So
         # rank zero has nothing on the disk yet that would be left behind.
         self.strategy = build_strategy(self.config, self.world, self.worker)
@@ -166,6 +170,7 @@ class _Run:
         self._between = threading.RLock()
         self._patience = Patience(lambda: worker.progress, speaks=self.speaks)
         self._guard = Guard(config, self.run_dir, speaks=self.speaks)
+        self._insight = Insight(worker)
         # Whether parameters, optimizer and iteration belong together; what is saved of them.
         self._whole, self._saved = True, -1
         self._done = False
@@ -411,7 +416,7 @@ class _Run:
         )
         self._offer(result)
         if self.speaks:
-            result |= inner_loop(self.worker, self.meta_params)
+            result |= self._insight.row(self.meta_params, self.iteration)
         self.log.write({"iteration": self.iteration, **result, "seconds": self.seconds})
         if self.speaks:
             line = summary(result, self.config, self.config.transductive)
@@ -460,6 +465,8 @@ class _Run:
                     "warning: the test loss is not finite: the model's answers are no numbers"
                 )
         if self.speaks:
+            if config.eval_every and (advice := self._insight.advice(params, tested)):
+                self._say(advice)
             result |= self._guard.report(self.iteration)
             directory.write_result(self.run_dir, result)
         return result

@@ -2,10 +2,11 @@
 
 What a fenced block is, its language says:
 
-- ``python`` and ``yaml``: a file, where the first line is a comment with its name; else Python, all
-  of a page in one namespace, as in a notebook;
+- ``python`` and ``yaml``: a file, where the first line is a comment with its name; else Python, in
+  one namespace with the blocks before it, as in a notebook;
 - ``bash``: commands, one a line. They run in this process, by their modules' ``main``, which saves
-  the seconds of an import for each; trainings and evaluations are made small;
+  the seconds of an import for each; trainings and evaluations are made small. Python after them
+  starts afresh, as its reader's does, who has left it to give them;
 - any other, or none: it is shown only. ``py`` is Python that cannot be run here.
 """
 
@@ -60,16 +61,19 @@ def run_page(
     # Trials of a sweep start it by this name.
     (folder / "train_maml.py").symlink_to(REPO / "train_maml.py")
     names: dict[str, Any] = {}
+    session: dict[str, Any] = {}
     for language, code in BLOCK.findall(text):
         file = FILE.match(code)
         if language == "bash":
+            session = {}
             for line in code.splitlines():
                 _run(shlex.split(line))
         elif file is not None:
             (folder / file[1]).write_text(code)
         else:
             assert language == "python", f"{page}: a block of YAML without its file's name"
-            exec(compile(code, page, "exec"), names)
+            exec(compile(code, page, "exec"), session)
+            names |= session
     return names
 
 

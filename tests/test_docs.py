@@ -74,6 +74,9 @@ def test_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = run_page("docs/tutorials/own-images.md", tmp_path, monkeypatch)
     assert names["answer"] in names["labels"] and len(names["labels"]) == 3
+    # Classes that it has never seen, as the page promises.
+    assert set(names["labels"]) <= set(names["classes"]["test"])
+    assert len(list((tmp_path / "unknown").glob("*/*.png"))) == 9
 
 
 def test_own_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

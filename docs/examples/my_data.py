@@ -18,7 +18,7 @@ def textures(split):
         down, right = random.uniform(-0.8, 0.8, size=2)
         shifts = random.uniform(0, 2 * np.pi, size=(20, 1, 1))
         waves = np.sin(down * rows + right * columns + shifts)
-        images[f"wave {number}"] = (
+        images[f"{split} wave {number}"] = (
             (127 + 80 * waves + random.normal(0, 15, (20, 28, 28))).clip(0, 255).astype(np.uint8)
         )
     return images

@@ -97,7 +97,7 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
     first = runs[0].config, runs[0].result.get("test_images")
     for run in runs:
         if other := _other_images(*first, run.config, run.result.get("test_images")):
-            raise UserError(f"{name}: its runs were tested on other tasks: {other}")
+            raise UserError(f"{name}: its runs were not all tested on the same tasks: {other}")
         read = read_tasks(run.path / NAME)
         columns = next(iter(read.values()), {})
         scored_by = metric or headline(columns)
@@ -120,7 +120,7 @@ def other_tasks(a: Arm, b: Arm) -> str:
     for name in TASKS:
         of_a, of_b = getattr(a.config, name), getattr(b.config, name)
         if of_a != of_b:
-            return f"{name} is {of_a}, and {of_b}"
+            return f"{name} is {of_a} for the first and {of_b} for the second"
     return _other_images(a.config, a.images, b.config, b.images)
 
 
@@ -130,8 +130,8 @@ def _other_images(a: Config, images_a: str | None, b: Config, images_b: str | No
     same = images_a == images_b if known else a.data_root == b.data_root
     if same or not (is_theirs(a.data) or registry.data_set(a.data).own_images):
         return ""
-    where = f"data_root is {a.data_root}, and {b.data_root}"
-    return f"{where}, with other images" if known else where
+    where = f"data_root is {a.data_root} for the first and {b.data_root} for the second"
+    return f"{where}, and their images differ" if known else where
 
 
 def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
@@ -141,7 +141,7 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
         UserError: naming both, where they have no task in common.
     """
     if other := other_tasks(a, b):
-        raise UserError(f"{a.name} and {b.name} were tested on other tasks: {other}")
+        raise UserError(f"{a.name} and {b.name} were not tested on the same tasks: {other}")
     seeds = sorted(a.scores.keys() & b.scores.keys())
     if not seeds:
         raise UserError(

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from datasets.words import counted
 from maml.config import registry
 from maml.config.parser import Parser, whole_number
 from maml.errors import UserError
@@ -54,7 +55,8 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         raise UserError(f"--folder {folder}: {error.strerror}") from error
     count = _draw(methods, folder, options.tasks, options.task)
-    print(f"{count} pictures of {len(found)} runs, each as PNG and PDF: {folder}")
+    pictures, of = counted(count, "picture"), counted(len(found), "run")
+    print(f"{pictures} of {of}, each as PNG and PDF: {folder}")
     return 0
 
 
@@ -84,13 +86,12 @@ def _draw(methods: dict[str, list[Run]], folder: Path, tasks: int, task: int) ->
     pictures |= _of_models(methods, tasks, task)
     count = 0
     for name, draw in pictures.items():
-        print(f"drawing {name}", file=sys.stderr, flush=True)
         drawn = draw()
+        # Not every run has something for every picture.
         if drawn is not None:
             style.save(drawn, folder / name)
+            print(f"drawn: {name}", file=sys.stderr, flush=True)
             count += 1
-        else:
-            print(f"{name}: these runs have nothing to draw in it", file=sys.stderr, flush=True)
     return count
 
 

@@ -24,6 +24,7 @@ from maml.evaluate import main as evaluate
 from maml.learners import build_learner
 from maml.networks.ordinary import explicit
 from maml.run.directory import read_config
+from maml.scores import same_classes
 from maml.trainer import Trainer
 from maml.worker import Worker
 from tests.launching import REPO, run
@@ -598,6 +599,71 @@ def test_what_a_data_set_may_not(
     ])  # fmt: skip
     with pytest.raises((UserError, DataError), match=says):
         build_learner(config).open_tasks("train")
+
+
+SPLITS = """
+import numpy as np
+def drawn(split, first=0):
+    number = 7 * ["train", "validation", "test"].index(split) + first
+    return np.random.default_rng(number).integers(0, 255, (6, 8, 8)).astype(np.uint8)
+def apart(split): return {f"{split} {i}": drawn(split, i) for i in range(5)}
+def listed(split): return [drawn(split, i) for i in range(5)]
+def forgetful(split): return apart("train")
+def renamed(split): return {f"{split} {i}": drawn("train", i) for i in range(5)}
+def named(split): return {f"class {i}": drawn(split, i) for i in range(5)}
+def half(split):
+    found = apart(split)
+    return apart("validation") | {"a": drawn("train")} if split == "test" else found
+# Other classes than in training begin with the same image.
+def blank(split): return [np.append(np.zeros((1, 8, 8), np.uint8), c, 0) for c in listed(split)]
+"""
+IN_TRAIN = "5 of 5 validation classes have the same {0} as a class of train, and 5 of 5 test "\
+    "classes have the same {0} as a class of train"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("attribute", "flags", "says"),
+    [
+        ("apart", [], ""),
+        ("listed", [], ""),
+        ("blank", [], ""),
+        ("forgetful", [], IN_TRAIN.format("images")),
+        ("renamed", [], IN_TRAIN.format("images")),
+        ("named", [], IN_TRAIN.format("name")),
+        ("half", [], "5 of 6 test classes have the same images as a class of validation, and 1 of"),
+        ("half", ["--eval-every", "0"], "1 of 6 test classes have the same images as a class of "
+         "train: the accuracy on them says nothing about new classes"),
+        ("forgetful", ["--learner", "supervised", "--batch-size", "6"], "about new images"),
+        ("named", ["--learner", "supervised", "--batch-size", "6"], ""),
+    ],
+)  # fmt: skip
+def test_a_class_in_two_splits_is_said(
+    attribute: str, flags: list[str], says: str, write: Callable[[str], str]
+) -> None:
+    data = f"{write(SPLITS)}:{attribute}"
+    config = parse(
+        ["maml-glyphs-5way-1shot", "--data", data, "--network", "lenet", "--eval-queries", "5"]
+        + flags
+    )
+    worker = Worker(config, torch.device("cpu"))
+    line = same_classes(worker, ["validation", "test"] if config.eval_every else ["test"])
+    assert says in line and bool(says) == line.startswith(f"warning: --data {data}: ")
+    assert "\n" not in line
+
+
+def test_a_class_in_two_splits_is_said_once(
+    write: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a split that is not opened, nothing."""
+    data = f"{write(SPLITS)}:forgetful"
+    words = [*IMAGES, "--data", data, "--iterations", "0", "--eval-every", "0", "--test-tasks", "2",
+             "--eval-queries", "5", "--run-dir", str(tmp_path / "run")]  # fmt: skip
+    assert Trainer(parse(words)).run() == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "same images" in line]
+    assert said == [
+        f"warning: --data {data}: 5 of 5 test classes have the same images as a class of train: "
+        "the accuracy on them says nothing about new classes"
+    ]
 
 
 def test_a_learner_learns_what_it_hands_to_its_losses(write: Callable[[str], str]) -> None:

@@ -99,7 +99,9 @@ def test_a_strangers_folder_gives_episodes_in_every_split(strange, capfd):
     # Once, though three splits were opened, and four more hidden things are not worth a word.
     assert len(said) == 2
     assert said[0].startswith(f"decoding 32 images of {strange}, once: ")
-    assert said[1].startswith(f"{strange}: ignored, as no images of a class: 4 (")
+    assert said[1].startswith(
+        f"{strange}: ignored 4 files or folders that are no images of a class: "
+    )
     assert all(word in said[1] for word in ("1 .md", "1 .txt", "1 .png outside a class", "1 fold"))
 
 
@@ -440,7 +442,10 @@ def test_images_without_classes_to_predict(tmp_path, capfd):
         shade(tmp_path / "queries" / f"{i:02}.png", i)
     (tmp_path / "queries" / "labels.csv").write_text("")
     found = read_images(str(tmp_path / "queries"), 6, "grey")
-    assert "ignored, as no images of a class: 1 (1 .csv)" in capfd.readouterr().err
+    assert (
+        "queries: ignored 1 file or folder that is no image of a class: 1 .csv\n"
+        in capfd.readouterr().err
+    )
     assert found.classes == [""]
     assert (found.arrays[0] == np.arange(40)[:, None, None]).all()
     assert [Path(name).name for name in found.files[0]][:2] == ["00.png", "01.png"]

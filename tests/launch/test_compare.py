@@ -126,12 +126,21 @@ def test_a_folder_of_images_that_moved_is_the_same(tmp_path: Path) -> None:
         (["{}/trials/0", "{}:inner_lr=0.7"], "no run in .* has these values"),
         (["{}/trials/0", "{}:inner=0.7"], "no run has a value named inner"),
         (["{}/trials/0", "{}/trials/1"], r"no seed in common.*\[1\] and \[0\]"),
-        (["{}/trials/0", "{}/shots"], "tested on other tasks: shots is 5, and 1"),
+        (
+            ["{}/trials/0", "{}/shots"],
+            "not tested on the same tasks: shots is 5 for the first and 1 for",
+        ),
         (["{}/trials/0", "{}/twice"], "two runs have seed 0"),
-        (["{}/mine/0", "{}/mine/1"], "other tasks: data_root is there, and here$"),
-        (["{}/mine/0", "{}/mine/3"], "other tasks: data_root is there, and here$"),
-        (["{}/mine/2", "{}/mine/4"], "other tasks: data_root is here, and here, with other images"),
-        (["{}/mine", "{}/mine/1"], "its runs were tested on other tasks: data_root is here, and"),
+        (["{}/mine/0", "{}/mine/1"], "data_root is there for the first and here for the second$"),
+        (["{}/mine/0", "{}/mine/3"], "data_root is there for the first and here for the second$"),
+        (
+            ["{}/mine/2", "{}/mine/4"],
+            "is here for the first and here for the second, and their images diff",
+        ),
+        (
+            ["{}/mine", "{}/mine/1"],
+            "its runs were not all tested on the same tasks: data_root is here f",
+        ),
         (["{}/trials/0", "{}/trials/3", "--metric", "f1"], "no f1; it has loss, accuracy"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ def test_all_that_there_is_is_drawn(there: Path, tmp_path: Path, capsys: Any) ->
     assert f"8 pictures of 3 runs, each as PNG and PDF: {tmp_path}" in capsys.readouterr().out
     assert command.main([str(there / "d-0"), "--tasks", "4"]) == 0
     assert drawn(there / "d-0" / "plots") == {"curves", "steps", "adapted"}
+    said = capsys.readouterr()
+    assert said.out.startswith("3 pictures of 1 run, each as PNG and PDF: ")
+    # Nothing is said of a picture that these runs have nothing for.
+    lines = [line for line in said.err.splitlines() if line.startswith("drawn")]
+    assert lines == ["drawn: curves", "drawn: steps", "drawn: adapted"]
+    assert not re.search("panel|embedding|rates", said.err)
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> None:

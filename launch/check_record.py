@@ -93,7 +93,7 @@ def _checked(record: Record, tasks: int, data_root: str | None) -> tuple[str, st
     }
     reason = differing(said, found)
     files = [
-        f"{line} when it was recorded"
+        f"{line} since it was recorded"
         for line in other_files(config, record.made["starts"][-1].get("own_files", {}))
     ]
     return reason, "; ".join([reason or f"{len(said)} tasks score what it says", *files])

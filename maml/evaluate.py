@@ -37,6 +37,7 @@ from maml.processes.device import choose_device
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, files
+from maml.run.provenance import warn_of_edits
 from maml.run.watch import watch
 from maml.scores import check_headline, ensemble, evaluate, few_classes, summary, there_are
 from maml.strategies.local import Local
@@ -173,6 +174,8 @@ class RunEvaluator:
         if self.rows.is_dir():
             raise UserError(f"{self.rows}: is a folder")
         self.config: Config | None = None
+        # Once, not with every checkpoint that is watched.
+        self._warned: set[str] = set()
 
     def config_now(self) -> Config:
         """Return the run's configuration, with what is otherwise here.
@@ -287,6 +290,7 @@ class RunEvaluator:
                     f"--data {options.data}: the run's model takes no images of the shape "
                     f"{list(shape or [])} (channels, height, width), which these have"
                 ) from error
+            warn_of_edits(self.config, one, self._warned)
         if saved.get("division") is not None and options.data is None:
             training = self.strategy.worker.learner.open_tasks("train")
             checkpoint.check_division(saved, training.division, options.run_dir)

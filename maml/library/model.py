@@ -29,6 +29,7 @@ from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.world import World
 from maml.run import checkpoint, directory
+from maml.run.provenance import warn_of_edits
 
 BatchStatistics = Literal["support", "query"]
 """Whose mean and variance normalise the queries inside the network. support: the support set's, so
@@ -47,6 +48,8 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
         iteration: Another checkpoint of the run directory; "best": the kept one that validated
             best.
         device: Where it computes: cpu, cuda, cuda:N, or auto, a GPU where there is one.
+
+    A line on stderr says which of your own files (``--network module:Class``) have changed since.
 
     Raises:
         UserError: one line that names the file, if it is not there, is damaged or is of another
@@ -68,6 +71,7 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
     if tasks in why:
         raise UserError(f"{run_dir}: a run of --learner {config.learner}: {why[tasks]}")
     checkpoint.check_model(saved, learner.meta_parameters(), str(file or run_dir))
+    warn_of_edits(config, saved)
     place = choose_device(config, World(0, 1, 0, 1, launched=False))
     return Model(learner, saved["model"], saved["iteration"], place)
 

@@ -18,12 +18,13 @@ from torch import nn
 import maml
 from datasets import DataError
 from maml.config.cli import parse
-from maml.config.presets import PRESETS
+from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.evaluate import main as evaluate
 from maml.learners import build_learner
 from maml.networks.ordinary import explicit
 from maml.run.directory import read_config
+from maml.run.provenance import warn_of_edits
 from maml.trainer import Trainer
 from maml.worker import Worker
 from tests.launching import REPO, run
@@ -95,6 +96,20 @@ def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
     # A comparison needs none of their files.
     runs = [str(folder / name) for name in ("rpc", "alone")]
     assert "accuracy" in run([sys.executable, "-m", "launch.compare", *runs], 120).stdout
+
+
+def test_an_edit_is_said_once_and_only_of_what_is_used(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint that is watched comes again; one may be evaluated on other data."""
+    config = parse(SMALL)
+    saved = {"config": {"data": config.data}, "own_files": {"data": {"my_data": "another"}}}
+    said: set[str] = set()
+    for used, lines in ((with_values(config, data="glyphs"), 0), (config, 1), (config, 0)):
+        warn_of_edits(used, saved, said)
+        found = capsys.readouterr().err.splitlines()
+        assert len(found) == lines, found
+        assert all("my_data.py (--data my_data:textures) has changed since" in x for x in found)
 
 
 def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from datasets.errors import DataError
 from maml.best import RECORDED, content_of, load_best
-from maml.config import Config, registry
+from maml.config import Config, default_data_root, registry
 from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
 from maml.config.presets import with_values
@@ -112,7 +112,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     for name, of in ASKED.items():
         kind, least, what = of[1:]
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
-    parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
+    parser.add_argument(
+        "--data-root",
+        help="where the data sets are now (default: as in the run; of another --data: $MAML_DATA, "
+        "then ~/.cache/maml)",
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
     parser.add_argument(
         "--watch",
@@ -187,6 +191,9 @@ class RunEvaluator:
         config = directory.config_here(options.run_dir, options.data_root, options.device)
         self._own_ways = config.ways
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
+        if options.data not in (None, config.data) and options.data_root is None:
+            # The run's may be the folder of a user's own images, which holds no other data set.
+            asked["data_root"] = default_data_root()
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(
                 f"--steps {options.steps}: --learner {config.learner} takes no inner step"

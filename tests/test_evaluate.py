@@ -288,6 +288,34 @@ def test_what_is_asked_otherwise(run_dir: Path, tmp_path: Path) -> None:
     assert found[2]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
+PLACES: list[Path] = []
+
+
+def placed(split: str, data_root: Path) -> dict[str, Any]:
+    """A data set that tells where it was looked for."""
+    PLACES.append(data_root)
+    return {name: np.zeros((9, 28, 28), np.uint8) for name in "abc"}
+
+
+def test_another_data_set_is_not_looked_for_where_the_run_s_own_is(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may be the folder of a user's own images: others would be downloaded into it."""
+    path = run_dir / "config.yaml"
+    path.write_text(re.sub(r"data_root: .*", "data_root: /mine", path.read_text()))
+    monkeypatch.setenv("MAML_DATA", str(tmp_path / "default"))
+    asked = [str(run_dir), "--tasks", "2", "--data", "tests.test_evaluate:placed"]
+    evaluation.main(asked)
+    assert set(PLACES) == {tmp_path / "default"}
+    PLACES.clear()
+    evaluation.main([*asked, "--data-root", "elsewhere"])
+    assert set(PLACES) == {Path("elsewhere")}
+    path.write_text(path.read_text().replace("data: glyphs", "data: tests.test_evaluate:placed"))
+    PLACES.clear()
+    evaluation.main(asked)
+    assert set(PLACES) == {Path("/mine")}
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_an_ensemble_is_reported_beside_the_single_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -424,3 +424,10 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
             main([str(copy), "--tasks", "0"])
     with pytest.raises(UserError, match=r"--records .*nowhere: there is no such folder"):
         table.main(["--records", str(tmp_path / "nowhere")])
+    # A name that records have, too.
+    copy.rename(tmp_path / "seed-0")
+    for folder in (tmp_path, tmp_path / "seed-0"):
+        with pytest.raises(
+            UserError, match=r"1 run directory and no record; .* -m launch\.record "
+        ):
+            table.main(["--records", str(folder)])

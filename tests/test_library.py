@@ -187,6 +187,20 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path, capfd: pytest.CaptureFix
         model.adapt(arrays[..., 0], labels)
     with pytest.raises(maml.UserError, match=r"/test/c is a folder: give a list of files"):
         model.adapt(files, labels).predict(tmp_path / "mine/test/c")
+    # Where a number would say less than it seems to, a line says why.
+    trained_on = "the run was trained on classes of these names: a, b; "
+    of_support = "6 of 6 images are in --support, too, as "
+    for places, said in {
+        ("train", "train"): {trained_on, of_support},
+        ("train", "test/c"): {trained_on},
+        ("test", "test"): {of_support},
+        ("test", "train/a"): set(),
+    }.items():
+        support, query = (str(tmp_path / "mine" / place) for place in places)
+        predict.main([str(tmp_path / "run"), "--support", support, "--query", query])
+        err = capfd.readouterr().err
+        assert {line for line in (trained_on, of_support) if line in err} == said
+        assert err.count("warning: ") == len(err.splitlines()) == len(said)
     # Its own tasks need not be described again; a panel names its classes.
     task = model.episodes("test").task(0)
     assert task.support_x.shape == (2, 3, 32, 32)

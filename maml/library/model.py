@@ -55,7 +55,7 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
         UserError: one line that names the file, if it is not there, is damaged or is of another
             version; for a run that has nothing to adapt (``--learner supervised``).
     """
-    run_dir, file = _find(Path(path).expanduser(), iteration)
+    run_dir, file = find(Path(path), iteration)
     config = with_values(directory.read_config(run_dir), strategy="local", device=device)
     if file is None:
         wanted = iteration if iteration in (None, "best") else inputs.whole(iteration, "iteration")
@@ -76,8 +76,12 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
     return Model(learner, saved["model"], saved["iteration"], place)
 
 
-def _find(path: Path, iteration: int | str | None) -> tuple[Path, Path | None]:
-    """Return the run directory and the file that are meant; None: one of its checkpoints."""
+def find(path: Path, iteration: int | str | None = None) -> tuple[Path, Path | None]:
+    """Return the run directory and the file that are meant; None: one of its checkpoints.
+
+    Arguments and errors are as in `load`.
+    """
+    path = path.expanduser()
     if path.is_dir():
         return path, None
     if not path.exists():

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,7 @@ def test_what_does_not_fit_is_one_line(model: maml.Model, x: Any, y: Any, says: 
         model.adapt(x, y)
     assert says in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
 def test_of_queries_and_settings_too(model: maml.Model) -> None:

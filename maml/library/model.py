@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from datasets.errors import DataError
 from datasets.tasks import Task
 from datasets.words import counted
 from maml.best import RECORDED, content_of, recorded_content
@@ -23,6 +22,7 @@ from maml.learners import Learner, build_learner
 from maml.learners.base import OuterGradient
 from maml.learners.objectives import REGRESSION
 from maml.library import inputs, module
+from maml.library.alone import alone
 from maml.library.module import AdaptedModule, MetaModule
 from maml.library.tasks import Tasks
 from maml.params import Params
@@ -37,6 +37,7 @@ that one query's answer depends on no other (non-transductive). query: those of 
 asked together, as in MAML's released code (transductive)."""
 
 
+@alone()
 def load(path: Path | str, iteration: int | str | None = None, device: str = "auto") -> Model:
     """Load a trained model.
 
@@ -125,6 +126,7 @@ class Model:
         """Inner steps by default, as many as the run's evaluation takes."""
         return self.config.eval_inner_steps
 
+    @alone()
     def adapt(
         self, support_x: inputs.Images, support_y: Any, steps: int | None = None
     ) -> AdaptedModel:
@@ -164,6 +166,7 @@ class Model:
         """The meta-parameters as a module of torch, whose parameters are the model's own memory."""
         return MetaModule(self.learner, self.meta_params)
 
+    @alone()
     def network_state(self) -> Params:
         """Return the network's parameters, as adaptation begins with them, for its own class.
 
@@ -173,6 +176,7 @@ class Model:
         """
         return module.own_names(self.learner, module.unadapted(self.learner, self.meta_params))
 
+    @alone()
     def features(self, x: inputs.Images) -> Tensor:
         """Return what the output layer sees of examples before any adaptation.
 
@@ -190,6 +194,7 @@ class Model:
         with torch.no_grad():
             return self.learner.features_of(params, self.examples(x, "x"))[0].cpu()
 
+    @alone()
     def episodes(self, split: str = "test", *, training: bool = False) -> Tasks:
         """Return the tasks that the run is evaluated on, of the data set that it was trained on.
 
@@ -203,11 +208,9 @@ class Model:
         """
         if split not in ("train", "validation", "test"):
             raise UserError(f"split {split!r}: train, validation or test")
-        try:
-            return Tasks(self.learner.open_tasks(split, evaluation=not training))
-        except DataError as error:
-            raise UserError(str(error)) from error
+        return Tasks(self.learner.open_tasks(split, evaluation=not training))
 
+    @alone()
     def meta_gradient(self, tasks: Task) -> OuterGradient:
         """Differentiate the outer loss summed over tasks, as a step of training does.
 
@@ -316,17 +319,20 @@ class AdaptedModel:
         params = {name: tensor.detach().clone() for name, tensor in found.items()}
         return AdaptedModule(self._learner, params)
 
+    @alone()
     def network_state(self) -> Params:
         """Return the adapted network's parameters for its own class, as `Model.network_state`."""
         params = self._learner.modulated(dict(self.module.named_parameters()))
         return module.own_names(self._learner, params)
 
+    @alone()
     def features(self, x: inputs.Images) -> Tensor:
         """Return what the output layer sees of examples, as `Model.features` before adaptation."""
         params = {name: p.detach() for name, p in self.module.named_parameters()}
         with torch.no_grad():
             return self._learner.features_of(params, self._model.examples(x, "x"))[0].cpu()
 
+    @alone()
     def predict(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
     ) -> Tensor:
@@ -348,6 +354,7 @@ class AdaptedModel:
         outputs = self.logits(query_x, batch_statistics)
         return outputs if self.classes is None else outputs.softmax(-1)
 
+    @alone()
     def logits(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
     ) -> Tensor:

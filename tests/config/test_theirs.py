@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,7 +120,21 @@ def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPath
     with pytest.raises(UserError) as caught:
         read_config(run_dir)
     where = f"there is no module not_here in {folder} or on PYTHONPATH"
-    assert str(caught.value) == f"{run_dir}/config.yaml: --network not_here:Net: {where}"
+    line = f"{run_dir}/config.yaml: --network not_here:Net: {where}"
+    assert str(caught.value) == line
+    # From the library it comes alone, but for what their own file has raised.
+    with pytest.raises(UserError) as caught:
+        maml.load(run_dir)
+    assert str(caught.value) == line
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+    (folder / "raising.py").write_text("Net = 1 / 0\n")
+    (run_dir / "config.yaml").write_text(yaml.dump({"config": {"network": "raising:Net"}}))
+    with pytest.raises(
+        UserError, match=r"raising:Net: ZeroDivisionError: .*raising\.py:1"
+    ) as caught:
+        maml.load(run_dir)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 2
 
 
 def test_a_learner_has_the_facts_of_its_base(folder: Path, write: Callable[[str], str]) -> None:

@@ -32,6 +32,8 @@ class Episodes(ABC):
     division: str | None = None
     # How many classes its tasks are drawn from; None: that is not known, or there are none.
     class_count: int | None = None
+    # What these are called, in the order that `classes` numbers them; None: by nothing.
+    class_names: Sequence[str] | None = None
 
     def ids(self, iteration: int, meta_batch_size: int) -> Tensor:
         """The task ids of a meta-batch: int64 ``[B]``, ``iteration * B + (0, ..., B - 1)``."""
@@ -40,6 +42,14 @@ class Episodes(ABC):
 
     def content(self) -> str | None:
         """A digest of the split's images, for sets whose images a user may change; else None."""
+        return None
+
+    def classes(self, ids: Tensor) -> NDArray[np.int64] | None:
+        """Which of the split's classes the tasks with these ids have: ``[B, N]``, by label.
+
+        They are numbered from 0 to ``class_count - 1``. ``ids`` is int64 ``[B]``. None: that is not
+        known, or they have none.
+        """
         return None
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
@@ -189,7 +199,7 @@ class FewShotImages(Episodes):
         self.first = np.asarray(first, dtype=np.int64)
         self.counts = np.asarray(counts, dtype=np.int64)
         self.class_count = len(self.first)
-        self._names, self._files = names, files
+        self.class_names, self._files = names, files
         if names is not None:
             listed = "\0".join(names).encode()
             self.division = hashlib.blake2b(listed, digest_size=8).hexdigest()
@@ -209,9 +219,9 @@ class FewShotImages(Episodes):
             f"--shots {self.shots} and --queries {self.queries}: they need {needed} images of a "
             f"class, and the {self.split} split has "
         )
-        if self._names is None:
+        if self.class_names is None:
             raise DataError(f"{message}{self.counts.min()}")
-        shown = ", ".join(f"{self.counts[i]} of {self._names[i]}" for i in few[:3])
+        shown = ", ".join(f"{self.counts[i]} of {self.class_names[i]}" for i in few[:3])
         more = f" and too few of {len(few) - 3} more classes" if len(few) > 3 else ""
         raise DataError(
             f"{message}{shown}{more}; ask for fewer, add images, or move such classes elsewhere"
@@ -239,7 +249,7 @@ class FewShotImages(Episodes):
 
         A folder that was moved or copied has the same one.
         """
-        if self._names is None:
+        if self.class_names is None:
             return None
         shape = f"{self.images.shape[1:]} {self.counts.tolist()}"
         found = hashlib.blake2b(shape.encode(), digest_size=8)
@@ -247,11 +257,15 @@ class FewShotImages(Episodes):
             found.update(self.images[first : first + count].tobytes())
         return found.hexdigest()
 
+    def classes(self, ids: Tensor) -> NDArray[np.int64]:
+        """The places of the tasks' classes in the split's list, by label; reads no image."""
+        return self.layout(ids).classes
+
     def names(self, ids: Tensor) -> list[list[str]] | None:
         """The names of the classes of the tasks with these ids, by label; reads no image."""
-        if self._names is None:
+        if self.class_names is None:
             return None
-        return [[self._names[row] for row in task] for task in self.layout(ids).classes]
+        return [[self.class_names[row] for row in task] for task in self.classes(ids)]
 
     def files(self, ids: Tensor) -> Files:
         """The file of each support and each query image of the tasks with these ids.

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from datasets.errors import DataError
+from maml import by_class
 from maml.best import RECORDED, content_of, load_best
-from maml.config import Config, default_data_root, registry
+from maml.config import Config, default_data_root, flag, registry
 from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
 from maml.config.presets import with_values
@@ -77,7 +78,8 @@ def main(arguments: list[str]) -> int:
     evaluator.build(config)
     evaluator.evaluate(saved, together)
     if not evaluator.of_record:
-        print(f"written to {evaluator.rows}", file=sys.stderr, flush=True)
+        also = f" and {options.run_dir / by_class.NAME}" if options.by_class else ""
+        print(f"written to {evaluator.rows}{also}", file=sys.stderr, flush=True)
     return 0
 
 
@@ -113,6 +115,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         kind, least, what = of[1:]
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
     parser.add_argument(
+        "--by-class",
+        action="store_true",
+        help="print the accuracy of each class, too, and what it is most often taken for; all "
+        f"counts are in RUN_DIR/{by_class.NAME}",
+    )
+    parser.add_argument(
         "--data-root",
         help="where the data sets are now (default: as in the run; of another --data: $MAML_DATA, "
         "then ~/.cache/maml)",
@@ -144,9 +152,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
             raise UserError(f"--{name} must be at least {least}, not {value}")
         if isinstance(value, int) and value > MOST:
             raise UserError(f"--{name} must be at most {MOST}, not {value}")
-    for name in ("iteration", "ensemble"):
-        if getattr(options, name) is not None and options.watch:
-            raise UserError(f"--{name}: --watch evaluates every checkpoint")
+    for name in ("iteration", "ensemble", "by_class"):
+        if getattr(options, name) not in (None, False) and options.watch:
+            raise UserError(f"{flag(name)}: --watch evaluates every checkpoint")
     if options.data_root == "":
         raise UserError('--data-root "": empty; was a shell variable not set?')
     for name in ("poll", "patience"):
@@ -215,6 +223,8 @@ class RunEvaluator:
             worker.evaluation(self.options.split)
         transductive = _transductive(self.options, config)
         split = self.options.split
+        if self.options.by_class:
+            by_class.check(worker, split)
         headline = check_headline(worker, split, transductive, "--non-transductive")
         for line in filter(None, (headline, few_classes(worker, split))):
             print(line, file=sys.stderr, flush=True)
@@ -328,6 +338,23 @@ class RunEvaluator:
             mend = "\n" if before and not before.endswith(b"\n") else ""
             files.append_line(self.rows, mend + json.dumps(row))
         print("\n".join(lines), flush=True)
+        if options.by_class:
+            self._by_class(saved, progress=progress)
+
+    def _by_class(self, saved: dict[str, Any], *, progress: bool) -> None:
+        """Print how good the answers are for each class; write all counts but of a record."""
+        options = self.options
+        found = by_class.by_class(
+            self.strategy,
+            saved["model"],
+            options.split,
+            options.tasks,
+            transductive=self.question()["transductive"],
+            progress=progress,
+        )
+        if not self.of_record:
+            by_class.write(options.run_dir / by_class.NAME, found)
+        print("\n".join(by_class.lines(found)), flush=True)
 
     def _line(self, who: str, result: dict[str, Any]) -> str:
         assert self.config is not None

@@ -227,14 +227,22 @@ def described(error: BaseException) -> str:
     if isinstance(error, SyntaxError):  # its text names the file
         return f"{type(error).__name__}: {text}"
     kind = type(error).__name__ + (f": {text}" if text else "")
+    places = places_of_theirs(error)
+    return f"{kind} ({places[-1]})" if places else kind
+
+
+def places_of_theirs(error: BaseException) -> list[str]:
+    """The places in a user's files that an exception passed, as ``file:line``, the last at the end.
+
+    They are those in no library and in no file of ours.
+    """
     repository = Path(__file__).parents[1]
     libraries = (
         sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
     )
     ours = (*libraries, *(str(repository / name) for name in ("datasets", "maml")), "<frozen")
-    places = [
+    return [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(ours)
     ]
-    return f"{kind} ({places[-1]})" if places else kind

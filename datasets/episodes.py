@@ -32,7 +32,7 @@ class Episodes(ABC):
     division: str | None = None
     # How many classes its tasks are drawn from; None: that is not known, or there are none.
     class_count: int | None = None
-    # Their names, in the same order; None: they have none.
+    # What these are called, in the order that `classes` numbers them; None: by nothing.
     class_names: Sequence[str] | None = None
 
     def ids(self, iteration: int, meta_batch_size: int) -> Tensor:
@@ -47,6 +47,14 @@ class Episodes(ABC):
     def class_rows(self) -> ClassRows:
         """The images of each class; of what is no images, or has no classes, none."""
         return ClassRows(np.empty((0, 0, 0), np.uint8), [])
+
+    def classes(self, ids: Tensor) -> NDArray[np.int64] | None:
+        """Which of the split's classes the tasks with these ids have: ``[B, N]``, by label.
+
+        They are numbered from 0 to ``class_count - 1``. ``ids`` is int64 ``[B]``. None: that is not
+        known, or they have none.
+        """
+        return None
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
         """The names of the classes of the tasks with these ids, by label; None if they have none.
@@ -266,11 +274,15 @@ class FewShotImages(Episodes):
         rows = [np.arange(f, f + n) for f, n in zip(first, counts, strict=True)]
         return ClassRows(self.images, rows)
 
+    def classes(self, ids: Tensor) -> NDArray[np.int64]:
+        """The places of the tasks' classes in the split's list, by label; reads no image."""
+        return self.layout(ids).classes
+
     def names(self, ids: Tensor) -> list[list[str]] | None:
         """The names of the classes of the tasks with these ids, by label; reads no image."""
         if self.class_names is None:
             return None
-        return [[self.class_names[row] for row in task] for task in self.layout(ids).classes]
+        return [[self.class_names[row] for row in task] for task in self.classes(ids)]
 
     def files(self, ids: Tensor) -> Files:
         """The file of each support and each query image of the tasks with these ids.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets import addresses
@@ -21,6 +23,7 @@ class ShuffledSupport(Episodes):
         self._episodes, self._seed = episodes, seed
         self.split, self.one_pass = episodes.split, episodes.one_pass
         self.division = episodes.division
+        self.class_count, self.class_names = episodes.class_count, episodes.class_names
 
     def ids(self, iteration: int, meta_batch_size: int) -> Tensor:
         """The task ids of a meta-batch, as in the other episodes."""
@@ -33,6 +36,10 @@ class ShuffledSupport(Episodes):
     def content(self) -> str | None:
         """A digest of the images, as in the other episodes."""
         return self._episodes.content()
+
+    def classes(self, ids: Tensor) -> NDArray[np.int64] | None:
+        """The classes, as in the other episodes: by label."""
+        return self._episodes.classes(ids)
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
         """The names of the classes, as in the other episodes: by label."""

@@ -98,7 +98,7 @@ def _checked(record: Record, tasks: int, data_root: str | None) -> tuple[str, st
     }
     reason = differing(said, found)
     files = [
-        f"{line} when it was recorded"
+        f"{line} since it was recorded"
         for line in other_files(config, record.made["starts"][-1].get("own_files", {}))
     ]
     if "ensemble" in record.result:

@@ -167,6 +167,12 @@ def folders(folder: Path) -> list[Path]:
     )
 
 
+def run_directories(folder: Path) -> list[Path]:
+    """Return the run directories in ``folder``, itself or below it; a record has no checkpoints."""
+    there = (path.parent for path in folder.glob("**/config.yaml"))
+    return sorted(path for path in there if (path / "checkpoints").is_dir())
+
+
 def parameters(record: Record) -> Params:
     """Return the parameters that are kept.
 

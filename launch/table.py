@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from benchmarks.markdown import grid
+from datasets.words import counted
 from launch import recorded
 from launch.recorded import Record
 from maml.config import Config
@@ -37,6 +38,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if not options.records.is_dir():
         raise UserError(f"--records {options.records}: there is no such folder")
+    runs = recorded.run_directories(options.records)
+    if runs and not any(options.records.glob("**/record.json")):
+        there = counted(len(runs), "run directory", "run directories")
+        raise UserError(
+            f"--records {options.records}: {there} and no record; python -m launch.record RUN_DIR "
+            "makes one of a run"
+        )
     print(table(options.records, *(["run"] if options.run else [])))
     return 0
 

@@ -126,7 +126,9 @@ def content_of(
 
 
 def recorded_content(record: Path) -> dict[str, Any]:
-    """Return ``iteration`` and ``model`` of a record whose parameters are kept.
+    """Return what a checkpoint would hold of a record whose parameters are kept.
+
+    That is ``iteration``, ``model`` and, of a user's own components, ``own_files``.
 
     Raises:
         UserError: as `checkpoint.load_parameters`, or if its configuration cannot be read, or the
@@ -140,7 +142,12 @@ def recorded_content(record: Path) -> dict[str, Any]:
     # No result of a run that was not tested, and no such value in one of an earlier version.
     tested = directory.read_result(record).get("tested_iteration")
     iteration = tested or directory.read_config(record, own=False).iterations
-    return {"model": checkpoint.load_parameters(record / RECORDED), "iteration": iteration}
+    starts = directory.read_json(record / "record.json").get("starts") or [{}]
+    return {
+        "model": checkpoint.load_parameters(record / RECORDED),
+        "iteration": iteration,
+        "own_files": starts[-1].get("own_files", {}),
+    }
 
 
 def _chosen(run_dir: Path, wanted: str, *, transductive: bool, flag: str) -> Path:

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from datasets.errors import DataError
+from maml import by_class
 from maml.best import RECORDED, content_of, load_best
-from maml.config import Config, registry
+from maml.config import Config, default_data_root, flag, registry
 from maml.config.checks import MOST
 from maml.config.parser import Parser, number, whole_number
 from maml.config.presets import with_values
@@ -37,6 +38,7 @@ from maml.processes.device import choose_device
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory, files
+from maml.run.provenance import warn_of_edits
 from maml.run.watch import watch
 from maml.scores import check_headline, ensemble, evaluate, few_classes, summary, there_are
 from maml.strategies.local import Local
@@ -76,7 +78,8 @@ def main(arguments: list[str]) -> int:
     evaluator.build(config)
     evaluator.evaluate(saved, together)
     if not evaluator.of_record:
-        print(f"written to {evaluator.rows}", file=sys.stderr, flush=True)
+        also = f" and {options.run_dir / by_class.NAME}" if options.by_class else ""
+        print(f"written to {evaluator.rows}{also}", file=sys.stderr, flush=True)
     return 0
 
 
@@ -111,7 +114,17 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     for name, of in ASKED.items():
         kind, least, what = of[1:]
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
-    parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
+    parser.add_argument(
+        "--by-class",
+        action="store_true",
+        help="print the accuracy of each class, too, and what it is most often taken for; all "
+        f"counts are in RUN_DIR/{by_class.NAME}",
+    )
+    parser.add_argument(
+        "--data-root",
+        help="where the data sets are now (default: as in the run; of another --data: $MAML_DATA, "
+        "then ~/.cache/maml)",
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
     parser.add_argument(
         "--watch",
@@ -139,9 +152,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
             raise UserError(f"--{name} must be at least {least}, not {value}")
         if isinstance(value, int) and value > MOST:
             raise UserError(f"--{name} must be at most {MOST}, not {value}")
-    for name in ("iteration", "ensemble"):
-        if getattr(options, name) is not None and options.watch:
-            raise UserError(f"--{name}: --watch evaluates every checkpoint")
+    for name in ("iteration", "ensemble", "by_class"):
+        if getattr(options, name) not in (None, False) and options.watch:
+            raise UserError(f"{flag(name)}: --watch evaluates every checkpoint")
     if options.data_root == "":
         raise UserError('--data-root "": empty; was a shell variable not set?')
     for name in ("poll", "patience"):
@@ -173,6 +186,8 @@ class RunEvaluator:
         if self.rows.is_dir():
             raise UserError(f"{self.rows}: is a folder")
         self.config: Config | None = None
+        # Once, not with every checkpoint that is watched.
+        self._warned: set[str] = set()
 
     def config_now(self) -> Config:
         """Return the run's configuration, with what is otherwise here.
@@ -184,6 +199,9 @@ class RunEvaluator:
         config = directory.config_here(options.run_dir, options.data_root, options.device)
         self._own_ways = config.ways
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
+        if options.data not in (None, config.data) and options.data_root is None:
+            # The run's may be the folder of a user's own images, which holds no other data set.
+            asked["data_root"] = default_data_root()
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(
                 f"--steps {options.steps}: --learner {config.learner} takes no inner step"
@@ -205,6 +223,8 @@ class RunEvaluator:
             worker.evaluation(self.options.split)
         transductive = _transductive(self.options, config)
         split = self.options.split
+        if self.options.by_class:
+            by_class.check(worker, split)
         headline = check_headline(worker, split, transductive, "--non-transductive")
         for line in filter(None, (headline, few_classes(worker, split))):
             print(line, file=sys.stderr, flush=True)
@@ -287,6 +307,7 @@ class RunEvaluator:
                     f"--data {options.data}: the run's model takes no images of the shape "
                     f"{list(shape or [])} (channels, height, width), which these have"
                 ) from error
+            warn_of_edits(self.config, one, self._warned)
         if saved.get("division") is not None and options.data is None:
             training = self.strategy.worker.learner.open_tasks("train")
             checkpoint.check_division(saved, training.division, options.run_dir)
@@ -317,6 +338,23 @@ class RunEvaluator:
             mend = "\n" if before and not before.endswith(b"\n") else ""
             files.append_line(self.rows, mend + json.dumps(row))
         print("\n".join(lines), flush=True)
+        if options.by_class:
+            self._by_class(saved, progress=progress)
+
+    def _by_class(self, saved: dict[str, Any], *, progress: bool) -> None:
+        """Print how good the answers are for each class; write all counts but of a record."""
+        options = self.options
+        found = by_class.by_class(
+            self.strategy,
+            saved["model"],
+            options.split,
+            options.tasks,
+            transductive=self.question()["transductive"],
+            progress=progress,
+        )
+        if not self.of_record:
+            by_class.write(options.run_dir / by_class.NAME, found)
+        print("\n".join(by_class.lines(found)), flush=True)
 
     def _line(self, who: str, result: dict[str, Any]) -> str:
         assert self.config is not None

@@ -24,6 +24,7 @@ from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import directory, refused
 from maml.run.checkpoint import check_model
+from maml.run.provenance import warn_of_edits
 from maml.worker import Share, Worker
 
 NAMES = 4
@@ -35,13 +36,15 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     run_dir: Path = options.run_dir
     config = directory.config_here(run_dir, options.data_root, options.device)
-    row, tasks, model = refused.read(run_dir, options.iteration)
+    row, tasks, saved = refused.read(run_dir, options.iteration)
     again = f"computing the {counted(len(tasks), 'task')} of iteration {row['iteration']} again"
     print(f"{run_dir}: {again}", file=sys.stderr, flush=True)
     world = World(0, 1, 0, 1, launched=False)
     init_process(config, world)
     worker = Worker(config, choose_device(config, world))
-    check_model({"model": model}, worker.learner.meta_parameters(), str(run_dir))
+    check_model(saved, worker.learner.meta_parameters(), str(run_dir))
+    warn_of_edits(config, saved)
+    model: Params = saved["model"]
     print(f"{run_dir}: iteration {row['iteration']}: {row.get('reason')}", flush=True)
     bad = [task for task in tasks.tolist() if not _is_fine(worker, model, task)]
     print(_verdict(bad, len(tasks)))

@@ -102,7 +102,7 @@ def of_tasks(
         between()
         return strategy.evaluate(meta_params, split, ids)
 
-    return _in_rounds(strategy, split, tasks, evaluated, progress=progress)
+    return in_rounds(strategy, split, tasks, evaluated, progress=progress)
 
 
 def ensemble(
@@ -114,11 +114,11 @@ def ensemble(
     def evaluated(ids: Tensor) -> Tensor:
         return worker.evaluate_together(models, split, ids, worker.learner)
 
-    values = _in_rounds(strategy, split, tasks, evaluated, progress=progress)
+    values = in_rounds(strategy, split, tasks, evaluated, progress=progress)
     return means(values, split, worker.evaluation_names)
 
 
-def _in_rounds(
+def in_rounds(
     strategy: Strategy,
     split: str,
     tasks: int,

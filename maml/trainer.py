@@ -37,7 +37,7 @@ from maml.run.insight import Insight
 from maml.run.lock import Lock
 from maml.run.log import RunLog
 from maml.run.progress import Patience
-from maml.run.provenance import other_files, own_files
+from maml.run.provenance import own_files, warn_of_edits
 from maml.run.resume import beginning, bring_history, choose_run_dir
 from maml.run.task_scores import write_tasks
 from maml.run.window import Window
@@ -169,21 +169,19 @@ class _Run:
         # Held while parameters, their optimizer, the iteration and the log do not belong together.
         self._between = threading.RLock()
         self._patience = Patience(lambda: worker.progress, speaks=self.speaks)
-        self._guard = Guard(config, self.run_dir, speaks=self.speaks)
         self._insight = Insight(worker)
+        # As they were imported; they may be edited while it trains.
+        self._own_files = own_files(config)
+        self._guard = Guard(config, self.run_dir, self._own_files, speaks=self.speaks)
         # Whether parameters, optimizer and iteration belong together; what is saved of them.
         self._whole, self._saved = True, -1
         self._done = False
         self._best_model = BestModel(transductive=config.transductive)
-        # As they were imported; they may be edited while it trains.
-        self._own_files = own_files(config)
         if start is not None:
             self._restore(start)
         self.began_at = self.iteration
         if self.speaks:
-            for line in other_files(config, start.get("own_files", {}) if start else {}):
-                said = f"warning: {line} when the checkpoint was saved that this run goes on from"
-                print(said, file=sys.stderr, flush=True)
+            warn_of_edits(config, start or {})
             self._starts = directory.write_config(
                 self.run_dir,
                 self.config,

@@ -266,29 +266,46 @@ class Worker:
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
         params = self._here(meta_params)
-        return self._evaluated(split, ids, lambda tasks: learner.evaluate(params, tasks))
+        return self._scored(split, ids, lambda tasks: learner.evaluate(params, tasks))
 
     def evaluate_together(
         self, models: Sequence[Params], split: str, ids: Tensor, learner: Learner
     ) -> Tensor:
         """Return what `evaluate` does, of an ensemble (`Learner.evaluate_together`)."""
         here = [self._here(params) for params in models]
-        return self._evaluated(split, ids, lambda tasks: learner.evaluate_together(here, tasks))
+        return self._scored(split, ids, lambda tasks: learner.evaluate_together(here, tasks))
+
+    def confusions(
+        self, meta_params: Params, split: str, ids: Tensor, learner: Learner, *, transductive: bool
+    ) -> Tensor:
+        """Return ``[T, N, N]``, as `Learner.confusions` does for tasks at hand; raises as that."""
+        params = self._here(meta_params)
+        found = self._evaluated(
+            split,
+            ids,
+            lambda tasks: learner.confusions(params, tasks, transductive=transductive),
+        )
+        return torch.cat(found).cpu()
 
     def _here(self, params: Params) -> Params:
         return {name: tensor.detach().to(self.device) for name, tensor in params.items()}
 
-    @torch.no_grad()
-    def _evaluated(
+    def _scored(
         self, split: str, ids: Tensor, metrics_of: Callable[[Any], dict[str, Tensor]]
     ) -> Tensor:
-        rows = []
-        for tasks in Prefetch(self.evaluation(split).tasks).tasks(self._batches(ids)):
-            metrics = metrics_of(self._on_device(tasks))
-            rows.append(torch.stack([metrics[name] for name in self.evaluation_names], dim=1))
+        def row(tasks: Any) -> Tensor:
+            metrics = metrics_of(tasks)
+            return torch.stack([metrics[name] for name in self.evaluation_names], dim=1)
+
+        rows = self._evaluated(split, ids, row)
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)
         return torch.cat(rows).cpu()
+
+    @torch.no_grad()
+    def _evaluated(self, split: str, ids: Tensor, of: Callable[[Any], Tensor]) -> list[Tensor]:
+        made = Prefetch(self.evaluation(split).tasks).tasks(self._batches(ids))
+        return [of(self._on_device(tasks)) for tasks in made]
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
         """Split ids into batches of a bounded size: memory stays bounded, too."""

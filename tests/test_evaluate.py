@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import maml
 from datasets.errors import DataError
 from datasets.tasks import Task
+from maml import by_class
 from maml import evaluate as evaluation
 from maml.config import Config
 from maml.config.checks import most_threads
-from maml.config.presets import with_values
+from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.learners import build_learner
 from maml.processes.program import run_program
@@ -30,7 +34,7 @@ from maml.scores import evaluate, mean_and_ci95, summary
 from maml.strategies.local import Local
 from maml.worker import Worker
 from tests.launching import run
-from tests.runs import glyphs, last, metrics, result, sinusoid, train
+from tests.runs import glyphs, last, metrics, result, sinusoid, supervised, train
 
 ALONE = World(0, 1, 0, 1, launched=False)
 
@@ -288,6 +292,118 @@ def test_what_is_asked_otherwise(run_dir: Path, tmp_path: Path) -> None:
     assert found[2]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
+PLACES: list[Path] = []
+
+
+def placed(split: str, data_root: Path) -> dict[str, Any]:
+    """A data set that tells where it was looked for."""
+    PLACES.append(data_root)
+    return {name: np.zeros((9, 28, 28), np.uint8) for name in "abc"}
+
+
+def test_another_data_set_is_not_looked_for_where_the_run_s_own_is(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may be the folder of a user's own images: others would be downloaded into it."""
+    path = run_dir / "config.yaml"
+    path.write_text(re.sub(r"data_root: .*", "data_root: /mine", path.read_text()))
+    monkeypatch.setenv("MAML_DATA", str(tmp_path / "default"))
+    asked = [str(run_dir), "--tasks", "2", "--data", "tests.test_evaluate:placed"]
+    evaluation.main(asked)
+    assert set(PLACES) == {tmp_path / "default"}
+    PLACES.clear()
+    evaluation.main([*asked, "--data-root", "elsewhere"])
+    assert set(PLACES) == {Path("elsewhere")}
+    path.write_text(path.read_text().replace("data: glyphs", "data: tests.test_evaluate:placed"))
+    PLACES.clear()
+    evaluation.main(asked)
+    assert set(PLACES) == {Path("/mine")}
+
+
+def named(split: str) -> dict[str, Any]:
+    """Classes of stripes, of which each is hard to tell from the next."""
+    dice = np.random.default_rng(0)
+    rows = np.arange(28)[:, None] * np.ones((1, 28))
+    return {
+        name: (dice.random((9, 28, 28)) * (rows % (place + 2) == 0) * 255).astype(np.uint8)
+        for place, name in enumerate(["owl", "cat", "dog, wet", "eel"])
+    }
+
+
+@pytest.mark.parametrize("flags", [(), ("--non-transductive",)], ids=["", "non-transductive"])
+def test_accuracy_by_class(
+    flags: tuple[str, ...], run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The counts of adapting to each task and predicting, by names; a table of them."""
+    data = "tests.test_evaluate:named"
+    asked = [str(run_dir), "--tasks", "7", "--by-class", *flags]
+    evaluation.main([*asked, "--data", data])
+    out, err = capsys.readouterr()
+    assert err.endswith(f"written to {run_dir}/evaluations.jsonl and {run_dir}/by_class.csv\n")
+    with (run_dir / "by_class.csv").open() as file:
+        found = {(row["true"], row["predicted"]): int(row["count"]) for row in csv.DictReader(file)}
+    model, tasks = maml.load(run_dir), maml.episodes(data, ways=3, queries=2)
+    counts: Counter[tuple[str, str]] = Counter()
+    for id in range(7):
+        task = tasks.task(id)
+        (names,) = tasks.episodes.names(torch.tensor([id])) or [[]]
+        adapted = model.adapt(task.support_x, task.support_y)
+        answers = adapted.predict(task.query_x, "support" if flags else "query").argmax(1)
+        pairs = zip(task.query_y.tolist(), answers.tolist(), strict=True)
+        counts.update((names[true], names[answer]) for true, answer in pairs)
+    assert found == counts
+    (row,) = rows(run_dir)
+    right = sum(n for (true, answer), n in counts.items() if true == answer)
+    accuracy = row["non_transductive_accuracy" if flags else "accuracy"]
+    assert right / (7 * 3 * 2) == pytest.approx(accuracy)
+
+    first, heading, *lines = out.splitlines()
+    assert first.startswith("iteration 2: test accuracy ")
+    columns = ["class", "queries", "accuracy", "most often taken for"]
+    assert re.split(r" {2,}", heading) == columns
+    assert [line[:8].strip() for line in lines] == ["owl", "cat", "dog, wet", "eel"]
+    for line in lines:
+        name = line[:8].strip()
+        asked_of = sum(n for (true, _), n in counts.items() if true == name)
+        wrong = {other: n for (true, other), n in counts.items() if name == true != other}
+        most = [f"{other} ({n})" for other, n in wrong.items() if n == max(wrong.values())]
+        share = f"{100 * counts[name, name] / asked_of:.2f} %"
+        assert re.fullmatch(rf" +{asked_of} +{share}  .*", line[8:])
+        assert any(line.endswith(f"  {each}") for each in most or ["–"])
+    # Classes without names have numbers, and those that no task had are listed, too.
+    evaluation.main(asked)
+    first, heading, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [str(n) for n in range(len(lines))]
+    assert sum(int(line.split()[1]) for line in lines) == 7 * 3 * 2
+    assert any(line.split()[1:] == ["0", "–", "–"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (sinusoid(iterations=1), "the tasks of --data sinusoid have no classes"),
+        (supervised(iterations=1), "it is not known which classes the tasks of --learner superv"),
+        (
+            with_values(PRESETS["maml-navigation"], iterations=1, test_tasks=0, threads=1),
+            "the tasks of --data navigation have no classes",
+        ),
+    ],
+    ids=["regression", "batches", "policy"],
+)
+def test_by_class_where_no_class_is_known(config: Config, says: str) -> None:
+    with pytest.raises(UserError, match=f"^--by-class: {says}"):
+        by_class.check(Worker(config, torch.device("cpu"), trains=False), "test")
+
+
+def test_by_class_of_outputs_that_are_no_numbers() -> None:
+    """The first class would be the answer to all."""
+    learner = build_learner(glyphs())
+    tasks = learner.open_tasks("test", evaluation=True).tasks(torch.arange(2))
+    params = {name: tensor * math.nan for name, tensor in learner.meta_parameters().items()}
+    with pytest.raises(UserError, match=r"^--by-class: the model's outputs are no numbers"):
+        learner.confusions(params, tasks, transductive=True)
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_an_ensemble_is_reported_beside_the_single_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -355,6 +471,7 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         ("--iteration", "best"): "--iteration best: no kept checkpoint was validated",
         ("--ensemble", "1"): "--ensemble must be at least 2",
         ("--ensemble", "2", "--watch"): "--ensemble: --watch evaluates every checkpoint",
+        ("--by-class", "--watch"): "--by-class: --watch evaluates every checkpoint",
         ("--iteration", "2", "--watch"): "--iteration: --watch evaluates every checkpoint",
         ("--data", "glyfs"): "--data glyfs",
         ("--dat", "glyphs"): "--dat",

@@ -29,7 +29,7 @@ FLOORS = (
     ("worker",),
     ("strategies", "run"),
     ("scores",),
-    ("best",),
+    ("best", "by_class"),
     ("initial",),
     ("library", "evaluate", "replay", "relog"),
     ("plots",),

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,20 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path, capfd: pytest.CaptureFix
         model.adapt(arrays[..., 0], labels)
     with pytest.raises(maml.UserError, match=r"/test/c is a folder: give a list of files"):
         model.adapt(files, labels).predict(tmp_path / "mine/test/c")
+    # Where a number would say less than it seems to, a line says why.
+    trained_on = "the run was trained on classes of these names: a, b; "
+    of_support = "6 of 6 images are in --support, too, as "
+    for places, said in {
+        ("train", "train"): {trained_on, of_support},
+        ("train", "test/c"): {trained_on},
+        ("test", "test"): {of_support},
+        ("test", "train/a"): set(),
+    }.items():
+        support, query = (str(tmp_path / "mine" / place) for place in places)
+        predict.main([str(tmp_path / "run"), "--support", support, "--query", query])
+        err = capfd.readouterr().err
+        assert {line for line in (trained_on, of_support) if line in err} == said
+        assert err.count("warning: ") == len(err.splitlines()) == len(said)
     # Its own tasks need not be described again; a panel names its classes.
     task = model.episodes("test").task(0)
     assert task.support_x.shape == (2, 3, 32, 32)
@@ -297,6 +312,7 @@ def test_what_does_not_fit_is_one_line(model: maml.Model, x: Any, y: Any, says: 
         model.adapt(x, y)
     assert says in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
 def test_of_queries_and_settings_too(model: maml.Model) -> None:

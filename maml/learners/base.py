@@ -423,6 +423,34 @@ class Learner(nn.Module, ABC):
         together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))
         return self.scores(together, tasks.query_y)
 
+    @torch.no_grad()
+    def confusions(self, meta_params: Params, tasks: Task, *, transductive: bool) -> Tensor:
+        """Return how often each of B tasks' queries of a label got each label, as `evaluate` does.
+
+        Args:
+            meta_params: The meta-parameters.
+            tasks: Of classes.
+            transductive: Which of the two `Predictions` counts.
+
+        Returns:
+            ``[B, N, N]`` int64: true label, then predicted one.
+
+        Raises:
+            UserError: for a learner that is not evaluated by its outputs; for outputs that are no
+                numbers.
+        """
+        if not self._is_own("evaluate"):
+            learner = self.config.learner
+            raise UserError(f"--by-class: --learner {learner} is not evaluated by its outputs")
+        answers = self.predictions(meta_params, tasks, self.config.eval_inner_steps)
+        outputs = answers.transductive if transductive else answers.non_transductive
+        if outputs.isnan().any():
+            raise UserError("--by-class: the model's outputs are no numbers: it has diverged")
+        ways = outputs.shape[-1]
+        pairs = tasks.query_y * ways + outputs.argmax(-1)
+        counts = pairs.new_zeros(len(pairs), ways * ways)
+        return counts.scatter_add_(1, pairs, torch.ones_like(pairs)).reshape(-1, ways, ways)
+
     def mixes(self, x: Tensor) -> bool:
         """Say whether the network answers an example by the others of its set, whatever is given.
 

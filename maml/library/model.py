@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from datasets.errors import DataError
 from datasets.tasks import Task
 from datasets.words import counted
 from maml.best import RECORDED, content_of, recorded_content
@@ -23,12 +22,14 @@ from maml.learners import Learner, build_learner
 from maml.learners.base import OuterGradient
 from maml.learners.objectives import REGRESSION
 from maml.library import inputs, module
+from maml.library.alone import alone
 from maml.library.module import AdaptedModule, MetaModule
 from maml.library.tasks import Tasks
 from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.world import World
 from maml.run import checkpoint, directory
+from maml.run.provenance import warn_of_edits
 
 BatchStatistics = Literal["support", "query"]
 """Whose mean and variance normalise the queries inside the network. support: the support set's, so
@@ -36,6 +37,7 @@ that one query's answer depends on no other (non-transductive). query: those of 
 asked together, as in MAML's released code (transductive)."""
 
 
+@alone()
 def load(path: Path | str, iteration: int | str | None = None, device: str = "auto") -> Model:
     """Load a trained model.
 
@@ -48,11 +50,13 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
             best.
         device: Where it computes: cpu, cuda, cuda:N, or auto, a GPU where there is one.
 
+    A line on stderr says which of your own files (``--network module:Class``) have changed since.
+
     Raises:
         UserError: one line that names the file, if it is not there, is damaged or is of another
             version; for a run that has nothing to adapt (``--learner supervised``).
     """
-    run_dir, file = _find(Path(path).expanduser(), iteration)
+    run_dir, file = find(Path(path), iteration)
     config = with_values(directory.read_config(run_dir), strategy="local", device=device)
     if file is None:
         wanted = iteration if iteration in (None, "best") else inputs.whole(iteration, "iteration")
@@ -68,12 +72,17 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
     if tasks in why:
         raise UserError(f"{run_dir}: a run of --learner {config.learner}: {why[tasks]}")
     checkpoint.check_model(saved, learner.meta_parameters(), str(file or run_dir))
+    warn_of_edits(config, saved)
     place = choose_device(config, World(0, 1, 0, 1, launched=False))
     return Model(learner, saved["model"], saved["iteration"], place)
 
 
-def _find(path: Path, iteration: int | str | None) -> tuple[Path, Path | None]:
-    """Return the run directory and the file that are meant; None: one of its checkpoints."""
+def find(path: Path, iteration: int | str | None = None) -> tuple[Path, Path | None]:
+    """Return the run directory and the file that are meant; None: one of its checkpoints.
+
+    Arguments and errors are as in `load`.
+    """
+    path = path.expanduser()
     if path.is_dir():
         return path, None
     if not path.exists():
@@ -117,6 +126,7 @@ class Model:
         """Inner steps by default, as many as the run's evaluation takes."""
         return self.config.eval_inner_steps
 
+    @alone()
     def adapt(
         self, support_x: inputs.Images, support_y: Any, steps: int | None = None
     ) -> AdaptedModel:
@@ -156,6 +166,7 @@ class Model:
         """The meta-parameters as a module of torch, whose parameters are the model's own memory."""
         return MetaModule(self.learner, self.meta_params)
 
+    @alone()
     def network_state(self) -> Params:
         """Return the network's parameters, as adaptation begins with them, for its own class.
 
@@ -165,6 +176,7 @@ class Model:
         """
         return module.own_names(self.learner, module.unadapted(self.learner, self.meta_params))
 
+    @alone()
     def features(self, x: inputs.Images) -> Tensor:
         """Return what the output layer sees of examples before any adaptation.
 
@@ -182,6 +194,7 @@ class Model:
         with torch.no_grad():
             return self.learner.features_of(params, self.examples(x, "x"))[0].cpu()
 
+    @alone()
     def episodes(self, split: str = "test", *, training: bool = False) -> Tasks:
         """Return the tasks that the run is evaluated on, of the data set that it was trained on.
 
@@ -195,11 +208,9 @@ class Model:
         """
         if split not in ("train", "validation", "test"):
             raise UserError(f"split {split!r}: train, validation or test")
-        try:
-            return Tasks(self.learner.open_tasks(split, evaluation=not training))
-        except DataError as error:
-            raise UserError(str(error)) from error
+        return Tasks(self.learner.open_tasks(split, evaluation=not training))
 
+    @alone()
     def meta_gradient(self, tasks: Task) -> OuterGradient:
         """Differentiate the outer loss summed over tasks, as a step of training does.
 
@@ -308,17 +319,20 @@ class AdaptedModel:
         params = {name: tensor.detach().clone() for name, tensor in found.items()}
         return AdaptedModule(self._learner, params)
 
+    @alone()
     def network_state(self) -> Params:
         """Return the adapted network's parameters for its own class, as `Model.network_state`."""
         params = self._learner.modulated(dict(self.module.named_parameters()))
         return module.own_names(self._learner, params)
 
+    @alone()
     def features(self, x: inputs.Images) -> Tensor:
         """Return what the output layer sees of examples, as `Model.features` before adaptation."""
         params = {name: p.detach() for name, p in self.module.named_parameters()}
         with torch.no_grad():
             return self._learner.features_of(params, self._model.examples(x, "x"))[0].cpu()
 
+    @alone()
     def predict(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
     ) -> Tensor:
@@ -340,6 +354,7 @@ class AdaptedModel:
         outputs = self.logits(query_x, batch_statistics)
         return outputs if self.classes is None else outputs.softmax(-1)
 
+    @alone()
     def logits(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
     ) -> Tensor:

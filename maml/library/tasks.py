@@ -16,6 +16,7 @@ from datasets.opening import options_of
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.library import inputs
+from maml.library.alone import alone
 
 
 class Tasks:
@@ -33,6 +34,7 @@ class Tasks:
         support, query = (len(y) for y in (self.task(0).support_y, self.task(0).query_y))
         return f"<tasks of {support} support and {query} query examples>"
 
+    @alone()
     def task(self, id: int) -> Task:
         """Return task ``id``: ``support_x [N·K, C, H, W]`` in [0, 1], ``support_y [N·K]``, ….
 
@@ -40,6 +42,7 @@ class Tasks:
         """
         return Task(*(part[0] for part in self._of([inputs.whole(id, "id")])))
 
+    @alone()
     def tasks(self, ids: Iterable[int]) -> Task:
         """Return the B tasks ``ids`` as one: a leading dimension B everywhere.
 
@@ -54,6 +57,7 @@ class Tasks:
         return self.episodes.tasks(torch.tensor(ids, dtype=torch.int64))
 
 
+@alone()
 def episodes(
     data: str,
     split: str = "test",

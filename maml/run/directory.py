@@ -249,11 +249,16 @@ def write_result(run_dir: Path, result: dict[str, Any]) -> None:
 
 def read_result(run_dir: Path) -> dict[str, Any]:
     """Return what ``result.json`` holds; empty while it cannot be read."""
+    return read_json(run_dir / "result.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a file of one JSON object holds; empty while it cannot be read."""
     try:
-        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return result
+    return found if isinstance(found, dict) else {}
 
 
 def write_status(run_dir: Path, state: str, iteration: int, start: int, config: Config) -> None:

@@ -21,9 +21,15 @@ SKIPPED_IN_A_ROW = 100
 class Guard:
     """Knows of each step of a run whether it was taken, and what its numbers were."""
 
-    def __init__(self, config: Config, run_dir: Path, *, speaks: bool) -> None:
-        """Guard the run of ``config``; all processes do, one of them ``speaks`` and writes."""
+    def __init__(
+        self, config: Config, run_dir: Path, own_files: dict[str, dict[str, str]], *, speaks: bool
+    ) -> None:
+        """Guard the run of ``config``; all processes do, one of them ``speaks`` and writes.
+
+        ``own_files``: `maml.run.provenance.own_files`, as the run has imported them.
+        """
         self._config, self._run_dir, self._speaks = config, run_dir, speaks
+        self._own_files = own_files
         self._divergence = Divergence()
         self._in_a_row = 0
 
@@ -67,6 +73,7 @@ class Guard:
                 action=action,
                 tasks=tasks,
                 model=model,
+                own_files=self._own_files,
             )
         what = f"{reason} at iteration {iteration}"
         replay = f"python -m maml.replay {self._run_dir} shows which tasks it is"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import subprocess
+import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from maml.config import Config, registry
 
@@ -60,15 +63,49 @@ def own_files(config: Config) -> dict[str, dict[str, str]]:
     return found
 
 
-def other_files(config: Config, recorded: dict[str, dict[str, str]]) -> list[str]:
-    """Say of each of a user's own files that is not what it was when ``recorded``."""
-    now = own_files(config)
+def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Say of each of a user's own files that it has changed, if it has since it was ``recorded``.
+
+    A line ends where it is to say since when: ``mynet.py (--network mynet:Net) has changed``.
+    """
+    now, files = own_files(config), registry.files_of_own(config)
     return [
-        f"--{kind} {getattr(config, kind)}: the file of {module} is not what it was"
-        for kind, files in recorded.items()
-        for module, digest in files.items()
+        f"{_shown(files.get(kind, {}).get(module, module))} (--{kind} {getattr(config, kind)}) "
+        "has changed"
+        for kind, digests in recorded.items()
+        for module, digest in digests.items()
         if now.get(kind, {}).get(module) != digest
     ]
+
+
+def warn_of_edits(config: Config, saved: Mapping[str, Any], said: set[str] | None = None) -> None:
+    """Print a line for each of a user's own files that has changed since a checkpoint was saved.
+
+    Args:
+        config: What the checkpoint is used with. A component that is another one here than there
+            is no file that has changed.
+        saved: The checkpoint's content.
+        said: Lines that are not to be printed again; those printed now are added.
+    """
+    then = saved.get("config", {})
+    same = {
+        kind: digests
+        for kind, digests in saved.get("own_files", {}).items()
+        if then.get(kind, getattr(config, kind)) == getattr(config, kind)
+    }
+    said = set() if said is None else said
+    for line in other_files(config, same):
+        if line not in said:
+            said.add(line)
+            since = "since this checkpoint was saved: results may differ"
+            print(f"warning: {line} {since}", file=sys.stderr, flush=True)
+
+
+def _shown(file: str) -> str:
+    """Return a file's path as it is from the current folder, if it is below that."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(Path(file).relative_to(Path.cwd()))
+    return file
 
 
 def digest_of(path: Path) -> str:

@@ -42,6 +42,7 @@ def record(
     action: str,
     tasks: Tensor,
     model: Params,
+    own_files: dict[str, dict[str, str]],
 ) -> None:
     """Write down a step that was not taken.
 
@@ -53,6 +54,7 @@ def record(
         action: "stop" or "skip": what the run does now.
         tasks: ``[B]`` int64 ids of its training tasks.
         model: The meta-parameters that they were computed with.
+        own_files: The digests of a user's own files that they were computed by.
 
     Raises:
         UserError: naming the file, if one cannot be written.
@@ -72,6 +74,7 @@ def record(
             "optimizer": {},
             "iteration": iteration - 1,
             "seconds": 0.0,
+            "own_files": own_files,
             "config": {name: getattr(config, name) for name in MUST_MATCH},
         }
         checkpoint.save(path, content)
@@ -85,8 +88,8 @@ def skipped(run_dir: Path, until: int) -> int:
     )
 
 
-def read(run_dir: Path, iteration: int | None) -> tuple[dict[str, Any], Tensor, Params]:
-    """Return the row of a refused step, its tasks ``[B]`` and the model before it.
+def read(run_dir: Path, iteration: int | None) -> tuple[dict[str, Any], Tensor, dict[str, Any]]:
+    """Return the row of a refused step, its tasks ``[B]`` and a checkpoint of before it.
 
     Args:
         run_dir: The run directory.
@@ -107,4 +110,4 @@ def read(run_dir: Path, iteration: int | None) -> tuple[dict[str, Any], Tensor, 
         tasks = torch.tensor(row["tasks"], dtype=torch.int64).reshape(-1)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise UserError(f"{rows_of(run_dir)}: a row without its tasks: it is damaged") from error
-    return row, tasks, checkpoint.load(model_of(run_dir, row["iteration"]))["model"]
+    return row, tasks, checkpoint.load(model_of(run_dir, row["iteration"]))

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from torch import nn
 import maml
 from datasets import DataError
 from maml.config.cli import parse
-from maml.config.presets import PRESETS
+from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.evaluate import main as evaluate
 from maml.learners import build_learner
 from maml.networks.ordinary import explicit
 from maml.run.directory import read_config
+from maml.run.provenance import warn_of_edits
 from maml.scores import same_classes
 from maml.trainer import Trainer
 from maml.worker import Worker
@@ -98,6 +100,20 @@ def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
     assert "accuracy" in run([sys.executable, "-m", "launch.compare", *runs], 120).stdout
 
 
+def test_an_edit_is_said_once_and_only_of_what_is_used(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint that is watched comes again; one may be evaluated on other data."""
+    config = parse(SMALL)
+    saved = {"config": {"data": config.data}, "own_files": {"data": {"my_data": "another"}}}
+    said: set[str] = set()
+    for used, lines in ((with_values(config, data="glyphs"), 0), (config, 1), (config, 0)):
+        warn_of_edits(used, saved, said)
+        found = capsys.readouterr().err.splitlines()
+        assert len(found) == lines, found
+        assert all("my_data.py (--data my_data:textures) has changed since" in x for x in found)
+
+
 def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Where a run is read, in another folder, that is said; it is no matter of versions."""
     run_dir = tmp_path_factory.mktemp("run")
@@ -105,7 +121,21 @@ def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPath
     with pytest.raises(UserError) as caught:
         read_config(run_dir)
     where = f"there is no module not_here in {folder} or on PYTHONPATH"
-    assert str(caught.value) == f"{run_dir}/config.yaml: --network not_here:Net: {where}"
+    line = f"{run_dir}/config.yaml: --network not_here:Net: {where}"
+    assert str(caught.value) == line
+    # From the library it comes alone, but for what their own file has raised.
+    with pytest.raises(UserError) as caught:
+        maml.load(run_dir)
+    assert str(caught.value) == line
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+    (folder / "raising.py").write_text("Net = 1 / 0\n")
+    (run_dir / "config.yaml").write_text(yaml.dump({"config": {"network": "raising:Net"}}))
+    with pytest.raises(
+        UserError, match=r"raising:Net: ZeroDivisionError: .*raising\.py:1"
+    ) as caught:
+        maml.load(run_dir)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 2
 
 
 def test_a_learner_has_the_facts_of_its_base(folder: Path, write: Callable[[str], str]) -> None:

@@ -18,6 +18,7 @@ import yaml
 import maml
 from launch import check_record, record, recorded, table
 from launch.recorded import Record
+from maml import evaluate as evaluation
 from maml.config import Config
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
@@ -95,7 +96,7 @@ def test_a_record_is_a_model_to_adapt(kept: Path, run_dir: Path) -> None:
 def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is in no commit: a record has its SHA-256, and both a check and a resumption look."""
+    """It is in no commit: a record has its SHA-256, and whoever uses the model looks."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
@@ -106,18 +107,31 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     kept = record.write(Path("run"), tmp_path / "records", 3, "", None)
     (start,) = recorded.read(kept).made["starts"]
     assert start["own_files"] == {"learner": {"recorded_mine": digest_of(mine)}}
-    said = "--learner recorded_mine:Mine: the file of recorded_mine is not what it was when"
+    said = "recorded_mine.py (--learner recorded_mine:Mine) has changed since"
+    warning = f"warning: {said} this checkpoint was saved: results may differ\n"
+    uses = [
+        lambda: evaluation.main(["run", "--tasks", "2"]),
+        lambda: maml.load("run"),
+        lambda: maml.load("run/checkpoints/last.pt"),
+        lambda: maml.load(kept),
+    ]
+    for use in uses:
+        use()
+    assert "has changed" not in capsys.readouterr().err
     assert check_record.main([str(kept)]) == 0
     assert said not in capsys.readouterr().out
     mine.write_text(f"{mine.read_text()}\n# other\n")
     assert check_record.main([str(kept)]) == 0
     assert f"{said} it was recorded" in capsys.readouterr().out
+    for use in uses:
+        use()
+        assert capsys.readouterr().err.count(warning) == 1
     # In the same run directory, and in another one.
     saved = str(Path("run/checkpoints/last.pt").absolute())
     onward = [{"iterations": 3}, {"iterations": 3, "run_dir": "on", "resume": saved}]
     for values in reversed(onward):
         assert Trainer(with_values(config, **values)).run() == 0
-        assert f"warning: {said} the checkpoint was saved" in capsys.readouterr().err
+        assert warning in capsys.readouterr().err
 
 
 def test_learn2learn_finds_what_was_kept(kept: Path) -> None:
@@ -453,3 +467,10 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
             main([str(copy), "--tasks", "0"])
     with pytest.raises(UserError, match=r"--records .*nowhere: there is no such folder"):
         table.main(["--records", str(tmp_path / "nowhere")])
+    # A name that records have, too.
+    copy.rename(tmp_path / "seed-0")
+    for folder in (tmp_path, tmp_path / "seed-0"):
+        with pytest.raises(
+            UserError, match=r"1 run directory and no record; .* -m launch\.record "
+        ):
+            table.main(["--records", str(folder)])

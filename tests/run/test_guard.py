@@ -12,7 +12,7 @@ import torch
 
 from maml import replay
 from maml.errors import UserError
-from maml.run import refused
+from maml.run import provenance, refused
 from maml.run.checkpoint import last_checkpoint
 from maml.run.directory import read_status
 from maml.run.divergence import LONG, Divergence
@@ -42,7 +42,11 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     ids=["loss", "gradient"],
 )
 def test_a_step_that_is_not_finite_stops_the_run(
-    values: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    values: dict[str, Any],
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The checkpoint from before it exists, and the line names it; the task is found."""
     with pytest.raises(UserError, match=f"^{reason} at iteration 3: training has div") as caught:
@@ -57,11 +61,19 @@ def test_a_step_that_is_not_finite_stops_the_run(
     assert (row["iteration"], row["tasks"], row["action"]) == (3, [6, 7, 8], "stop")
     capsys.readouterr()
     assert replay.main([str(tmp_path)]) == 0
-    first, *tasks, verdict = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert "has changed" not in err
+    first, *tasks, verdict = out.splitlines()
     assert first.startswith(f"{tmp_path}: iteration 3: ")
     assert [line.split(":")[0] for line in tasks] == ["task 6", "task 7", "task 8"]
     assert ["not finite in network." in line for line in tasks] == [False, True, False]
     assert verdict == f"1 of 3 tasks not finite: {BAD}"
+    with monkeypatch.context() as patched:
+        patched.setattr(provenance, "digest_of", lambda path: "another")
+        assert replay.main([str(tmp_path)]) == 0
+        assert f"(--data {values.get('data', POISONED.data)}) has changed since" in (
+            capsys.readouterr().err
+        )
     # The same command meets it again; another way of going on gets past it.
     with pytest.raises(UserError, match="at iteration 3"):
         train(POISONED, tmp_path, **values)

@@ -122,8 +122,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--data-root",
-        help="where the data sets are now (default: as in the run; of another --data: $MAML_DATA, "
-        "then ~/.cache/maml)",
+        help="where the data sets are now (default: as in the run; of another --data than one's "
+        "own images: $MAML_DATA, then ~/.cache/maml)",
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
     parser.add_argument(
@@ -199,8 +199,9 @@ class RunEvaluator:
         config = directory.config_here(options.run_dir, options.data_root, options.device)
         self._own_ways = config.ways
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
-        if options.data not in (None, config.data) and options.data_root is None:
-            # The run's may be the folder of a user's own images, which holds no other data set.
+        its_own = config.data == "folder" or ":" in config.data
+        if its_own and options.data not in (None, config.data) and options.data_root is None:
+            # Its root is where a user's own images are, and no other data set.
             asked["data_root"] = default_data_root()
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(

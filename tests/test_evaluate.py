@@ -310,11 +310,17 @@ def test_another_data_set_is_not_looked_for_where_the_run_s_own_is(
     monkeypatch.setenv("MAML_DATA", str(tmp_path / "default"))
     asked = [str(run_dir), "--tasks", "2", "--data", "tests.test_evaluate:placed"]
     evaluation.main(asked)
+    assert set(PLACES) == {Path("/mine")}  # where named data sets are
+    PLACES.clear()
+    path.write_text(path.read_text().replace("data: glyphs", "data: tests.test_evaluate:named"))
+    evaluation.main(asked)
     assert set(PLACES) == {tmp_path / "default"}
     PLACES.clear()
     evaluation.main([*asked, "--data-root", "elsewhere"])
     assert set(PLACES) == {Path("elsewhere")}
-    path.write_text(path.read_text().replace("data: glyphs", "data: tests.test_evaluate:placed"))
+    path.write_text(
+        path.read_text().replace("data: mine:images", "data: tests.test_evaluate:placed")
+    )
     PLACES.clear()
     evaluation.main(asked)
     assert set(PLACES) == {Path("/mine")}

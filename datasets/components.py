@@ -212,9 +212,14 @@ def _is_in(file: str, places: set[str]) -> bool:
     )
 
 
+NO_DRAWS = (
+    "Here the same seed must give the same numbers in every process, so a network may not draw its "
+    "own: leave it out"
+)
+"""Why dropout and the like are refused."""
+
 _PLAIN = {
-    "in randomness error mode": "it draws random numbers, as dropout does, and everything random "
-    "has an address here: leave it out",
+    "in randomness error mode": f"it draws random numbers, as dropout does. {NO_DRAWS}",
 }
 """What a library says of a mistake in words of its own, and what it means here."""
 

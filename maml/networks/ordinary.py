@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from datasets.components import NO_DRAWS
 from maml.errors import UserError
 from maml.networks.statistics import Statistics
 
@@ -31,10 +32,7 @@ def explicit(module: nn.Module, name: str) -> nn.Module:
     for path, layer in module.named_modules():
         what = f"--network {name}: its {type(layer).__name__} ({path or 'all of it'})"
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise UserError(
-                f"{what} draws random numbers, and everything random has an address "
-                "here; leave it out, or give it p=0"
-            )
+            raise UserError(f"{what} draws random numbers. {NO_DRAWS}, or give it p=0")
         if isinstance(layer, _BatchNorm) and (
             type(layer).forward is not _BatchNorm.forward
             or layer._forward_hooks

@@ -14,7 +14,7 @@ from maml.learners import Learner, base
 from maml.learners.trees import tree
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.norms import tensors
-from maml.networks.ordinary import Ordinary
+from maml.networks.ordinary import own_name
 from maml.params import Params
 
 
@@ -87,10 +87,10 @@ def own_names(learner: Learner, params: Params) -> Params:
         learner: Whose network it is.
         params: By this project's names; what is none of the network's is left out.
     """
-    around = "module." if isinstance(learner.network, Ordinary) else ""
+    network = learner.network
     return {
-        name.removeprefix(around): params[name].detach().cpu().clone()
-        for name in tensors(learner.network)
+        own_name(network, name): params[name].detach().cpu().clone()
+        for name in tensors(network)
         if name in params
     }
 

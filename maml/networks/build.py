@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.networks.ordinary import explicit
+from maml.networks.ordinary import explicit, own_name
 
 
 def network_options(config: Config) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _try(network: nn.Module, name: str, shape: tuple[int, ...], count: int) -> N
     for path, buffer in network.named_buffers():
         if path not in before or not torch.equal(buffer, before[path]):
             raise UserError(
-                f"--network {name}: forward changes the buffer {path.removeprefix('module.')}, "
+                f"--network {name}: forward changes the buffer {own_name(network, path)}, "
                 "which tasks would share: what is learned would depend on their order, and on who "
                 "computes them"
             )

@@ -18,6 +18,14 @@ from datasets.components import NO_DRAWS
 from maml.errors import UserError
 from maml.networks.statistics import Statistics
 
+AROUND = "module."
+"""What stands before the names that an ordinary module's author gave its parameters."""
+
+
+def own_name(network: nn.Module, name: str) -> str:
+    """Return the name that a network's author gave what is called ``name`` here."""
+    return name.removeprefix(AROUND) if isinstance(network, Ordinary) else name
+
 
 def explicit(module: nn.Module, name: str) -> nn.Module:
     """Return ``module`` as a network; itself, if its ``forward`` takes ``statistics`` already.
@@ -63,7 +71,7 @@ class Ordinary(nn.Module):
         self.tape = _Tape()
         self.module = _replaced(module, self.tape)
         head = getattr(module, "head_prefix", None)
-        self.head_prefix = f"module.{head}" if isinstance(head, str) else None
+        self.head_prefix = f"{AROUND}{head}" if isinstance(head, str) else None
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
         """Apply the module to ``x [E, …]``."""

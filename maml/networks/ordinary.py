@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from datasets.components import NO_DRAWS
+from datasets.blame import NO_DRAWS
 from maml.errors import UserError
 from maml.networks.statistics import Statistics
 

@@ -77,7 +77,6 @@ def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
         if name not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             free = [each for each in known if each not in ours]
             near = difflib.get_close_matches(name, free, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            takes = ", ".join(free) or "none of its own"
-            return f"there is no argument {name}; {hint}It takes {takes}"
+            hint = f"did you mean {near[0]}? It" if near else "it"
+            return f"there is no argument {name}; {hint} takes {', '.join(free) or 'none'}"
     return ""

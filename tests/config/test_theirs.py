@@ -320,8 +320,9 @@ def net(image_shape, ways, width=4, *, sizes=(), norm=None):
     return nn.Sequential(*layers, *[nn.Linear(*sizes[-1:], ways)])
 def images(split, ways, *, side=28, name="?"):
     return [np.full((9, side, side), 20 * label, np.uint8) for label in range(len(name) + ways)]
+class Plain(MAML):
+    def __init__(self, config): super().__init__(config)
 class Sharp(MAML):
-    COUNT = 3
     def __init__(self, config, sharp, **more):
         super().__init__(config)
         self.sharp = sharp, more
@@ -393,6 +394,8 @@ def test_arguments_that_cannot_be_are_one_line(
     [
         ("--learner", "Sharp", r"missing 1 required positional argument: 'sharp'"),
         ("--learner", "Sharp(config=3)", r"config is given by this program"),
+        ("--network", "Sharp.__init__", r"write module:attribute, as in"),
+        ("--learner", "Plain(x=3)", r"there is no argument x; it takes none$"),
         ("--data", "images(split=3)", r"split is given by this program"),
         (
             "--data",

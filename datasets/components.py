@@ -6,9 +6,9 @@ A component's file says what it holds in a literal at its top level::
 
 :func:`scan` reads these literals as text and imports nothing, so that ``--help`` and a mistyped
 flag need not wait for torch. A component that is ``"like"`` another one of its file begins with
-that one's facts. To add a component, add a file: no list elsewhere names it. Whatever a
-name is accepted for takes ``module:attribute``, too: a component in a user's own file, which
-:func:`load_theirs` imports.
+that one's facts. To add a component, add a file: no list elsewhere names it. Wherever a name is
+accepted, a component in a user's own file is, too (:mod:`datasets.spelling`, which
+:mod:`datasets.theirs` imports).
 
 Nothing here imports torch.
 """
@@ -16,18 +16,16 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import ast
-import contextlib
+import copy
 import difflib
+import functools
 import importlib
-import sys
-import sysconfig
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from datasets.errors import DataError
+from datasets.spelling import is_theirs
 
 LITERAL = "COMPONENTS"
 
@@ -37,9 +35,10 @@ class Component:
     """What a component says of itself; a kind of components adds facts of its own.
 
     Attributes:
-        name: What its flag is given: a name, or ``module:attribute`` for a user's own.
+        name: What its flag is given: a name, or a user's own as :mod:`datasets.spelling` has it.
         module: The module that holds it.
         attribute: What it is called there.
+        arguments: What a user's own is called with beside what it always is.
         help: One line for ``--help``.
         reads: The configuration's fields that only some components of its kind read, and it does.
             None: any, as of a user's own, of which nothing is known.
@@ -47,9 +46,13 @@ class Component:
         refuses: Values that it cannot work with, by field, and why not: a predicate.
     """
 
+    GIVEN: ClassVar[int] = 1
+    """With how many arguments, by position, this program calls one of its kind."""
+
     name: str
     module: str
     attribute: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     help: str = ""
     reads: tuple[str, ...] | None = ()
     ignores: Mapping[str, str] = field(default_factory=dict)
@@ -58,11 +61,17 @@ class Component:
     @property
     def is_theirs(self) -> bool:
         """Whether it lives in a user's own file."""
-        return ":" in self.name
+        return is_theirs(self.name)
 
     def load(self) -> Any:
         """Import its module and return it."""
         return getattr(importlib.import_module(self.module), self.attribute)
+
+    def maker(self) -> Callable[..., Any]:
+        """What to call for one: what :meth:`load` returns, with a user's own arguments, if any."""
+        # Copied: who changes a list that it is given must not change what the next one is given.
+        arguments = copy.deepcopy(dict(self.arguments))
+        return functools.partial(self.load(), **arguments) if arguments else self.load()
 
 
 Kind = TypeVar("Kind", bound=Component)
@@ -102,147 +111,15 @@ def _with_likeness(own: dict[str, Any], facts: dict[str, dict[str, Any]]) -> dic
     return {**other, **{name: value for name, value in own.items() if name != "like"}}
 
 
-def is_theirs(spelled: str) -> bool:
-    """Whether a name means something in a user's own file: ``module:attribute``."""
-    return ":" in spelled
-
-
 def unknown(flag: str, name: str, there: Iterable[str]) -> str:
     """A line about a name that there is not."""
-    near = difflib.get_close_matches(name, there, n=1)
-    module, _, attribute = name.rpartition(".")
+    plain, bracket, arguments = name.partition("(")
+    near = difflib.get_close_matches(plain, there, n=1)
+    module, _, attribute = plain.rpartition(".")
     if module and not near:  # as Python writes it
-        near = [f"{module}:{attribute}"]
+        near = [f"{module}:{attribute}{bracket}{arguments}"]
     there_are = f"did you mean {near[0]}? There are" if near else "there are"
     return (
         f"{flag} {name}: unknown; {there_are} {', '.join(there)}; "
         "or module:attribute, for one of your own"
     )
-
-
-def load_theirs(flag: str, spelled: str) -> Any:
-    """What ``module:attribute`` means: the module is imported, also from the current directory.
-
-    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if there is no
-    such module or attribute, or if the module ends in an exception of its own.
-    """
-    module_name, _, attribute = spelled.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise DataError(f"{flag} {spelled}: write module:attribute, as in my_file:MyClass")
-    # As `python -m` does; a program that is started by its path has its own folder there alone.
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(1, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise DataError(f"{flag} {spelled}: {described(error)}") from error
-        raise DataError(
-            f"{flag} {spelled}: there is no module {error.name} in {here} or on PYTHONPATH"
-        ) from error
-    except Exception as error:
-        raise DataError(f"{flag} {spelled}: {described(error)}") from error
-    if not hasattr(module, attribute):
-        near = difflib.get_close_matches(attribute, vars(module), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        file = getattr(module, "__file__", None) or "it has no file"
-        raise DataError(f"{flag} {spelled}: module {module_name} ({file}) has no {attribute}{hint}")
-    return getattr(module, attribute)
-
-
-@contextlib.contextmanager
-def calling(
-    components: Mapping[str, Component], passing: type[Exception] = DataError
-) -> Iterator[None]:
-    """Turn what a user's own component raises inside into a :class:`DataError` of one line.
-
-    ``components`` are those at work, by flag. Errors of ours pass through: they are faults of this
-    program. So do :class:`DataError` and ``passing``, which are one line already.
-    """
-    try:
-        yield
-    except (DataError, passing):
-        raise
-    except Exception as error:
-        theirs = {flag: each for flag, each in components.items() if each.is_theirs}
-        if not theirs:
-            raise
-        blamed = _where_it_happened(error, theirs) or theirs
-        names = " or ".join(f"{flag} {each.name}" for flag, each in blamed.items())
-        raise DataError(f"{names}: {described(error)}") from error
-
-
-def _where_it_happened(
-    error: BaseException, components: Mapping[str, Component]
-) -> dict[str, Component]:
-    """The component in whose code the error arose; several, if that cannot be told."""
-    files = {flag: _files(each) for flag, each in components.items()}
-    found: dict[str, Component] = {}
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        code = frame.f_code
-        here = {flag: c for flag, c in components.items() if _is_in(code.co_filename, files[flag])}
-        # Of several in one file: whose own code it is.
-        own = {
-            f: c for f, c in here.items() if f"{code.co_qualname}.".startswith(f"{c.attribute}.")
-        }
-        if len(own) == 1 or len(here) == 1:
-            return own if len(own) == 1 else here
-        found = found or here
-    return found
-
-
-def files_of(component: Component) -> dict[str, str]:
-    """The files of a user's component that is loaded, by module: where it is named, and defined."""
-    loaded = getattr(sys.modules.get(component.module), component.attribute, None)
-    modules = {component.module, getattr(loaded, "__module__", component.module)}
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
-    return {name: file for name, file in files.items() if file}
-
-
-def _files(component: Component) -> set[str]:
-    """Those files, or the package that one is."""
-    return {file.removesuffix("__init__.py") for file in files_of(component).values()}
-
-
-def _is_in(file: str, places: set[str]) -> bool:
-    """Whether a file is one of ``places``, or in a folder that is."""
-    return any(
-        file == place or (place.endswith("/") and file.startswith(place)) for place in places
-    )
-
-
-_PLAIN = {
-    "in randomness error mode": "it draws random numbers, as dropout does, and everything random "
-    "has an address here: leave it out",
-}
-"""What a library says of a mistake in words of its own, and what it means here."""
-
-
-def described(error: BaseException) -> str:
-    """An exception in one line, with the last place in a user's file that it passed."""
-    text = " ".join(str(error).split())
-    for theirs, plain in _PLAIN.items():
-        text = plain if theirs in text else text
-    if isinstance(error, SyntaxError):  # its text names the file
-        return f"{type(error).__name__}: {text}"
-    kind = type(error).__name__ + (f": {text}" if text else "")
-    places = places_of_theirs(error)
-    return f"{kind} ({places[-1]})" if places else kind
-
-
-def places_of_theirs(error: BaseException) -> list[str]:
-    """The places in a user's files that an exception passed, as ``file:line``, the last at the end.
-
-    They are those in no library and in no file of ours.
-    """
-    repository = Path(__file__).parents[1]
-    libraries = (
-        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    )
-    ours = (*libraries, *(str(repository / name) for name in ("datasets", "maml")), "<frozen")
-    return [
-        f"{frame.filename}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(ours)
-    ]

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from datasets.acting import Acting
 from datasets.batches import Batches, Examples
-from datasets.components import calling
+from datasets.blame import calling
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
@@ -115,10 +115,10 @@ def open_episodes(
 ) -> Episodes:
     """The few-shot tasks of a split of a data set.
 
-    ``data`` is a name of :func:`datasets.registry.data_sets`, or ``module:attribute``; ``split`` is
-    ``train``, ``validation`` or ``test``; ``data_root`` defaults to ``$MAML_DATA``, then
-    ``~/.cache/maml``. Options that a data set has no use for are ignored (``ways`` by
-    ``sinusoid``).
+    ``data`` is a name of :func:`datasets.registry.data_sets`, or a user's own as
+    :mod:`datasets.spelling` has it; ``split`` is ``train``, ``validation`` or ``test``;
+    ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``. Options that a data set has no
+    use for are ignored (``ways`` by ``sinusoid``).
 
     Raises :class:`DataError`, whose message is for the user, if the request or the data is not in
     order.
@@ -234,7 +234,8 @@ def options_of(data: str) -> set[str] | None:
     # One that takes the rest as unused takes none of it.
     if others and not others[0].startswith("_"):
         return None
-    return {parameter.name for parameter in parameters} - {"name", "split", *others} | {"dtype"}
+    given = {"name", "split", *others, *known.arguments}
+    return {parameter.name for parameter in parameters} - given | {"dtype"}
 
 
 def _function(known: DataSet, opener: str) -> Any:
@@ -245,10 +246,17 @@ def _function(known: DataSet, opener: str) -> Any:
 def _call(
     known: DataSet, opener: str, split: str, data_root: Path | str | None, request: dict[str, Any]
 ) -> Any:
-    """What ``opener`` returns, called with those of the options that it takes."""
+    """What ``opener`` returns, called with those of the options that it takes.
+
+    Raises :class:`DataError` if a user's own arguments say again what ``request`` says.
+    """
+    for name in known.arguments.keys() & {"data_root", *request}:
+        say = f"--{name.replace('_', '-')}"
+        raise DataError(f"{FLAG} {known.name}: {name} is what {say} says: leave it out")
     function = _function(known, opener)
     root = default_data_root() if data_root is None else Path(data_root)
     options = {"name": known.name, "data_root": root, **request}
+    options = {name: value for name, value in options.items() if name not in known.arguments}
     parameters = inspect.signature(function).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         names = {parameter.name for parameter in parameters}
@@ -266,7 +274,7 @@ def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) ->
     """
     known = find(data)
     with calling({FLAG: known}):
-        found = known.load()(split, **dict(options))
+        found = known.maker()(split, **dict(options))
     if isinstance(found, (Episodes, ImageClasses, Examples)) or is_taskset(found):
         return found
     if isinstance(found, Mapping):

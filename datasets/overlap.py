@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from datasets.components import is_theirs
 from datasets.episodes import Episodes, ImageArray
 from datasets.registry import FLAG
+from datasets.spelling import is_theirs
 
 
 def shared_classes(data: str, splits: Sequence[Episodes], new: str = "classes") -> str:

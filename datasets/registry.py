@@ -6,8 +6,10 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets.components import Component, is_theirs, load_theirs, scan, unknown
+from datasets.components import Component, scan, unknown
 from datasets.errors import DataError
+from datasets.spelling import is_theirs
+from datasets.theirs import load_theirs
 
 FLAG = "--data"
 
@@ -56,11 +58,12 @@ def find(name: str) -> DataSet:
     Raises :class:`DataError`, in one line that names the flag.
     """
     if is_theirs(name):
-        opener = load_theirs(FLAG, name)
+        (module, attribute, arguments), opener = load_theirs(FLAG, name, DataSet.GIVEN)
         if not callable(opener):
             raise DataError(f"{FLAG} {name}: is no function open(split)")
-        module, _, attribute = name.partition(":")
-        return DataSet(name, module, attribute, reads=None, episodes=attribute, examples=attribute)
+        return DataSet(
+            name, module, attribute, arguments, reads=None, episodes=attribute, examples=attribute
+        )
     if name not in data_sets():
         raise DataError(unknown(FLAG, name, data_sets()))
     return data_sets()[name]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import torch
 import yaml
 
 from benchmarks.hardware import describe
+from datasets.spelling import is_theirs
 from launch import recorded
 from launch.check_record import alone, differing, other_means, scores_of
 from launch.recorded import Record
@@ -172,7 +174,7 @@ def _own(config: Config, starts: list[dict[str, Any]]) -> str:
     """Return a digest of a user's own images and components, which no name tells apart; or ""."""
     files = starts[-1].get("own_files", {})
     images = None
-    if config.data == "folder" or ":" in config.data:
+    if config.data == "folder" or is_theirs(config.data):
         images = alone(config).worker.evaluation("test").content()
     if not files and images is None:
         return ""
@@ -265,7 +267,7 @@ def _so_far(config: Config, last: dict[str, Any]) -> dict[str, Any]:
 
 def _again(command: list[str], start: dict[str, Any]) -> str:
     """Return the command that repeats a run, in float32 too: with as many processes and threads."""
-    flags = " ".join(_flags(command))
+    flags = shlex.join(_flags(command))
     processes, threads = start.get("processes", 1), start.get("threads")
     several = processes > 1
     program = "launch/local" if several else "python train_maml.py"
@@ -286,7 +288,7 @@ def _flags(command: list[str]) -> list[str]:
             skip = False
         elif name == "config" and argument.startswith("--"):
             # It is kept beside the record.
-            kept.append("--config config.yaml")
+            kept += ["--config", "config.yaml"]
             skip = "=" not in argument
         elif argument.startswith("--") and name in {*OF_A_HOST, "run_dir"}:
             skip = "=" not in argument

@@ -12,10 +12,11 @@ from maml import best
 from maml.errors import UserError
 from maml.learners import Learner
 from maml.networks.headless import in_short
+from maml.networks.ordinary import AROUND
 from maml.params import Params
 from maml.run import checkpoint, directory
 
-AROUND = ("", "network.", "network.module.")
+BEFORE = ("", "network.", f"network.{AROUND}")
 """What stands before the names in a run, where in another program nothing does."""
 
 
@@ -40,7 +41,7 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     except UserError as error:
         raise UserError(f"--init {error}") from error
     params = learner.meta_parameters()
-    around = max(AROUND, key=lambda before: sum(before + name in params for name in given))
+    around = max(BEFORE, key=lambda before: sum(before + name in params for name in given))
     given = {around + name: tensor for name, tensor in given.items()}
     head = getattr(learner.network, "head_prefix", None)
     begun, anew = dict(params), []

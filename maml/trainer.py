@@ -214,7 +214,7 @@ class _Run:
         )
         slow = self.worker.why_no_kernels()
         if slow is not None:
-            self._say(f"not served by the compiled kernels, so slower than it might be: {slow}")
+            self._say(f"{slow}: it is differentiated by torch, which is slower")
         try:
             self._status("training")
             hurried = self.strategy.stop.hurried(self._abandon)

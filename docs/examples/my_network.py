@@ -8,11 +8,11 @@ class Wide(nn.Module):
 
     head_prefix = "head."  # where the output layer is: --learner anil asks for it
 
-    def __init__(self, image_shape, ways):
+    def __init__(self, image_shape, ways, width=32):
         super().__init__()
         channels, _, _ = image_shape
         layers = []
-        for size in (32, 64, 64):
+        for size in (width, 2 * width, 2 * width):
             layers += [nn.Conv2d(channels, size, 3, stride=2, padding=1), nn.BatchNorm2d(size)]
             layers.append(nn.ReLU())
             channels = size

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.components import is_theirs
+from datasets.spelling import is_theirs
 from datasets.words import counted
 from launch.comparing.statistics import Floats
 from launch.sweeping.file import Point, value_of
@@ -164,9 +164,22 @@ def _split(asked: str) -> tuple[Path, dict[str, str]]:
     path, text = asked, ""
     if found := re.fullmatch(r"(.*?):([\w-]+=.*)", asked):
         path, text = found.groups()
-    parts = (part.partition("=") for part in re.split(r"[,\s]+(?=[\w-]+=)", text) if part)
+    parts = (part.partition("=") for part in _parts(text))
     values = {name.lstrip("-").replace("-", "_"): value for name, _, value in parts}
     return Path(path).expanduser(), values
+
+
+def _parts(text: str) -> list[str]:
+    """Return each ``name=value`` of a list; those between brackets are a component's arguments."""
+    parts, between = [""], ""
+    for i, piece in enumerate(re.split(r"([,\s]+)(?=[\w-]+=)", text)):
+        if i % 2:
+            between = piece
+        elif parts[-1].count("(") > parts[-1].count(")"):
+            parts[-1] += between + piece
+        else:
+            parts.append(piece)
+    return [part for part in parts if part]
 
 
 def _has(config: Config, values: dict[str, str], asked: str, point: Point) -> bool:

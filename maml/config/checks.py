@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 
-from datasets.components import is_theirs
+from datasets.spelling import is_theirs
 from maml.config import registry
 from maml.config.facts import MOST
 from maml.config.fields import FACTS, Config, flag

@@ -86,7 +86,8 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
         if facts.names:
             known = registry.known(name)
             text += "".join(f"\n  {each.name}: {each.help}" for each in known.values())
-            text += "\n  or module:attribute, for one of your own"
+            text += "\n  or module:attribute, for one of your own; with arguments of its own: "
+            text += "module:attribute(name=value)"
         options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if types[name] is not bool:
             options = {"type": _value_of(types[name]), "metavar": _metavar(name, types[name])}

@@ -1,7 +1,7 @@
 """Which learners, networks, data sets and strategies there are, and what they say of themselves.
 
 A component's facts are in its own file (`datasets.components`) and are read without importing it.
-A user's own, ``module:attribute``, is imported: it has the facts of the class that it derives from,
+A user's own (`datasets.spelling`) is imported: it has the facts of the class that it derives from,
 and may read any field.
 """
 
@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import datasets.registry
-from datasets import components
-from datasets.components import Component, is_theirs, load_theirs, scan
+from datasets import blame, components
+from datasets.components import Component, scan
 from datasets.errors import DataError
 from datasets.registry import DataSet
+from datasets.spelling import is_theirs
+from datasets.theirs import load_theirs
 from maml.errors import UserError
 
 __all__ = [
@@ -57,6 +59,8 @@ class NetworkFacts(Component):
         options: What its factory is called with beside image shape, ways and the fields it reads.
     """
 
+    GIVEN = 2
+
     takes: Literal["images", "points"] | None = "images"
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,6 +68,8 @@ class NetworkFacts(Component):
 @dataclass(frozen=True)
 class StrategyFacts(Component):
     """A strategy's facts; it is called with the configuration, the world and the worker."""
+
+    GIVEN = 3
 
 
 KINDS: dict[str, type[Component]] = {
@@ -99,27 +105,25 @@ def find(kind: str, name: str) -> Any:
     try:
         if kind == "data":
             return datasets.registry.find(name)
-        return _theirs(kind, name, load_theirs(f"--{kind}", name))
+        return _theirs(kind, name)
     except DataError as error:
         raise UserError(str(error)) from error
 
 
-def _theirs(kind: str, name: str, loaded: Any) -> Component:
+def _theirs(kind: str, name: str) -> Component:
     """Return the facts of a user's own component: those of the first base class that has some."""
-    module, _, attribute = name.partition(":")
+    parts, loaded = load_theirs(f"--{kind}", name, KINDS[kind].GIVEN)
     # Of several that are one class with other facts, the first is the class as it is.
     plain = reversed(list(known(kind).values()))
     of_base = {(other.module, other.attribute): other for other in plain}
     for base in getattr(loaded, "__mro__", ()) if kind != "network" else ():
         found = of_base.get((base.__module__, base.__name__))
         if found is not None:
-            return dataclasses.replace(
-                found, name=name, module=module, attribute=attribute, reads=None
-            )
+            return dataclasses.replace(found, name=name, **parts._asdict(), reads=None)
     if kind == "network":
         # A subclass of one of ours too is called with (image_shape, ways) alone.
-        return NetworkFacts(name, module, attribute, reads=(), takes=None)
-    return KINDS[kind](name, module, attribute, reads=None)
+        return NetworkFacts(name, *parts, reads=(), takes=None)
+    return KINDS[kind](name, *parts, reads=None)
 
 
 def learner(name: str) -> LearnerFacts:
@@ -152,7 +156,7 @@ def calling(**by_kind: Component) -> AbstractContextManager[None]:
     It names the component, by its kind, in whose file the error arose.
     """
     flags = {f"--{kind}": component for kind, component in by_kind.items()}
-    return components.calling(flags, passing=UserError)
+    return blame.calling(flags, passing=UserError)
 
 
 def files_of_own(config: Any) -> dict[str, dict[str, str]]:
@@ -160,9 +164,7 @@ def files_of_own(config: Any) -> dict[str, dict[str, str]]:
     # No result depends on the strategy.
     chosen = {kind: getattr(config, kind) for kind in KINDS if kind != "strategy"}
     return {
-        kind: components.files_of(find(kind, name))
-        for kind, name in chosen.items()
-        if is_theirs(name)
+        kind: blame.files_of(find(kind, name)) for kind, name in chosen.items() if is_theirs(name)
     }
 
 

@@ -35,6 +35,9 @@ __all__ = [
     "of_each_task",
 ]
 
+_DO_NOT = "the compiled kernels do not serve this, as"
+"""What reasons begin with that are a fact of the losses or of the network."""
+
 
 def derivatives_of(support: object | None, query: object, start: Params) -> Native:
     """Return the compiled derivatives of losses that have no `obstacle`; ``start`` adapts."""
@@ -69,27 +72,27 @@ def obstacle(support: object | None, query: object, params: Params) -> str | Non
     support, query = _plain(support), _plain(query)
     reason = reason or (None if of_features else _not_plain(support, query))
     if reason:
-        return reason
+        return f"{_DO_NOT} {reason}"
     assert isinstance(query, (NetworkLoss, FeatureLoss))
     if query.precision == "bf16":
-        return "they compute in float32, not in --precision bf16"
+        return "the compiled kernels compute in float32, not in --precision bf16"
     network = query.network
     reason = _unknown(network, headless=of_features)
     if reason:
         return reason
     weights = tensors(network).keys()
     if not (weights <= params.keys() if of_features or modulates else weights == params.keys()):
-        return "the losses read other parameters than the network's"
+        return f"{_DO_NOT} the losses read other parameters than the network's"
     sample = params[next(iter(weights))]
     if sample.device.type != "cpu":
-        return f"they run on the CPU, not on --device {sample.device.type}"
+        return f"the compiled kernels run on the CPU, not on --device {sample.device.type}"
     lanes = library.lanes(sample.element_size())
     if lanes is None:
-        return f"they could not be compiled: {library.failure()}"
+        return f"the kernels could not be compiled: {library.failure()}"
     assert isinstance(network, Conv4)
     filters = network.filters
     if filters % lanes:
-        return f"--filters {filters} is no multiple of {lanes}, this machine's vector"
+        return f"{_DO_NOT} --filters {filters} is no multiple of {lanes}, this machine's vector"
     return None
 
 
@@ -132,7 +135,7 @@ def _unknown(network: nn.Module, *, headless: bool) -> str | None:
     """Say what of a network is not as `Conv4` builds it, with its head or without."""
     if type(network) is not Conv4:
         stated = network.module if isinstance(network, Ordinary) else network
-        return f"there are none for the network {type(stated).__name__}"
+        return f"there are no compiled kernels for the network {type(stated).__name__}"
     built = _as_built(
         network.image_shape, network.ways, network.filters, network.pool, network.mean,
         network.leak, network.eps, headless,
@@ -140,8 +143,9 @@ def _unknown(network: nn.Module, *, headless: bool) -> str | None:
     found = _described(network)
     for name, description in found.items():
         if built.get(name) != description:
-            return f"{name or 'the network'} is not as Conv4 builds it"
-    return None if found.keys() == built.keys() else "it has other layers than Conv4 builds"
+            return f"{_DO_NOT} {name or 'the network'} is not as Conv4 builds it"
+    same = found.keys() == built.keys()
+    return None if same else f"{_DO_NOT} the network has other layers than Conv4 builds"
 
 
 @functools.cache

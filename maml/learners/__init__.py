@@ -24,7 +24,7 @@ def build_learner(config: Config) -> Learner:
     # What a learner of a user's own draws at its making is the same in every process.
     with registry.calling(learner=known), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(config.seed, "learner"))
-        learner = kind(config)
+        learner: Learner = known.maker()(config)
     return learner
 
 

@@ -1,6 +1,7 @@
 """What the inner loop adapts: patterns over the names of a network's parameters, with rates.
 
-``PATTERN[=RATE],…``: a pattern is a name in which ``*`` stands for any characters, or ``@head``
+``PATTERN[=RATE],…``: a pattern is a name in which ``*`` stands for any characters, as the network's
+author has it (one that fits none of these names may be as a run has it, ``module.…``), or ``@head``
 (the network's output layer), ``@body`` (all but that) or ``@norm`` (the scales and shifts of its
 batch norms, of which it may have none). A parameter adapts at ``--inner-lr`` times
 the rate of the last pattern that has it; without a rate that is 1. One with the rate 0, or that no
@@ -19,6 +20,7 @@ from torch import nn
 from maml.errors import UserError
 from maml.networks.headless import head_prefix, in_short
 from maml.networks.norms import norm_parameters
+from maml.networks.ordinary import own_name
 
 
 def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -> dict[str, float]:
@@ -50,9 +52,10 @@ def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -
 def named(which: str, network: nn.Module, names: Iterable[str], why: str) -> list[str]:
     """Return those of ``names`` that one pattern has; arguments and errors as of `adapting`."""
     names = list(names)
-    found = [name for name in names if _has(which, name, network, why)]
+    found = _having(which, names, network, why)
     if not found and which != "@norm":
-        raise UserError(f"{why}: {which!r} names none of the network's: {in_short(names)}")
+        own = in_short([own_name(network, name) for name in names])
+        raise UserError(f"{why}: {which!r} names none of the network's parameters: {own}")
     return found
 
 
@@ -66,9 +69,13 @@ def _rate(text: str, why: str) -> float:
     return rate
 
 
-def _has(which: str, name: str, network: nn.Module, why: str) -> bool:
+def _having(which: str, names: list[str], network: nn.Module, why: str) -> list[str]:
+    """Return those of ``names`` that a pattern has."""
     if which == "@norm":
-        return name in norm_parameters(network)
-    if which not in ("@head", "@body"):
-        return fnmatch.fnmatchcase(name, which)
-    return name.startswith(head_prefix(network, f"{why}: the network")) == (which == "@head")
+        norms = norm_parameters(network)
+        return [name for name in names if name in norms]
+    if which in ("@head", "@body"):
+        prefix = head_prefix(network, f"{why}: the network")
+        return [name for name in names if name.startswith(prefix) == (which == "@head")]
+    own = [name for name in names if fnmatch.fnmatchcase(own_name(network, name), which)]
+    return own or [name for name in names if fnmatch.fnmatchcase(name, which)]

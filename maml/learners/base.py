@@ -480,7 +480,7 @@ class Learner(nn.Module, ABC):
         """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
         problem = self.training_problem(self.meta_parameters(), self.last_phase)
         if device.type != "cpu":
-            return f"they run on the CPU, not on --device {device.type}"
+            return f"the compiled kernels run on the CPU, not on --device {device.type}"
         return differentiate.obstacle(problem, self.config.meta_gradient, self._kernels)
 
     def in_torch(self, device: torch.device) -> bool:

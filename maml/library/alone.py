@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from datasets.components import places_of_theirs
+from datasets.blame import places_of_theirs
 from datasets.errors import DataError
 from maml.errors import UserError
 

@@ -14,7 +14,7 @@ from maml.learners import Learner, base
 from maml.learners.trees import tree
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.norms import tensors
-from maml.networks.ordinary import Ordinary
+from maml.networks.ordinary import own_name
 from maml.params import Params
 
 
@@ -95,12 +95,12 @@ def own_names(learner: Learner, params: Params) -> Params:
         learner: Whose network it is.
         params: By this project's names; what is none of the network's is left out.
     """
-    around = "module." if isinstance(learner.network, Ordinary) else ""
-    buffers = dict(learner.network.named_buffers())
-    saved = {name: buffers[name] for name in learner.network.state_dict() if name in buffers}
+    network = learner.network
+    buffers = dict(network.named_buffers())
+    saved = {name: buffers[name] for name in network.state_dict() if name in buffers}
     return {
-        name.removeprefix(around): (saved | params)[name].detach().cpu().clone()
-        for name in tensors(learner.network)
+        own_name(network, name): (saved | params)[name].detach().cpu().clone()
+        for name in tensors(network)
         if name in params or name in saved
     }
 

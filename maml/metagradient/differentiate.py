@@ -73,7 +73,7 @@ def obstacle(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> 
     if allowed == "torch":
         return "--kernels torch was asked for"
     if way == "reverse" and problem.implicit is None:
-        return "they serve --meta-gradient mixed, not reverse"
+        return "the compiled kernels serve --meta-gradient mixed, not reverse"
     return kernels.obstacle(_support(problem), problem.query, problem.params(problem.start, 0))
 
 

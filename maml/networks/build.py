@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.networks.ordinary import explicit
+from maml.networks.ordinary import explicit, own_name
 
 
 def network_options(config: Config) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def build_network(
     """Return the network that ``--network name`` means, with weights from the global generator.
 
     Args:
-        name: A network's name, or ``module:attribute``: a user's own ``(image_shape, ways) →
+        name: A network's name, or a user's own (`datasets.spelling`): ``(image_shape, ways) →
             nn.Module``, be it an ordinary module or one with explicit statistics.
         image_shape: (C, H, W) of the data; None where it is not images.
         ways: Outputs of a classifier.
@@ -52,15 +53,14 @@ def build_network(
     if known.takes == "points":
         read |= dict(zip(("inputs", "outputs"), point, strict=True))
     with registry.calling(network=known):
-        make = known.load()
+        make = known.maker()
         if not known.is_theirs:
             network = make(image_shape, ways, **known.options, **read)
             assert isinstance(network, nn.Module)
             return network
-        _check_signature(make, name)
         inputs, outputs = point
         shape, outputs = ((inputs,), outputs) if image_shape is None else (image_shape, ways)
-        network = make(shape, outputs, **known.options, **read)
+        network = _made(make, name, shape, outputs)
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
         _check_parameters(network, name)
@@ -70,21 +70,25 @@ def build_network(
     return network
 
 
-def _check_signature(make: Any, name: str) -> None:
-    """Refuse what cannot be called as a network is: with the shape of the data and the ways."""
+def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
+    """Call a user's own with the shape of the data and the ways; refuse what takes other things."""
     if not callable(make):
         raise UserError(f"--network {name}: is no function or class, but {type(make).__name__}")
-    try:
+    names = ("image_shape", "ways") if len(shape) == 3 else ("shape", "outputs")
+    called = f"it is called with {names[0]}={shape}, {names[1]}={count}"
+    signature: inspect.Signature | None = None
+    with contextlib.suppress(TypeError, ValueError):  # written in C
         signature = inspect.signature(make)
-    except (TypeError, ValueError):  # written in C
-        return
+    if signature is not None:
+        try:
+            signature.bind(shape, count)
+        except TypeError:
+            raise UserError(f"--network {name}: takes {signature}; {called}") from None
     try:
-        signature.bind((1, 28, 28), 5)
-    except TypeError:
-        raise UserError(
-            f"--network {name}: takes {signature}; it must take (image_shape, ways), where "
-            "image_shape is (channels, height, width)"
-        ) from None
+        return make(shape, count)
+    except Exception as error:
+        error.add_note(called)
+        raise
 
 
 def _make_lazy_layers(network: nn.Module, shape: tuple[int, ...]) -> None:
@@ -128,7 +132,7 @@ def _try(network: nn.Module, name: str, shape: tuple[int, ...], count: int) -> N
     for path, buffer in network.named_buffers():
         if path not in before or not torch.equal(buffer, before[path]):
             raise UserError(
-                f"--network {name}: forward changes the buffer {path.removeprefix('module.')}, "
+                f"--network {name}: forward changes the buffer {own_name(network, path)}, "
                 "which tasks would share: what is learned would depend on their order, and on who "
                 "computes them"
             )

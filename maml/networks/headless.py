@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from maml.errors import UserError
 from maml.networks.norms import tensors
-from maml.networks.ordinary import Ordinary
+from maml.networks.ordinary import own_name
 
 T = TypeVar("T")
 
@@ -28,11 +28,9 @@ def head_prefix(network: nn.Module, who: str) -> str:
         )
     names = list(tensors(network))
     if not any(name.startswith(prefix) for name in names):
-        # As its author has named them.
-        around = "module." if isinstance(network, Ordinary) else ""
-        own = [name.removeprefix(around) for name in names]
+        own = [own_name(network, name) for name in names]
         raise UserError(
-            f"{who} says head_prefix = {prefix.removeprefix(around)!r}, and no name of a parameter "
+            f"{who} says head_prefix = {own_name(network, prefix)!r}, and no name of a parameter "
             f"begins so: {in_short(own)}"
         )
     return prefix
@@ -65,8 +63,8 @@ def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple
     if len(seen) != 1:
         times = "does not call" if not seen else f"calls {len(seen)} times"
         raise UserError(
-            f"the network {name} {times} its output layer, {layer}: features are what it is given "
-            "in one call"
+            f"the network {name} {times} its output layer, {own_name(network, layer)}: features "
+            "are what it is given in one call"
         )
     return seen[0], result
 
@@ -88,7 +86,8 @@ def without_head(network: nn.Module, name: str) -> tuple[nn.Module, int]:
         parent = nn.Module()
     head = parent._modules.get(attribute)
     if not isinstance(head, nn.Linear):
-        raise UserError(f"--network {name}: its output layer {prefix.rstrip('.')} is not linear")
+        layer = own_name(network, prefix.rstrip("."))
+        raise UserError(f"--network {name}: its output layer {layer} is not linear")
     parent._modules[attribute] = nn.Identity()
     return network, head.in_features
 

@@ -14,8 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from datasets.blame import NO_DRAWS
 from maml.errors import UserError
 from maml.networks.statistics import Statistics
+
+AROUND = "module."
+"""What stands before the names that an ordinary module's author gave its parameters."""
+
+
+def own_name(network: nn.Module, name: str) -> str:
+    """Return the name that a network's author gave what is called ``name`` here."""
+    return name.removeprefix(AROUND) if isinstance(network, Ordinary) else name
 
 
 def explicit(module: nn.Module, name: str) -> nn.Module:
@@ -31,10 +40,7 @@ def explicit(module: nn.Module, name: str) -> nn.Module:
     for path, layer in module.named_modules():
         what = f"--network {name}: its {type(layer).__name__} ({path or 'all of it'})"
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise UserError(
-                f"{what} draws random numbers, and everything random has an address "
-                "here; leave it out, or give it p=0"
-            )
+            raise UserError(f"{what} draws random numbers. {NO_DRAWS}, or give it p=0")
         if isinstance(layer, _BatchNorm) and (
             type(layer).forward is not _BatchNorm.forward
             or layer._forward_hooks
@@ -65,7 +71,7 @@ class Ordinary(nn.Module):
         self.tape = _Tape()
         self.module = _replaced(module, self.tape)
         head = getattr(module, "head_prefix", None)
-        self.head_prefix = f"module.{head}" if isinstance(head, str) else None
+        self.head_prefix = f"{AROUND}{head}" if isinstance(head, str) else None
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
         """Apply the module to ``x [E, …]``."""

@@ -32,7 +32,7 @@ def build_strategy(config: Config, world: World, worker: Worker) -> Strategy:
     """Return the strategy of ``config``, ready to be entered."""
     known = registry.strategy(resolve_strategy(config, world))
     with registry.calling(strategy=known):
-        strategy: Strategy = known.load()(config, world, worker)
+        strategy: Strategy = known.maker()(config, world, worker)
     return strategy
 
 

@@ -34,7 +34,8 @@ from tests.runs import last, metrics, result, same
 
 EXAMPLES = REPO / "docs" / "examples"
 THEIRS = [
-    "--network", "my_network:Wide", "--data", "my_data:textures", "--learner", "my_learner:Slower",
+    "--network", "my_network:Wide(width=16)", "--data", "my_data:textures",
+    "--learner", "my_learner:Slower",
 ]  # fmt: skip
 SMALL = [
     "maml-glyphs-5way-1shot", *THEIRS, "--inner-steps", "2", "--eval-inner-steps", "2",
@@ -84,7 +85,7 @@ def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
         torch.testing.assert_close(tensor, alone[name], rtol=1e-10, atol=1e-10)
     written = yaml.safe_load((folder / "rpc" / "config.yaml").read_text())["config"]
     assert [written["network"], written["data"], written["learner"]] == THEIRS[1::2]
-    assert result(folder / "rpc")["changed"]["network"] == "my_network:Wide"
+    assert result(folder / "rpc")["changed"]["network"] == "my_network:Wide(width=16)"
     assert Trainer(parse([*SMALL, "--run-dir", "alone", "--iterations", "3"])).run() == 0
     trained = [row["iteration"] for row in metrics(folder / "alone") if "split" not in row]
     assert trained == [1, 2, 3]
@@ -192,6 +193,15 @@ class Lowered(nn.Module):
     def forward(self, x):
         h = self.first(x.flatten(1))
         return self.head(torch.ops.aten.layer_norm(h, [9], self.norm.weight, self.norm.bias))
+class Sized(nn.Module):
+    def __init__(self, output_size, hidden_size=64):
+        super().__init__()
+        self.head = nn.Linear(hidden_size, output_size)
+class Unfit(nn.Module):
+    def __init__(self, image_shape, ways):
+        super().__init__()
+        self.head = nn.Linear(7, ways)
+    def forward(self, x): return self.head(x.flatten(1))
 class Narrow(nn.Module):
     def __init__(self, ways): super().__init__()
 class Twice(nn.Linear):
@@ -251,16 +261,25 @@ class Measuring(MAML):
             [],
             r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:11\)",
         ),
+        # As a class that takes (output_size, hidden_size); the place is theirs, not torch's.
+        (
+            "--network",
+            "Sized",
+            [],
+            r"TypeError: empty.* \(.*theirs_\d+.py:\d+\); it is called with image_shape=\(1, 28, "
+            r"28\), ways=5$",
+        ),
+        ("--network", "Unfit", [], r"1 and mat2 .*cannot be multiplied .*theirs_\d+.py:\d+\)$"),
         ("--network", "nothing", [], r"returned int, no nn.Module"),
-        ("--network", "dropped", [], r"its Dropout \(1\) draws random numbers"),
-        ("--network", "noisy", [], r"draws random numbers, as dropout does.*theirs_\d+.py:\d+\)"),
+        ("--network", "dropped", [], r"its Dropout \(1\) draws random .* same seed .*p=0$"),
+        ("--network", "noisy", [], r"draws random .* same seed .*theirs_\d+.py:\d+\)"),
         ("--network", "wrongg", [], r"module \w+ \(.*\.py\) has no wrongg; did you mean wrong\?"),
         ("--network", "NUMBER", [], r"is no function or class, but int"),
         (
             "--network",
             "Narrow",
             [],
-            r"takes \(ways\); it must take \(image_shape, ways\), where im",
+            r"takes \(ways\); it is called with image_shape=\(1, 28, 28\), ways=5$",
         ),
         ("--network", "twice", [], r"forward returns tuple, no tensor"),
         ("--network", "counting", [], r"forward changes the buffer 1.seen, which tasks"),
@@ -304,6 +323,126 @@ def test_what_cannot_be_is_one_line(
     message = str(caught.value)
     assert f"{flag} {spelled}" in message and re.search(says, message), message
     assert len(message.splitlines()) == 1
+
+
+def test_the_place_is_theirs_wherever_torch_lies(
+    write: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be torch in no folder of packages, and a component in an installed one."""
+    monkeypatch.setattr("datasets.blame.sysconfig.get_path", lambda name: "/elsewhere")
+    for name, file in ((write(NETWORKS), "theirs_"), ("torch.nn", "torch/nn/modules/linear")):
+        with pytest.raises(DataError) as caught:
+            attribute = "Linear" if name == "torch.nn" else "Sized"
+            build_learner(parse([*IMAGES, "--network", f"{name}:{attribute}"]))
+        assert re.search(rf"\(\S*{file}\S*.py:\d+\); it is called with im", str(caught.value))
+    # Of what cannot be imported no file is known; libraries' are left out all the same.
+    broken = write("import torch\ntorch.empty(-1)\nx = torch.nn.Linear((1,), 2)\n")
+    with pytest.raises(UserError, match=rf"^--network {broken}:x: .* \(\S*{broken}.py:2\)$"):
+        parse([*IMAGES, "--network", f"{broken}:x"])
+
+
+ARGUMENTS = """
+import numpy as np
+from torch import nn
+from maml.learners.maml import MAML
+def net(image_shape, ways, width=4, *, sizes=(), norm=None):
+    sizes += [width] if isinstance(sizes, list) else (width,)
+    layers = [nn.Flatten(), nn.Linear(784, *sizes[-1:])]
+    return nn.Sequential(*layers, *[nn.Linear(*sizes[-1:], ways)])
+def images(split, ways, *, side=28, name="?"):
+    return [np.full((9, side, side), 20 * label, np.uint8) for label in range(len(name) + ways)]
+class Plain(MAML):
+    def __init__(self, config): super().__init__(config)
+class Sharp(MAML):
+    def __init__(self, config, sharp, **more):
+        super().__init__(config)
+        self.sharp = sharp, more
+"""
+
+
+def test_each_may_have_arguments_of_its_own(write: Callable[[str], str], tmp_path: Path) -> None:
+    """They are part of the name; a learner stays the class that it is, with its base's facts."""
+    module = write(ARGUMENTS)
+    network, data, learner = (
+        f'{module}:net(width=6, norm="a (b", sizes=[1])',
+        f"{module}:images(side=28, name='ab:c')",
+        f"{module}:Sharp(sharp=-0.5, other={{'a': (1, None)}})",
+    )
+    words = [*IMAGES, "--network", network, "--data", data, "--learner", learner]
+    config = parse([*words, "--iterations", "1", "--test-tasks", "2", "--run-dir", "run"])
+    for _ in range(2):  # a list that was changed is the same again
+        built = build_learner(config)
+        assert built.network.get_parameter("module.1.weight").shape == (6, 784)
+    assert vars(built)["sharp"] == (-0.5, {"other": {"a": (1, None)}})
+    episodes = built.open_tasks("train")
+    assert episodes.tasks(torch.arange(1)).query_x.shape[-3:] == (1, 28, 28)
+    assert Trainer(config).run() == 0
+    assert read_config(tmp_path / "run") == with_values(config, strategy="local")
+    assert parse(["--config", "run/config.yaml"]).network == network
+    assert maml.load(tmp_path / "run").adapt(torch.rand(5, 1, 28, 28), range(5))
+    start = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["starts"][-1]
+    assert {kind: [*files] for kind, files in start["own_files"].items()} == {
+        "learner": [module], "network": [module], "data": [module]
+    }  # fmt: skip
+    task = maml.episodes(f"{module}:images(side=9)", queries=2).task(0)
+    assert task.support_x.shape == (5, 1, 9, 9)
+    with pytest.raises(UserError, match=r"^side: no option of data"):
+        maml.episodes(f"{module}:images(side=9)", side=3)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("net(width=32", r"'\(' was never closed; write module:attribute\(name=value\), as in"),
+        ("net(width=32))", r"unmatched '\)'"),
+        ("net(width=1, width=2)", r"width is given twice$"),
+        ("net(32)", r"the value 32 has no name; write module:attribute\(name=value\)"),
+        ("net(**{'width': 3})", r"\*\*{'width': 3} is no argument with a name"),
+        ("net(width=wide)", r"width=wide: the value must be a number, a text in quotes, True"),
+        ("net(width=[].sort())", r"width=\[\].sort\(\): the value must be a number"),
+        ("net(widht=3)", r"no argument widht; did you mean width\? It takes width, sizes, norm$"),
+        ("net(ways=3)", r"ways is given by this program: leave it out$"),
+        ("net(width=3).eval()", r"is not one call in one line"),
+        ("net(\nwidth=3)", r"is not one call in one line"),
+        ("net[3](width=3)", r"write module:attribute, as in my_file:MyClass$"),
+        ("NUMBER(x=3)", r"is no function or class, but int, which takes no arguments$"),
+        ("np(x=3)", r"is no function or class, but module"),
+    ],
+)
+def test_arguments_that_cannot_be_are_one_line(
+    call: str, says: str, write: Callable[[str], str]
+) -> None:
+    spelled = f"{write(ARGUMENTS + 'NUMBER = 3')}:{call}"
+    with pytest.raises(UserError) as caught:
+        parse([*IMAGES, "--network", spelled])
+    message = str(caught.value)
+    assert message.startswith(f"--network {' '.join(spelled.split())}: "), message
+    assert re.search(says, message) and len(message.splitlines()) == 1, message
+
+
+@pytest.mark.parametrize(
+    ("flag", "call", "says"),
+    [
+        ("--learner", "Sharp", r"missing 1 required positional argument: 'sharp'"),
+        ("--learner", "Sharp(config=3)", r"config is given by this program"),
+        ("--network", "Sharp.__init__", r"write module:attribute, as in"),
+        ("--learner", "Plain(x=3)", r"there is no argument x; it takes none$"),
+        ("--data", "images(split=3)", r"split is given by this program"),
+        (
+            "--data",
+            "images(sides=3)",
+            r"no argument sides; did you mean side\? It takes ways, side,",
+        ),
+        ("--data", "images(ways=3)", r"ways is what --ways says: leave it out$"),
+        ("--strategy", "Sharp(config=3)", r"config is given by this program"),
+    ],
+)
+def test_arguments_of_all_kinds_are_checked(
+    flag: str, call: str, says: str, write: Callable[[str], str]
+) -> None:
+    spelled = f"{write(ARGUMENTS)}:{call}"
+    with pytest.raises((UserError, DataError), match=f"^{flag} {re.escape(spelled)}: .*{says}"):
+        build_learner(parse([*IMAGES, flag, spelled]))
 
 
 def test_of_two_of_theirs_the_one_at_fault_is_named(write: Callable[[str], str]) -> None:
@@ -555,9 +694,8 @@ def test_lazy_and_shared_layers_and_subclasses_of_ours_train(
     config = parse([*IMAGES, "--network", f"{module}:{name}", "--run-dir", str(tmp_path / "run")])
     worker = Worker(config, torch.device("cpu"))
     called = "Sequential" if name == "Lazy" else name
-    assert (
-        worker.learner.obstacle(torch.device("cpu")) == f"there are none for the network {called}"
-    )
+    obstacle = worker.learner.obstacle(torch.device("cpu"))
+    assert obstacle == f"there are no compiled kernels for the network {called}"
     share = worker.meta_gradient(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
     assert all(gradient.isfinite().all() for gradient in share.gradients.values())
 

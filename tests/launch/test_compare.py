@@ -116,6 +116,27 @@ def test_a_folder_of_images_that_moved_is_the_same(tmp_path: Path) -> None:
         assert arms.paired(a, b)[2] == [0]
 
 
+def test_arguments_of_a_component_tell_runs_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    networks = ["torch.nn:Linear(bias=True, dtype=None)", "torch.nn:Linear(bias=False, dtype=None)"]
+    for seed in range(2):
+        for i, network in enumerate(networks):
+            made(tmp_path / "trials" / f"{i}-{seed}", network=network, inner_lr=0.1, seed=seed)
+    for network in networks:
+        side = f"{tmp_path}:inner_lr=0.1,network={network},shots=5"
+        with pytest.raises(UserError, match=r"no run in .* has these values"):
+            arms.read(side, None)
+        arm = arms.read(side.replace("=5", f"={glyphs().shots}"), None)
+        assert arm.config.network == network and arm.scores.keys() == {0, 1}
+    sides = [f"{tmp_path}:network={network}" for network in networks]
+    assert compare.main(sides) == 0
+    said = capsys.readouterr().out
+    assert all(f"| {side} " in said for side in sides)
+    with pytest.raises(UserError, match="its runs differ in network: name one"):
+        arms.read(str(tmp_path), None)
+
+
 @pytest.mark.parametrize(
     ("sides", "says"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -101,13 +103,21 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
     mine = tmp_path / "recorded_mine.py"
-    mine.write_text("from maml.learners.maml import MAML\n\n\nclass Mine(MAML):\n    pass\n")
-    config = glyphs(learner="recorded_mine:Mine", test_tasks=3, run_dir="run", iterations=2)
+    mine.write_text(
+        "from maml.learners.maml import MAML\n\n\nclass Mine(MAML):\n"
+        "    def __init__(self, config, why=0):\n        super().__init__(config)\n"
+    )
+    learner = "recorded_mine:Mine(why='no')"
+    config = glyphs(learner=learner, test_tasks=3, run_dir="run", iterations=2)
+    monkeypatch.setattr(sys, "argv", ["train_maml.py", "glyphs", "--learner", learner])
     assert Trainer(config).run() == 0
     kept = record.write(Path("run"), tmp_path / "records", 3, "", None)
     (start,) = recorded.read(kept).made["starts"]
     assert start["own_files"] == {"learner": {"recorded_mine": digest_of(mine)}}
-    said = "recorded_mine.py (--learner recorded_mine:Mine) has changed since"
+    # The command can be given again as it is.
+    assert shlex.split(recorded.read(kept).made["command"])[2:5] == ["glyphs", "--learner", learner]
+    assert re.search(r"\+learner=recorded_mine_Mine_why=_no_\+.*-\w{8}-\w{8}$", kept.parent.name)
+    said = f"recorded_mine.py (--learner {learner}) has changed since"
     warning = f"warning: {said} this checkpoint was saved: results may differ\n"
     uses = [
         lambda: evaluation.main(["run", "--tasks", "2"]),

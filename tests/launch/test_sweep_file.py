@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,26 @@ def test_the_program_is_here_or_ours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert command.command_of(described, {}, None)[0] == str(REPO / "train_maml.py")
     (tmp_path / "train_maml.py").touch()
     assert command.command_of(described, {}, None)[0] == "train_maml.py"
+
+
+def test_arguments_of_a_component_are_values_of_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/sweeps.md has it, of the documented example; a mistyped one is told at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (page,) = re.findall(r"^  (network: .*)$", (REPO / "docs" / "sweeps.md").read_text(), re.M)
+    source = (REPO / "docs" / "examples" / "my_network.py").read_text()
+    (tmp_path / "my_swept_network.py").write_text(source)
+    parameters = yaml.safe_load(page.replace("my_network", "my_swept_network"))
+    described = file.read(written(tmp_path, parameters=parameters))
+    command.check(described)
+    asked = [command.command_of(described, point, None)[-1] for point in described.grid()]
+    spelled = [f"my_swept_network:Wide(width={width})" for width in (16, 32)]
+    assert asked == [f"--network={network}" for network in spelled]
+    wrong = {"network": {"values": [spelled[0], "my_swept_network:Wide(widht=16)"]}}
+    with pytest.raises(UserError, match=r"with network=.*no argument widht; did you mean width"):
+        command.check(file.read(written(tmp_path, parameters=wrong)))
 
 
 @pytest.mark.parametrize(

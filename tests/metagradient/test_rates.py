@@ -197,6 +197,8 @@ class LowRank(nn.Module):
         ("*lora_*", {"lora_a": 1, "lora_b": 1}),
         ("@head,*.bias=0", {"out.weight": 1}),
         ("*=0.5, *lora_a=3, @head=0", {"lora_a": 3, "lora_b": 0.5}),
+        ("lora_a,out.*=2", {"lora_a": 1, "out.weight": 2, "out.bias": 2}),
+        ("module.lora_a,module.out.*=2", {"lora_a": 1, "out.weight": 2, "out.bias": 2}),
     ],
 )
 def test_what_adapts_is_a_pattern(pattern: str, moving: dict[str, float]) -> None:
@@ -227,7 +229,8 @@ def test_what_adapts_is_a_pattern(pattern: str, moving: dict[str, float]) -> Non
     [
         (
             "@head,blocs.*",
-            r"--adapt @head,blocs.\* with --network conv4: 'blocs.\*' names none of .*: blocks",
+            r"--adapt @head,blocs.\* with --network conv4: 'blocs.\*' names none of "
+            "the network's parameters: blocks",
         ),
         ("*=fast", "the rate 'fast' is no number of at least 0"),
         ("*=-1", "the rate '-1' is no number of at least 0"),
@@ -238,6 +241,12 @@ def test_what_adapts_is_a_pattern(pattern: str, moving: dict[str, float]) -> Non
 def test_a_pattern_that_means_nothing_is_one_line(pattern: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         make_worker("maml", adapt=pattern)
+
+
+def test_names_are_said_as_their_author_has_them() -> None:
+    said = "'lora_c' names none of the network's parameters: lora_a, lora_b, out.weight, out.bias$"
+    with pytest.raises(UserError, match=said):
+        make_worker("maml", network=f"{__name__}:LowRank", adapt="lora_c")
 
 
 def test_anil_equals_a_walk_by_hand() -> None:

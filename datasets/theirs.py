@@ -1,0 +1,82 @@
+"""A component of a user's own, imported.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from datasets.blame import described
+from datasets.errors import DataError
+from datasets.spelling import Spelled, read
+
+
+def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
+    """What a name in a user's own file means, and its parts.
+
+    The module is imported, also from the current directory. ``given`` is with how many arguments,
+    by position, this program calls what is meant.
+
+    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if the name is
+    not spelled as :mod:`datasets.spelling` says, if there is no such module or attribute, if that
+    takes no such arguments, or if the module ends in an exception of its own.
+    """
+    parts = read(flag, spelled)
+    module_name, attribute, arguments = parts
+    # As `python -m` does; a program that is started by its path has its own folder there alone.
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(1, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise DataError(f"{flag} {spelled}: {described(error)}") from error
+        raise DataError(
+            f"{flag} {spelled}: there is no module {error.name} in {here} or on PYTHONPATH"
+        ) from error
+    except Exception as error:
+        raise DataError(f"{flag} {spelled}: {described(error)}") from error
+    if not hasattr(module, attribute):
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        file = getattr(module, "__file__", None) or "it has no file"
+        raise DataError(f"{flag} {spelled}: module {module_name} ({file}) has no {attribute}{hint}")
+    loaded = getattr(module, attribute)
+    if wrong := _wrong(loaded, arguments, given):
+        raise DataError(f"{flag} {spelled}: {wrong}")
+    return parts, loaded
+
+
+def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
+    """What is wrong with the arguments of a name; "" if nothing is, or nobody can say."""
+    if not arguments:
+        return ""
+    if not callable(loaded):
+        return f"is no function or class, but {type(loaded).__name__}, which takes no arguments"
+    try:
+        parameters = inspect.signature(loaded).parameters
+    except (TypeError, ValueError):  # written in C
+        return ""
+    ours = list(parameters)[:given]
+    known = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    for name in arguments:
+        if name in ours and name in known:
+            return f"{name} is given by this program: leave it out"
+        if name not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            free = [each for each in known if each not in ours]
+            near = difflib.get_close_matches(name, free, n=1)
+            hint = f"did you mean {near[0]}? It" if near else "it"
+            return f"there is no argument {name}; {hint} takes {', '.join(free) or 'none'}"
+    return ""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets.errors import DataError
+from datasets.spelling import is_theirs
 from maml import by_class
 from maml.best import RECORDED, content_of, load_best
 from maml.config import Config, default_data_root, flag, registry
@@ -199,7 +200,7 @@ class RunEvaluator:
         config = directory.config_here(options.run_dir, options.data_root, options.device)
         self._own_ways = config.ways
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
-        its_own = config.data == "folder" or ":" in config.data
+        its_own = config.data == "folder" or is_theirs(config.data)
         if its_own and options.data not in (None, config.data) and options.data_root is None:
             # Its root is where a user's own images are, and no other data set.
             asked["data_root"] = default_data_root()

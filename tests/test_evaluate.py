@@ -318,12 +318,11 @@ def test_another_data_set_is_not_looked_for_where_the_run_s_own_is(
     PLACES.clear()
     evaluation.main([*asked, "--data-root", "elsewhere"])
     assert set(PLACES) == {Path("elsewhere")}
-    path.write_text(
-        path.read_text().replace("data: mine:images", "data: tests.test_evaluate:placed")
-    )
+    text = path.read_text().replace("evaluate:named", "evaluate:placed")
+    path.write_text(text.replace("/mine", "/others"))
     PLACES.clear()
     evaluation.main(asked)
-    assert set(PLACES) == {Path("/mine")}
+    assert set(PLACES) == {Path("/others")}
 
 
 def named(split: str) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.base import Learner, OuterGradient
-from maml.seeds import seed_of
+from maml.seeds import drawn
 
 
 def build_learner(config: Config) -> Learner:
@@ -22,8 +20,7 @@ def build_learner(config: Config) -> Learner:
     if not (isinstance(kind, type) and issubclass(kind, Learner)):
         raise UserError(f"--learner {config.learner}: is no subclass of maml.learners.Learner")
     # What a learner of a user's own draws at its making is the same in every process.
-    with registry.calling(learner=known), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(config.seed, "learner"))
+    with registry.calling(learner=known), drawn(config.seed, "learner"):
         learner: Learner = known.maker()(config)
     return learner
 

@@ -27,7 +27,7 @@ from maml.networks.mixing import mixes
 from maml.networks.norms import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params
-from maml.seeds import seed_of
+from maml.seeds import drawn
 
 _GONE = {
     "outer_loss": "query_loss (and problem, which says which query losses count)",
@@ -124,9 +124,7 @@ class Learner(nn.Module, ABC):
         self.objective = objective(contents.classifies)
         self.metric_names = self.objective.names
         self.image_shape = contents.image_shape
-        # The global generator is what modules draw from; it is put back afterwards.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(config.seed, "initial weights"))
+        with drawn(config.seed, "initial weights"):
             self.network = build_network(
                 config.network,
                 image_shape=self.image_shape,

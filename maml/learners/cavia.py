@@ -15,7 +15,7 @@ from maml.metagradient.problem import Problem
 from maml.networks.loss import NetworkLoss
 from maml.networks.modulated_loss import ModulatedLoss
 from maml.params import Params
-from maml.seeds import seed_of
+from maml.seeds import drawn
 
 COMPONENTS = {
     "cavia": {
@@ -54,8 +54,7 @@ class CAVIA(MAML):
         self._scale = f"{layer}.weight"
         self._films = not isinstance(self.network.get_submodule(layer), nn.Linear)
         size = len(self.network.get_parameter(self._bias))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(config.seed, "context"))
+        with drawn(config.seed, "context"):
             modulation = torch.empty((1 + self._films) * size, config.context)
             nn.init.xavier_uniform_(modulation)
         self.modulation = nn.Parameter(modulation.to(getattr(torch, config.dtype)))

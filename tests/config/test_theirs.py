@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 import shutil
 import sys
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -848,3 +850,31 @@ def test_a_preset_s_learner_gives_way_to_any() -> None:
         config = parse([preset, "--learner", "metasgd", "--shots", "5", "--eval-inner-steps", "1"])
         assert (config.learner, config.shots) == ("metasgd", 5)
         assert PRESETS[preset].shots == 1
+
+
+DRAWN = """
+import random
+import numpy as np
+import torch
+from torch import nn
+class Drawn(nn.Module):
+    def __init__(self, shape, ways):
+        super().__init__()
+        self.head = nn.Linear(784, ways)
+        nn.init.constant_(self.head.bias, random.random())
+        self.head.weight.data.copy_(torch.from_numpy(np.random.rand(ways, 784)))
+    def forward(self, x):
+        return self.head(x.flatten(1))
+"""
+
+
+def test_initial_weights_follow_the_seed_whoever_draws_them(write: Callable[[str], str]) -> None:
+    """And what a program draws elsewhere does not follow it."""
+    words = [*IMAGES, "--network", f"{write(DRAWN)}:Drawn", "--seed"]
+    before = np.random.get_state()[1].tolist(), random.getstate()
+    zero, again, one = (
+        build_learner(parse([*words, seed])).meta_parameters() for seed in ("0", "0", "1")
+    )
+    assert same(zero, again)
+    assert not any(torch.equal(zero[name], one[name]) for name in zero)
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before

@@ -28,8 +28,13 @@ def shared_classes(data: str, splits: Sequence[Episodes], new: str = "classes") 
     said = []
     # The split where an image digest, or a name, was met first.
     met: dict[bytes | str, str] = {}
-    for episodes, digests in zip(splits, _digests(splits), strict=True):
-        names = _names(episodes, len(digests))
+    for episodes, known in zip(splits, _digests(splits), strict=True):
+        # A user's own episodes may tell names or images alone.
+        count = max(len(known), len(episodes.class_names or ()))
+        digests = known or [b""] * count
+        names = _names(episodes, count)
+        if len(names) != len(digests):
+            continue
         found: Counter[tuple[str, str]] = Counter()
         for digest, name in zip(digests, names, strict=True):
             if digest in met:

@@ -163,6 +163,7 @@ def write(
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(run_dir / "curves.png", folder / "curves.png")
         files.write_text(folder / "record.json", json.dumps(made, indent=1) + "\n")
+        recorded.read(folder)  # whoever reads it later must be able to
         target.parent.mkdir(exist_ok=True)
         if target.exists():
             target.rename(Path(made_in) / "earlier")

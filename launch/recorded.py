@@ -111,11 +111,15 @@ def _no_number(result: dict[str, Any], is_left: bool) -> str:
         counts = ("iterations", "iterations_left")
         found = [name for name in counts if result[name] < 0]
         rate = result.get("iterations_per_second")
-        return "".join(found[:1]) or ("" if _is_number(rate) else "iterations_per_second")
+        # One that was stopped before it had done any has none.
+        told = _is_number(rate) or (rate is None and not result["iterations"])
+        return "".join(found[:1]) or ("" if told else "iterations_per_second")
     scores = [name for name in result if name.endswith(("accuracy", "loss", "ci95"))]
     # Of a regression, accuracy is None.
     named = [n for n in scores if "accuracy_ci95" in result or n not in _OF_CLASSES]
     # A model that has diverged has a loss, but that is no number.
+    if result["tasks"] == 1:
+        named = [name for name in named if result[name] is not None or not name.endswith("ci95")]
     judged = [name for name in named if "loss" not in name]
     return next((n for n in named if not isinstance(result[n], (int, float))), "") or (
         next((name for name in judged if not math.isfinite(result[name])), "")

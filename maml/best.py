@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from maml.config import registry
 from maml.errors import UserError
 from maml.params import Params
 from maml.run import checkpoint, directory
@@ -128,7 +129,8 @@ def content_of(
 def recorded_content(record: Path) -> dict[str, Any]:
     """Return what a checkpoint would hold of a record whose parameters are kept.
 
-    That is ``iteration``, ``model`` and, of a user's own components, ``own_files``.
+    That is ``iteration``, ``model`` and, of a user's own components, ``own_files`` and, in
+    ``config``, how they are called.
 
     Raises:
         UserError: as `checkpoint.load_parameters`, or if its configuration cannot be read, or the
@@ -141,12 +143,14 @@ def recorded_content(record: Path) -> dict[str, Any]:
         raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
     # No result of a run that was not tested, and no such value in one of an earlier version.
     tested = directory.read_result(record).get("tested_iteration")
-    iteration = tested or directory.read_config(record, own=False).iterations
+    config = directory.read_config(record, own=False)
+    iteration = tested or config.iterations
     starts = directory.read_json(record / "record.json").get("starts") or [{}]
     return {
         "model": checkpoint.load_parameters(record / RECORDED),
         "iteration": iteration,
         "own_files": starts[-1].get("own_files", {}),
+        "config": {kind: getattr(config, kind) for kind in registry.KINDS},
     }
 
 

@@ -175,11 +175,17 @@ def _parts(text: str) -> list[str]:
     for i, piece in enumerate(re.split(r"([,\s]+)(?=[\w-]+=)", text)):
         if i % 2:
             between = piece
-        elif parts[-1].count("(") > parts[-1].count(")"):
+        elif _is_open(parts[-1]):
             parts[-1] += between + piece
         else:
             parts.append(piece)
     return [part for part in parts if part]
+
+
+def _is_open(text: str) -> bool:
+    """Say whether a bracket is open at the end of ``text``; those in quotes are none."""
+    quoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
+    return quoted.count("(") > quoted.count(")")
 
 
 def _has(config: Config, values: dict[str, str], asked: str, point: Point) -> bool:

@@ -22,6 +22,13 @@ def build_learner(config: Config) -> Learner:
     # What a learner of a user's own draws at its making is the same in every process.
     with registry.calling(learner=known), drawn(config.seed, "learner"):
         learner: Learner = known.maker()(config)
+    for name, parameter in learner.named_parameters():
+        if not parameter.requires_grad:
+            raise UserError(
+                f"--learner {config.learner}: {name} requires no gradient, but a learner's own "
+                "parameters learn: make it a buffer; or freeze what is the network's in its class, "
+                "or by --freeze"
+            )
     return learner
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class CAVIA(MAML):
       γ = A φ + b in place of 1 + A φ; here the context 0 leaves the network as it is.
     - of a linear layer the bias moves by A φ: as if φ were appended to its input (section 3.2).
     """
+
+    network_adapts: ClassVar[bool] = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

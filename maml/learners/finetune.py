@@ -87,9 +87,11 @@ class Finetune(Learner):
         rows = [np.arange(n) + first for first, n in zip(found.first, found.counts, strict=True)]
         labels = np.repeat(np.arange(len(rows), dtype=np.int64), found.counts)
         examples = Examples(found.images, np.concatenate(rows), labels)
-        return Batches(
+        batches = Batches(
             examples, split=split, batch_size=config.batch_size, seed=config.seed, dtype=found.dtype
         )
+        batches.class_names = found.class_names
+        return batches
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
         """The classifier's loss of a mini-batch, by weights that all tasks share."""

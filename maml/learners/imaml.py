@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from maml.config import Config
+from maml.errors import UserError
 from maml.learners.maml import MAML
 from maml.metagradient.problem import Implicit, Problem
+from maml.networks.ordinary import own_name
 from maml.params import Params
 
 COMPONENTS = {
@@ -32,6 +35,15 @@ class IMAML(MAML):
     steps and then one of the pull alone (``--pull end``), its solver divides H by λ + 10
     (``--cg-lambda 12``), and it tests without a pull (``--eval-proximal 0``).
     """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if self.still:
+            name = own_name(self.network, self.still[0])
+            raise UserError(
+                f"--learner {config.learner}: the whole network must adapt, and {name} does not "
+                "(--adapt, --freeze, or frozen by its author)"
+            )
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """As it is evaluated: MAML's with the pull."""

@@ -7,6 +7,8 @@ and first-order MAML (section 5.2) is MAML with ``--order first``.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.adapting import adapting
@@ -36,6 +38,9 @@ class MAML(Learner):
         still: The names of the network's other parameters.
     """
 
+    network_adapts: ClassVar[bool] = True
+    """Whether it is the network's parameters that the inner loop adapts."""
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         pattern, why = config.adapt, f"--adapt {config.adapt}"
@@ -45,7 +50,7 @@ class MAML(Learner):
         why += f" with --network {config.network}"
         moving = adapting(pattern, self.network, names, why)
         self.adapting = {name: rate for name, rate in moving.items() if name not in self.frozen}
-        if not self.adapting:
+        if not self.adapting and self.network_adapts:
             raise UserError(f"{why}: all that would adapt is frozen")
         self.still = [name for name in names if name not in self.adapting]
 

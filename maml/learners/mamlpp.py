@@ -55,6 +55,8 @@ class MAMLpp(MAML):
         super().__init__(config)
         weights = self.network_weights(self.meta_parameters())
         norms = norm_parameters(self.network) if config.per_step_norm else []
+        # What is frozen has one value, at each step.
+        norms = [name for name in norms if name not in self.frozen]
         both = [name for name in norms if name in self.adapting]
         if both:
             raise UserError(

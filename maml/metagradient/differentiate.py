@@ -109,9 +109,11 @@ def _check_read(problem: Problem, tasks: Any) -> None:
             unread -= _names_read(problem, part, step, tasks)
     if unread:
         name = min(unread)
+        what = "adapt"
+        if name not in problem.start:
+            what = "be learned (if it is frozen, it must be used all the same, without no_grad)"
         raise RuntimeError(
-            f"{name!r} appears to not have been used by any loss, but it is to "
-            f"{'adapt' if name in problem.start else 'be learned'}"
+            f"{name!r} appears to not have been used by any loss, but it is to {what}"
         )
 
 

@@ -57,7 +57,8 @@ class OuterOptimizer:
         learning = [name for name in meta_params if name not in frozen]
         if not learning:
             raise UserError("all parameters are frozen (--freeze): nothing is left that learns")
-        self._learns = self._mask(learning) if len(learning) < len(meta_params) else None
+        still = set(meta_params).difference(learning)
+        self._frozen = self._mask(still).bool() if still else None
         # Learned inner rates and the like are no weights: zero is not where they belong.
         weights = [name for name in learning if name.startswith("network.")]
         self._decays = self._mask(weights) * config.weight_decay if config.weight_decay else None
@@ -82,8 +83,8 @@ class OuterOptimizer:
                 never move again. Parameters and state are as they were.
         """
         gradient = self._layout.params(gradients).div_(n_tasks)
-        if self._learns is not None:
-            gradient.mul_(self._learns)
+        if self._frozen is not None:
+            gradient.masked_fill_(self._frozen, 0.0)
         # The largest magnitude, not a sum of squares: it is the same bits on every machine, so that
         # all processes that take the same step decide the same. NaN if an element is.
         peak = float(torch.stack(torch.aminmax(gradient)).abs().max())

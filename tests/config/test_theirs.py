@@ -20,6 +20,9 @@ from torch import nn
 
 import maml
 from datasets import DataError
+from datasets.episodes import Episodes
+from datasets.overlap import shared_classes
+from datasets.tasks import Task
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
@@ -800,6 +803,7 @@ IN_TRAIN = "5 of 5 validation classes have the same {0} as a class of train, and
         ("forgetful", [], IN_TRAIN.format("images")),
         ("renamed", [], IN_TRAIN.format("images")),
         ("named", [], IN_TRAIN.format("name")),
+        ("named", ["--learner", "finetune", "--train-ways", "5", "--batch-size", "6"], IN_TRAIN.format("name")),
         ("half", [], "5 of 6 test classes have the same images as a class of validation, and 1 of"),
         ("half", ["--eval-every", "0"], "1 of 6 test classes have the same images as a class of "
          "train: the accuracy on them says nothing about new classes"),
@@ -819,6 +823,23 @@ def test_a_class_in_two_splits_is_said(
     line = same_classes(worker, ["validation", "test"] if config.eval_every else ["test"])
     assert says in line and bool(says) == line.startswith(f"warning: --data {data}: ")
     assert "\n" not in line
+
+
+class Told(Episodes):
+    """Episodes of a user's own, which tell names and show no images."""
+
+    class_names = ("owl", "cat")
+
+    def __init__(self, split: str) -> None:
+        self.split = split
+
+    def tasks(self, ids: torch.Tensor) -> Task:
+        raise NotImplementedError
+
+
+def test_classes_without_images_are_compared_by_name() -> None:
+    said = shared_classes("mine:told", [Told("train"), Told("test")])
+    assert "2 of 2 test classes have the same name as a class of train" in said
 
 
 def test_a_class_in_two_splits_is_said_once(

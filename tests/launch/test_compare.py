@@ -184,3 +184,9 @@ def test_of_a_sweep_that_failed_it_is_said(tmp_path: Path, monkeypatch: pytest.M
     assert sweep.main([str(file), "--folder", "failed"]) == 1
     with pytest.raises(UserError, match=r"failed: no run: 2 trials, and none began.*failed/logs"):
         compare.main(["failed", "failed:seed=1"])
+
+
+def test_values_in_brackets_and_quotes_are_of_one_name() -> None:
+    for component in ("net:Net(a=1, b=(2, 3))", """net:Net(a="(", b=1)""", "net:Net(a=')',b=1)"):
+        _, values = arms._split(f"runs:network={component},seed=1")
+        assert values == {"network": component, "seed": "1"}

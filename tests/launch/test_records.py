@@ -211,6 +211,19 @@ def test_nothing_of_the_machine_is_kept(kept: Path, run_dir: Path) -> None:
     assert str(REPO) not in text
 
 
+def test_one_task_has_no_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record is whole, and so is that of a run that was stopped before it had begun."""
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    assert Trainer(glyphs(test_tasks=1, run_dir=str(tmp_path / "run"), iterations=1)).run() == 0
+    kept = record.write(tmp_path / "run", tmp_path / "records", 1, "", None)
+    assert check_record.main([str(kept)]) == 0
+    assert "±" not in table.table(tmp_path / "records", "run", "bare")
+    result = json.loads((kept / "result.json").read_text())
+    result |= {"iterations": 0, "iterations_left": 9, "iterations_per_second": None}
+    (kept / "result.json").write_text(json.dumps(result))
+    assert "unfinished: 0 of 9" in table.table(tmp_path / "records", "run", "bare")
+
+
 def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = torch.load(kept / "model.pt", weights_only=True)
     torch.save({name: tensor * 1.1 for name, tensor in params.items()}, kept / "model.pt")

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import maml
+from maml.config import Config
 from maml.config.cli import parse
 from maml.errors import UserError
 from maml.learners import build_learner
+from maml.learners.maml import MAML
 from maml.trainer import Trainer
 from tests.runs import glyphs, last, same, train
 
@@ -29,6 +31,14 @@ class Frozen(nn.Module):
     def forward(self, x):
         return self.head(torch.relu(self.body(x.flatten(1)) + self.shift))
 """
+
+
+class Late(MAML):
+    """It freezes too late: not when the network is made."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.network.get_submodule("head").requires_grad_(False)
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
@@ -81,10 +91,23 @@ def test_what_an_author_has_frozen_stays_and_travels(
     assert "buffers, as --network makes them: module.shift" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("learner", ["mamlpp", "cavia", "metasgd", "reptile", "protonet"])
+def test_frozen_norms_stay_whatever_the_learner(learner: str, tmp_path: Path) -> None:
+    """MAML++ has norms for each step; those that are frozen have one value."""
+    values = {"learner": learner, "freeze": "@norm", "weight_decay": 0.1, "inner_steps": 2}
+    begun = train(glyphs(**values, iterations=0), tmp_path / "begun")["model"]
+    done = train(glyphs(**values, iterations=2), tmp_path / "done")["model"]
+    norms = {name for name in done if ".norm." in name and "rates" not in name}
+    assert norms and all(torch.equal(done[name], begun[name]) for name in norms)
+    assert any(not torch.equal(done[name], begun[name]) for name in done)
+
+
 def test_what_cannot_be_frozen_is_refused() -> None:
     for values, says in {
         ("--freeze", "nonsense"): "--freeze nonsense .*'nonsense' names none",
         ("--freeze", "@head", "--adapt", "@head"): "all that would adapt is frozen",
+        ("--freeze", "@norm", "--learner", "imaml"): "the whole network must adapt, and blocks.0",
+        ("--learner", "tests.learners.test_frozen:Late"): "head.weight requires no gradient",
     }.items():
         with pytest.raises(UserError, match=says):
             build_learner(parse(["maml-glyphs-5way-1shot", *values]))

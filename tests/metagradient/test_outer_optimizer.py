@@ -90,7 +90,9 @@ def test_weights_shrink_and_what_is_frozen_stays(optimizer: str) -> None:
     for step in range(4):
         drawn, n_tasks = sums(step)
         gradients = {f"network.{name}": tensor for name, tensor in drawn.items()}
-        gradients |= {"rates": torch.ones(3).double() * step, "network.still": torch.ones(2)}
+        # Nobody asks whether the gradient of what stays is finite.
+        still = torch.tensor([1.0, math.inf], dtype=torch.float64)
+        gradients |= {"rates": torch.ones(3).double() * step, "network.still": still}
         for name, tensor in plain.items():
             tensor.grad = gradients[name] / n_tasks
         peer.step()

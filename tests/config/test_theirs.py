@@ -803,7 +803,8 @@ IN_TRAIN = "5 of 5 validation classes have the same {0} as a class of train, and
         ("forgetful", [], IN_TRAIN.format("images")),
         ("renamed", [], IN_TRAIN.format("images")),
         ("named", [], IN_TRAIN.format("name")),
-        ("named", ["--learner", "finetune", "--train-ways", "5", "--batch-size", "6"], IN_TRAIN.format("name")),
+        ("named", ["--learner", "finetune", "--train-ways", "5", "--batch-size", "6"],
+         IN_TRAIN.format("name")),
         ("half", [], "5 of 6 test classes have the same images as a class of validation, and 1 of"),
         ("half", ["--eval-every", "0"], "1 of 6 test classes have the same images as a class of "
          "train: the accuracy on them says nothing about new classes"),

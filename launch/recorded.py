@@ -94,7 +94,7 @@ def read(folder: Path) -> Record:
                 )
     if not made["starts"]:
         raise UserError(f"{folder / 'record.json'}: damaged: it has no starts")
-    wrong = _no_number(result, "iterations_left" in result and result["iterations_left"] != 0)
+    wrong = _no_number(result)
     if wrong:
         raise UserError(f"{folder / 'result.json'}: damaged: its {wrong} is {result.get(wrong)!r}")
     if not 0 <= made["minutes"] < math.inf:
@@ -105,9 +105,9 @@ def read(folder: Path) -> Record:
     return Record(folder, config, result, made)
 
 
-def _no_number(result: dict[str, Any], is_left: bool) -> str:
+def _no_number(result: dict[str, Any]) -> str:
     """Return which entry of a result should be a number and is none; "": all are."""
-    if is_left:
+    if result.get("iterations_left", 0):
         counts = ("iterations", "iterations_left")
         found = [name for name in counts if result[name] < 0]
         rate = result.get("iterations_per_second")
@@ -117,9 +117,10 @@ def _no_number(result: dict[str, Any], is_left: bool) -> str:
     scores = [name for name in result if name.endswith(("accuracy", "loss", "ci95"))]
     # Of a regression, accuracy is None.
     named = [n for n in scores if "accuracy_ci95" in result or n not in _OF_CLASSES]
-    # A model that has diverged has a loss, but that is no number.
     if result["tasks"] == 1:
+        # Over one task there is no interval.
         named = [name for name in named if result[name] is not None or not name.endswith("ci95")]
+    # A model that has diverged has a loss, but that is no number.
     judged = [name for name in named if "loss" not in name]
     return next((n for n in named if not isinstance(result[n], (int, float))), "") or (
         next((name for name in judged if not math.isfinite(result[name])), "")

@@ -136,19 +136,16 @@ def recorded_content(record: Path) -> dict[str, Any]:
         UserError: as `checkpoint.load_parameters`, or if its configuration cannot be read, or the
             parameters are not those that were recorded.
     """
-    recorded = None
-    if (record / "record.json").exists():
-        recorded = read_object(record / "record.json").get("model_sha256")
-    if recorded is not None and digest_of(record / RECORDED) != recorded:
+    made = read_object(record / "record.json") if (record / "record.json").exists() else {}
+    if "model_sha256" in made and digest_of(record / RECORDED) != made["model_sha256"]:
         raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
     # No result of a run that was not tested, and no such value in one of an earlier version.
     tested = directory.read_result(record).get("tested_iteration")
     config = directory.read_config(record, own=False)
-    iteration = tested or config.iterations
-    starts = directory.read_json(record / "record.json").get("starts") or [{}]
+    starts = made.get("starts") or [{}]
     return {
         "model": checkpoint.load_parameters(record / RECORDED),
-        "iteration": iteration,
+        "iteration": tested or config.iterations,
         "own_files": starts[-1].get("own_files", {}),
         "config": {kind: getattr(config, kind) for kind in registry.KINDS},
     }

@@ -463,10 +463,11 @@ class _Run:
                     "warning: the test loss is not finite: the model's answers are no numbers"
                 )
         if self.speaks:
-            if config.eval_every and (advice := self._insight.advice(params, tested)):
-                self._say(advice)
             result |= self._guard.report(self.iteration)
             directory.write_result(self.run_dir, result)
+            # The result is safe by now, whatever becomes of a hint.
+            if config.eval_every and (advice := self._insight.advice(params, tested)):
+                self._say(advice)
         return result
 
     def _draw(self, result: dict[str, Any]) -> None:

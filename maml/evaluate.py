@@ -184,8 +184,10 @@ class RunEvaluator:
         if self.of_record and options.watch:
             raise UserError(f"--watch: {options.run_dir} is a record; its training is over")
         # Not after an evaluation that takes an hour.
-        if self.rows.is_dir():
-            raise UserError(f"{self.rows}: is a folder")
+        written = [self.rows, *[options.run_dir / by_class.NAME] * options.by_class]
+        for path in written:
+            if path.is_dir():
+                raise UserError(f"{path}: is a folder")
         self.config: Config | None = None
         # Once, not with every checkpoint that is watched.
         self._warned: set[str] = set()
@@ -334,12 +336,13 @@ class RunEvaluator:
             who = f"ensemble of iterations {', '.join(map(str, iterations))}"
             lines.append(self._line(who, found))
         row["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        # Before it is written: where that fails, it is not lost.
+        print("\n".join(lines), flush=True)
         if not self.of_record:
             # Where a full disk has cut the last row short, this one begins a line of its own.
             before = self.rows.read_bytes() if self.rows.is_file() else b""
             mend = "\n" if before and not before.endswith(b"\n") else ""
             files.append_line(self.rows, mend + json.dumps(row))
-        print("\n".join(lines), flush=True)
         if options.by_class:
             self._by_class(saved, progress=progress)
 
@@ -354,9 +357,9 @@ class RunEvaluator:
             transductive=self.question()["transductive"],
             progress=progress,
         )
+        print("\n".join(by_class.lines(found)), flush=True)
         if not self.of_record:
             by_class.write(options.run_dir / by_class.NAME, found)
-        print("\n".join(by_class.lines(found)), flush=True)
 
     def _line(self, who: str, result: dict[str, Any]) -> str:
         assert self.config is not None

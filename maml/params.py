@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 Params: TypeAlias = dict[str, Tensor]
+
+
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are of one dtype and shape, and hold the same numbers, be they nan."""
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.allclose(
+        one, other, rtol=0.0, atol=0.0, equal_nan=True
+    )

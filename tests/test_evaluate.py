@@ -490,6 +490,9 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
     config.unlink()
     (run_dir / "evaluations.jsonl").mkdir()
     assert refusal(str(run_dir)) == f"{run_dir}/evaluations.jsonl: is a folder"
+    (run_dir / "evaluations.jsonl").rmdir()
+    (run_dir / "by_class.csv").mkdir()
+    assert refusal(str(run_dir), "--by-class") == f"{run_dir}/by_class.csv: is a folder"
 
 
 @pytest.mark.parametrize(
@@ -532,10 +535,14 @@ def test_more_threads_than_are_served_here(run_dir: Path) -> None:
     assert torch.get_num_threads() <= most_threads()
 
 
-def test_evaluations_that_cannot_be_written(run_dir: Path) -> None:
+def test_evaluations_that_cannot_be_written(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are shown all the same, so no hour of evaluation is lost."""
     (run_dir / "evaluations.jsonl").symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"evaluations\.jsonl: .*No space left"):
         evaluation.main([str(run_dir), "--tasks", "2"])
+    assert "iteration 2: test accuracy " in capsys.readouterr().out
 
 
 def test_as_a_command(run_dir: Path, cache_dir: Path) -> None:

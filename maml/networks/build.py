@@ -13,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.networks.ordinary import explicit, own_name
+from maml.params import same_numbers
 
 
 def network_options(config: Config) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _try(network: nn.Module, name: str, shape: tuple[int, ...], count: int) -> N
         before = {path: buffer.clone() for path, buffer in network.named_buffers()}
         network(torch.full((2, *shape), 0.5))
     for path, buffer in network.named_buffers():
-        if path not in before or not torch.equal(buffer, before[path]):
+        if path not in before or not same_numbers(buffer, before[path]):
             raise UserError(
                 f"--network {name}: forward changes the buffer {own_name(network, path)}, "
                 "which tasks would share: what is learned would depend on their order, and on who "

@@ -900,3 +900,49 @@ def test_initial_weights_follow_the_seed_whoever_draws_them(write: Callable[[str
     assert same(zero, again)
     assert not any(torch.equal(zero[name], one[name]) for name in zero)
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before
+
+
+OWN_DICE = """
+import itertools
+import numpy as np
+import torch
+from torch import nn
+from maml.learners.maml import MAML
+dice, made = np.random.default_rng(), itertools.count()
+class Weight(nn.Module):
+    def __init__(self, shape, ways):
+        super().__init__()
+        self.head = nn.Linear(784, ways)
+        self.head.bias.data.fill_(dice.random())
+    def forward(self, x):
+        return self.head(x.flatten(1))
+class Seeded(Weight):
+    def __init__(self, shape, ways):
+        super().__init__(shape, ways)
+        self.head.bias.data.fill_(np.random.default_rng(0).random())
+        self.register_buffer("nothing", torch.full((2,), torch.nan), persistent=False)
+class Buffer(Seeded):
+    def __init__(self, shape, ways):
+        super().__init__(shape, ways)
+        self.register_buffer("mask", torch.from_numpy(dice.random(784)), persistent=False)
+class Name(Seeded):
+    def __init__(self, shape, ways):
+        super().__init__(shape, ways)
+        self.register_parameter(f"scale{next(made)}", nn.Parameter(torch.ones(())))
+class Learner(MAML):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("dice", torch.tensor(dice.random()))
+"""
+
+
+def test_what_is_another_one_in_every_process_is_refused(write: Callable[[str], str]) -> None:
+    name = write(OWN_DICE)
+    for kind, of in (("Weight", "head.bias"), ("Buffer", "mask"), ("Name", "scale0")):
+        with pytest.raises(
+            UserError, match=rf"^--network {name}:{kind}: {of} comes out another way"
+        ):
+            build_learner(parse([*IMAGES, "--network", f"{name}:{kind}"]))
+    with pytest.raises(UserError, match=rf"^--learner {name}:Learner: dice comes out another"):
+        build_learner(parse([*IMAGES, "--learner", f"{name}:Learner"]))
+    build_learner(parse([*IMAGES, "--network", f"{name}:Seeded"]))

@@ -9,7 +9,8 @@ those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0.
   its host.
 - The store, which is gone, or silent, with the process that holds it.
 - A failure that a process tells of itself, in place of its next number.
-- A wait that lasts longer than ``--timeout``, although all live.
+- A wait that lasts longer than ``--timeout``, although all live. A heartbeat says whether its
+  process waits for others, too: whoever does not is the one that they wait for.
 
 Time is that of `maml.processes.clock`: a job that was suspended as a whole goes on.
 
@@ -51,10 +52,9 @@ SPEAK = 4.0
 LAST_WORDS = 20.0
 """Seconds that a process takes at most to save what it has, before it ends."""
 
-_ALIVE = "although all processes are alive: one hangs, or needs more time than that"
-
-_LEFT, _FAILED = b"left", b"!"
-"""In place of a number: it has left in good order; it has failed, and what follows is the line."""
+_LEFT, _FAILED, _WAITS = b"left", b"!", b" waits"
+"""In place of a number: it has left in good order; it has failed, and what follows is the line.
+After a number: it waits for others, or for something to do."""
 
 _runs = itertools.count()
 """A process may do several runs, one after the other; the launcher's store outlives them all."""
@@ -111,8 +111,10 @@ class Liveness:
         self._failed, self._suspected = b"", ""
         self._ended: dict[int, float] = {}
         self._excused: set[int] = set()
-        # Since when this process waits for others, in each of its threads that do.
+        # Since when this process waits for others, in each of its threads that do; whether it does
+        # only what it is called for, and how many such calls it is in.
         self._waits: dict[object, float] = {}
+        self._serves, self._calls = False, set[object]()
 
     # ---- from the beginning to an end in good order ------------------------------------------
 
@@ -178,6 +180,25 @@ class Liveness:
         finally:
             del self._waits[wait]
 
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Let this process count as one that waits for others, but for the time of their calls."""
+        self._serves = True
+        try:
+            yield
+        finally:
+            self._serves = False
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """While another process has called this one, let it count as one that is at work."""
+        call = object()
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+
     def check(self) -> None:
         """End this process if another one of this host was killed.
 
@@ -201,8 +222,9 @@ class Liveness:
             self._suspected = overdue if late else "a connection broke"
             time.sleep(self._grace())
         if late:
-            alive = f", {_ALIVE}" if self._threads else ""
-            return WorkerLostError(f"no answer within --timeout {self.timeout:g} s{alive}: {line}")
+            alive = f", {self._busy()}" if self._threads else ""
+            more = "" if line in alive else f": {line}"
+            return WorkerLostError(f"no answer within --timeout {self.timeout:g} s{alive}{more}")
         return WorkerLostError(f"a worker was lost: {line}")
 
     def report(self, error: BaseException) -> None:
@@ -240,7 +262,7 @@ class Liveness:
         keys = [f"beat {other}" for other in self._heard]
         for number in itertools.count(1):
             over = self._over.wait(BEAT)
-            mine = _LEFT if over or self._told else self._failed or str(number).encode()
+            mine = _LEFT if over or self._told else self._failed or self._number(number)
             try:
                 self._store.set(f"beat {self.world.rank}", mine.decode())
                 if over:
@@ -256,6 +278,10 @@ class Liveness:
                 if beat != self._beats.get(other):
                     self._beats[other], self._heard[other] = beat, now
             self._answered, self._broken = now, ""
+
+    def _number(self, number: int) -> bytes:
+        waits = self._waits or (self._serves and not self._calls)
+        return str(number).encode() + (_WAITS if waits else b"")
 
     def _tell_of_broken(self, how: str) -> None:
         """Report, over a new connection, that this process has lost its own, as after a reset.
@@ -317,10 +343,16 @@ class Liveness:
                 line = f"{self._state(rank)}: silent for {silence:.0f} s ({suspected or limit})"
                 return Finding(line, rank)
         if overdue > self._grace():
-            return Finding(
-                f"{self.name([self.world.rank])} had no answer within {limit} s, {_ALIVE}"
-            )
+            me = self.name([self.world.rank])
+            return Finding(f"{me} had no answer within {limit} s, {self._busy()}")
         return None
+
+    def _busy(self) -> str:
+        """Say who keeps others waiting, although all live, as far as it can be seen from here."""
+        beats = {rank: self._beats.get(rank, _WAITS) for rank in self._judged()}
+        busy = self.name(rank for rank, beat in beats.items() if not beat.endswith(_WAITS))
+        who = f"{busy} {'hang' if ', rank' in busy else 'hangs'}" if busy else "one hangs"
+        return f"although all processes are alive: {who}, or needs more time than that"
 
     def _grace(self) -> float:
         """Return the seconds in which it is found who was lost, if one was; rank 0 is first."""

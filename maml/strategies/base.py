@@ -130,7 +130,7 @@ class Strategy(ABC):
             limited: Whether what is done may last no longer than ``--timeout``.
         """
         try:
-            with self.liveness.in_time() if limited else nullcontext():
+            with self.liveness.in_time() if limited else self.liveness.serving():
                 yield
         except RuntimeError as error:
             raise self.liveness.explain(error) from error

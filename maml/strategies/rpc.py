@@ -240,7 +240,7 @@ class Rpc(Strategy):
     def serve(self) -> None:
         """Answer calls until the driver says that it is done."""
         self.stop.install()
-        wait_for(_this.finished, self.stop)
+        wait_for(_this.finished, self.stop, self.liveness)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or each other worker's chunk, or its part of each task's sets."""

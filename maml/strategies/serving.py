@@ -62,18 +62,19 @@ def _hear(seen: str) -> None:
         _heeding.signal = seen
 
 
-def wait_for(event: threading.Event, stop: StopRequest) -> None:
-    """Wait for ``event``, as long as rank zero lives, which `Liveness` watches over.
+def wait_for(event: threading.Event, stop: StopRequest, liveness: Liveness) -> None:
+    """Wait for ``event``, as long as rank zero lives, which ``liveness`` watches over.
 
     A stop signal may reach this process alone: rank zero is told, and decides when to end. It may
     be in the middle of a step; while it lives, it is served.
     """
     told = False
-    while (stop and not told) or not event.wait(0.5):
-        if stop.signal is not None and not told:
-            told = True
-            with suppress(RuntimeError):
-                rpc.rpc_sync(0, _hear, (stop.signal,), timeout=TELL)
+    with liveness.serving():
+        while (stop and not told) or not event.wait(0.5):
+            if stop.signal is not None and not told:
+                told = True
+                with suppress(RuntimeError):
+                    rpc.rpc_sync(0, _hear, (stop.signal,), timeout=TELL)
 
 
 def reported(liveness: Callable[[], Liveness]) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -86,7 +87,8 @@ def reported(liveness: Callable[[], Liveness]) -> Callable[[Callable[P, T]], Cal
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
-                return function(*args, **kwargs)
+                with liveness().called():
+                    return function(*args, **kwargs)
             except Exception as error:
                 liveness().report(error)
                 if not isinstance(error, (UserError, DataError)):

@@ -73,6 +73,8 @@ FAULTS = {
         "disconnects", "lost its connections|was killed", ends=True, code=-signal.SIGABRT
     ),
 }
+ALIVE = Fault("sleeps", r"had no answer .* alive: rank \d .* hangs, or needs more time", ends=False)
+"""Not in the record: who waits for whom depends on the strategy, and rank 0 may wait for nobody."""
 
 
 class Outcome(NamedTuple):
@@ -93,9 +95,8 @@ class Outcome(NamedTuple):
     state: str
 
 
-def inject(run_dir: Path, strategy: str, name: str, rank: int, timeout: float) -> Outcome:
-    """Train with ``strategy``, let the fault ``name`` happen to ``rank``; return how all ended."""
-    fault = FAULTS[name]
+def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float) -> Outcome:
+    """Train with ``strategy``, let ``fault`` happen to ``rank``; return how all ended."""
     marker = run_dir.with_name(f"{run_dir.name}-fault")
     env, script = {}, "train_maml.py"
     if isinstance(fault.by, str):
@@ -110,7 +111,7 @@ def inject(run_dir: Path, strategy: str, name: str, rank: int, timeout: float) -
             marker.touch()
             deadline = time.monotonic() + 60 * SLACK
             while marker.exists():
-                assert time.monotonic() < deadline, f"{name} never happened"
+                assert time.monotonic() < deadline, f"{fault} never happened"
                 time.sleep(0.01)
         else:
             os.kill(pid, fault.by)
@@ -163,7 +164,7 @@ def main() -> None:
         for _ in range(own.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder) / "run"
-                outcomes.append(inject(run_dir, strategy, name, rank, own.timeout))
+                outcomes.append(inject(run_dir, strategy, FAULTS[name], rank, own.timeout))
         row = {
             "strategy": strategy, "fault": name, "rank": rank,
             "seconds": [round(one.seconds, 1) for one in outcomes],

@@ -10,6 +10,7 @@ import ctypes
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ def raises() -> None:
 def holds_lock() -> None:
     """Hold the interpreter's lock, as a broken extension does: no other thread runs."""
     ctypes.PyDLL(None).sleep(3600)
+
+
+def sleeps() -> None:
+    """Hang, as a read from a file server that is gone; other threads run on, heartbeats too."""
+    time.sleep(3600)
 
 
 def disconnects() -> None:

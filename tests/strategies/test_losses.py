@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import SLACK, start_ranks
-from tests.strategies.faults import DEATH_S, FAULTS, SINUSOID, STRATEGIES, inject
+from tests.strategies.faults import ALIVE, DEATH_S, FAULTS, SINUSOID, STRATEGIES, Fault, inject
 from tests.strategies.waiting import wait_for_iteration
 
 SILENT_S = 20
@@ -49,15 +49,34 @@ SLOW = (
 def test_a_lost_process_ends_the_run(tmp_path: Path, strategy: str, fault: str, rank: int) -> None:
     """One line in all, which names rank, process and cause; status right, progress kept."""
     run_dir = tmp_path / "run"
+    _check_end(run_dir, strategy, FAULTS[fault], rank)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rank"),
+    [
+        ("rpc chunk", 2),
+        ("allreduce", 0),
+        pytest.param("rpc exclusive", 2, marks=pytest.mark.slow),
+        pytest.param("allreduce", 2, marks=pytest.mark.slow),
+        pytest.param("param-server collective", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_who_hangs_while_its_heart_beats_is_named(tmp_path: Path, strategy: str, rank: int) -> None:
+    """Not who waits for it."""
+    _check_end(tmp_path / "run", strategy, ALIVE, rank)
+
+
+def _check_end(run_dir: Path, strategy: str, fault: Fault, rank: int) -> None:
     done = inject(run_dir, strategy, fault, rank, SILENT_S)
     (line,) = done.said
     assert f"rank {rank} (host " in line
     assert f"pid {done.pid})" in line
-    assert re.search(FAULTS[fault].cause, line)
+    assert re.search(fault.cause, line)
     assert done.state == "failed"
-    assert all(code in (1, -signal.SIGKILL, FAULTS[fault].code) for code in done.codes), done.codes
+    assert all(code in (1, -signal.SIGKILL, fault.code) for code in done.codes), done.codes
     assert sum(code < 0 for code in done.codes) <= 1, done.codes
-    limit = DEATH_S if FAULTS[fault].ends else SILENT_S + DEATH_S
+    limit = DEATH_S if fault.ends else SILENT_S + DEATH_S
     assert done.seconds < limit * SLACK
     assert (run_dir / "checkpoints" / "last.pt").exists()
 

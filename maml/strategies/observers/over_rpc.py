@@ -304,7 +304,7 @@ class Observers(Strategy):
     def serve(self) -> None:
         """Play whenever the agent asks, until it says that all is done."""
         self.stop.install()
-        wait_for(_this.finished, self.stop)
+        wait_for(_this.finished, self.stop, self.liveness)
         leave(self.world.rank)
 
     def finish(self) -> None:

@@ -350,7 +350,7 @@ class ParameterServer(Strategy):
         answer.then(lambda _: arrived.set())
         if result is not None and result.kind == "train":
             self.worker.look_ahead(self._latest)
-        wait_for(arrived, self.stop)
+        wait_for(arrived, self.stop, self.liveness)
         with self.guard():
             order: Order = answer.wait()
         return order

@@ -184,9 +184,11 @@ class RunEvaluator:
         if self.of_record and options.watch:
             raise UserError(f"--watch: {options.run_dir} is a record; its training is over")
         # Not after an evaluation that takes an hour.
-        written = [self.rows, *[options.run_dir / by_class.NAME] * options.by_class]
-        for path in written:
-            if path.is_dir():
+        for path, is_written in (
+            (self.rows, True),
+            (options.run_dir / by_class.NAME, options.by_class),
+        ):
+            if is_written and path.is_dir():
                 raise UserError(f"{path}: is a folder")
         self.config: Config | None = None
         # Once, not with every checkpoint that is watched.

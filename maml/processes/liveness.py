@@ -112,7 +112,7 @@ class Liveness:
         self._ended: dict[int, float] = {}
         self._excused: set[int] = set()
         # Since when this process waits for others, in each of its threads that do; whether it does
-        # only what it is called for, and how many such calls it is in.
+        # only what it is called for, and the calls that it is in.
         self._waits: dict[object, float] = {}
         self._serves, self._calls = False, set[object]()
 
@@ -349,9 +349,8 @@ class Liveness:
 
     def _busy(self) -> str:
         """Say who keeps others waiting, although all live, as far as it can be seen from here."""
-        beats = {rank: self._beats.get(rank, _WAITS) for rank in self._judged()}
-        busy = self.name(rank for rank, beat in beats.items() if not beat.endswith(_WAITS))
-        who = f"{busy} {'hang' if ', rank' in busy else 'hangs'}" if busy else "one hangs"
+        busy = [r for r in self._judged() if not self._beats.get(r, _WAITS).endswith(_WAITS)]
+        who = f"{self.name(busy) or 'one'} {'hang' if len(busy) > 1 else 'hangs'}"
         return f"although all processes are alive: {who}, or needs more time than that"
 
     def _grace(self) -> float:

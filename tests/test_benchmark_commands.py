@@ -6,10 +6,13 @@ import importlib
 import json
 import sys
 
+import numpy as np
 import pytest
 
-from benchmarks import rows
+from benchmarks import released_maml, rows
 from benchmarks.command import begun, write
+from maml.errors import UserError
+from maml.learners import build_learner
 from tests.runs import glyphs
 
 COMMANDS = (
@@ -20,6 +23,7 @@ COMMANDS = (
     "memory",
     "observers",
     "precision",
+    "released_maml",
     "rows",
     "scaling",
     "solved",
@@ -115,3 +119,26 @@ def test_a_record_is_gone_on_with_if_it_is_of_the_same(tmp_path):
     path.write_text("{")
     with pytest.raises(SystemExit, match=r"--json .*record.json: no record to go on with"):
         begun(path, fresh, ["steps"])
+
+
+def test_released_weights_are_read_into_our_network(tmp_path):
+    """Of a file in TensorFlow's layout each value is where the same product is computed here."""
+    values = np.random.default_rng(0).standard_normal(32_773).astype("<f4")
+    path = tmp_path / "weights"
+    values.tofile(path)
+    found = released_maml.read_released(path)
+    learner = build_learner(released_maml.released())
+    assert {n: t.shape for n, t in found.items()} == {
+        n: t.shape for n, t in learner.meta_parameters().items()
+    }
+    shifts, biases, rest = np.split(values, [128, 256])
+    assert found["network.blocks.2.norm.bias"].tolist() == shifts[64:96].tolist()
+    assert found["network.blocks.2.conv.bias"].tolist() == biases[64:96].tolist()
+    assert found["network.head.bias"].tolist() == rest[:5].tolist()
+    second = rest[5 + 864 :][: 9 * 32 * 32].reshape(3, 3, 32, 32)
+    assert found["network.blocks.1.conv.weight"][7, 5, 2, 1] == second[2, 1, 5, 7]
+    head = rest[-4000:].reshape(5, 5, 32, 5)  # of a map: row, column, channel
+    assert found["network.head.weight"].reshape(5, 32, 5, 5)[4, 3, 1, 2] == head[1, 2, 3, 4]
+    values[1:].tofile(path)
+    with pytest.raises(UserError, match="131088 bytes, not 131092"):
+        released_maml.read_released(path)

@@ -133,7 +133,7 @@ def write(
             "command": _again(command, {"threads": config.threads} | starts[-1]),
             "starts": starts,
             "minutes": last["seconds"] / 60,
-            "hardware": describe(torch.get_num_threads()),
+            "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
             "note": note,
         }
         if own:

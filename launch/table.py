@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.markdown import grid
 from datasets.words import counted
@@ -125,17 +126,24 @@ class _Below:
 def measured_on(records: Path, *words: str) -> str:
     """Return a sentence: on what the rows of `table` were measured, for the same arguments."""
     patterns = _patterns(words)
-    hardware = [
-        record.made["hardware"]
+    made = [
+        record.made
         for record in _found(records, words)
         if any(fnmatch.fnmatchcase(record.config.preset, pattern) for pattern in patterns)
     ]
-    if not hardware:
+    if not made:
         return "none of these rows was run."
-    processors = " or ".join(sorted({f"{of['processor']}" for of in hardware}))
-    dates = sorted({of["date"] for of in hardware})
+    processors = " or ".join(sorted(set().union(*map(_processors, made))))
+    dates = sorted({of["hardware"]["date"] for of in made})
     between = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return f"{processors}, {between}; each says its command, commit and versions."
+
+
+def _processors(made: dict[str, Any]) -> set[str]:
+    """Return the names of what a run was trained on; it may have gone on elsewhere."""
+    # Starts of earlier runs do not say it: then it is where the record was made.
+    machines = [start.get("machine", made["hardware"]) for start in made["starts"]]
+    return {of.get("gpu") or of["processor"] for of in machines}
 
 
 def _experiments(records: list[Record]) -> list[list[Record]]:

@@ -25,12 +25,12 @@ from maml.processes.identity import Identity
 from maml.processes.job import continues, this_job
 from maml.run.files import read_rows, write_even_full, write_text
 from maml.run.lock import Lock
-from maml.run.provenance import git_commit, own_files, versions
+from maml.run.provenance import git_commit, machine, own_files, versions
 
 GONE = 5.0
 """Seconds that a killed process takes at most to give back what it had."""
 
-OF_A_START = ("time", "iteration", "processes", "threads", "git_commit", "own_files")
+OF_A_START = (*("time", "iteration", "processes", "threads", "git_commit", "machine", "own_files"),)
 """What is said of a start beyond its run directory: nothing of one machine's own."""
 
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
@@ -157,6 +157,7 @@ def write_config(
         "processes": processes,
         "threads": threads,
         "device": device,
+        "machine": machine() if device.startswith("cuda") else machine() | {"gpu": None},
         "strategy": config.strategy,
         "git_commit": commit,
         "job": this_job(),

@@ -268,6 +268,8 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
         assert check_record.main([str(folder)]) == 1
         assert "checkpoint.pt: not the file that was recorded" in capsys.readouterr().out
         (folder / "checkpoint.pt").write_bytes(going_on)
+        abacus = {"processor": "abacus", "cores": 1, "gpu": None}
+        patched.setattr("maml.run.directory.machine", lambda: abacus)
         onward = with_values(
             whole, run_dir=str(tmp_path / "onward"), resume=str(folder / "checkpoint.pt")
         )
@@ -278,6 +280,11 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
     made = recorded.read(done).made
     assert made["starts"][:-1] == before["starts"][:1] and made["starts"][-1]["iteration"] == 10
     assert made["note"] == "half"
+    # It was trained on both, wherever it is recorded.
+    (first, *_), last_one = before["starts"], made["starts"][-1]["machine"]
+    assert made["hardware"]["processor"] == "abacus" == last_one["processor"]
+    processors = sorted({first["machine"]["processor"], "abacus"})
+    assert table.measured_on(tmp_path).startswith(" or ".join(processors) + ", ")
     # It may be recorded again, but a run that has not finished does not take its place.
     assert recorded.read(record.write(tmp_path / "onward", tmp_path, 7, "", None)).made == {
         **made,

@@ -10,13 +10,12 @@ Shape legend: E examples, C channels, H W pixels, N ways.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maml.networks.statistics import BatchNorm, Statistics
+from maml.networks.statistics import BatchNorm, InTurn, Statistics
 
 COMPONENTS = {
     "lenet": {
@@ -102,19 +101,6 @@ class LeNet(nn.Module):
         return self.fc3(F.relu(self.fc2(x))), ()
 
 
-class _Norms:
-    """Hands each normalisation of one forward pass its statistics, in order of use."""
-
-    def __init__(self, given: Statistics | None) -> None:
-        self._given: Iterator[Any] | None = None if given is None else iter(given)
-        self.used: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, norm: nn.Module, x: Tensor) -> Tensor:
-        x, used = norm(x, None if self._given is None else next(self._given))
-        self.used.append(used)
-        return x
-
-
 class ResNet(nn.Module):
     """Residual networks (He et al. 2016, arXiv:1512.03385), torchvision's.
 
@@ -149,17 +135,17 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
         """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
-        norms, layers = _Norms(statistics), self.layers
+        norms, layers = InTurn(statistics), self.layers
         x = F.relu(norms(layers.bn1, layers.conv1(x)))
         if not self.small:
             x = layers.maxpool(x)
         for stage in (layers.layer1, layers.layer2, layers.layer3, layers.layer4):
             for block in stage:
                 x = _residual(block, x, norms)
-        return layers.fc(x.mean(dim=(2, 3))), tuple(norms.used)
+        return layers.fc(x.mean(dim=(2, 3))), norms.used
 
 
-def _residual(block: Any, x: Tensor, norms: _Norms) -> Tensor:
+def _residual(block: Any, x: Tensor, norms: InTurn) -> Tensor:
     """Apply a basic block (two convolutions) or a bottleneck (three) of torchvision's."""
     out = F.relu(norms(block.bn1, block.conv1(x)))
     out = norms(block.bn2, block.conv2(out))

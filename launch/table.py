@@ -29,6 +29,7 @@ from maml.scores import headline
 HEADER = (
     "preset", "published", "ours", "seeds", "test tasks a seed", "non-transductive", "minutes",
 )  # fmt: skip
+DIFFERS = "What differs between a preset and the published experiment; some of it is a flag"
 
 
 def main(arguments: list[str]) -> int:
@@ -116,7 +117,10 @@ class _Below:
         return "".join(
             f"\n\n{title}:\n\n" + "\n".join(f"- {of}: {said}" for of, said in found)
             for title, found in (
-                ("What differs from the published experiments, beside any flag", deviations),
+                (
+                    DIFFERS,
+                    deviations,
+                ),
                 ("Notes on the runs", notes),
             )
             if found

@@ -88,7 +88,7 @@ def spelled(values: Mapping[str, Any]) -> str:
 def published_row(config: Config) -> dict[str, Any]:
     """Return ``published``, ``source`` and ``deviations`` of the preset's row.
 
-    The last are sentences: what differs from the published experiment, beside any flag. Of another
+    The last are sentences: what differs between it and the published experiment. Of another
     row than the preset's, the first two are None, and there is no sentence.
     """
     of_row = not _other_row(config)

@@ -1,6 +1,7 @@
-"""What differs between a preset and the experiment behind the published number, beside any flag.
+"""What differs between a preset and the experiment behind the published number.
 
-Found by reading the released code. What a flag can state is in the preset itself.
+Found by reading the released code. Most of what a flag can state is in the preset itself. MAML's
+presets keep this project's batch norms and first output layer, with which they were measured.
 """
 
 from __future__ import annotations

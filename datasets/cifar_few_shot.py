@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datasets.cache import Mapped, cached
-from datasets.cifar_classes import HELD_OUT, labels
+from datasets.cifar_classes import CLASSES, HELD_OUT, labels
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.torchvision_sets import SOURCES, read_part
@@ -21,6 +21,7 @@ COMPONENTS = {
     "cifarfs": {
         "help": "CIFAR-100 in colour, 600 images of each class, 64/16/20 classes",
         "episodes": "open_classes",
+        "classes": "list_classes",
         "image_shape": (3, 32, 32),
     },
     "fc100": {
@@ -43,6 +44,14 @@ def open_classes(split: str, *, name: str, data_root: Path, **_unused: object) -
     if split not in ("train", *HELD_OUT[name]):
         raise DataError(f"--split {split}: unknown; one of train, validation, test")
     return ImageClasses.of_equal_size(open_images(data_root), labels(name, split), rotate=False)
+
+
+def list_classes(*, name: str, **_unused: object) -> dict[str, list[str]]:
+    """The classes of each split of "cifarfs" or "fc100", as CIFAR-100 calls them."""
+    return {
+        split: [CLASSES[label] for label in labels(name, split)]
+        for split in ("train", *HELD_OUT[name])
+    }
 
 
 def open_images(data_root: Path) -> Mapped:

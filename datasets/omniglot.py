@@ -25,6 +25,7 @@ COMPONENTS = {
     "omniglot": {
         "help": "1,623 handwritten characters, 20 drawings each",
         "episodes": "open_classes",
+        "classes": "list_classes",
         "examples": "datasets.drawings:open_omniglot",
         "image_shape": (1, 28, 28),
         "ink": True,
@@ -54,6 +55,15 @@ def open_classes(
     classes = split_classes(omniglot_split, split)
     rotate = omniglot_split != "mamlpp" or split == "train"
     return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=rotate)
+
+
+def list_classes(*, omniglot_split: str = "maml", **_unused: object) -> dict[str, list[str]]:
+    """The characters of each split, as ``alphabet/characterNN``."""
+    names = class_names()
+    return {
+        split: [names[row] for row in split_classes(omniglot_split, split)]
+        for split in SPLITS[omniglot_split]
+    }
 
 
 def open_images(data_root: Path) -> Mapped:

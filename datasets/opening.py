@@ -97,7 +97,9 @@ def list_classes(
     if known.classes is None:
         return None
     function = _function(known, known.classes)
-    found: dict[str, list[str]] = function(data_root=Path(data_root), ways=ways, **options)
+    found: dict[str, list[str]] = function(
+        name=known.name, data_root=Path(data_root), ways=ways, **options
+    )
     return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -40,6 +41,8 @@ from maml.scores import ensemble
 
 PLACES = ("run_dir", "data_root", "resume")
 """Flags that name places of one machine."""
+KEPT = {"versions": dict, "git_commit": str}
+"""What is kept of a run's config.yaml beside the configuration."""
 ROWS = 200
 """Training rows that stay; all of validation and test do."""
 
@@ -102,8 +105,8 @@ def write(
 
     Raises:
         UserError: if the run is being trained or has no test, was not made by commits alone, or
-            does not score what it says; or if it has not finished, and an earlier record has. An
-            earlier record stays.
+            does not score what it says; if it has not finished, and an earlier record has, or only
+            its test is left; or if nothing can be written there. An earlier record stays.
     """
     config = directory.read_config(run_dir)
     status = directory.read_status(run_dir)
@@ -115,6 +118,11 @@ def write(
         raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
     starts, command = starts_of(run_dir)
     last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
+    if not finished and last["iteration"] >= config.iterations:
+        raise UserError(
+            f"{run_dir}: its iterations are done and its test is not; the same command with "
+            f"--run-dir {run_dir} finishes it"
+        )
     own = _own(directory.config_here(run_dir, data_root, None), starts)
     target = records / recorded.place_of(config, own)
     earlier = recorded.read(target) if target.exists() else None
@@ -125,7 +133,7 @@ def write(
         )
     # The same run's, recorded before.
     note = note or (earlier.made["note"] if earlier and _is_of(earlier, starts) else "")
-    records.mkdir(parents=True, exist_ok=True)
+    _make(records)
     with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
         folder = Path(made_in) / target.name
         folder.mkdir()
@@ -136,6 +144,8 @@ def write(
             "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
             "note": note,
         }
+        if last.get("division") is not None:
+            made["division"] = last["division"]
         if own:
             made["own"] = own
         if finished:
@@ -164,11 +174,25 @@ def write(
             shutil.copy(run_dir / "curves.png", folder / "curves.png")
         files.write_text(folder / "record.json", json.dumps(made, indent=1) + "\n")
         recorded.read(folder)  # whoever reads it later must be able to
-        target.parent.mkdir(exist_ok=True)
+        _make(target.parent)
         if target.exists():
             target.rename(Path(made_in) / "earlier")
         folder.rename(target)
     return target
+
+
+def _make(folder: Path) -> None:
+    """Make a folder to write into.
+
+    Raises:
+        UserError: naming ``--records``, if that cannot be.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--records {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"--records {folder}: not writable")
 
 
 def _own(config: Config, starts: list[dict[str, Any]]) -> str:
@@ -191,15 +215,15 @@ def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return when and by which commit a run was begun and continued, and its last command.
 
     Raises:
-        UserError: if it was not made by commits alone, or nothing says how it began.
+        UserError: if it was not made by commits alone, or nothing says how it began; or if there
+            is not what `write_config` keeps, which is not to be found out after a test.
     """
     path = run_dir / "config.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     found = content.get("starts")
-    names = {"time", "iteration", "git_commit"}
-    told = isinstance(found, list) and [isinstance(of, dict) and names <= set(of) for of in found]
-    if not told or not all(told) or "command" not in found[-1]:
-        raise UserError(f"{path}: damaged: no starts, which say how the run was made")
+    wrong = recorded.wrong_starts(found)
+    if wrong:
+        raise UserError(f"{path}: damaged: {wrong}")
     for start in found:
         if not start["git_commit"] or start["git_commit"].endswith("-dirty"):
             raise UserError(f"{run_dir}: made by {start['git_commit']}: not a commit alone")
@@ -208,8 +232,12 @@ def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
             f"{run_dir}: it goes on from a checkpoint after iteration {found[0]['iteration']} that "
             "does not say how the run began"
         )
+    command = found[-1].get("command")
+    wrong = recorded.misfit(content | {"command": command}, {**KEPT, "command": list})
+    if wrong:
+        raise UserError(f"{path}: damaged: its {wrong}")
     starts = [{n: of[n] for n in directory.OF_A_START if n in of} for of in found]
-    return starts, found[-1]["command"]
+    return starts, command
 
 
 def _test(
@@ -301,7 +329,7 @@ def _flags(command: list[str]) -> list[str]:
 def write_config(folder: Path, run_dir: Path) -> None:
     """Write the run's config.yaml, without what is one machine's own."""
     content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    kept = {name: content[name] for name in ("versions", "git_commit")}
+    kept = {name: content[name] for name in KEPT}
     config = {name: v for name, v in content["config"].items() if name not in PLACES}
     text = yaml.safe_dump({"config": config, **kept}, sort_keys=False)
     files.write_text(folder / "config.yaml", text)

@@ -14,10 +14,12 @@ but ``checkpoint.pt`` (where that is below 4 MB), from which any machine can go 
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import math
 import re
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from maml.config import Config, saved
@@ -27,6 +29,7 @@ from maml.params import Params
 from maml.run.checkpoint import load_parameters
 from maml.run.files import read_object
 from maml.run.provenance import digest_of
+from maml.run.task_scores import ADDRESS, NAME
 
 RECORDS = Path(__file__).resolve().parent / "records"
 MOST_BYTES = {"model.pt": 1_000_000, "checkpoint.pt": 4_000_000}
@@ -85,16 +88,15 @@ def read(folder: Path) -> Record:
     """
     made = read_object(folder / "record.json")
     result = read_object(folder / "result.json")
-    content = {"record.json": made, "result.json": {"iterations_left": 0, **result}}
+    content = {"record.json": made, "result.json": _UNSAID | result}
     for name, kinds in _KINDS.items():
-        for key, kind in kinds.items():
-            if not isinstance(content[name].get(key), kind):
-                raise UserError(
-                    f"{folder / name}: damaged: its {key} is {content[name].get(key)!r}"
-                )
-    if not made["starts"]:
-        raise UserError(f"{folder / 'record.json'}: damaged: it has no starts")
-    wrong = _no_number(result)
+        wrong = misfit(content[name], kinds)
+        if wrong:
+            raise UserError(f"{folder / name}: damaged: its {wrong}")
+    wrong = wrong_starts(made["starts"])
+    if wrong:
+        raise UserError(f"{folder / 'record.json'}: damaged: {wrong}")
+    wrong = _no_number(result, [] if result.get("iterations_left") else _metrics(folder / NAME))
     if wrong:
         raise UserError(f"{folder / 'result.json'}: damaged: its {wrong} is {result.get(wrong)!r}")
     if not 0 <= made["minutes"] < math.inf:
@@ -105,8 +107,49 @@ def read(folder: Path) -> Record:
     return Record(folder, config, result, made)
 
 
-def _no_number(result: dict[str, Any]) -> str:
-    """Return which entry of a result should be a number and is none; "": all are."""
+def misfit(said: dict[str, Any], kinds: dict[str, Any]) -> str:
+    """Return which entry is of another kind than ``kinds`` says, and what it is; "": none."""
+    wrong = (name for name, kind in kinds.items() if not isinstance(said.get(name), kind))
+    return next((f"{name} is {said.get(name)!r}" for name in wrong), "")
+
+
+def wrong_starts(starts: Any) -> str:
+    """Return what is wrong with what a run, or its record, says of its starts; "": nothing."""
+    if not (isinstance(starts, list) and starts and all(isinstance(of, dict) for of in starts)):
+        return "it has no starts, which say how the run was made"
+    for start in starts:
+        said = _UNSAID_OF_A_START | start
+        wrong = misfit(said, _OF_A_START) or misfit(said["machine"], {"processor": str})
+        if wrong:
+            return f"a start's {wrong}"
+    return ""
+
+
+def _metrics(path: Path) -> list[str]:
+    """Return what was measured of each test task, as the first line of ``test_tasks.csv`` says.
+
+    Raises:
+        UserError: naming the file, if it is missing or no such table.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            names = tuple(next(csv.reader(file), []))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: not a whole record") from error
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path}: damaged: {error}") from error
+    if names[: len(ADDRESS)] != ADDRESS:
+        raise UserError(f"{path}: damaged: its first line does not begin {','.join(ADDRESS)}")
+    return list(names[len(ADDRESS) :])
+
+
+def _no_number(result: dict[str, Any], tested: list[str]) -> str:
+    """Return which entry of a result should be a number and is none; "": all are.
+
+    Args:
+        result: The result.
+        tested: The metrics of its test, each of which it has, with the interval.
+    """
     if result.get("iterations_left", 0):
         counts = ("iterations", "iterations_left")
         found = [name for name in counts if result[name] < 0]
@@ -114,15 +157,16 @@ def _no_number(result: dict[str, Any]) -> str:
         # One that was stopped before it had done any has none.
         told = _is_number(rate) or (rate is None and not result["iterations"])
         return "".join(found[:1]) or ("" if told else "iterations_per_second")
-    scores = [name for name in result if name.endswith(("accuracy", "loss", "ci95"))]
+    scores = [name for metric in tested for name in (metric, f"{metric}_ci95")]
+    scores += [name for name in result if name.endswith(("accuracy", "loss", "ci95"))]
     # Of a regression, accuracy is None.
-    named = [n for n in scores if "accuracy_ci95" in result or n not in _OF_CLASSES]
+    named = [name for name in scores if "accuracy" in tested or name not in _OF_CLASSES]
     if result["tasks"] == 1:
         # Over one task there is no interval.
-        named = [name for name in named if result[name] is not None or not name.endswith("ci95")]
+        named = [n for n in named if result.get(n) is not None or not n.endswith("ci95")]
     # A model that has diverged has a loss, but that is no number.
     judged = [name for name in named if "loss" not in name]
-    return next((n for n in named if not isinstance(result[n], (int, float))), "") or (
+    return next((n for n in named if not isinstance(result.get(n), (int, float))), "") or (
         next((name for name in judged if not math.isfinite(result[name])), "")
     )
 
@@ -138,9 +182,21 @@ _KINDS: dict[str, dict[str, Any]] = {
     "record.json": {"starts": list, "minutes": (int, float), "hardware": dict, "note": str},
     "result.json": {
         "tasks": int, "transductive": bool, "iterations": int, "iterations_left": int,
+        "diverged": (dict, NoneType), "skipped": int,
     },
 }  # fmt: skip
-"""What a record's files hold at least, the last one of a run that has not finished."""
+"""What a record's files hold."""
+_UNSAID: dict[str, Any] = {"iterations_left": 0, "diverged": None, "skipped": 0}
+"""What a result means that does not say so."""
+_OF_A_START: dict[str, Any] = {
+    "time": str, "iteration": int, "git_commit": (str, NoneType), "processes": int,
+    "threads": (int, NoneType), "machine": dict, "own_files": dict,
+}  # fmt: skip
+"""What a start says, in a run directory, too, where the commit may not be known."""
+_UNSAID_OF_A_START: dict[str, Any] = {
+    "processes": 1, "threads": None, "machine": {"processor": ""}, "own_files": {},
+}  # fmt: skip
+"""What a start of an earlier version does not say."""
 
 
 def find(folder: Path) -> list[Record]:

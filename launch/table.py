@@ -24,7 +24,7 @@ from maml.config.presets import PRESETS, experiment
 from maml.config.rows.deviations import DEVIATIONS
 from maml.errors import UserError
 from maml.run.files import read_rows
-from maml.scores import headline
+from maml.scores import has_answers, headline
 
 HEADER = (
     "preset", "published", "ours", "seeds", "test tasks a seed", "non-transductive", "minutes",
@@ -98,10 +98,10 @@ class _Below:
         self._published.append(preset)
 
     def notes(self, record: Record) -> None:
-        """Add a record's note, if it has one."""
-        if record.made["note"]:
-            name = f"{_named(record)}, seed {record.config.seed}"
-            self._notes.setdefault(record.made["note"], []).append(name)
+        """Add a record's note, if it has one, and what went wrong in its run."""
+        name = f"{_named(record)}, seed {record.config.seed}"
+        for said in filter(None, (record.made["note"], _went_wrong(record))):
+            self._notes.setdefault(said, []).append(name)
 
     def __str__(self) -> str:
         """Return paragraphs, or nothing."""
@@ -246,6 +246,22 @@ def _so_far(preset: Config, record: Record) -> tuple[str, ...]:
         "–",
         f"{record.made['minutes']:.0f}{hours}",
     )
+
+
+def _went_wrong(record: Record) -> str:
+    """Say why a row's numbers are not to be taken as they are; "": nothing is known."""
+    result, said = record.result, []
+    # Of a run that has not finished there are no such numbers.
+    if record.left:
+        return ""
+    if not has_answers(result):
+        said.append("its test loss is not finite")
+    if result.get("diverged"):
+        said.append("its training has diverged")
+    if skipped := result.get("skipped"):
+        of_all = counted(result["iterations"], "step")
+        said.append(f"{skipped} of {of_all} {'was' if skipped == 1 else 'were'} skipped")
+    return "; ".join(said)
 
 
 def _named(record: Record) -> str:

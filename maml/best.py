@@ -129,8 +129,8 @@ def content_of(
 def recorded_content(record: Path) -> dict[str, Any]:
     """Return what a checkpoint would hold of a record whose parameters are kept.
 
-    That is ``iteration``, ``model`` and, of a user's own components, ``own_files`` and, in
-    ``config``, how they are called.
+    That is ``iteration``, ``model``, ``division`` and, of a user's own components, ``own_files``
+    and, in ``config``, how they are called.
 
     Raises:
         UserError: as `checkpoint.load_parameters`, or if its configuration cannot be read, or the
@@ -147,6 +147,7 @@ def recorded_content(record: Path) -> dict[str, Any]:
         "model": checkpoint.load_parameters(record / RECORDED),
         "iteration": tested or config.iterations,
         "own_files": starts[-1].get("own_files", {}),
+        "division": made.get("division"),
         "config": {kind: getattr(config, kind) for kind in registry.KINDS},
     }
 

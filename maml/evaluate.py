@@ -41,7 +41,15 @@ from maml.processes.world import World
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import warn_of_edits
 from maml.run.watch import watch
-from maml.scores import check_headline, ensemble, evaluate, few_classes, summary, there_are
+from maml.scores import (
+    check_headline,
+    ensemble,
+    evaluate,
+    few_classes,
+    no_answers,
+    summary,
+    there_are,
+)
 from maml.strategies.local import Local
 from maml.worker import Worker
 
@@ -324,6 +332,7 @@ class RunEvaluator:
         )
         row = {"iteration": saved["iteration"], **question, **result}
         lines = [self._line(f"iteration {saved['iteration']}", result)]
+        warnings = [no_answers(result)]
         if together:
             found = ensemble(
                 self.strategy,
@@ -337,9 +346,13 @@ class RunEvaluator:
             row |= {f"ensemble_{name}": found[name] for name in found if name not in question}
             who = f"ensemble of iterations {', '.join(map(str, iterations))}"
             lines.append(self._line(who, found))
+            warnings.append(no_answers(found))
         row["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         # Before it is written: where that fails, it is not lost.
         print("\n".join(lines), flush=True)
+        # Once: an ensemble of such a model has no answers, either.
+        for line in filter(None, dict.fromkeys(warnings)):
+            print(line, file=sys.stderr, flush=True)
         if not self.of_record:
             # Where a full disk has cut the last row short, this one begins a line of its own.
             before = self.rows.read_bytes() if self.rows.is_file() else b""

@@ -6,11 +6,16 @@ them, as ``state_dict`` has them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from datasets.spelling import is_theirs
+from datasets.words import counted
 from maml import best
+from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners import Learner
+from maml.learners.data import class_names
 from maml.networks.headless import in_short
 from maml.networks.ordinary import AROUND
 from maml.params import Params
@@ -66,6 +71,55 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     buffers = sorted(learner.network.state_dict().keys() & dict(learner.network.named_buffers()))
     line += f"; buffers, as --network makes them: {in_short(buffers)}" if buffers else ""
     return begun, line
+
+
+def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]] | None) -> str:
+    """Return a warning where ``source`` learned from classes that are tested here, or "".
+
+    Omniglot's published splits, and those of CIFAR-100, are divided otherwise; a folder that nobody
+    divided is divided anew when a class is added.
+
+    Args:
+        source: As in `initial_weights`. Of a file that lies in no run nothing is known.
+        config: Of the run that begins with it.
+        classes: The names of each of its splits' classes; None where they are not known.
+    """
+    folder = next((f for f in (Path(source), *_above(source)) if _is_run(f)), None)
+    if folder is None or classes is None:
+        return ""
+    then = directory.read_config(folder, own=False)
+    if is_theirs(then.data) or not _alike(then.data, config.data):
+        return ""
+    learned = directory.read_json(folder / "classes.json")
+    if not learned and not registry.data_set(then.data).own_images:
+        learned = class_names(then) or {}
+    met = set(learned.get("train", ())).intersection
+    found = {split: len(met(names)) for split, names in classes.items() if split != "train"}
+    shared = " and ".join(
+        f"{count} of the {counted(len(classes[split]), f'{split} class', f'{split} classes')}"
+        for split, count in found.items()
+        if count
+    )
+    if not shared:
+        return ""
+    return (
+        f"warning: --init {source}: it was trained on {shared}, by their names: the accuracy on "
+        "them says nothing about new classes"
+    )
+
+
+def _above(source: str) -> list[Path]:
+    """Return the folders of which a checkpoint may be a file."""
+    return list(Path(source).absolute().parents)[:2]
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+def _alike(one: str, other: str) -> bool:
+    """Say whether two data sets have the same images; a class of both has one name then."""
+    return registry.data_set(one).module == registry.data_set(other).module
 
 
 def _saved(path: Path) -> Params:

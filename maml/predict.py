@@ -13,7 +13,7 @@ import argparse
 import itertools
 import json
 import sys
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -133,7 +133,7 @@ def _known(options: argparse.Namespace, support: FolderImages) -> str:
     run_dir, _ = find(options.run_dir)
     trained = directory.read_json(run_dir / "classes.json").get("train", [])
     # A folder that its user has divided has them as train/CLASS.
-    names = {PurePosixPath(name).name for name in trained}
+    names = {name.removeprefix("train/") for name in trained}
     found = [shown(name) for name in support.classes if name in names]
     if not found:
         return ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -211,6 +212,21 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
 def headline(scores: Container[str]) -> str:
     """Return which of a result's ``scores`` it is judged by: the greater the better, but a loss."""
     return next(name for name in ("accuracy", "return", "loss") if name in scores)
+
+
+def has_answers(scores: Mapping[str, Any]) -> bool:
+    """Say whether the losses among a result's ``scores`` are finite.
+
+    Where they are not, the model's answers are no numbers, and an accuracy of 0 ± 0 tells nothing.
+    """
+    return all(math.isfinite(scores[name]) for name in scores if name.endswith("loss"))
+
+
+def no_answers(result: Mapping[str, Any]) -> str:
+    """Return a warning where a result of `means` is of answers that are no numbers, or ""."""
+    if has_answers(result):
+        return ""
+    return f"warning: the {result['split']} loss is not finite: the model's answers are no numbers"
 
 
 def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:

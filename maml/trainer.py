@@ -16,10 +16,10 @@ from torch import Tensor
 
 from datasets.words import counted
 from maml.best import BestModel, best
-from maml.config import Config, must_match, registry
+from maml.config import OF_A_CHECKPOINT, Config, registry
 from maml.config.presets import changed, experiment, published_row, with_values
 from maml.errors import UserError, WorkerLostError
-from maml.initial import initial_weights
+from maml.initial import initial_weights, met_before
 from maml.learners.data import class_names
 from maml.library.model import Model
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
@@ -39,13 +39,14 @@ from maml.run.log import RunLog
 from maml.run.progress import Patience
 from maml.run.provenance import own_files, warn_of_edits
 from maml.run.resume import beginning, bring_history, choose_run_dir
-from maml.run.task_scores import write_tasks
+from maml.run.task_scores import drop_tasks, write_tasks
 from maml.run.window import Window
 from maml.scores import (
     check_headline,
     evaluate,
     few_classes,
     means,
+    no_answers,
     of_tasks,
     same_classes,
     summary,
@@ -97,7 +98,7 @@ class Trainer:
                 self.start = beginning(run_dir, self.config, params)
                 if self.start is None and config.init is not None:
                     self.initial, line = initial_weights(config.init, self.worker.learner)
-                    self.lines.append(line)
+                    self.lines += [line, met_before(config.init, self.config, self.classes)]
                 if self.start is not None:
                     checkpoint.check_division(self.start, self.worker.training.division, run_dir)
             except BaseException:
@@ -458,10 +459,10 @@ class _Run:
             if self.speaks and (images := self.worker.evaluation("test").content()) is not None:
                 result["test_images"] = images
             self._say(summary(test, config, config.transductive))
-            if not math.isfinite(test["loss"]):
-                self._say(
-                    "warning: the test loss is not finite: the model's answers are no numbers"
-                )
+            if line := no_answers(test):
+                self._say(line)
+        elif self.speaks:
+            drop_tasks(self.run_dir)
         if self.speaks:
             result |= self._guard.report(self.iteration)
             directory.write_result(self.run_dir, result)
@@ -514,9 +515,7 @@ class _Run:
                     "own_files": self._own_files,
                     "starts": self._starts,
                     "best": self._best_model.state(),
-                    "config": {
-                        name: getattr(self.config, name) for name in must_match(self.config)
-                    },
+                    "config": {name: getattr(self.config, name) for name in OF_A_CHECKPOINT},
                 },
                 keep=self.config.keep_checkpoints,
                 best=self._best(),

@@ -437,13 +437,25 @@ def test_an_ensemble_is_reported_beside_the_single_model(
         assert row[f"ensemble_{prefix}loss"] == pytest.approx(loss.item(), rel=1e-5)
         right = (logits.argmax(-1) == tasks.query_y).double().mean().item()
         assert row[f"ensemble_{prefix}accuracy"] == pytest.approx(right, abs=1e-7)
-    lines = capsys.readouterr().out.splitlines()
-    first, second, third = (line for line in lines if "test accuracy" in line and "iter" in line)
+    out, err = capsys.readouterr()
+    first, second, third = (
+        line for line in out.splitlines() if "test accuracy" in line and "iter" in line
+    )
     assert first == third and first.startswith("iteration 4: test accuracy")
     who = "ensemble of iterations {}, {}: test accuracy".format(*row["ensemble"])
     assert second.startswith(who)
     with pytest.raises(UserError, match=r"--ensemble 5: .*--keep-best 5"):
         evaluation.main([str(tmp_path), "--ensemble", "5"])
+    # A model whose answers are no numbers has an accuracy, alone or together with others.
+    warning = "warning: the test loss is not finite: the model's answers are no numbers\n"
+    assert warning not in err
+    one = checkpoint.numbered_checkpoint(tmp_path, row["ensemble"][0])
+    for path in (one, checkpoint.last_checkpoint(tmp_path)):
+        saved = checkpoint.load(path)
+        nan = {name: tensor * math.nan for name, tensor in saved["model"].items()}
+        checkpoint.save(path, saved | {"model": nan})
+        evaluation.main([str(tmp_path), "--tasks", "5", "--ensemble", "2"])
+        assert capsys.readouterr().err.count(warning) == 1
 
 
 def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:

@@ -13,7 +13,11 @@ from torch import Tensor, nn
 
 import maml
 from maml.config.cli import parse
+from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
+from maml.initial import met_before
+from maml.learners.data import class_names
+from maml.run import directory
 from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.runs import glyphs, last, result, same, train
@@ -78,6 +82,33 @@ def test_a_stopped_run_goes_on_without_it(tmp_path: Path) -> None:
     assert same(train(at_once, tmp_path / "ours")["model"], whole)
     with pytest.raises(UserError, match=r"--init is None, but .* was made with"):
         train(glyphs(iterations=3), tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "met"),
+    [
+        ("maml", "maml", False),
+        ("mamlpp", "maml", True),
+        ("maml", "vinyals", True),
+        ("vinyals", "maml", True),
+    ],
+)
+def test_classes_that_the_weights_have_met_are_counted(
+    there: str, here: str, met: bool, tmp_path: Path
+) -> None:
+    """Published splits of Omniglot differ; a record has no list of its classes."""
+    then = with_values(PRESETS["maml-omniglot-5way-1shot"], omniglot_split=there)
+    now = with_values(PRESETS["protonet-omniglot-5way-1shot"], omniglot_split=here)
+    directory.write_config(tmp_path, then)
+    names = class_names(now)
+    assert names is not None and len(names["test"]) == 423
+    learned = set((class_names(then) or {})["train"])
+    said = met_before(str(tmp_path / "checkpoints/last.pt"), now, names)
+    for split in ("validation", "test"):
+        count = len(learned.intersection(names[split]))
+        assert (f"{count} of the {len(names[split])} {split} classes" in said) == bool(count)
+    assert bool(said) == met
+    assert met_before(str(tmp_path), with_values(now, data="cifarfs"), names) == ""
 
 
 @pytest.mark.parametrize(

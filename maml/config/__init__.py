@@ -5,6 +5,7 @@ from __future__ import annotations
 from maml.config.fields import (
     FLAGS,
     MUST_MATCH,
+    OF_A_CHECKPOINT,
     OF_A_HOST,
     OF_THE_RESULT,
     Config,
@@ -19,6 +20,7 @@ from maml.config.fields import (
 __all__ = [
     "FLAGS",
     "MUST_MATCH",
+    "OF_A_CHECKPOINT",
     "OF_A_HOST",
     "OF_THE_RESULT",
     "Config",

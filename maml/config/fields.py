@@ -383,6 +383,8 @@ CHOOSING = (
     *("eval_proximal", "transductive"),
 )
 """What a validation is asked, which with ``--test-model best`` chooses the model."""
+OF_A_CHECKPOINT = tuple(dict.fromkeys((*MUST_MATCH, *CHOOSING, *OF_THE_RESULT)))
+"""What a checkpoint tells of its configuration."""
 OF_A_HOST = _with_role(HOST)
 """What a host has, and what rank 0 alone reads: may differ between processes; no result depends
 on it."""
@@ -390,12 +392,17 @@ on it."""
 
 def must_match(config: Config) -> tuple[str, ...]:
     """Return the fields that a resumed run must share with its beginning, ``config`` being it."""
-    return MUST_MATCH + CHOOSING if config.test_model == "best" else MUST_MATCH
+    # What is kept for having validated best was chosen by one question.
+    choosing = CHOOSING if config.test_model == "best" or config.keep_best else ()
+    # Where the rate falls to the end, every step depends on where that is.
+    end = ("iterations",) if config.meta_schedule in ("linear", "cosine") else ()
+    return (*MUST_MATCH, *choosing, *end)
 
 
 def settings(config: Config) -> tuple[str, ...]:
     """Return the fields that a result of ``config`` depends on, the seed among them."""
-    return tuple(dict.fromkeys((*must_match(config), *OF_THE_RESULT)))
+    choosing = CHOOSING if config.test_model == "best" else ()
+    return tuple(dict.fromkeys((*MUST_MATCH, *choosing, *OF_THE_RESULT)))
 
 
 def from_values(values: dict[str, Any]) -> Config:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from maml.config import Config, flag, must_match
+from maml.config import MUST_MATCH, Config, flag, must_match
 from maml.config.presets import spelled
 from maml.errors import UserError
 from maml.params import Params
@@ -88,18 +88,17 @@ def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
 
 def _checked(saved: dict[str, Any], path: Path, config: Config, params: Params) -> dict[str, Any]:
     """Return the checkpoint of ``path``; refuse one that was made otherwise."""
-    default = Config()
-    # What an earlier version did not have yet, it did as the default does.
-    made_with = {
-        name: saved["config"].get(name, getattr(default, name)) for name in must_match(config)
-    }
-    others = {name: then for name, then in made_with.items() if then != getattr(config, name)}
+    # What an earlier version did not have yet, it did as the default does. It did not save all else
+    # that must match by now.
+    then = {name: getattr(Config(), name) for name in MUST_MATCH} | saved["config"]
+    made_with = {name: then[name] for name in must_match(config) if name in then}
+    others = {name: value for name, value in made_with.items() if value != getattr(config, name)}
     if others:
-        name, then = next(iter(others.items()))
+        name, value = next(iter(others.items()))
         more = f" ({len(others) - 1} more differ)" if others.keys() - {name} else ""
         raise UserError(
-            f"{flag(name)} is {getattr(config, name)}, but {path} was made with {then}{more}; give "
-            f"{spelled(others)}, or --resume never and another --run-dir"
+            f"{flag(name)} is {getattr(config, name)}, but {path} was made with {value}{more}; "
+            f"give {spelled(others)}, or --resume never and another --run-dir"
         )
     checkpoint.check_model(saved, params, str(path))
     if saved["iteration"] > config.iterations:

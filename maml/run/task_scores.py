@@ -6,6 +6,7 @@ shots, queries and seed are tested on the same tasks.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Sequence
@@ -37,6 +38,12 @@ def write_tasks(
     for index, row in enumerate(values):
         writer.writerow([split, seed, index, *map(repr, row)])
     write_text(run_dir / NAME, text.getvalue())
+
+
+def drop_tasks(run_dir: Path) -> None:
+    """Remove the file of an earlier test, whose result is replaced by one without a test."""
+    with contextlib.suppress(OSError):
+        (run_dir / NAME).unlink()
 
 
 def read_tasks(path: Path) -> Scores:

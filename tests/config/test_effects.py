@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -475,6 +476,9 @@ def test_folder(tmp_path: Path) -> None:
     for command in (lambda: Trainer(again), lambda: evaluate.main([str(tmp_path / "run")])):
         with pytest.raises(UserError, match="trained on other classes than the training split has"):
             command()
+    begins = with_values(again, init=str(tmp_path / "run"), run_dir=str(tmp_path / "begun"))
+    said = "\n".join(Trainer(begins).lines)
+    assert re.search(r"--init .*: it was trained on \d of the 6 .* classes, by their names", said)
 
 
 def test_omniglot_split(data_root: Path, tmp_path: Path) -> None:

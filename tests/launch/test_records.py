@@ -21,11 +21,12 @@ import maml
 from launch import check_record, record, recorded, table
 from launch.recorded import Record
 from maml import evaluate as evaluation
+from maml.best import recorded_content
 from maml.config import Config
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.learners import build_learner
-from maml.run import directory, provenance
+from maml.run import checkpoint, directory, provenance
 from maml.run.files import read_rows
 from maml.run.provenance import digest_of
 from maml.run.task_scores import NAME, read_tasks
@@ -66,6 +67,14 @@ def test_what_was_kept_scores_what_it_says(kept: Path, capsys: pytest.CaptureFix
     one = recorded.read(kept)
     assert f"{100 * one.result['accuracy']:.2f} ± " in row, row
     assert "not run" in table.table(kept.parents[1])
+    # A number that is of no answers, or of fewer steps than it says.
+    for wrong, said in (
+        ({"loss": math.nan, "diverged": {"loss": 9.0, "beginning": 2.0}, "skipped": 2},
+         "its test loss is not finite; its training has diverged; 2 of 20 steps were skipped"),
+        ({"skipped": 1}, "1 of 20 steps was skipped"),
+    ):  # fmt: skip
+        (kept / "result.json").write_text(json.dumps(one.result | wrong))
+        assert table.table(kept.parents[1]).endswith(f", seed 0: {said}")
 
 
 def test_a_record_of_what_validated_best(
@@ -239,7 +248,10 @@ def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_run_that_was_stopped_says_how_far_it_came(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A record of its own, from which another machine goes on; and in the end it is replaced."""
+    """A record of its own, from which another machine goes on; and in the end it is replaced.
+
+    One that was stopped in its test is no such run: nothing is left to train.
+    """
     there = tmp_path / "there"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
@@ -249,6 +261,9 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
         (there / "result.json").unlink()
         directory.write_status(there, "training", 10, 0, whole)
         with pytest.raises(UserError, match="it is being trained"):
+            record.write(there, tmp_path, 6, "", None)
+        directory.write_status(there, "stopped", 10, 0, half)
+        with pytest.raises(UserError, match=f"its test is not; .* --run-dir {there} finishes it"):
             record.write(there, tmp_path, 6, "", None)
         directory.write_config(there, whole)
         directory.write_status(there, "stopped", 10, 0, whole)
@@ -329,6 +344,8 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
     """The number that the table shows, and every file that it stands on."""
     whole = {path.name: path.read_bytes() for path in kept.iterdir()}
     result, made = (json.loads(whole[name]) for name in ("result.json", "record.json"))
+    (start,) = made["starts"]
+    without_any = {name: value for name, value in result.items() if "accuracy" not in name}
     edits: list[tuple[str, Any, str]] = [
         ("result.json", result | {"accuracy": 0.99}, "its accuracy is 0.99, and"),
         ("result.json", result | {"ci95": 0.001}, "its ci95 is 0.001, and"),
@@ -336,6 +353,8 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
         ("result.json", result | {"accuracy": "high"}, "damaged: its accuracy is 'high'"),
         ("result.json", result | {"accuracy": math.nan}, "damaged: its accuracy is nan"),
         ("result.json", result | {"accuracy": None}, "damaged: its accuracy is None"),
+        ("result.json", without_any, "damaged: its accuracy is None"),
+        ("result.json", result | {"skipped": "few"}, "damaged: its skipped is 'few'"),
         ("result.json", result | {"iterations_left": -1}, "damaged: its iterations_left is -1"),
         ("result.json", result | {"iterations_left": 1}, "its iterations_per_second is None"),
         ("result.json", {}, "result.json: damaged: its tasks is None"),
@@ -343,7 +362,11 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
         ("result.json", result | {"iterations_left": "x"}, "its iterations_left is 'x'"),
         ("record.json", {}, "record.json: damaged: its starts is None"),
         ("record.json", made | {"starts": []}, "record.json: damaged: it has no starts"),
+        ("record.json", made | {"starts": [start | {"machine": 1}]}, "a start's machine is 1"),
+        ("record.json", made | {"starts": [start | {"machine": {}}]}, "a start's processor is No"),
         ("record.json", None, "record.json: No such file"),
+        ("test_tasks.csv", None, "test_tasks.csv: No such file"),
+        ("test_tasks.csv", "loss,accuracy", "its first line does not begin split,seed,index"),
         ("record.json", made | {"minutes": math.nan}, "damaged: its minutes is nan"),
         ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "0 of these are in"),
         ("test_tasks.csv", without_accuracy(whole["test_tasks.csv"].decode()), "and nan over the"),
@@ -414,6 +437,16 @@ def test_experiments_that_no_name_tells_apart(run_dir: Path, tmp_path: Path) -> 
     assert "--network not_here:Net" in table.table(tmp_path, "run", "bare")
 
 
+def test_a_record_says_which_classes_it_learned_from(run_dir: Path, tmp_path: Path) -> None:
+    """As a run does: an evaluation refuses a folder that has been divided anew since."""
+    shutil.copytree(run_dir, tmp_path / "of a folder")
+    path = checkpoint.last_checkpoint(tmp_path / "of a folder")
+    torch.save(checkpoint.load(path) | {"division": "c0ffee"}, path)
+    folder = record.write(tmp_path / "of a folder", tmp_path, 6, "", None)
+    with pytest.raises(UserError, match="trained on other classes"):
+        checkpoint.check_division(recorded_content(folder), "another", folder)
+
+
 @pytest.mark.parametrize(
     ("models", "changes", "claimed"),
     [(5, {}, "99.47 %"), (2, {}, "–"), (5, {"eval_tasks": 5}, "–"), (5, {"inner_lr": 0.2}, "–")],
@@ -482,14 +515,23 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     (copy / "result.json").unlink()
     with pytest.raises(UserError, match=r"result\.json: No such file"):
         record.write(copy, tmp_path, 6, "", None)
+    # Before its model is tested, which may take an hour: result.json is still missing.
     content = yaml.safe_load(config)
-    for starts, said in (
-        ([], "no starts"),
-        ([content["starts"][0] | {"iteration": 5}], "does not say how the run began"),
+    (start,) = content["starts"]
+    for other, said in (
+        ({"starts": []}, "no starts"),
+        ({"starts": [start | {"iteration": 5}]}, "does not say how the run began"),
+        ({"starts": [start | {"machine": "abacus"}]}, "a start's machine is 'abacus'"),
+        ({"starts": [start | {"command": None}]}, "its command is None"),
+        ({"versions": None}, "its versions is None"),
+        ({"git_commit": None}, "its git_commit is None"),
     ):
-        (copy / "config.yaml").write_text(yaml.safe_dump(content | {"starts": starts}))
-        with pytest.raises(UserError, match=said):
+        (copy / "config.yaml").write_text(yaml.safe_dump(content | other))
+        with pytest.raises(UserError, match=f"config.yaml: damaged: .*{said}|{said}$"):
             record.write(copy, tmp_path, 6, "", None)
+    for place in (copy / "config.yaml", copy / "config.yaml" / "below"):
+        with pytest.raises(UserError, match=rf"^--records {place}: (File exists|Not a directory)"):
+            record.main([str(run_dir), "--records", str(place)])
     with pytest.raises(UserError, match="no record there"):
         check_record.main([str(copy / "checkpoints")])
     for main in (record.main, check_record.main):

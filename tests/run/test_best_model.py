@@ -115,6 +115,17 @@ def test_what_chooses_it_stays_as_it_is(tmp_path: Path) -> None:
     train(CONFIG, tmp_path, test_tasks=6)
 
 
+def test_what_chooses_the_kept_checkpoints_stays_as_it_is(tmp_path: Path) -> None:
+    """What was made otherwise is named, and nothing that was not."""
+    plain = with_values(CONFIG, test_model="last")
+    train(plain, tmp_path, iterations=3)
+    train(plain, tmp_path, iterations=4, eval_tasks=50)
+    with pytest.raises(UserError, match=r"--eval-tasks is 60, but .* was made with 50; give"):
+        train(plain, tmp_path, keep_best=2, eval_tasks=60)
+    with pytest.raises(UserError, match="; give --test-model last, or"):
+        train(plain, tmp_path, test_model="best", eval_tasks=50)
+
+
 def test_the_best_of_all_is_found_among_those_not_kept(tmp_path: Path) -> None:
     saved = train(CONFIG, tmp_path)
     assert sorted(numbered_checkpoints(tmp_path)) == [9]

@@ -72,6 +72,16 @@ def test_a_checkpoint_from_before_a_flag_was_there(tmp_path: Path) -> None:
     assert train(config, tmp_path, iterations=4)["iteration"] == 4
 
 
+def test_where_the_rate_falls_to_the_end_stays(tmp_path: Path) -> None:
+    """Every step of such a run depends on how many there are."""
+    falling = sinusoid(iterations=2, meta_schedule="cosine")
+    train(falling, tmp_path)
+    with pytest.raises(UserError, match=r"--iterations is 4, but .* was made with 2; give"):
+        train(falling, tmp_path, iterations=4)
+    train(sinusoid(iterations=2), tmp_path / "constant")
+    train(sinusoid(iterations=2), tmp_path / "constant", iterations=4)
+
+
 def test_seconds_go_on(tmp_path: Path) -> None:
     first = train(sinusoid(iterations=2), tmp_path)["seconds"]
     second = train(sinusoid(iterations=4), tmp_path)["seconds"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.base import Learner, OuterGradient
+from maml.learners.metric_names import check_metric_names
 from maml.networks.ordinary import own_name
 from maml.params import same_numbers
 from maml.seeds import drawn
@@ -14,7 +15,8 @@ def build_learner(config: Config) -> Learner:
     """Return the learner of ``config`` on the CPU, initial weights addressed by its seed.
 
     Raises:
-        UserError: if a user's own is no learner, or cannot learn with the network.
+        UserError: if a user's own is no learner, names its metrics as it may not, or cannot learn
+            with the network.
         DataError: if a user's own ends in an exception.
     """
     known = registry.learner(config.learner)
@@ -22,6 +24,7 @@ def build_learner(config: Config) -> Learner:
     if not (isinstance(kind, type) and issubclass(kind, Learner)):
         raise UserError(f"--learner {config.learner}: is no subclass of maml.learners.Learner")
     learner = _made(config)
+    check_metric_names(learner.metric_names, f"--learner {config.learner}")
     if known.is_theirs or registry.network(config.network).is_theirs:
         _check_again(learner, _made(config), config)
     for name, parameter in learner.named_parameters():

@@ -15,6 +15,7 @@ import fnmatch
 import math
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 
 from maml.errors import UserError
@@ -64,7 +65,8 @@ def _rate(text: str, why: str) -> float:
         rate = float(text)
     except ValueError:
         rate = math.nan
-    if not 0 <= rate < math.inf:
+    # Whatever --dtype is: what is a rate in one is a rate in the other.
+    if not 0 <= rate <= torch.finfo(torch.float32).max:
         raise UserError(f"{why}: the rate {text!r} is no number of at least 0")
     return rate
 

@@ -93,7 +93,8 @@ class Learner(nn.Module, ABC):
     `answers` by the data set's own loss and by `metrics`.
 
     Attributes:
-        metric_names: The metrics that `metrics` returns, in order.
+        metric_names: The metrics that `metrics` returns, in order; some names are taken
+            (`maml.learners.metric_names`).
         image_shape: (C, H, W) of the images that the network takes; None where it takes none.
         frozen: The network's names of what neither adapts nor learns (`maml.learners.frozen`).
     """

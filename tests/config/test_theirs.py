@@ -253,6 +253,10 @@ class Wide(ProtoNet):
 class Measuring(MAML):
     def metrics(self, outputs, y):
         return super().metrics(outputs, y) | {"margin": outputs.amax(-1).mean(-1)}
+class Naming(MAML):
+    def __init__(self, config, names):
+        super().__init__(config)
+        self.metric_names = names
 """
 
 
@@ -309,6 +313,18 @@ class Measuring(MAML):
             r"Shorter.set_loss returns one",
         ),
         ("--learner", "Measuring", [], r"metrics returns accuracy, margin and metric_names is acc"),
+        *(
+            ("--learner", f"Naming(names={names})", [], rf": metric_names {says}")
+            for names, says in (
+                ("('accuracy', 'loss', 'tasks')", "has 'loss', 'tasks': taken by .* give another"),
+                ("('time/mine',)", "has 'time/mine': taken"),
+                ("('non_transductive_accuracy',)", "has 'non_transductive_accuracy': taken"),
+                ("('margin', 'margin_ci95')", "has 'margin_ci95': taken"),
+                ("('accuracy', 'accuracy')", "has 'accuracy' twice$"),
+                ("('accuracy', 3, '', 'a\\nb')", r"has 3, '', 'a\\nb': a name is a plain string"),
+                ("'accuracy'", "is of type str: make it a tuple of names$"),
+            )
+        ),
         ("--learner", "wrong", [], r"is no subclass of maml.learners.Learner"),
         ("--data", "strangers", [], r"class a of train is int64 \[\]; all must be uint8"),
         ("--data", "NUMBER", [], r"is no function open\(split\)"),

@@ -235,6 +235,7 @@ def test_what_adapts_is_a_pattern(pattern: str, moving: dict[str, float]) -> Non
         ("*=fast", "the rate 'fast' is no number of at least 0"),
         ("*=-1", "the rate '-1' is no number of at least 0"),
         ("*=nan", "the rate 'nan' is no number of at least 0"),
+        ("*=1e39", "the rate '1e39' is no number of at least 0"),  # it is one in float64 alone
         ("@head=0", "nothing adapts"),
     ],
 )

@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import released_maml, rows
 from benchmarks.command import begun, write
+from maml.config import Config
 from maml.errors import UserError
 from maml.learners import build_learner
+from maml.params import Params
+from maml.run import directory
+from maml.run.provenance import digest_of
 from tests.runs import glyphs
 
 COMMANDS = (
@@ -139,6 +145,69 @@ def test_released_weights_are_read_into_our_network(tmp_path):
     assert found["network.blocks.1.conv.weight"][7, 5, 2, 1] == second[2, 1, 5, 7]
     head = rest[-4000:].reshape(5, 5, 32, 5)  # of a map: row, column, channel
     assert found["network.head.weight"].reshape(5, 32, 5, 5)[4, 3, 1, 2] == head[1, 2, 3, 4]
-    values[1:].tofile(path)
-    with pytest.raises(UserError, match="131088 bytes, not 131092"):
-        released_maml.read_released(path)
+    whole = path.read_bytes()
+    for content, line in (
+        (whole[4:], "131088 bytes, not 131092"),
+        (whole + b"end", "131095 bytes, not 131092"),
+        (np.full_like(values, np.nan).tobytes(), "its model holds numbers that are not finite"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=line):
+            released_maml.read_released(path)
+
+
+@pytest.fixture
+def as_released(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Params:
+    """Weights of a small network, which the benchmark takes for the released ones."""
+    config = glyphs(eval_queries=5)
+    params = {n: t.detach() for n, t in build_learner(config).meta_parameters().items()}
+    monkeypatch.setattr(released_maml, "released", lambda: config)
+    monkeypatch.setattr(released_maml, "read_released", lambda path: params)
+    return params
+
+
+def record_of(folder: Path, config: Config, params: Params) -> Path:
+    folder.mkdir()
+    directory.write_config(folder, config)
+    torch.save(params, folder / "model.pt")
+    made = {"model_sha256": digest_of(folder / "model.pt")}
+    (folder / "record.json").write_text(json.dumps(made))
+    return folder
+
+
+def test_records_beside_the_released_weights_are_tested_on_their_tasks(
+    as_released, monkeypatch, capsys, tmp_path
+):
+    """The same weights score the same, whatever the seed; and each row says what it is of."""
+    folders = [
+        record_of(tmp_path / str(seed), glyphs(seed=seed, meta_lr=0.5), as_released)
+        for seed in (0, 1)
+    ]
+    report = tmp_path / "report.json"
+    for tasks in ("8", "1"):
+        words = ["file", "--queries", "5", "--tasks", tasks, "--json", str(report), "--beside"]
+        monkeypatch.setattr(sys, "argv", ["released_maml", *words, *map(str, folders)])
+        released_maml.main()
+        found = json.loads(report.read_text())["records"]
+        scores = [[row[name] for name in released_maml.NAMES] for row in found]
+        assert scores[0] == scores[1] == scores[2]
+    first, second = (row["model"] for row in found[1:])
+    assert first.startswith("`maml-glyphs-5way-1shot with ") and "--meta-lr 0.5" in first
+    assert second == f"{first}, seed 1"
+    # One task has no interval.
+    assert capsys.readouterr().out.splitlines()[-1].count("± ? %") == 2
+
+
+def test_what_is_unlike_the_released_weights_is_refused(as_released, monkeypatch, capsys, tmp_path):
+    bad = {name: torch.full_like(tensor, torch.nan) for name, tensor in as_released.items()}
+    other = record_of(tmp_path / "other", glyphs(shots=3), as_released)
+    nan = record_of(tmp_path / "nan", glyphs(), bad)
+    edited = record_of(tmp_path / "edited", glyphs(), as_released)
+    torch.save(bad, edited / "model.pt")
+    for folder, says in (
+        (other, f"{other}: it is of --shots 3, the released weights of --shots 1"),
+        (nan, f"{nan}: its model holds numbers that are not finite"),
+        (edited, f"{edited}/model.pt: not the file that was recorded: its digest differs"),
+    ):
+        line = refusal(monkeypatch, capsys, "released_maml", "file", "--beside", str(folder))
+        assert line.endswith(f"error: --beside {says}")

@@ -17,6 +17,7 @@ from maml.config import Config, registry
 from maml.errors import UserError
 from maml.plots import runs as found_runs
 from maml.plots.runs import Run
+from maml.run import directory
 from maml.run.task_scores import NAME, read_tasks
 from maml.scores import headline
 
@@ -74,7 +75,13 @@ def read(asked: str, metric: str | None) -> Arm:
     ]
     if not runs:
         raise UserError(f"{asked}: no run in {path} has these values")
-    return arm_of(asked, [run for run in runs if (run.path / NAME).is_file()], metric)
+    return arm_of(asked, [run for run in runs if _is_tested(run.path)], metric)
+
+
+def _is_tested(run_dir: Path) -> bool:
+    """Say whether a run has a test. One that went on after it has that of an earlier model."""
+    status = directory.read_status(run_dir)
+    return (run_dir / NAME).is_file() and (status is None or status["state"] == "finished")
 
 
 def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:

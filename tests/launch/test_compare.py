@@ -70,6 +70,17 @@ def test_a_report_says_what_the_statistics_say(
     assert "![differences](differences.png)" in report
 
 
+def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:
+    """What lies there is of an earlier model, by other flags perhaps."""
+    run_dir = there / "trials/0"
+    directory.write_status(run_dir, "finished", 3, 0, glyphs())
+    assert arms.read(str(run_dir), None).scores
+    directory.write_status(run_dir, "failed", 5, 0, glyphs())
+    with pytest.raises(UserError, match="none has come to its test"):
+        arms.read(str(run_dir), None)
+    assert sorted(arms.read(f"{there}:inner_lr=0.4", None).scores) == [1, 2]
+
+
 def test_one_run_each_says_nothing_of_other_seeds(there: Path, capsys: Any) -> None:
     trials = there / "trials"
     assert compare.main([str(trials / "3"), str(trials / "0"), str(trials / "0/../0")]) == 0

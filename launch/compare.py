@@ -17,6 +17,7 @@ from pathlib import Path
 from launch.comparing import arms, tables
 from maml.config.parser import Parser
 from maml.errors import UserError
+from maml.run.files import make_folder, write_text
 
 
 def main(arguments: list[str]) -> int:
@@ -52,14 +53,9 @@ def main(arguments: list[str]) -> int:
     print(text, end="")
     if options.report or options.folder:
         folder = options.folder or Path("runs", f"compared-{time.strftime('%Y%m%d-%H%M%S')}")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--folder {folder}: {error.strerror}") from error
+        make_folder(folder, "--folder")
         drawn = tables.figures(folder, found, differences, base.name, unit)
         pictures = "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
-        from maml.run.files import write_text
-
         write_text(folder / "report.md", f"# Comparison\n\n{text}{pictures}")
         print(f"\nreport {folder / 'report.md'}")
     return 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -133,7 +132,7 @@ def write(
         )
     # The same run's, recorded before.
     note = note or (earlier.made["note"] if earlier and _is_of(earlier, starts) else "")
-    _make(records)
+    files.make_folder(records, "--records")
     with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
         folder = Path(made_in) / target.name
         folder.mkdir()
@@ -174,25 +173,11 @@ def write(
             shutil.copy(run_dir / "curves.png", folder / "curves.png")
         files.write_text(folder / "record.json", json.dumps(made, indent=1) + "\n")
         recorded.read(folder)  # whoever reads it later must be able to
-        _make(target.parent)
+        files.make_folder(target.parent, "--records")
         if target.exists():
             target.rename(Path(made_in) / "earlier")
         folder.rename(target)
     return target
-
-
-def _make(folder: Path) -> None:
-    """Make a folder to write into.
-
-    Raises:
-        UserError: naming ``--records``, if that cannot be.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--records {folder}: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"--records {folder}: not writable")
 
 
 def _own(config: Config, starts: list[dict[str, Any]]) -> str:

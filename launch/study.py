@@ -78,7 +78,7 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
             "all tested"
         )
     target = studies / sweep.name.rpartition("-")[0]
-    studies.mkdir(parents=True, exist_ok=True)
+    files.make_folder(studies, "--studies")
     with tempfile.TemporaryDirectory(dir=studies, prefix=".") as made_in:
         made = Path(made_in) / target.name
         made.mkdir()

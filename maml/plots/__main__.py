@@ -25,6 +25,7 @@ from maml.errors import UserError
 from maml.plots import comparing, curves, runs, style
 from maml.plots.runs import Run
 from maml.run import checkpoint
+from maml.run.files import make_folder
 from maml.scores import headline
 
 
@@ -50,10 +51,7 @@ def main(arguments: list[str]) -> int:
     if folder is None:
         several = Path("runs", f"plots-{time.strftime('%Y%m%d-%H%M%S')}")
         folder = options.paths[0] / "plots" if len(options.paths) == 1 else several
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--folder {folder}: {error.strerror}") from error
+    make_folder(folder, "--folder")
     count = _draw(methods, folder, options.tasks, options.task)
     pictures, of = counted(count, "picture"), counted(len(found), "run")
     print(f"{pictures} of {of}, each as PNG and PDF: {folder}")

@@ -111,3 +111,17 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{path}: damaged: no JSON object")
     return found
+
+
+def make_folder(folder: Path, flag: str) -> None:
+    """Make a folder to write into, if it is not there.
+
+    Raises:
+        UserError: naming ``flag``, if that cannot be.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{flag} {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{flag} {folder}: not writable")

@@ -45,6 +45,9 @@ def test_a_sweep_is_kept_whole_and_compared_by_its_own_parameters(
         trained(there / "trials" / f"{number:04d}", seed, EDGE if part == "all" else 0.0)
     with pytest.raises(UserError, match="no such setting; there are part=none, part=all"):
         study.main([str(there), "--against", "part=some", "--studies", str(kept)])
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--studies .*file: File exists"):
+        study.main([str(there), "--against", "part=none", "--studies", str(tmp_path / "file")])
     assert study.main([*asked, "--note", "By hand."]) == 0
     (folder,) = kept.iterdir()
     assert folder.name == path.stem and str(folder) in capsys.readouterr().out

@@ -87,7 +87,10 @@ def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]]
     folder = next((f for f in (Path(source), *_above(source)) if _is_run(f)), None)
     if folder is None or classes is None:
         return ""
-    then = directory.read_config(folder, own=False)
+    try:
+        then = directory.read_config(folder, own=False)
+    except UserError:  # of another program: config.yaml is a common name
+        return ""
     if is_theirs(then.data) or not _alike(then.data, config.data):
         return ""
     learned = directory.read_json(folder / "classes.json")

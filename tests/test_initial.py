@@ -109,6 +109,8 @@ def test_classes_that_the_weights_have_met_are_counted(
         assert (f"{count} of the {len(names[split])} {split} classes" in said) == bool(count)
     assert bool(said) == met
     assert met_before(str(tmp_path), with_values(now, data="cifarfs"), names) == ""
+    (tmp_path / "config.yaml").write_text("of: another program")
+    assert met_before(str(tmp_path / "weights.pt"), now, names) == ""
 
 
 @pytest.mark.parametrize(

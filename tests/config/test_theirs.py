@@ -832,10 +832,7 @@ def test_a_class_in_two_splits_is_said(
     attribute: str, flags: list[str], says: str, write: Callable[[str], str]
 ) -> None:
     data = f"{write(SPLITS)}:{attribute}"
-    config = parse(
-        ["maml-glyphs-5way-1shot", "--data", data, "--network", "lenet", "--eval-queries", "5"]
-        + flags
-    )
+    config = parse(["maml-glyphs-5way-1shot", "--data", data, "--network", "lenet", *flags])
     worker = Worker(config, torch.device("cpu"))
     line = same_classes(worker, ["validation", "test"] if config.eval_every else ["test"])
     assert says in line and bool(says) == line.startswith(f"warning: --data {data}: ")

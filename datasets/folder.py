@@ -176,6 +176,12 @@ def list_classes(
     return {split: [found.names[row] for row in rows] for split, rows in found.splits.items()}
 
 
+def own_name(name: str) -> str:
+    """What a class is called that :func:`list_classes` names: without the folder of its split."""
+    split, _, rest = name.partition("/")
+    return rest if rest and split in sum(SPLITS.values(), ()) else name
+
+
 def _check_ways(root: Path, found: Division, ways: Mapping[str, int]) -> None:
     """Raise :class:`DataError` where a split is missing or has too few classes."""
     for split in ways:

@@ -210,8 +210,9 @@ def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
     if wrong:
         raise UserError(f"{path}: damaged: {wrong}")
     for start in found:
-        if not start["git_commit"] or start["git_commit"].endswith("-dirty"):
-            raise UserError(f"{run_dir}: made by {start['git_commit']}: not a commit alone")
+        commit = start.get("git_commit")
+        if not commit or commit.endswith("-dirty"):
+            raise UserError(f"{run_dir}: made by {commit}: not a commit alone")
     if found[0]["iteration"]:
         raise UserError(
             f"{run_dir}: it goes on from a checkpoint after iteration {found[0]['iteration']} that "

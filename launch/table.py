@@ -116,13 +116,7 @@ class _Below:
         ]
         return "".join(
             f"\n\n{title}:\n\n" + "\n".join(f"- {of}: {said}" for of, said in found)
-            for title, found in (
-                (
-                    DIFFERS,
-                    deviations,
-                ),
-                ("Notes on the runs", notes),
-            )
+            for title, found in ((DIFFERS, deviations), ("Notes on the runs", notes))
             if found
         )
 
@@ -184,7 +178,7 @@ def _row(preset: Config, records: list[Record]) -> tuple[str, ...]:
     results = [record.result for record in records]
     judged = headline([key for key, value in results[0].items() if value is not None])
     of_all = [
-        _spread([of[name] for of in results], results[0].get(ci95), judged)
+        spread([of[name] for of in results], results[0].get(ci95), judged)
         for name, ci95 in (
             (judged, "ci95"),
             (f"non_transductive_{judged}", f"non_transductive_{judged}_ci95"),
@@ -204,10 +198,10 @@ def _together(preset: Config, record: Record) -> tuple[str, ...]:
     return (
         f"– ensemble of {len(result['ensemble'])}",
         _claim(preset, together=True) if _is_published_ensemble(preset, record) else "–",
-        _spread([result["ensemble_accuracy"]], result["ensemble_ci95"]),
+        spread([result["ensemble_accuracy"]], result["ensemble_ci95"]),
         str(record.config.seed),
         f"{result['tasks']:,}",
-        _spread(
+        spread(
             [result["ensemble_non_transductive_accuracy"]],
             result["ensemble_non_transductive_accuracy_ci95"],
         ),
@@ -233,7 +227,7 @@ def _so_far(preset: Config, record: Record) -> tuple[str, ...]:
     if validated:
         last = validated[-1]
         judged = headline(last)
-        score = _spread([last[f"{prefix}{judged}"]], last[f"{prefix}{judged}_ci95"], judged)
+        score = spread([last[f"{prefix}{judged}"]], last[f"{prefix}{judged}_ci95"], judged)
         curve = f"; validation {score} after {last['iteration']:,}"
     rate = result["iterations_per_second"]
     hours = f", {left / rate / 3600:.1f} h left at {rate:.2g} iterations/s" if rate else ""
@@ -273,7 +267,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def _spread(values: list[float], ci95: float | None, judged: str = "accuracy") -> str:
+def spread(values: list[float], ci95: float | None, judged: str = "accuracy") -> str:
+    """Return the mean of each seed's score, with the interval of one, or with all of several."""
     scale, unit = (100, " %") if judged == "accuracy" else (1, f" ({judged})")
     mean = f"{scale * statistics.mean(values):.2f}"
     if len(values) == 1:

@@ -13,8 +13,10 @@ from benchmarks.markdown import grid
 from launch import recorded
 from launch.recorded import Record
 from launch.table import measured_on as on
+from launch.table import spread
 from maml.config.presets import PRESETS, experiment
 from maml.run.files import read_rows
+from maml.scores import headline
 
 
 def table(records: Path, *words: str) -> str:
@@ -25,9 +27,12 @@ def table(records: Path, *words: str) -> str:
         words: Iterations, as numbers, and patterns of presets' names, of which one must fit.
     """
     asked = [int(word) for word in words if word.isdecimal()]
-    order = list(PRESETS)
+    order = {name: i for i, name in enumerate(PRESETS)}
     found = [r for r in recorded.find(records) if _fits(r, _patterns(words))]
-    found.sort(key=lambda r: (order.index(r.config.preset), len(r.changed), r.config.seed))
+    # Of a preset that is gone, last.
+    found.sort(
+        key=lambda r: (order.get(r.config.preset, len(order)), len(r.changed), r.config.seed)
+    )
     return grid(
         ["preset", "seed", *(f"after {iteration:,}" for iteration in asked)],
         [
@@ -51,8 +56,9 @@ def _fits(record: Record, patterns: list[str]) -> bool:
 
 
 def _cell(record: Record, iteration: int) -> str:
-    name = "accuracy" if record.config.transductive else "non_transductive_accuracy"
     for row in read_rows(record.folder / "metrics.jsonl"):
-        if row.get("split") == "validation" and row["iteration"] == iteration and name in row:
-            return f"{100 * row[name]:.2f} ± {100 * row[f'{name}_ci95']:.2f} %"
+        if row.get("split") == "validation" and row["iteration"] == iteration:
+            judged = headline(row)
+            name = judged if record.config.transductive else f"non_transductive_{judged}"
+            return spread([row[name]], row.get(f"{name}_ci95"), judged)
     return "–"

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from datasets.folder import own_name
+from datasets.opening import list_classes
 from datasets.spelling import is_theirs
 from datasets.words import counted
 from maml import best
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners import Learner
-from maml.learners.data import class_names
+from maml.learners.data import data_options
 from maml.networks.headless import in_short
 from maml.networks.ordinary import AROUND
 from maml.params import Params
@@ -95,9 +97,13 @@ def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]]
         return ""
     learned = directory.read_json(folder / "classes.json")
     if not learned and not registry.data_set(then.data).own_images:
-        learned = class_names(then) or {}
-    met = set(learned.get("train", ())).intersection
-    found = {split: len(met(names)) for split, names in classes.items() if split != "train"}
+        learned = list_classes(then.data, then.data_root, ways={}, **data_options(then)) or {}
+    met = set(map(own_name, learned.get("train", ()))).intersection
+    found = {
+        split: len(met(map(own_name, names)))
+        for split, names in classes.items()
+        if split != "train"
+    }
     shared = " and ".join(
         f"{count} of the {counted(len(classes[split]), f'{split} class', f'{split} classes')}"
         for split, count in found.items()

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from datasets.folder import FolderImages, read_images
+from datasets.folder import FolderImages, own_name, read_images
 from datasets.folder_source import shown
 from datasets.pictures import as_in
 from datasets.words import counted
@@ -132,8 +132,7 @@ def _known(options: argparse.Namespace, support: FolderImages) -> str:
     """Say which classes the run was trained on, by their names; "" if none is known to be."""
     run_dir, _ = find(options.run_dir)
     trained = directory.read_json(run_dir / "classes.json").get("train", [])
-    # A folder that its user has divided has them as train/CLASS.
-    names = {name.removeprefix("train/") for name in trained}
+    names = set(map(own_name, trained))
     found = [shown(name) for name in support.classes if name in names]
     if not found:
         return ""

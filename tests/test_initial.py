@@ -108,9 +108,22 @@ def test_classes_that_the_weights_have_met_are_counted(
         count = len(learned.intersection(names[split]))
         assert (f"{count} of the {len(names[split])} {split} classes" in said) == bool(count)
     assert bool(said) == met
+    # Whoever learned from them: its learner may not be here.
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("learner: maml", "learner: gone:Mine"))
+    assert met_before(str(tmp_path / "checkpoints/last.pt"), now, names) == said
     assert met_before(str(tmp_path), with_values(now, data="cifarfs"), names) == ""
     (tmp_path / "config.yaml").write_text("of: another program")
     assert met_before(str(tmp_path / "weights.pt"), now, names) == ""
+
+
+def test_a_class_that_has_moved_to_another_split_is_met_too(tmp_path: Path) -> None:
+    """Folders that their user has divided name a class below its split's."""
+    config = with_values(PRESETS["maml-glyphs-5way-1shot"], data="folder")
+    directory.write_config(tmp_path, config)
+    directory.write_classes(tmp_path, {"train": ["train/cat", "train/dog"], "test": ["test/bird"]})
+    now = {"train": ["train/dog"], "validation": ["val/cow"], "test": ["test/bird", "test/cat"]}
+    assert "trained on 1 of the 2 test classes, by their" in met_before(str(tmp_path), config, now)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,13 +76,21 @@ def read(asked: str, metric: str | None) -> Arm:
     ]
     if not runs:
         raise UserError(f"{asked}: no run in {path} has these values")
-    return arm_of(asked, [run for run in runs if _is_tested(run.path)], metric)
+    tested = [run for run in runs if (run.path / NAME).is_file()]
+    gone_on = [run for run in tested if _has_gone_on(run.path)]
+    if gone_on:
+        left = ", ".join(str(run.path) for run in gone_on[:3]) + (", …" if gone_on[3:] else "")
+        line = f"{asked}: went on after the test, and did not come to a new one: {left}"
+        if len(gone_on) == len(tested):
+            raise UserError(line)
+        print(f"left out of {line}", file=sys.stderr)
+    return arm_of(asked, [run for run in tested if run not in gone_on], metric)
 
 
-def _is_tested(run_dir: Path) -> bool:
-    """Say whether a run has a test. One that went on after it has that of an earlier model."""
+def _has_gone_on(run_dir: Path) -> bool:
+    """Say whether a run is trained further since its test, which is of an earlier model then."""
     status = directory.read_status(run_dir)
-    return (run_dir / NAME).is_file() and (status is None or status["state"] == "finished")
+    return status is not None and status["state"] != "finished"
 
 
 def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:

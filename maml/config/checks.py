@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from typing import Any
 
-from datasets.components import Component
 from datasets.spelling import is_theirs
 from maml.config import registry
 from maml.config.facts import MOST
-from maml.config.fields import FACTS, Config, flag, with_values
+from maml.config.fields import FACTS, Config, flag
 from maml.errors import UserError
 
 __all__ = ["MOST", "check", "check_values", "most_threads"]
@@ -93,8 +90,12 @@ def _check_read(config: Config, preset: Config) -> None:
     for kind in registry.KINDS:
         chosen = registry.find(kind, getattr(config, kind))
         for name, value in given.items():
-            readers = _who_else_reads(kind, chosen, name)
-            if readers:
+            readers = [
+                other.name
+                for other in registry.known(kind).values()
+                if other.reads is not None and name in other.reads
+            ]
+            if readers and chosen.reads is not None and name not in chosen.reads:
                 few = readers if len(readers) <= MOST_NAMED else [_usual(kind, readers), "others"]
                 either = f"{', '.join(few[:-1])} or {few[-1]}" if few[1:] else few[0]
                 raise UserError(
@@ -116,34 +117,6 @@ def _check_read(config: Config, preset: Config) -> None:
             f"--epochs {config.epochs} and --iterations {config.iterations}: each says how long to "
             "train; give one of them"
         )
-
-
-def _who_else_reads(kind: str, chosen: Component, name: str) -> list[str]:
-    """Return the components that read a field, if ``chosen`` is none of them."""
-    if chosen.reads is None or name in chosen.reads:
-        return []
-    others = registry.known(kind).values()
-    return [other.name for other in others if other.reads is not None and name in other.reads]
-
-
-def for_components(base: Config, given: Mapping[str, Any]) -> Config:
-    """Return ``base`` with the defaults of what components in place of its own do not read.
-
-    Reptile's preset has ten shots while training. With another learner these are nobody's, and no
-    flag could take them back.
-
-    Args:
-        base: What flags are given on top of.
-        given: The values of the flags.
-    """
-    unread = {
-        name: getattr(Config(), name)
-        for kind in registry.KINDS
-        if given.get(kind) and given[kind] != getattr(base, kind)
-        for name in FACTS
-        if _who_else_reads(kind, registry.find(kind, given[kind]), name)
-    }
-    return with_values(base, **unread)
 
 
 def _usual(kind: str, names: list[str]) -> str:

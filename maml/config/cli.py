@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from maml.config import FLAGS, Config, flag, saved, user_path
-from maml.config.checks import check, for_components
+from maml.config.checks import check
 from maml.config.parser import Parser, add_fields
 from maml.config.presets import PRESETS, describe, hint, with_values
 from maml.errors import UserError
@@ -42,7 +42,6 @@ def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
     else:
         raise UserError(f"unknown preset {name!r}: {hint(name)}")
     given = vars(_parser(base, also).parse_args(list(map(_as_spelled, flags))))
-    base = for_components(base, given)
     config = with_values(base, **given)
     check(config, base)
     paths = {name: getattr(config, name) for name in ("data_root", "init")}

@@ -395,7 +395,8 @@ def must_match(config: Config) -> tuple[str, ...]:
     # What is kept for having validated best was chosen by one question.
     choosing = CHOOSING if config.test_model == "best" or config.keep_best else ()
     # Where the rate falls to the end, every step depends on where that is.
-    end = ("iterations",) if config.meta_schedule in ("linear", "cosine") else ()
+    falls = config.meta_schedule in ("linear", "cosine")
+    end = ("iterations" if config.epochs is None else "epochs",) if falls else ()
     return (*MUST_MATCH, *choosing, *end)
 
 

@@ -15,7 +15,7 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.data import data_contents, data_options
+from maml.learners.data import data_contents, data_options, training_task
 from maml.learners.frozen import frozen
 from maml.learners.objectives import objective
 from maml.metagradient import differentiate, unrolled
@@ -266,12 +266,13 @@ class Learner(nn.Module, ABC):
             DataError: naming the flag or the file.
         """
         config = self.config
+        ways, shots = (config.ways, config.shots) if evaluation else training_task(config)
         try:
             return open_episodes(
                 config.data,
                 split,
-                ways=config.ways if evaluation else config.train_ways or config.ways,
-                shots=config.shots if evaluation else config.train_shots or config.shots,
+                ways=ways,
+                shots=shots,
                 queries=config.eval_queries if evaluation else config.queries,
                 seed=config.seed,
                 data_root=config.data_root,
@@ -284,8 +285,8 @@ class Learner(nn.Module, ABC):
             if evaluation:
                 said = said.replace("--queries", "--eval-queries")
             else:
-                for name in ("ways", "shots"):
-                    if getattr(config, f"train_{name}"):
+                for name, value in {"ways": ways, "shots": shots}.items():
+                    if value == getattr(config, f"train_{name}"):
                         said = said.replace(f"--{name} ", f"--train-{name} ")
             raise DataError(said) from error
 

@@ -34,6 +34,21 @@ def data_contents(config: Config) -> Contents:
     )
 
 
+def training_task(config: Config) -> tuple[int, int]:
+    """Return the ways and shots of a training task: as at test, if the learner reads no others.
+
+    Reptile's preset has ten shots while training. With another learner these are nobody's.
+    """
+    reads = registry.learner(config.learner).reads
+
+    def of(name: str) -> int:
+        own = f"train_{name}" if reads is None or f"train_{name}" in reads else name
+        found: int = getattr(config, own) or getattr(config, name)
+        return found
+
+    return of("ways"), of("shots")
+
+
 def class_names(config: Config) -> dict[str, list[str]] | None:
     """Return the names of each split's classes; None where they are known only with the images.
 
@@ -42,7 +57,7 @@ def class_names(config: Config) -> dict[str, list[str]] | None:
     """
     if registry.learner(config.learner).tasks != "episodes":
         return None
-    ways = {"train": config.train_ways or config.ways}
+    ways = {"train": training_task(config)[0]}
     if config.eval_every:
         ways["validation"] = config.ways
     if config.test_tasks:

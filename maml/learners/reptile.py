@@ -12,6 +12,7 @@ from datasets.episodes import Episodes
 from datasets.shuffled import ShuffledSupport
 from maml.config import Config
 from maml.learners.base import without_prefix
+from maml.learners.data import training_task
 from maml.learners.maml import MAML
 from maml.learners.objectives import REGRESSION
 from maml.learners.trees import tree
@@ -91,7 +92,7 @@ class Reptile(MAML):
     def _trained_on(self) -> int:
         """Return how many examples a step sees in training."""
         config = self.config
-        ways, shots = config.train_ways or config.ways, config.train_shots or config.shots
+        ways, shots = training_task(config)
         return self._examples(config.inner_batch, ways, shots)
 
     def _examples(self, batch: int | None, ways: int, shots: int) -> int:

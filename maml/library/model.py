@@ -20,6 +20,7 @@ from maml.config.presets import title, with_values
 from maml.errors import UserError
 from maml.learners import Learner, build_learner
 from maml.learners.base import OuterGradient
+from maml.learners.data import training_task
 from maml.learners.objectives import REGRESSION
 from maml.library import inputs, module
 from maml.library.alone import alone
@@ -236,7 +237,7 @@ class Model:
             )
 
         if self.ways is not None:
-            self._check_classes(tasks, self.config.train_ways or self.ways)
+            self._check_classes(tasks, training_task(self.config)[0])
 
         def here(part: Tensor) -> Tensor:
             return part.to(self._device, self._dtype if part.is_floating_point() else None)

@@ -62,7 +62,7 @@ class ResNet12(nn.Module):
 
     The network is TADAM's (Oreshkin et al. 2018, arXiv:1805.10123, section 3), as wide as
     MetaOptNet's (Lee et al. 2019, arXiv:1904.03758, section 4.1): 12.4 million parameters. Tensors
-    have the names of MetaOptNet's release and of learn2learn's ``ResNet12Backbone``. There is no
+    have the names of learn2learn's ``ResNet12Backbone``. There is no
     DropBlock: everything random has an address here, and a call of a network has none to draw a
     mask from.
     """

@@ -8,12 +8,16 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from maml.config import Config
 from maml.config.checks import check
+from maml.config.cli import parse
 from maml.config.presets import PRESETS, describe, experiment, published_row, title, with_values
 from maml.config.rows.deviations import DEVIATIONS
+from maml.learners.data import training_task
 from maml.metagradient.outer_optimizer import rate_at
+from maml.worker import Worker
 
 # MAML on Omniglot as its released code and tables have it (arXiv:1703.03400): meta-batch, inner
 # rate on a *sum* of cross-entropies each divided by K, inner steps in training and at test,
@@ -226,3 +230,16 @@ def test_presets_share_the_defaults_that_are_no_one_s_protocol() -> None:
     for config in PRESETS.values():
         for name in unpublished:
             assert getattr(config, name) == getattr(default, name)
+
+
+def test_only_a_learner_that_reads_them_trains_at_other_ways_and_shots() -> None:
+    """Reptile's preset has ten shots while training, ProtoNet's more ways: another learner none."""
+    reptile, protonet = "reptile-glyphs-5way-1shot", "protonet-glyphs-5way-1shot"
+    assert training_task(PRESETS[reptile]) == (5, 10)
+    ways = PRESETS[protonet].train_ways
+    assert ways and training_task(PRESETS[protonet]) == (ways, 1)
+    for name in (reptile, protonet):
+        config = parse([name, "--learner", "maml", "--test-tasks", "0", "--eval-every", "0"])
+        assert Worker(config, torch.device("cpu")).training.tasks(torch.arange(1)).support_x.shape[
+            :2
+        ] == (1, 5)

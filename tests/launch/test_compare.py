@@ -70,15 +70,18 @@ def test_a_report_says_what_the_statistics_say(
     assert "![differences](differences.png)" in report
 
 
-def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:
+def test_a_run_that_went_on_after_its_test_has_none(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What lies there is of an earlier model, by other flags perhaps."""
     run_dir = there / "trials/0"
     directory.write_status(run_dir, "finished", 3, 0, glyphs())
     assert arms.read(str(run_dir), None).scores
     directory.write_status(run_dir, "failed", 5, 0, glyphs())
-    with pytest.raises(UserError, match="none has come to its test"):
+    with pytest.raises(UserError, match=rf"{run_dir}: went on after the test"):
         arms.read(str(run_dir), None)
     assert sorted(arms.read(f"{there}:inner_lr=0.4", None).scores) == [1, 2]
+    assert f"did not come to a new one: {run_dir}" in capsys.readouterr().err
 
 
 def test_one_run_each_says_nothing_of_other_seeds(there: Path, capsys: Any) -> None:

@@ -124,11 +124,7 @@ class _Below:
 def measured_on(records: Path, *words: str) -> str:
     """Return a sentence: on what the rows of `table` were measured, for the same arguments."""
     patterns = _patterns(words)
-    made = [
-        record.made
-        for record in _found(records, words)
-        if any(fnmatch.fnmatchcase(record.config.preset, pattern) for pattern in patterns)
-    ]
+    made = [record.made for record in _found(records, words) if fits(record, patterns)]
     if not made:
         return "none of these rows was run."
     processors = " or ".join(sorted(set().union(*map(_processors, made))))
@@ -154,6 +150,11 @@ def _experiments(records: list[Record]) -> list[list[Record]]:
 
 def _found(records: Path, words: tuple[str, ...]) -> list[Record]:
     return [record for record in recorded.find(records) if not ("own" in words and record.changed)]
+
+
+def fits(record: Record, patterns: list[str]) -> bool:
+    """Say whether the name of a record's preset fits one of ``patterns``."""
+    return any(fnmatch.fnmatchcase(record.config.preset, pattern) for pattern in patterns)
 
 
 def _patterns(words: tuple[str, ...]) -> list[str]:

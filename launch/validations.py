@@ -6,14 +6,13 @@ A document asks for it as for `launch.table`, with iterations among the words: s
 
 from __future__ import annotations
 
-import fnmatch
 from pathlib import Path
 
 from benchmarks.markdown import grid
 from launch import recorded
 from launch.recorded import Record
+from launch.table import fits, spread
 from launch.table import measured_on as on
-from launch.table import spread
 from maml.config.presets import PRESETS, experiment
 from maml.run.files import read_rows
 from maml.scores import headline
@@ -28,7 +27,7 @@ def table(records: Path, *words: str) -> str:
     """
     asked = [int(word) for word in words if word.isdecimal()]
     order = {name: i for i, name in enumerate(PRESETS)}
-    found = [r for r in recorded.find(records) if _fits(r, _patterns(words))]
+    found = [r for r in recorded.find(records) if fits(r, _patterns(words))]
     # Of a preset that is gone, last.
     found.sort(
         key=lambda r: (order.get(r.config.preset, len(order)), len(r.changed), r.config.seed)
@@ -49,10 +48,6 @@ def measured_on(records: Path, *words: str) -> str:
 
 def _patterns(words: tuple[str, ...]) -> list[str]:
     return [word for word in words if not word.isdecimal()]
-
-
-def _fits(record: Record, patterns: list[str]) -> bool:
-    return any(fnmatch.fnmatchcase(record.config.preset, pattern) for pattern in patterns)
 
 
 def _cell(record: Record, iteration: int) -> str:

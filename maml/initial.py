@@ -86,9 +86,11 @@ def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]]
         config: Of the run that begins with it.
         classes: The names of each of its splits' classes; None where they are not known.
     """
-    folder = next((f for f in (Path(source), *_above(source)) if _is_run(f)), None)
-    if folder is None or classes is None:
+    path = Path(source)
+    places = [f for f in (path, *directory.around(path)) if (f / "config.yaml").is_file()]
+    if not places or classes is None:
         return ""
+    folder = places[0]
     try:
         then = directory.read_config(folder, own=False)
     except UserError:  # of another program: config.yaml is a common name
@@ -115,15 +117,6 @@ def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]]
         f"warning: --init {source}: it was trained on {shared}, by their names: the accuracy on "
         "them says nothing about new classes"
     )
-
-
-def _above(source: str) -> list[Path]:
-    """Return the folders of which a checkpoint may be a file."""
-    return list(Path(source).absolute().parents)[:2]
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file()
 
 
 def _alike(one: str, other: str) -> bool:

@@ -5,6 +5,8 @@ Shape legend: E examples, C channels, H W pixels, N ways.
 
 from __future__ import annotations
 
+import itertools
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -62,9 +64,8 @@ class ResNet12(nn.Module):
 
     The network is TADAM's (Oreshkin et al. 2018, arXiv:1805.10123, section 3), as wide as
     MetaOptNet's (Lee et al. 2019, arXiv:1904.03758, section 4.1): 12.4 million parameters. Tensors
-    have the names of learn2learn's ``ResNet12Backbone``. There is no
-    DropBlock: everything random has an address here, and a call of a network has none to draw a
-    mask from.
+    have the names of learn2learn's ``ResNet12Backbone``. There is no DropBlock: everything random
+    has an address here, and a call of a network has none to draw a mask from.
     """
 
     head_prefix = "head."
@@ -78,7 +79,7 @@ class ResNet12(nn.Module):
                 "needs images of 16x16 or more (--image-size)"
             )
         super().__init__()
-        for i, (before, after) in enumerate(zip((channels, *WIDTHS), WIDTHS, strict=False)):
+        for i, (before, after) in enumerate(itertools.pairwise((channels, *WIDTHS))):
             # A list of one: that is how others name its tensors.
             self.add_module(f"layer{i + 1}", nn.ModuleList((Block(before, after),)))
         self.head = nn.Linear(WIDTHS[-1], ways)

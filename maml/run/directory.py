@@ -30,7 +30,9 @@ from maml.run.provenance import git_commit, machine, own_files, versions
 GONE = 5.0
 """Seconds that a killed process takes at most to give back what it had."""
 
-OF_A_START = (*("time", "iteration", "processes", "threads", "git_commit", "machine", "own_files"),)
+OF_A_START = (
+    "time", "iteration", "processes", "threads", "git_commit", "machine", "own_files",
+)  # fmt: skip
 """What is said of a start beyond its run directory: nothing of one machine's own."""
 
 STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
@@ -122,6 +124,11 @@ def _make_new(path: Path) -> Path:
             continue
         return candidate
     raise AssertionError
+
+
+def around(path: Path) -> list[Path]:
+    """Return the folders of which a checkpoint may be: a record, or a run directory above it."""
+    return list(path.absolute().parents)[:2]
 
 
 def write_config(

@@ -63,7 +63,7 @@ def bring_history(run_dir: Path, config: Config) -> None:
     rows = run_dir / METRICS
     if config.resume in ("auto", "never") or rows.exists():
         return
-    for folder in list(Path(config.resume).absolute().parents)[:2]:
+    for folder in directory.around(Path(config.resume)):
         if (folder / METRICS).is_file():
             read_metrics(folder / METRICS)
             files.write_text(rows, (folder / METRICS).read_text(encoding="utf-8"))

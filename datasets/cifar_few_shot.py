@@ -22,6 +22,7 @@ COMPONENTS = {
         "help": "CIFAR-100 in colour, 600 images of each class, 64/16/20 classes",
         "episodes": "open_classes",
         "classes": "list_classes",
+        "images_of": "cifar100",
         "image_shape": (3, 32, 32),
     },
     "fc100": {

@@ -31,6 +31,7 @@ class DataSet(Component):
         own_images: Whether ``--data-root`` says which images there are, a user's own.
         classes: The function that lists each split's classes without opening any; None: it has
             none.
+        images_of: The data set whose images it divides by class; None: its images are its own.
         point: How many numbers an example has that is no image, and how many are answered to it.
     """
 
@@ -42,6 +43,7 @@ class DataSet(Component):
     environments: str | None = None
     own_images: bool = False
     classes: str | None = None
+    images_of: str | None = None
     point: tuple[int, int] = (1, 1)
 
 

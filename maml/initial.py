@@ -78,8 +78,8 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
 def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]] | None) -> str:
     """Return a warning where ``source`` learned from classes that are tested here, or "".
 
-    Omniglot's published splits, and those of CIFAR-100, are divided otherwise; a folder that nobody
-    divided is divided anew when a class is added.
+    Omniglot's published splits, and those of CIFAR-100, are divided otherwise; who learned all of
+    CIFAR-100 has met every class; a folder that nobody divided is divided anew when one is added.
 
     Args:
         source: As in `initial_weights`. Of a file that lies in no run nothing is known.
@@ -95,11 +95,16 @@ def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]]
         then = directory.read_config(folder, own=False)
     except UserError:  # of another program: config.yaml is a common name
         return ""
-    if is_theirs(then.data) or not _alike(then.data, config.data):
+    if is_theirs(then.data):
         return ""
-    learned = directory.read_json(folder / "classes.json")
-    if not learned and not registry.data_set(then.data).own_images:
-        learned = list_classes(then.data, then.data_root, ways={}, **data_options(then)) or {}
+    if registry.data_set(config.data).images_of == then.data:  # that was not divided by class
+        learned: Mapping[str, Sequence[str]] = {"train": [n for s in classes.values() for n in s]}
+    elif _alike(then.data, config.data):
+        learned = directory.read_json(folder / "classes.json")
+        if not learned and not registry.data_set(then.data).own_images:
+            learned = list_classes(then.data, then.data_root, ways={}, **data_options(then)) or {}
+    else:
+        return ""
     met = set(map(own_name, learned.get("train", ()))).intersection
     found = {
         split: len(met(map(own_name, names)))

@@ -126,6 +126,15 @@ def test_a_class_that_has_moved_to_another_split_is_met_too(tmp_path: Path) -> N
     assert "trained on 1 of the 2 test classes, by their" in met_before(str(tmp_path), config, now)
 
 
+def test_who_learned_all_of_cifar_100_has_met_the_classes_of_its_splits(tmp_path: Path) -> None:
+    """Not those of other images."""
+    directory.write_config(tmp_path, PRESETS["supervised-cifar100-resnet34"])
+    now = PRESETS["maml-cifarfs-5way-1shot"]
+    assert "20 of the 20 test classes" in met_before(str(tmp_path), now, class_names(now))
+    other = PRESETS["maml-omniglot-5way-1shot"]
+    assert met_before(str(tmp_path), other, class_names(other)) == ""
+
+
 @pytest.mark.parametrize(
     ("saved", "says"),
     [

@@ -35,6 +35,7 @@ from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.paths import default_data_root
 from datasets.registry import FLAG, DataSet, data_sets, find
+from datasets.tasks import Task
 
 
 class Contents(NamedTuple):
@@ -42,12 +43,17 @@ class Contents(NamedTuple):
 
     * ``image_shape``: (C, H, W); None where examples are no images
     * ``classifies``: whether targets are classes; else they are numbers, to be regressed
-    * ``point``: how many numbers an example has that is no image, and how many are answered to it
+    * ``point``: how many numbers an example has that is no image; and how many are answered to an
+      example, where they are no classes
+    * ``pixels``: whether numbers of images are in [0, 1], as those of a picture become here
+    * ``last_class``: the highest class of a task, where one was opened to see
     """
 
     image_shape: tuple[int, int, int] | None
     classifies: bool
     point: tuple[int, int] = (1, 1)
+    pixels: bool = True
+    last_class: int = 0
 
 
 def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
@@ -77,12 +83,38 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
         asked = ("ways", "shots", "queries", "seed")
         found = Tasksets(found, name=data, split="train", **{each: request[each] for each in asked})
     if isinstance(found, Episodes):
+        if isinstance(found, Acting):
+            acts = found.environment
+            return Contents(None, classifies=False, point=(acts.observation_size, acts.outputs))
         with calling({FLAG: known}):
             task = found.tasks(torch.arange(1))
-        shape, classifies = tuple(task.query_x.shape[2:]), not task.query_y.is_floating_point()
-        return Contents((shape[0], shape[1], shape[2]) if len(shape) == 3 else None, classifies)
+        return _contents_of(task, request["ways"], f"{FLAG} {data}")
     image = found.images.shape[1:]
     return Contents((image[2] if len(image) == 3 else 1, image[0], image[1]), classifies=True)
+
+
+def _contents_of(task: Task, ways: int, what: str) -> Contents:
+    """What a task's query set holds; ``what`` begins the line of a :class:`DataError`."""
+    x, y = task.query_x, task.query_y
+    classifies, shape = not y.is_floating_point(), tuple(x.shape[2:])
+    if len(shape) not in (1, 3):
+        raise DataError(
+            f"{what}: query_x of one task is {list(x.shape)}; give [1, E, C, H, W], or of points "
+            "[1, E, numbers]"
+        )
+    if not classifies and y.dim() == 2:
+        # Differences to outputs [E, 1] would be [E, E].
+        raise DataError(
+            f"{what}: query_y of one task is {y.dtype} of shape {list(y.shape)}; give classes as "
+            "integers, or to regress floats [1, E, numbers]"
+        )
+    # What else there may be, an image for an image, is a matter between its losses and its network.
+    answered = ways if classifies or y.dim() != 3 else y.shape[2]
+    last = int(y.max()) if classifies else 0
+    if len(shape) == 1:
+        return Contents(None, classifies, (shape[0], answered), last_class=last)
+    pixels = bool(x.min() >= 0) and bool(x.max() <= 1)
+    return Contents((shape[0], shape[1], shape[2]), classifies, (1, answered), pixels, last)
 
 
 def list_classes(
@@ -170,7 +202,9 @@ def open_batches(
         request = {"ways": ways, "seed": seed, "dtype": dtype, **options}
         found = _call(known, opener, split, data_root, request)
         if isinstance(found, _ByClass):
-            found = found.for_batches(known.name, ways)
+            learned = _call(known, opener, "train", data_root, request)
+            names = learned.names if isinstance(learned, _ByClass) else found.names
+            found = found.for_batches(known.name, split, ways, names)
         if not isinstance(found, Examples):
             raise DataError(f"{FLAG} {data}: {_called(found)} is for few-shot learners alone")
         return found
@@ -218,11 +252,22 @@ class _ByClass(NamedTuple):
             self.images, np.cumsum(counts) - counts, counts, rotate=False, names=self.names
         )
 
-    def for_batches(self, data: str, ways: int) -> Examples:
-        classes = len(self.sizes)
+    def for_batches(self, data: str, split: str, ways: int, learned: list[str]) -> Examples:
+        """``learned``: the names of the training classes; a class has its place there as a label.
+
+        Another split may have them in another order.
+        """
+        classes = len(learned)
         if classes != ways:
             raise DataError(f"--ways {ways}: {data} has {classes} classes; give --ways {classes}")
-        labels = np.repeat(np.arange(classes, dtype=np.int64), self.sizes)
+        if strange := sorted({*self.names} ^ {*learned}):
+            where = "train" if strange[0] in self.names else split
+            raise DataError(
+                f"{FLAG} {data}: class {strange[0]} is missing in {where}: ordinary classification "
+                f"has the same classes in train and in {split}"
+            )
+        of_name = {name: label for label, name in enumerate(learned)}
+        labels = np.repeat(np.array([of_name[n] for n in self.names], np.int64), self.sizes)
         return Examples(self.images, np.arange(len(labels), dtype=np.int64), labels)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import errno
 import json
 import math
@@ -323,8 +324,13 @@ class RunEvaluator:
                 ) from error
             warn_of_edits(self.config, one, self._warned)
         if saved.get("division") is not None and options.data is None:
-            training = self.strategy.worker.learner.open_tasks("train")
-            checkpoint.check_division(saved, training.division, options.run_dir)
+            # As the run opens it: what is asked of the tasks here is not asked of those.
+            learner = copy.copy(self.strategy.worker.learner)
+            learner.config = directory.config_here(
+                options.run_dir, options.data_root, options.device
+            )
+            division = learner.open_tasks("train").division
+            checkpoint.check_division(saved, division, options.run_dir)
         # A line that goes on for hours is for terminals.
         progress = sys.stderr.isatty() or not options.watch
         result = evaluate(

@@ -222,6 +222,21 @@ def test_classes_may_have_any_number_of_examples(model: maml.Model, tasks: maml.
     assert adapted.predict(task.query_x).shape == (9, 3)
 
 
+def test_what_has_adapted_stays_when_the_model_learns_on(tmp_path: Path) -> None:
+    """Also what is asked for later."""
+    train(glyphs(iterations=1, kernels="torch"), tmp_path)
+    model = maml.load(tmp_path)
+    task = model.episodes("test").task(0)
+    kept, asked = (model.adapt(task.support_x, task.support_y) for _ in range(2))
+    before, answers = kept.network_state(), asked.logits(task.query_x)
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            parameter.mul_(0.5)
+    after = asked.network_state()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert torch.equal(asked.logits(task.query_x), answers)
+
+
 def test_a_regression_predicts_numbers(tmp_path: Path) -> None:
     train(sinusoid(iterations=1), tmp_path)
     evaluation.main([str(tmp_path), "--tasks", "3"])

@@ -13,6 +13,7 @@ from datasets import open_episodes
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.tasks import Task
+from datasets.words import counted
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.data import data_contents, data_options, training_task
@@ -95,12 +96,16 @@ class Learner(nn.Module, ABC):
     Attributes:
         metric_names: The metrics that `metrics` returns, in order; some names are taken
             (`maml.learners.metric_names`).
+        contents: What the data set holds (`datasets.opening.Contents`).
         image_shape: (C, H, W) of the images that the network takes; None where it takes none.
         frozen: The network's names of what neither adapts nor learns (`maml.learners.frozen`).
     """
 
     NO_SAY: ClassVar[Mapping[str, str]] = {}
     """Methods that its training and test never call, and what to override in their place."""
+
+    NOT_ALONE: ClassVar[Mapping[str, str]] = {}
+    """Methods that its training does not call, and what to override, too, to the same effect."""
 
     any_ways: ClassVar[bool] = False
     """Whether the same meta-parameters tell any number of classes apart, as no parameter is of a
@@ -114,6 +119,12 @@ class Learner(nn.Module, ABC):
                     raise TypeError(
                         f"{cls.__name__}.{name}: {base.__name__} calls none; override {instead}"
                     )
+            for name, too in vars(base).get("NOT_ALONE", {}).items():
+                if name in vars(cls) and too not in vars(cls) and _is_of(base, cls, too):
+                    raise TypeError(
+                        f"{cls.__name__}.{name}: in training {base.__name__} calls {too} alone; "
+                        f"override both ({too} = {base.__name__}.{too} leaves training as it is)"
+                    )
         for name, instead in _GONE.items():
             if name in vars(cls):
                 raise TypeError(f"{cls.__name__}.{name}: no learner has it; override {instead}")
@@ -121,16 +132,24 @@ class Learner(nn.Module, ABC):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        contents = data_contents(config)
+        contents = self.contents = data_contents(config)
         self.objective = objective(contents.classifies)
         self.metric_names = self.objective.names
         self.image_shape = contents.image_shape
+        inputs, outputs = contents.point
+        if contents.classifies:
+            outputs = self.outputs(config)
+            if contents.last_class >= outputs and not self.any_ways:
+                raise UserError(
+                    f"--ways {config.ways}: a task of --data {config.data} has the class "
+                    f"{contents.last_class}, and the network {counted(outputs, 'output')}"
+                )
         with drawn(config.seed, "initial weights"):
             self.network = build_network(
                 config.network,
                 image_shape=self.image_shape,
-                ways=self.outputs(config),
-                point=contents.point,
+                ways=outputs,
+                point=(inputs, outputs),
                 **network_options(config),
             )
         self.frozen = frozen(
@@ -460,14 +479,16 @@ class Learner(nn.Module, ABC):
         stated = type(self).answers.__module__.startswith("maml.") and self._is_own("call_network")
         if not stated:
             return False
-        return mixes(self.network, tensors(self.network), x.cpu())
+        on_cpu = {name: tensor.cpu() for name, tensor in tensors(self.network).items()}
+        return mixes(self.network, on_cpu, x.cpu())
 
     def prepare(self, device: torch.device) -> None:
-        """Compile the kernels, if they are to serve; refuse what cannot work.
+        """Hold the buffers there, and compile the kernels if they serve; refuse what cannot work.
 
         Raises:
             UserError: naming the flag.
         """
+        self.hold_buffers(device)
         try:
             reason = self.obstacle(device)
         except ValueError as error:
@@ -475,6 +496,12 @@ class Learner(nn.Module, ABC):
             raise UserError(f"--learner {self.config.learner}: {error}") from error
         if self.config.kernels == "native" and reason is not None:
             raise UserError(f"--kernels native: {reason}")
+
+    def hold_buffers(self, device: torch.device) -> None:
+        """Move the buffers to ``device``; parameters stay: the methods take those as arguments."""
+        for module in self.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to(device)
 
     def obstacle(self, device: torch.device) -> str | None:
         """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
@@ -506,6 +533,11 @@ class Learner(nn.Module, ABC):
         ``of`` None is `Learner` itself.
         """
         return getattr(getattr(self, name), "__func__", None) is getattr(of or Learner, name)
+
+
+def _is_of(base: type, cls: type, name: str) -> bool:
+    """Say whether the method of ``cls`` with this name is the one of ``base``."""
+    return getattr(cls, name) is getattr(base, name)
 
 
 def without_prefix(params: Params, prefix: str) -> Params:

@@ -14,6 +14,7 @@ from maml.learners.maml import MAML
 from maml.metagradient.problem import Problem
 from maml.networks.loss import NetworkLoss
 from maml.networks.modulated_loss import ModulatedLoss
+from maml.networks.ordinary import own_name
 from maml.params import Params
 from maml.seeds import drawn
 
@@ -54,8 +55,17 @@ class CAVIA(MAML):
             )
         self._bias = f"{layer}.bias"
         self._scale = f"{layer}.weight"
-        self._films = not isinstance(self.network.get_submodule(layer), nn.Linear)
-        size = len(self.network.get_parameter(self._bias))
+        where = dict(self.network.named_modules()).get(layer)
+        scale, bias = (getattr(where, name, None) for name in ("weight", "bias"))
+        self._films = not isinstance(where, nn.Linear)
+        # A norm has a scale and a shift for each channel.
+        is_norm = all(isinstance(each, Tensor) and each.dim() == 1 for each in (scale, bias))
+        if not isinstance(bias, Tensor) or (self._films and not is_norm):
+            raise UserError(
+                f"--network {config.network}: its context_layer, {own_name(self.network, layer)}, "
+                "is no batch norm with a scale and a shift, and no linear layer with a bias"
+            )
+        size = len(bias)
         with drawn(config.seed, "context"):
             modulation = torch.empty((1 + self._films) * size, config.context)
             nn.init.xavier_uniform_(modulation)

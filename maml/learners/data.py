@@ -22,11 +22,12 @@ def data_contents(config: Config) -> Contents:
     Raises:
         DataError: naming the flag or the file.
     """
+    ways, shots = training_task(config)
     return contents(
         config.data,
         config.data_root,
-        ways=config.ways,
-        shots=config.shots,
+        ways=ways,
+        shots=shots,
         queries=config.queries,
         seed=config.seed,
         dtype=getattr(torch, config.dtype),

@@ -6,6 +6,8 @@ Shape legend: S support and E query examples of a task, F features, N ways.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +39,7 @@ class Embedding(Learner):
 
     any_ways = True
     NO_SAY = dict.fromkeys(("support_loss", "set_loss"), "query_loss")
+    NOT_ALONE: ClassVar[Mapping[str, str]] = {"problem": "training_problem"}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

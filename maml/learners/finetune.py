@@ -25,9 +25,7 @@ from maml.metagradient import unrolled
 from maml.metagradient.problem import Problem
 from maml.networks.feature_loss import one_hot
 from maml.networks.headless import without_head
-from maml.networks.loss import NetworkLoss, apply
-from maml.networks.norms import tensors
-from maml.networks.statistics import Statistics
+from maml.networks.loss import NetworkLoss
 from maml.params import Params
 
 COMPONENTS = {
@@ -51,7 +49,8 @@ class Finetune(Learner):
     training split, which ``--train-ways`` counts. At test the features stand still. Without inner
     steps (``--eval-inner-steps 0``, or `python -m maml.evaluate RUN_DIR --steps 0`) a query has the
     class of the nearest centroid of the support set; with them a linear head, which begins at zero,
-    descends the cross-entropy of the support set.
+    descends the cross-entropy of the support set: its `support_loss`, where `set_loss` and
+    `query_loss` are of training.
     """
 
     any_ways = True
@@ -63,9 +62,7 @@ class Finetune(Learner):
                 "split has"
             )
         super().__init__(config)
-        headless, self.n_features = without_head(copy.deepcopy(self.network), config.network)
-        # In a tuple: its weights are the network's, and no parameters of its own.
-        self._headless = (headless,)
+        _, self.n_features = without_head(copy.deepcopy(self.network), config.network)
 
     def outputs(self, config: Config) -> int:
         """As many as training classes."""
@@ -142,14 +139,6 @@ class Finetune(Learner):
         """Return the loss of a task whose support set is given as features ``[S, F]``."""
         logits = _tuned(params, task.support_x)
         return self.objective.loss(logits, task.support_y), logits
-
-    def features_of(
-        self, params: Params, x: Tensor, statistics: Statistics | None = None
-    ) -> tuple[Tensor, Statistics]:
-        """Return the network's features ``[E, F]`` of ``x``, and the statistics used."""
-        (network,) = self._headless
-        own = {name: params[name] for name in tensors(network) if name in params}
-        return apply(network, own, x, statistics, precision_=self.config.precision)
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: the support set is always normalised by itself."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 from maml.config import Config
 from maml.errors import UserError
@@ -35,6 +37,8 @@ class IMAML(MAML):
     steps and then one of the pull alone (``--pull end``), its solver divides H by λ + 10
     (``--cg-lambda 12``), and it tests without a pull (``--eval-proximal 0``).
     """
+
+    NOT_ALONE: ClassVar[Mapping[str, str]] = {"problem": "training_problem"}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

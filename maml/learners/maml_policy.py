@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from datasets.acting import Trajectory
 from datasets.tasks import Task
+from maml.errors import UserError
 from maml.learners.estimators import ESTIMATORS
 from maml.learners.policy import Played, Policy, first_return
 from maml.metagradient import unrolled
@@ -49,12 +50,16 @@ class MAMLPolicy(Policy):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.metric_names = ("return", "return_before")
+        if set(self.network_weights(self.meta_parameters())) == set(self.frozen):
+            raise UserError(f"--learner {config.learner}: all that would adapt is frozen")
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """The query loss after the last inner step, of episodes that were played."""
         config = self.config
+        weights = self.network_weights(meta_params)
         return Problem(
-            start=self.network_weights(meta_params),
+            start={name: tensor for name, tensor in weights.items() if name not in self.frozen},
+            fixed={name: weights[name] for name in self.frozen},
             support=self.support_loss,
             query=self.query_loss,
             optimizer=config.inner_optimizer,
@@ -108,7 +113,11 @@ class MAMLPolicy(Policy):
         problem = self.problem(meta_params, len(played))
         nothing = played[0].rewards.new_empty(len(tasks.query_x), 0)
         made = Played(_stacked(played), played[0], nothing)
-        return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(made), True
+
+        def after(task: Any) -> Params:
+            return problem.params(unrolled.adapt(problem, task), problem.last_step)
+
+        return torch.func.vmap(after)(made), True
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the mean returns of query episodes, and of support episodes before adaptation."""

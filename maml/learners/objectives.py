@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from maml.errors import UserError
+
 
 class Objective(NamedTuple):
     """A mean loss over examples, and metrics of the same examples.
@@ -46,6 +48,10 @@ def _nothing(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 
 def _mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.shape != targets.shape:  # which would be made alike without a word
+        raise UserError(
+            f"a network's outputs are {list(outputs.shape)}, and the targets {list(targets.shape)}"
+        )
     # Not F.mse_loss: its backward has no forward derivative (torch 2.15).
     return (outputs - targets).square().mean()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -58,6 +59,8 @@ class Reptile(MAML):
     Attributes:
         keeps_moment: Whether it does.
     """
+
+    NOT_ALONE: ClassVar[Mapping[str, str]] = {"problem": "training_problem"}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

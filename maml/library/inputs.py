@@ -27,8 +27,10 @@ of a file that PIL opens, or a list of these."""
 _ROUNDING = 1e-6
 
 
-def images(given: Images, shape: tuple[int, int, int], data: str, what: str) -> Tensor:
-    """Return images ``[n, C, H, W]`` in [0, 1], floats of the precision that they had.
+def images(
+    given: Images, shape: tuple[int, int, int], data: str, what: str, *, pixels: bool = True
+) -> Tensor:
+    """Return images ``[n, C, H, W]``, floats of the precision that they had, in [0, 1] if pixels.
 
     Arrays are taken as they are. PIL images of any size and mode are made what the data set's own
     images are: see `datasets.folder_source.pixels_of` and `datasets.pictures.as_in`.
@@ -38,12 +40,19 @@ def images(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
         shape: The model's (C, H, W).
         data: The data set that it was trained on.
         what: What the caller calls them: "support_x".
+        pixels: Whether the model learned from numbers in [0, 1] (`datasets.opening.Contents`). Else
+            floats of any size are taken, as the data set has them, and nothing but these.
 
     Raises:
         UserError: for another shape, type or range, or no image at all.
     """
     array = _array(given, shape, data, what)
     channels, height, width = shape
+    if array.dtype == np.uint8 and not pixels:
+        raise UserError(
+            f"{what}: pixels from 0 to 255; the model learned from what --data {data} makes of "
+            f"them, which is not from 0 to 1: give such floats [n, {_joined(shape)}]"
+        )
     if array.dtype == np.uint8:
         wanted = [(height, width, channels)] + [(height, width)] * (channels == 1)
         if array.shape[1:] not in wanted:
@@ -60,6 +69,8 @@ def images(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
         raise UserError(
             f"{what}: floats of shape {list(array.shape)}; the model takes [n, {_joined(shape)}]"
         )
+    if not pixels:
+        return torch.from_numpy(np.array(array))
     least, most = float(array.min()), float(array.max())
     # `not` a chain: nan must fail, too.
     if not (least >= -_ROUNDING and most <= 1 + _ROUNDING):
@@ -67,16 +78,17 @@ def images(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
     return torch.from_numpy(np.array(array))
 
 
-def numbers(given: Any, what: str) -> Tensor:
-    """Return floats ``[n, …]``: examples or targets that are no images.
+def numbers(given: Any, what: str, width: int) -> Tensor:
+    """Return floats ``[n, width]``: examples or targets that are no images.
 
     Raises:
-        UserError: for another type, one dimension, or none at all.
+        UserError: for another type or shape.
     """
     array = _stacked(given, what)
-    if not np.issubdtype(array.dtype, np.floating) or array.ndim < 2:
+    if not np.issubdtype(array.dtype, np.floating) or array.shape[1:] != (width,):
         raise UserError(
-            f"{what}: {array.dtype} of shape {list(array.shape)}; the model takes floats [n, 1]"
+            f"{what}: {array.dtype} of shape {list(array.shape)}; the model takes floats "
+            f"[n, {width}]"
         )
     return torch.from_numpy(np.array(array))
 

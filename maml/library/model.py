@@ -113,6 +113,7 @@ class Model:
         self.image_shape = learner.image_shape
         self.ways = None if learner.objective is REGRESSION else learner.config.ways
         self.meta_params = {name: tensor.to(device) for name, tensor in meta_params.items()}
+        learner.hold_buffers(device)
         self._device = device
         self._dtype: torch.dtype = getattr(torch, learner.config.dtype)
 
@@ -147,7 +148,8 @@ class Model:
         classes: list[Hashable] | None = None
         learner = self.learner
         if self.ways is None:
-            y = inputs.numbers(support_y, "support_y").to(self._dtype)
+            answered = self.learner.contents.point[1]
+            y = inputs.numbers(support_y, "support_y", answered).to(self._dtype)
             if len(y) != len(x):
                 counts = f"{counted(len(y), 'target')} for {counted(len(x), 'example')}"
                 raise UserError(f"support_y: {counts}")
@@ -227,10 +229,8 @@ class Model:
             UserError: for tasks of other examples than the model's, of more or fewer classes, or
                 one task alone.
         """
-        shape = (1,) if self.image_shape is None else self.image_shape
-        if tasks.support_x.dim() != 2 + len(shape) or (
-            self.image_shape is not None and tasks.support_x.shape[2:] != self.image_shape
-        ):
+        shape = (self.learner.contents.point[0],) if self.image_shape is None else self.image_shape
+        if tasks.support_x.shape[2:] != shape:
             raise UserError(
                 f"tasks: support_x is {list(tasks.support_x.shape)}; give a batch of tasks, "
                 f"[B, n, {', '.join(map(str, shape))}]"
@@ -270,11 +270,11 @@ class Model:
         Raises:
             UserError: in one line, for what does not fit.
         """
-        shape = self.image_shape
+        shape, contents = self.image_shape, self.learner.contents
         x = (
-            inputs.numbers(given, what)
+            inputs.numbers(given, what, contents.point[0])
             if shape is None
-            else inputs.images(given, shape, self.config.data, what)
+            else inputs.images(given, shape, self.config.data, what, pixels=contents.pixels)
         )
         return x.to(self._device, self._dtype)
 
@@ -297,7 +297,9 @@ class AdaptedModel:
     ) -> None:
         self.classes = classes
         self._model, self._learner, self._task, self._steps = model, learner, task, steps
-        self._adapted = learner.adapt(model.meta_params, task, steps)
+        # Of its own: the model may be trained on, in place.
+        self._params = {name: tensor.detach().clone() for name, tensor in model.meta_params.items()}
+        self._adapted = learner.adapt(self._params, task, steps)
 
     def __repr__(self) -> str:
         n, config = self._task.support_x.shape[1], self._model.config
@@ -314,9 +316,8 @@ class AdaptedModel:
         A network that normalises does so by the examples that it is called with; `logits` can take
         the support set's statistics.
         """
-        model = self._model
         support = Task(*(part[0] for part in self._task))
-        found = self._learner.adapted(model.meta_params, support, self._steps)
+        found = self._learner.adapted(self._params, support, self._steps)
         params = {name: tensor.detach().clone() for name, tensor in found.items()}
         return AdaptedModule(self._learner, params)
 

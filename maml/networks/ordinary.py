@@ -64,6 +64,7 @@ class Ordinary(nn.Module):
 
     Attributes:
         head_prefix: Of the names of the output layer's parameters, if the module says it.
+        context_layer: The name of the layer that a context modulates (CAVIA), likewise.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -72,6 +73,8 @@ class Ordinary(nn.Module):
         self.module = _replaced(module, self.tape)
         head = getattr(module, "head_prefix", None)
         self.head_prefix = f"{AROUND}{head}" if isinstance(head, str) else None
+        context = getattr(module, "context_layer", None)
+        self.context_layer = f"{AROUND}{context}" if isinstance(context, str) else None
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
         """Apply the module to ``x [E, …]``."""

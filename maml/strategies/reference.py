@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 import torchopt
 
 from maml.learners import Learner
@@ -28,6 +29,11 @@ class Reference:
         for module in self._clone.modules():
             for name in module._parameters:
                 module._parameters[name] = None
+        self.hold_buffers(torch.device("cpu"))
+
+    def hold_buffers(self, device: torch.device) -> None:
+        """Move the buffers: CPU tensors cross RPC, and a worker computes on its own device."""
+        self._clone.hold_buffers(device)
 
     def put(self, params: Params) -> Learner:
         """Where it has arrived: return the learner with ``params`` in place, by name."""

@@ -69,6 +69,7 @@ def _finish() -> None:
 @reported(_liveness)
 def _learn(reference: Reference) -> None:
     """Run on a worker, before its first step: take the learner that calls are for."""
+    reference.hold_buffers(_this().worker.device)
     _this().arrived = reference
 
 
@@ -186,9 +187,11 @@ class Rpc(Strategy):
         """
         worker, world = self.worker, self.world
         learner = worker.learner
-        first = Task(*(part[0] for part in worker.training.tasks(torch.arange(1))))
+        tasks = worker.training.tasks(torch.arange(1))
+        first = Task(*(part[0].to(worker.device) for part in tasks))
+        params = {name: p.to(worker.device) for name, p in learner.meta_parameters().items()}
         for phase in {learner.phase(0), learner.last_phase}:
-            stated = learner.training_problem(learner.meta_parameters(), phase)
+            stated = learner.training_problem(params, phase)
             self._check(obstacle(stated, first))
 
         def derivatives_of(problem: Problem) -> DividedDerivatives:

@@ -19,7 +19,7 @@ import yaml
 from torch import nn
 
 import maml
-from datasets import DataError
+from datasets import DataError, open_batches
 from datasets.episodes import Episodes
 from datasets.overlap import shared_classes
 from datasets.tasks import Task
@@ -30,6 +30,7 @@ from maml.evaluate import main as evaluate
 from maml.learners import build_learner
 from maml.networks.ordinary import explicit
 from maml.run.directory import read_config
+from maml.run.files import read_rows
 from maml.run.provenance import warn_of_edits
 from maml.scores import same_classes
 from maml.trainer import Trainer
@@ -46,6 +47,10 @@ SMALL = [
     "maml-glyphs-5way-1shot", *THEIRS, "--inner-steps", "2", "--eval-inner-steps", "2",
     "--meta-batch-size", "3", "--iterations", "2", "--eval-every", "0", "--test-tasks", "4",
     "--log-every", "1", "--logger", "none", "--threads", "1", "--dtype", "float64",
+]  # fmt: skip
+BRIEF_WORDS = [
+    "--iterations", "1", "--meta-batch-size", "2", "--eval-every", "0", "--test-tasks", "2",
+    "--logger", "none", "--threads", "1",
 ]  # fmt: skip
 IMAGES = ["maml-glyphs-5way-1shot", "--logger", "none", "--threads", "1"]
 _numbers = itertools.count()
@@ -837,6 +842,117 @@ def test_a_class_in_two_splits_is_said(
     line = same_classes(worker, ["validation", "test"] if config.eval_every else ["test"])
     assert says in line and bool(says) == line.startswith(f"warning: --data {data}: ")
     assert "\n" not in line
+
+
+ORDERS = """
+import numpy as np
+def images(names): return {n: np.full((2, 28, 28), ord(n), np.uint8) for n in names}
+def same(split): return images("abc" if split == "train" else "cab")
+def other(split): return images("abd" if split == "test" else "abc")
+"""
+
+
+def test_a_class_has_its_training_label_in_every_split(write: Callable[[str], str]) -> None:
+    """By its name, in whatever order a split's classes come."""
+    name, asked = write(ORDERS), {"evaluation": True, "batch_size": 6, "ways": 3, "seed": 0}
+    task = open_batches(f"{name}:same", "test", **asked).tasks(torch.arange(1))  # type: ignore[arg-type]
+    for x, y in ((task.support_x, task.support_y), (task.query_x, task.query_y)):
+        shown = (x[0, :, 0, 0, 0] * 255).round().long().tolist()
+        assert {"abc"[label] for label in y[0].tolist()} == set("abc")
+        assert [chr(pixel) for pixel in shown] == ["abc"[label] for label in y[0].tolist()]
+    with pytest.raises(DataError, match=r"class c is missing in test: .* the same classes in"):
+        open_batches(f"{name}:other", "test", **asked)  # type: ignore[arg-type]
+
+
+EIGHT = """
+import numpy as np
+def eight(split):
+    dice = np.random.default_rng(len(split))
+    return {f"{split} {i}": dice.integers(255, size=(8, 28, 28), dtype=np.uint8) for i in "ab"}
+"""
+POINTS = """
+import torch
+from datasets import Episodes, Task
+class Mine(Episodes):
+    def __init__(self, split, of): self.split, self.of = split, of
+    def tasks(self, ids):
+        seeded = [torch.Generator().manual_seed(int(i)) for i in ids]
+        x = [torch.randn(20, 1, 28, 28, generator=each) for each in seeded]
+        x, y = self.of(torch.stack(x))
+        return Task(x[:, :10], y[:, :10], x[:, 10:], y[:, 10:])
+def three(x): return x[..., 0, 0, :3]
+def labels(x): return (torch.arange(20) % 5).expand(len(x), 20)
+def classes(split): return Mine(split, lambda x: (three(x), labels(x)))
+def pairs(split): return Mine(split, lambda x: (three(x), three(x)[..., :2]))
+def flat(split): return Mine(split, lambda x: (three(x), three(x)[..., 0]))
+def rows(split): return Mine(split, lambda x: (x[:, :, 0], labels(x)))
+def standardised(split): return Mine(split, lambda x: (x, labels(x)))
+"""
+
+
+@pytest.mark.parametrize(("data", "outputs"), [("classes", 5), ("pairs", 2)])
+def test_points_of_any_size(
+    data: str, outputs: int, write: Callable[[str], str], tmp_path: Path
+) -> None:
+    """The network has as many inputs and outputs; so has what a trained model takes."""
+    name = f"{write(POINTS)}:{data}"
+    words = ["maml-sinusoid-10shot", "--data", name, "--ways", "5", *BRIEF_WORDS]
+    assert Trainer(parse([*words, "--run-dir", str(tmp_path / "run")])).run() == 0
+    weights = last(tmp_path / "run")["model"]
+    assert weights["network.layers.0.weight"].shape[1] == 3
+    assert weights["network.layers.2.weight"].shape[0] == outputs
+    model = maml.load(tmp_path / "run")
+    x, y, query, _ = model.episodes("test").task(0)
+    assert model.adapt(x, y).predict(query).shape == (10, outputs)
+    with pytest.raises(UserError, match=r"support_x: .*; the model takes floats \[n, 3\]"):
+        model.adapt(x[:, :1], y)
+    if data == "classes":
+        with pytest.raises(UserError, match=f"--ways 4: a task of --data {name} has the class 4"):
+            build_learner(parse([*words, "--ways", "4"]))
+    if data == "pairs":
+        with pytest.raises(UserError, match=r"support_y: .*; the model takes floats \[n, 2\]"):
+            model.adapt(x, y[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("flat", r"query_y of one task is torch.float32 of shape \[1, 10\]; give classes as"),
+        ("rows", r"query_x of one task is \[1, 10, 28, 28\]; give \[1, E, C, H, W\], or of points"),
+    ],
+)
+def test_examples_that_are_neither_images_nor_points(
+    data: str, says: str, write: Callable[[str], str]
+) -> None:
+    name = f"{write(POINTS)}:{data}"
+    with pytest.raises(DataError, match=f"--data {name}: {says}"):
+        build_learner(parse(["maml-sinusoid-10shot", "--data", name]))
+
+
+def test_what_is_asked_of_test_tasks_is_not_asked_of_training_s(
+    write: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Training tasks have 5 queries a class; with as many shots they would need 11 of 8 images."""
+    data = f"{write(EIGHT)}:eight"
+    words = [*IMAGES, *BRIEF_WORDS, "--data", data, "--ways", "2", "--queries", "5"]
+    assert Trainer(parse([*words, "--eval-queries", "1", "--run-dir", str(tmp_path)])).run() == 0
+    assert last(tmp_path)["division"] is not None
+    evaluate([str(tmp_path), "--shots", "6", "--queries", "2", "--tasks", "3"])
+    (row,) = read_rows(tmp_path / "evaluations.jsonl")
+    assert (row["shots"], row["eval_queries"]) == (6, 2)
+
+
+def test_images_that_are_not_from_0_to_1(write: Callable[[str], str], tmp_path: Path) -> None:
+    """A trained model takes such numbers, and no pixels, which it has not learned from."""
+    words = ["maml-glyphs-5way-1shot", "--data", f"{write(POINTS)}:standardised", *BRIEF_WORDS]
+    assert Trainer(parse([*words, "--run-dir", str(tmp_path / "run")])).run() == 0
+    model = maml.load(tmp_path / "run")
+    task = model.episodes("test").task(0)
+    assert task.support_x.min() < 0
+    adapted = model.adapt(task.support_x, task.support_y)
+    assert adapted.predict(task.query_x).shape == (10, 5)
+    with pytest.raises(UserError, match="query_x: pixels from 0 to 255; the model learned from"):
+        adapted.predict(np.zeros((1, 28, 28), np.uint8))
 
 
 class Told(Episodes):

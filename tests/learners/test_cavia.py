@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.errors import UserError
@@ -104,6 +104,46 @@ def test_the_adapted_network_answers(kernels: str) -> None:
     torch.testing.assert_close(answers.transductive[1], wanted)
 
 
-def test_a_network_without_a_place_for_it_is_refused() -> None:
-    with pytest.raises(UserError, match="--network lenet does not say where a context goes"):
-        make_worker(network="lenet")
+class Ordinary(nn.Module):
+    """A user's own, which says where the context goes."""
+
+    context_layer = "norm"
+
+    def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, stride=4)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.norm(self.conv(x))).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Nowhere(Ordinary):
+    context_layer = "nrom"
+
+
+class Convolution(Ordinary):
+    context_layer = "conv"
+
+
+def test_a_network_of_ones_own_says_where_it_goes() -> None:
+    """In the names of its own class."""
+    worker = make_worker(network=f"{__name__}:Ordinary")
+    params = worker.learner.meta_parameters()
+    assert params["modulation"].shape == (8, 6)
+    found = worker.meta_gradient(params, IDS, worker.learner)
+    assert found.gradients["modulation"].abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ("lenet", "--network lenet does not say where a context goes"),
+        (f"{__name__}:Nowhere", "its context_layer, nrom, is no batch norm with a scale and"),
+        (f"{__name__}:Convolution", "its context_layer, conv, is no batch norm with a scale and"),
+    ],
+)
+def test_a_network_without_a_place_for_it_is_refused(network: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        make_worker(network=network)

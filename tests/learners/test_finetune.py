@@ -7,11 +7,14 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config.presets import PRESETS
 from maml.learners.finetune import Finetune
+from maml.networks.statistics import Statistics
+from maml.params import Params
 from maml.worker import Worker
 from tests.workers import worker_of
 
@@ -42,6 +45,25 @@ def test_it_learns_the_training_classes() -> None:
         torch.testing.assert_close(found.gradients[name], wanted, rtol=1e-9, atol=1e-10)
     with pytest.raises(DataError, match=r"--train-ways 7: the train split .* give --train-ways"):
         make_worker(train_ways=7)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_network_that_is_called_otherwise_is_tested_so(steps: int) -> None:
+    """As by a subclass that prepares its inputs: of constant inputs all queries are alike."""
+
+    class Dark(Finetune):
+        def call_network(
+            self, params: Params, x: Tensor, statistics: Statistics | None = None
+        ) -> tuple[Tensor, Statistics]:
+            return super().call_network(params, 0 * x, statistics)
+
+    worker = make_worker(eval_inner_steps=steps)
+    learner = Dark(worker.config)
+    answers = learner.predictions(
+        learner.meta_parameters(), worker.evaluation("test").tasks(IDS), steps
+    )
+    for outputs in answers:
+        torch.testing.assert_close(outputs, outputs[:, :1].expand_as(outputs))
 
 
 @pytest.mark.parametrize("steps", [0, 3])

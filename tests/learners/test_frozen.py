@@ -72,6 +72,13 @@ def test_what_an_author_has_frozen_stays_and_travels(
     stays = {name for name in done if torch.equal(done[name], begun[name])}
     assert stays == {"network.module.body.weight", "network.module.body.bias"}
 
+    # On another device: who calls it brings the parameters there, and nobody the buffers.
+    learner, place = build_learner(parse([*flags, "done"])), torch.device("meta")
+    learner.hold_buffers(place)
+    params = {name: p.to(place) for name, p in learner.network_weights(done).items()}
+    x = torch.empty(3, 1, 28, 28, device=place)
+    assert learner.call_network(params, x)[0].device == place
+
     model = maml.load("done", device="cpu")
     state = model.network_state()
     assert state.keys() == {

@@ -107,6 +107,19 @@ def test_a_loss_that_is_doubled_is_obeyed(name: str, meta_gradient: str) -> None
         torch.testing.assert_close(gradient(changed, params, tasks), found, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["reptile", "imaml", "protonet", "r2d2"])
+def test_a_problem_that_training_does_not_have_is_refused(name: str) -> None:
+    """Unless its author says that training stays as it is."""
+    base = LEARNERS[name]
+    with pytest.raises(TypeError, match=r"Mine.problem: in training .* calls training_problem alo"):
+        type("Mine", (base,), {"problem": base.problem})
+    both = {
+        "problem": base.problem,
+        "training_problem": lambda self, params, phase: self.problem(params, 2),
+    }
+    type("Again", (type("Mine", (base,), both),), {"problem": base.problem})
+
+
 def test_what_is_overridden_is_evaluated() -> None:
     """A support loss of another sign adapts the other way, at test too, kernels or not."""
 

@@ -215,6 +215,24 @@ def test_what_was_played_is_as_probable_as_it_says(preset: str) -> None:
     torch.testing.assert_close(logp, expected * query.alive, rtol=0, atol=1e-12)
 
 
+def test_a_frozen_part_of_a_policy_does_not_adapt() -> None:
+    """Nor does it for the episodes that are played, one inner step after another."""
+    of = learner("maml-cartpole", freeze="@body", inner_steps=2)
+    params = {n: p.detach() for n, p in of.meta_parameters().items()}
+    tasks = of.open_tasks("train").tasks(torch.arange(2))
+    acted = []
+    act, of.act = of.act, lambda by, *rest, **each: acted.append(by) or act(by, *rest, **each)
+    played = of.materialise(params, tasks)
+    assert len(acted) == 3
+    task = Played(*(torch.utils._pytree.tree_map(lambda part: part[0], part) for part in played))
+    for adapted in (of.adapted(params, task, 2), {n: each[0] for n, each in acted[-1].items()}):
+        assert adapted.keys() == of.network_weights(params).keys()
+        moved = {n for n, p in of.network_weights(params).items() if not torch.equal(p, adapted[n])}
+        assert moved == adapted.keys() - set(of.frozen) and moved
+    with pytest.raises(UserError, match="--learner maml-policy: all that would adapt is frozen"):
+        learner("maml-cartpole", freeze="*")
+
+
 def test_returns_begin_anew_with_each_episode() -> None:
     of = learner("reinforce-cartpole")
     played = of.materialise(of.meta_parameters(), of.open_tasks("train").tasks(torch.arange(2)))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launch.sweeping import command, file
 from launch.sweeping.shared import Presence
-from launch.sweeping.sweep import FAILED, LOST, RUNNING, WAITING, Sweep, counts
+from launch.sweeping.sweep import FAILED, LOST, RUNNING, WAITING, Sweep, counts, latest
 from launch.sweeping.worker import Workers, progress
 from maml.config.parser import Parser, whole_number
 from maml.errors import UserError
@@ -92,9 +92,12 @@ def _work(sweep: Sweep, workers: int, total: int | None) -> int:
     if by is not None:
         _say(f"stopped by {by}; the same command continues")
         return 130 if by == "SIGINT" else 143
-    found = counts(sweep.trials())
-    if found.keys() & {RUNNING, LOST, WAITING}:
+    found = counts(latest(sweep.trials()))
+    if found.keys() & {RUNNING, LOST}:
         _say("other processes run the rest")
+    elif WAITING in found:
+        _say("a trial was told to stop; the same command continues")
+        return 143
     return 1 if found.get(FAILED) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Sequence
@@ -146,4 +147,25 @@ def _place(parameter: Parameter, chosen: Chosen) -> float | int:
     if parameter.kind.startswith("categorical"):
         values = [same(value) for value in parameter.values or []]
         return values.index(same(chosen.point[parameter.name]))
-    return min(max(chosen.quantiles[parameter.name], 1e-6), 1 - 1e-6)
+    quantile, value = chosen.quantiles[parameter.name], chosen.point[parameter.name]
+    if not _is_at(parameter, quantile, value):
+        quantile = _where(parameter, value)
+    return min(max(quantile, 1e-6), 1 - 1e-6)
+
+
+def _is_at(parameter: Parameter, quantile: float, value: float) -> bool:
+    """Say whether a value still lies where it was drawn; the file may have other bounds now."""
+    return math.isclose(parameter.at(quantile), value, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _where(parameter: Parameter, value: float) -> float:
+    """Return where in (0, 1) a parameter has ``value``, by halving: `Parameter.at` is monotone."""
+    low, high = 1e-6, 1 - 1e-6
+    grows = parameter.at(low) <= parameter.at(high)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if (parameter.at(middle) < value) == grows:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -76,7 +77,7 @@ def _arguments(values: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def check(file: SweepFile) -> None:
-    """Try the flags of a grid's first points, where the program is this project's own.
+    """Try the flags of each value, and a grid's first points, where the program is train_maml.py.
 
     A mistyped flag is told now, rather than by each trial.
 
@@ -85,9 +86,12 @@ def check(file: SweepFile) -> None:
     """
     if "${program}" in file.command and not Path(_program(file)).is_file():
         raise UserError(f"{file.path}: program: there is no {file.program} here")
-    points = [{p.name: p.at(0.5) for p in file.parameters}]
+    middle = {p.name: p.at(0.5) for p in file.parameters}
+    # Each value once, the others as they are in the middle.
+    each = (middle | {p.name: value} for p in file.parameters for value in p.values or ())
+    points = [middle, *itertools.islice(each, CHECKED)]
     if file.method == "grid":
-        points = [point for point, _ in zip(file.grid(), range(CHECKED), strict=False)]
+        points += [point for point, _ in zip(file.grid(), range(CHECKED), strict=False)]
     for point in points:
         words = command_of(file, point, None)
         at = next((i for i, word in enumerate(words) if Path(word).name == "train_maml.py"), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,14 +185,33 @@ def read(path: Path) -> SweepFile:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as the number that it is; YAML 1.1 would have it written 1.0e-3."""
+    """Reads 1e-3 as the number that it is, and 2026-11-22 as text.
+
+    YAML 1.1 would have the first written 1.0e-3, and the second is a date there, which no flag is.
+    """
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in those if not tag.endswith(":timestamp")]
+    for first, those in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts in quotes what `_Loader` would read as a number."""
+
+
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
+
+
+def written(said: Mapping[str, Any]) -> str:
+    """Return what a file says as YAML, which reads as the same."""
+    return yaml.dump(dict(said), Dumper=_Dumper, sort_keys=False)
 
 
 def value_of(text: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 from launch.sweeping.file import Metric
@@ -13,7 +12,7 @@ from maml.run.log import read_metrics
 
 
 def history(run_dir: Path, name: str) -> list[float]:
-    """Return all values of ``<split>/<metric>`` so far, the oldest first; finite ones alone.
+    """Return all values of ``<split>/<metric>`` so far, the oldest first; also inf and nan.
 
     Raises:
         UserError: if metrics.jsonl is damaged.
@@ -29,24 +28,32 @@ def history(run_dir: Path, name: str) -> list[float]:
 def metric_of(run_dir: Path, asked: Metric | None) -> tuple[Metric, float] | None:
     """Return what a run is ranked by, and its value; None where there is no such number.
 
-    Unless the file of a sweep names a metric, it is the accuracy on the validation tasks; of a
-    policy, its return; of a regression, the loss. The value is the last one, or with
-    ``--test-model best`` that of the model which is tested.
+    Unless the file of a sweep names a metric, it is the accuracy on the validation tasks, which is
+    the non-transductive one of a run whose headline that is; of a policy, its return; of a
+    regression, the loss. The value is the last one, finite or not, or with ``--test-model best``
+    that of the model which is tested.
 
     Raises:
         UserError: if metrics.jsonl or config.yaml is damaged.
     """
-    usual = (
-        Metric("validation/accuracy", "maximize"),
-        Metric("validation/return", "maximize"),
-        Metric("validation/loss", "minimize"),
-    )
-    for metric in usual if asked is None else (asked,):
+    for metric in _usual(run_dir) if asked is None else (asked,):
         values = history(run_dir, metric.name)
         if values:
             tested = _of_tested(run_dir, metric.name)
             return metric, values[-1] if tested is None else tested
     return None
+
+
+def _usual(run_dir: Path) -> tuple[Metric, ...]:
+    transductive = True
+    if (run_dir / "config.yaml").exists():
+        transductive = read_config(run_dir, own=False).transductive
+    prefix = "validation/" if transductive else "validation/non_transductive_"
+    return (
+        Metric(f"{prefix}accuracy", "maximize"),
+        Metric("validation/return", "maximize"),
+        Metric(f"{prefix}loss", "minimize"),
+    )
 
 
 def _of_tested(run_dir: Path, name: str) -> float | None:
@@ -80,4 +87,4 @@ def _tested(run_dir: Path, metric: str) -> object:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from benchmarks.markdown import grid
@@ -9,7 +10,17 @@ from launch.comparing import tables
 from launch.comparing.arms import Arm, arm_of, other_tasks
 from launch.sweeping.file import Metric
 from launch.sweeping.metrics import metric_of
-from launch.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, Sweep, Trial, counts, settings
+from launch.sweeping.sweep import (
+    FAILED,
+    FINISHED,
+    LOST,
+    STOPPED,
+    Sweep,
+    Trial,
+    counts,
+    latest,
+    settings,
+)
 from maml.errors import UserError
 from maml.plots import comparing, style
 from maml.plots.curves import mean_and_spread
@@ -68,7 +79,7 @@ def _ranked(sweep: Sweep, trials: list[Trial]) -> tuple[Metric, dict[int, float]
         if trial.state not in (FINISHED, STOPPED):
             continue
         found = metric_of(trial.run_dir, metric)
-        if found is not None:
+        if found is not None and math.isfinite(found[1]):
             metric, values[trial.number] = found
     return None if metric is None or not values else (metric, values)
 
@@ -139,14 +150,20 @@ def _effects(sweep: Sweep, trials: list[Trial], values: dict[int, float], metric
 def _differences(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]) -> str:
     """Compare settings with the first, on test tasks; "" where they were tested on none."""
     arms: list[Arm] = []
+    left_out: list[str] = []
     for name in order[:COMPARED]:
         runs: list[Run] = [
             read(trial.run_dir) for trial in grouped[name] if (trial.run_dir / NAME).is_file()
         ]
-        if runs:
+        if not runs:
+            continue
+        try:
             arms.append(arm_of(name, runs, None))
+        except UserError as error:  # a test whose losses are no numbers, say
+            left_out.append(f"\n\n{name} is not compared: {error}.")
+    title = "## Which differences hold\n\n"
     if len(arms) < 2:
-        return ""
+        return f"{title}Of too few settings.{''.join(left_out)}" if left_out else ""
     base = arms[0]
     # Of a sweep over shots, say, only those with as many are tested on the same tasks.
     others = [arm for arm in arms[1:] if not other_tasks(base, arm)]
@@ -154,22 +171,24 @@ def _differences(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]
     try:
         found = tables.differences_from(base, others)
     except UserError as error:
-        return f"## Which differences hold\n\nNot compared on test tasks: {error}."
+        return f"{title}Not compared on test tasks: {error}."
     drawn = tables.figures(sweep.folder, arms, found, base.name, unit)
     pictures = "\n".join(f"![{path.stem}]({path.name})" for path in drawn)
     if apart := [arm.name for arm in arms[1:] if arm not in others]:
         pictures += f"\n\nTested on other tasks, so not compared: {', '.join(apart)}."
+    pictures += "".join(left_out)
     more = f", the best {COMPARED} settings" if len(order) > COMPARED else ""
     return (
-        f"## Which differences hold\n\nOn test tasks{more}; the others are compared with the first."
+        f"{title}On test tasks{more}; the others are compared with the first."
         f"\n\n{tables.means_table(arms, unit)}\n\n"
         f"{tables.differences_table(found, base.name, unit)}\n{pictures}"
     )
 
 
 def _failures(trials: list[Trial]) -> str:
-    lines = [f"- trial {t.number}: {t.reason} (`{t.log}`)" for t in trials if t.state == FAILED]
-    lines += [f"- trial {t.number}: lost, to be continued" for t in trials if t.state == LOST]
+    last = latest(trials)
+    lines = [f"- trial {t.number}: {t.reason} (`{t.log}`)" for t in last if t.state == FAILED]
+    lines += [f"- trial {t.number}: lost, to be continued" for t in last if t.state == LOST]
     return "## What failed\n\n" + "\n".join(lines) if lines else ""
 
 

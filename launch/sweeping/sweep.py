@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import optuna
-import yaml
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from launch.sweeping.choosing import Chosen, Past, key, next_point
-from launch.sweeping.file import Point, SweepFile
+from launch.sweeping.file import Point, SweepFile, written
 from launch.sweeping.journal import Journal
 from launch.sweeping.shared import GONE, UNSURE, FolderLock, Others, Presence
 from maml.errors import UserError
@@ -119,7 +118,7 @@ class Sweep:
             if before == said:
                 return
         self._storage.set_study_user_attr(self._study, "file", said)
-        write_text(self.folder / "sweep.yaml", yaml.safe_dump(self.file.said, sort_keys=False))
+        write_text(self.folder / "sweep.yaml", written(self.file.said))
 
     def trials(self) -> list[Trial]:
         """Return all trials, by number."""
@@ -175,7 +174,8 @@ class Sweep:
 
         Args:
             presence: This process.
-            total: Of how many points there are to be trials, those there are already included.
+            total: Of how many points there are to be trials, those there are already included;
+                None: as the file's run_cap says.
 
         Returns:
             None where there is none to take.
@@ -191,7 +191,8 @@ class Sweep:
                     if trial.state == WAITING:
                         self._storage.set_trial_state_values(trial.id, TrialState.RUNNING)
                     return trial._replace(state=RUNNING, worker=presence.name)
-            if total is not None and len({key(trial.point) for trial in trials}) >= total:
+            wanted = self.wanted(total)
+            if wanted is not None and not self.to_come(wanted, trials):
                 return None
             chosen = next_point(self.file, [self._past(trial) for trial in trials], self.name)
             if chosen is None:
@@ -258,7 +259,8 @@ class Sweep:
 
     def wanted(self, total: int | None) -> int | None:
         """Return of how many points there are to be trials; None where there is no end."""
-        known = [n for n in (total, self.file.run_cap, self.file.size) if n is not None]
+        cap = self.file.run_cap if total is None else total
+        known = [n for n in (cap, self.file.size) if n is not None]
         return min(known) if known else None
 
     def to_come(self, wanted: int, trials: list[Trial]) -> int:
@@ -278,12 +280,16 @@ def settings(
 
     Of a point that was tried again it is the last trial.
     """
-    last = {key(trial.point): trial for trial in trials}
     names = [name for name in file.varied if name != apart]
     found: dict[str, list[Trial]] = {}
-    for trial in last.values():
+    for trial in latest(trials):
         found.setdefault(setting_of(trial.point, names), []).append(trial)
     return found
+
+
+def latest(trials: list[Trial]) -> list[Trial]:
+    """Return the last trial of each point: one that was tried again counts no more."""
+    return list({key(trial.point): trial for trial in trials}.values())
 
 
 def counts(trials: list[Trial]) -> dict[str, int]:

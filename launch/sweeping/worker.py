@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
 
 from launch.sweeping.command import command_of
 from launch.sweeping.early import should_end
@@ -27,9 +31,12 @@ from launch.sweeping.sweep import (
     Sweep,
     Trial,
     counts,
+    latest,
 )
 from maml.errors import UserError
 from maml.run import directory
+
+T = TypeVar("T")
 
 LOOK = 0.2
 """Seconds between two looks at a running trial."""
@@ -62,7 +69,7 @@ class Workers:
     def run(self, workers: int) -> str | None:
         """Run until there is nothing left to take; return the name of the signal that ended it.
 
-        Each worker has a share of the cores that this process may use.
+        Each worker has a share of the cores and of the GPUs that this process may use.
 
         Raises:
             UserError: of a worker: a folder that cannot be written, say.
@@ -95,7 +102,7 @@ class Workers:
             raise self._error
         return signalled[0] if signalled else None
 
-    def _work(self, cores: list[int]) -> None:
+    def _work(self, share: Share) -> None:
         try:
             while not self._stop.is_set():
                 trial = self._sweep.take(self._presence, self._total)
@@ -103,25 +110,27 @@ class Workers:
                     if not self._sweep.is_undecided():
                         return
                     self._stop.wait(1.0)
-                elif not self._do(trial, cores):
+                elif not self._do(trial, share):
                     return
         except BaseException as error:
             self._error = error
             self._stop.set()
 
-    def _do(self, trial: Trial, cores: list[int]) -> bool:
+    def _do(self, trial: Trial, share: Share) -> bool:
         """Run a trial to its end, and record it; return whether to take another one."""
         shown = f"trial {trial.number} ({shown_point(self._sweep, trial.point)})"
         if not _is_done(trial.run_dir):
             again = " goes on" if trial.run_dir.is_dir() else ""
             self._say(f"{shown}{again}: {trial.run_dir}")
-            state, reason = self._train(trial, cores, shown)
+            state, reason = self._train(trial, share, shown)
         else:
             state, reason = FINISHED, ""  # its worker was killed before it could say so
         value = None
         if state in (FINISHED, STOPPED):
             found = metric_of(trial.run_dir, self._sweep.file.metric)
             value = None if found is None else found[1]
+            if found is not None and not math.isfinite(found[1]):
+                state, reason, value = FAILED, f"its {found[0].name} is {found[1]} at the end", None
             if found is None and self._sweep.file.metric is not None:
                 state, reason = FAILED, f"no {self._sweep.file.metric.name} in metrics.jsonl"
         if not self._sweep.end(self._presence, trial, state, value, reason):
@@ -142,8 +151,7 @@ class Workers:
         return True
 
     def _tell(self, trial: Trial, shown: str, state: str, value: float | None, reason: str) -> None:
-        trials = self._sweep.trials()
-        over = sum(each.state in OVER for each in trials)
+        over = sum(each.state in OVER for each in latest(self._sweep.trials()))
         wanted = self._sweep.wanted(self._total)
         line = f"{shown}: {state}"
         if reason:
@@ -158,10 +166,11 @@ class Workers:
             line += f", about {_duration(left)} left"
         self._say(line)
 
-    def _train(self, trial: Trial, cores: list[int], shown: str) -> tuple[str, str]:
+    def _train(self, trial: Trial, share: Share, shown: str) -> tuple[str, str]:
         """Run a trial's command; return the state that it ends in, and why."""
         command = command_of(self._sweep.file, trial.point, trial.run_dir)
-        environment = {"WANDB_RUN_GROUP": self._sweep.name, **os.environ}
+        environment = {"WANDB_RUN_GROUP": self._sweep.name, **os.environ} | share.environment
+        before = _written(trial.run_dir / "status.json")
         try:
             with open(trial.log, "ab") as log:
                 log.write(f"{time.strftime('%F %T')} {' '.join(command)}\n".encode())
@@ -169,20 +178,24 @@ class Workers:
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                     env=environment, start_new_session=True,
-                    preexec_fn=lambda: _settle(cores),
+                    preexec_fn=lambda: _settle(share.cores),
                 )  # fmt: skip
         except OSError as error:
             return FAILED, f"{command[0]}: {error.strerror}"
         try:
-            return self._look_after(process, trial, shown)
+            return self._look_after(process, trial, shown, before)
         finally:
             if process.poll() is None:
                 _kill(process)
 
     def _look_after(
-        self, process: subprocess.Popen[bytes], trial: Trial, shown: str
+        self, process: subprocess.Popen[bytes], trial: Trial, shown: str, before: int
     ) -> tuple[str, str]:
-        """Wait for the end of a trial's process; end it when it is time to."""
+        """Wait for the end of a trial's process; end it when it is time to.
+
+        ``before``: when its status.json was written before this start (`_written`). What an earlier
+        start has left there says nothing of how this one ended.
+        """
         asked, since, why = False, time.monotonic(), ""
         told, checked, size = time.monotonic(), time.monotonic(), -1
         while process.poll() is None:
@@ -214,7 +227,8 @@ class Workers:
             return FINISHED, ""
         if why:
             return why, "stopped" if why == WAITING else ""
-        if status is not None and status["state"] == "stopped":
+        anew = _written(trial.run_dir / "status.json") != before
+        if anew and status is not None and status["state"] == "stopped":
             self._stop.set()  # a scheduler ends all processes of a job, this one included
             return WAITING, "it was told to stop"
         return FAILED, _reason(code, trial.log)
@@ -224,15 +238,20 @@ class Workers:
         if file.early is None or file.metric is None:
             return False
         values = history(trial.run_dir, file.metric.name)
+        worst = -file.metric.sign * math.inf
+
+        def finite(value: float) -> float:
+            return value if math.isfinite(value) else worst
+
         known = self._sweep.trial(trial.number).values
         for band in file.early.bands:
             if band <= len(values) and band not in known:
-                self._sweep.at_band(trial, band, values[band - 1])
+                self._sweep.at_band(trial, band, finite(values[band - 1]))
         at: dict[int, list[float]] = {}
         for each in self._sweep.trials():
             for band, value in each.values.items():
                 at.setdefault(band, []).append(-file.metric.sign * value)
-        own = [-file.metric.sign * value for value in values]
+        own = [-file.metric.sign * value for value in map(finite, values)]
         return should_end(file.early, own, dict(at))
 
 
@@ -249,7 +268,7 @@ def progress(sweep: Sweep, total: int | None) -> str:
     """Return the trials so far in a line."""
     trials = sweep.trials()
     wanted = sweep.wanted(total)
-    parts = [f"{n} {state}" for state, n in counts(trials).items()]
+    parts = [f"{n} {state}" for state, n in counts(latest(trials)).items()]
     if wanted is not None:
         parts.append(f"{sweep.to_come(wanted, trials)} to come")
     return ", ".join(parts) or "nothing run yet"
@@ -270,7 +289,29 @@ def _settle(cores: list[int]) -> None:
             os.sched_setaffinity(0, cores)
 
 
-def _shares(workers: int) -> list[list[int]]:
+class Share(NamedTuple):
+    """What of a machine the trials of one worker have.
+
+    Attributes:
+        cores: Those that they may use; none: as this process.
+        environment: What of their environment is otherwise: which GPUs they see.
+    """
+
+    cores: list[int]
+    environment: dict[str, str]
+
+
+def _shares(workers: int) -> list[Share]:
+    """Return the share of each worker."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = [str(i) for i in range(torch.cuda.device_count())] if seen is None else seen.split(",")
+    shared: list[dict[str, str]] = [{}] * workers
+    if workers > 1 and len(gpus) > 1:
+        shared = [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in _divided(gpus, workers)]
+    return [Share(*both) for both in zip(_core_shares(workers), shared, strict=True)]
+
+
+def _core_shares(workers: int) -> list[list[int]]:
     """Return for each worker the cores of its trials; none, where that cannot be said.
 
     A program that counts its cores, as ours and torchrun's processes do, then takes no more threads
@@ -278,10 +319,22 @@ def _shares(workers: int) -> list[list[int]]:
     """
     if workers == 1 or not hasattr(os, "sched_getaffinity"):
         return [[] for _ in range(workers)]
-    cores = sorted(os.sched_getaffinity(0))
-    each = max(1, len(cores) // workers)
-    starts = [i * each % len(cores) for i in range(workers)]
-    return [cores[start : start + each] for start in starts]
+    return _divided(sorted(os.sched_getaffinity(0)), workers)
+
+
+def _divided(all_: list[T], workers: int) -> list[list[T]]:
+    """Return a part for each worker, all of one size; where there are fewer, one alone."""
+    each = max(1, len(all_) // workers)
+    starts = [i * each % len(all_) for i in range(workers)]
+    return [all_[start : start + each] for start in starts]
+
+
+def _written(path: Path) -> int:
+    """Return when a file was written last; -1: it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return -1
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -30,7 +30,7 @@ rows = run_dir / "metrics.jsonl"
 done = len(rows.read_text().splitlines()) if rows.exists() else 0
 with open(run_dir / "starts", "a") as file:
     file.write(f"{done} {len(os.sched_getaffinity(0))} {os.environ['WANDB_RUN_GROUP']}\n")
-if flags.get("fails", "") in ("True", flags.get("seed")):
+if flags.get("fails", "") in ("True", flags.get("seed")) or "FAKE_FAILS" in os.environ:
     print("some words\nerror: as was asked\nmore words", file=sys.stderr)
     sys.exit(2)
 if flags.get("dies") == "True":

@@ -20,13 +20,15 @@ import yaml
 from launch import sweep as command
 from launch.sweeping import file, shared
 from launch.sweeping.journal import Journal
+from launch.sweeping.metrics import metric_of
 from launch.sweeping.sweep import FAILED, FINISHED, LOST, RUNNING, STOPPED, WAITING, Sweep, Trial
+from launch.sweeping.worker import _shares
 from maml.config.cli import parse
 from maml.errors import UserError
-from maml.run.directory import read_status
+from maml.run.directory import read_status, write_config
 from tests.launch import sweeps
 from tests.launching import REPO, SLACK, Launched, start
-from tests.runs import last, same, train
+from tests.runs import glyphs, last, same, train
 
 FAKE = ["${interpreter}", str(REPO / "tests" / "launch" / "fake_trainer.py"), "${args}"]
 OURS = ["${env}", "${interpreter}", "${program}"]
@@ -102,6 +104,64 @@ def test_a_failed_trial_says_why_and_is_tried_again_when_asked(
     assert swept(path, "--retry") == 1
     assert states(path) == [FINISHED, FAILED, FINISHED, FAILED]
     assert opened(path).trials()[3].point == opened(path).trials()[1].point
+
+
+def test_what_was_tried_again_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, {"seed": [0]})
+    monkeypatch.setenv("FAKE_FAILS", "1")
+    assert swept(path) == 1
+    monkeypatch.delenv("FAKE_FAILS")
+    assert swept(path, "--retry", "--report") == 0 == swept(path)
+    said = capsys.readouterr().out
+    assert "; 1 of 1 trials over" in said and "2 of 1" not in said
+    assert "What failed" not in (path.parent / "there" / "report.md").read_text()
+
+
+def test_a_stopped_trial_that_cannot_begin_again_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier start has left says nothing of this one; the others go on."""
+    path = written(tmp_path, {"seed": [0, 1], "fails": 0})
+    stopped = path.parent / "there" / "trials" / "0000"
+    stopped.mkdir(parents=True)
+    (stopped / "status.json").write_text(json.dumps({"state": "stopped", "iteration": 1}))
+    assert swept(path) == 1
+    assert states(path) == [FAILED, FINISHED]
+    assert opened(path).trials()[0].reason == "exit code 2: as was asked"
+
+
+def test_a_cap_ends_a_sweep(tmp_path: Path) -> None:
+    """Of a file, where the command says no total."""
+    path = written(tmp_path, {"good": {"min": 0.0, "max": 1.0}}, method="random", run_cap=2)
+    assert swept(path) == 0 == swept(path)
+    assert states(path) == [FINISHED] * 2
+    assert swept(path, "--total", "3") == 0
+    assert states(path) == [FINISHED] * 3
+
+
+def test_a_trial_that_ends_without_a_finite_number_has_failed(tmp_path: Path) -> None:
+    path = written(tmp_path, {"good": ["inf", 0.5]})
+    assert swept(path) == 1
+    assert states(path) == [FAILED, FINISHED]
+    assert opened(path).trials()[0].reason == "its validation/accuracy is inf at the end"
+
+
+def test_runs_are_ranked_by_their_headline(tmp_path: Path) -> None:
+    row = {"iteration": 1, "split": "validation", "accuracy": 0.5, "non_transductive_accuracy": 0.4}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    for transductive, value in ((True, 0.5), (False, 0.4)):
+        write_config(tmp_path, glyphs(transductive=transductive))
+        found = metric_of(tmp_path, None)
+        assert found is not None and found[1] == value
+
+
+def test_workers_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    for workers, expected in ((1, [None]), (2, ["4,5", "6,7"]), (4, ["4", "5", "6", "7"])):
+        shares = _shares(workers)
+        assert [share.environment.get("CUDA_VISIBLE_DEVICES") for share in shares] == expected
 
 
 def test_where_all_trials_fail_no_more_are_begun(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launch.sweeping import choosing, command, early, file
-from launch.sweeping.choosing import Chosen, Past
+from launch.sweeping.choosing import Chosen, Past, _place
 from launch.sweeping.parameters import KINDS, read_parameter, same
 from maml.errors import UserError
 from tests.launch.sweeps import written
@@ -316,3 +316,42 @@ def test_chosen_points_say_where_they_lie() -> None:
         quantile = choosing._quantile(parameter, {"seed": value})
         assert parameter.at(quantile) == value
     assert Chosen({"seed": 5}, {}).point == {"seed": 5}
+
+
+def test_what_is_written_reads_as_the_same(tmp_path: Path) -> None:
+    """Texts that look like numbers, and dates, which no flag is."""
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "method: grid\nprogram: train_maml.py\ndescription: 2026-11-22\n"
+        "parameters: {seed: {values: ['1e-3', 1e-3]}}\n"
+        "command: ['${program}', maml-glyphs-5way-1shot, '--meta-lr', '1e-3', '${args}']\n"
+    )
+    said = file.read(path).said
+    assert said["description"] == "2026-11-22"
+    assert said["parameters"]["seed"]["values"] == ["1e-3", 0.001]
+    path.write_text(file.written(said))
+    assert file.read(path).said == said
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [
+        ({"min": 0.0, "max": 1.0}, {"min": 0.0, "max": 10.0}),
+        (
+            {"distribution": "log_uniform_values", "min": 1e-3, "max": 1e-1},
+            {"distribution": "log_uniform_values", "min": 1e-5, "max": 1.0},
+        ),
+        (
+            {"distribution": "inv_log_uniform", "min": 1.0, "max": 2.0},
+            {"distribution": "inv_log_uniform", "min": 0.0, "max": 5.0},
+        ),
+    ],
+)
+def test_a_point_keeps_its_place_in_wider_bounds(
+    narrow: dict[str, Any], wide: dict[str, Any]
+) -> None:
+    then, now = (read_parameter("a file", "lr", said) for said in (narrow, wide))
+    for u in (0.1, 0.5, 0.9):
+        chosen = Chosen({"lr": then.at(u)}, {"lr": u})
+        assert now.at(_place(now, chosen)) == pytest.approx(then.at(u), rel=1e-6)
+        assert _place(then, chosen) == u

@@ -253,7 +253,7 @@ class _ByClass(NamedTuple):
         )
 
     def for_batches(self, data: str, split: str, ways: int, learned: list[str]) -> Examples:
-        """``learned``: the names of the training classes; a class has its place there as a label.
+        """A class has its place among ``learned``, the training classes' names, as its label.
 
         Another split may have them in another order.
         """

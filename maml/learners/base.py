@@ -120,7 +120,8 @@ class Learner(nn.Module, ABC):
                         f"{cls.__name__}.{name}: {base.__name__} calls none; override {instead}"
                     )
             for name, too in vars(base).get("NOT_ALONE", {}).items():
-                if name in vars(cls) and too not in vars(cls) and _is_of(base, cls, too):
+                inherited = getattr(cls, too) is getattr(base, too)
+                if name in vars(cls) and too not in vars(cls) and inherited:
                     raise TypeError(
                         f"{cls.__name__}.{name}: in training {base.__name__} calls {too} alone; "
                         f"override both ({too} = {base.__name__}.{too} leaves training as it is)"
@@ -533,11 +534,6 @@ class Learner(nn.Module, ABC):
         ``of`` None is `Learner` itself.
         """
         return getattr(getattr(self, name), "__func__", None) is getattr(of or Learner, name)
-
-
-def _is_of(base: type, cls: type, name: str) -> bool:
-    """Say whether the method of ``cls`` with this name is the one of ``base``."""
-    return getattr(cls, name) is getattr(base, name)
 
 
 def without_prefix(params: Params, prefix: str) -> Params:

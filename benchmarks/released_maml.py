@@ -104,7 +104,7 @@ def read_ours(folder: Path) -> tuple[str, Config, Params]:
             read, is not what was recorded, or holds what is not finite.
     """
     try:
-        config = saved.read(folder / "config.yaml", own=False)
+        config = saved.read(folder / "config.yaml")
         others = released()
         other = [name for name in OF_THE_TASKS if getattr(config, name) != getattr(others, name)]
         if other:

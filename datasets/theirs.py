@@ -11,11 +11,13 @@ import inspect
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from datasets.blame import described
 from datasets.errors import DataError
 from datasets.spelling import Spelled, read
+from datasets.trust import refusal, search_path
 
 
 def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
@@ -26,21 +28,26 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
     Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if the name is
     not spelled as :mod:`datasets.spelling` says, if there is no such module or attribute, if that
-    takes no such arguments, or if the module ends in an exception of its own.
+    is not defined there or takes no such arguments, or if the module ends in an exception of its
+    own. If nobody but a file has said the name (:mod:`datasets.trust`), the line names that file.
     """
+    if line := refusal(spelled):
+        raise DataError(line)
     parts = read(flag, spelled)
     module_name, attribute, arguments = parts
-    # As `python -m` does; a program that is started by its path has its own folder there alone.
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(1, here)
+    if (package := module_name.partition(".")[0]) in sys.stdlib_module_names:
+        raise DataError(
+            f"{flag} {spelled}: {package} is a module of Python itself; give a file of yours "
+            "another name"
+        )
+    sys.path[:] = search_path()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise DataError(f"{flag} {spelled}: {described(error)}") from error
         raise DataError(
-            f"{flag} {spelled}: there is no module {error.name} in {here} or on PYTHONPATH"
+            f"{flag} {spelled}: there is no module {error.name} in {Path.cwd()} or on PYTHONPATH"
         ) from error
     except Exception as error:
         raise DataError(f"{flag} {spelled}: {described(error)}") from error
@@ -50,17 +57,30 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
         file = getattr(module, "__file__", None) or "it has no file"
         raise DataError(f"{flag} {spelled}: module {module_name} ({file}) has no {attribute}{hint}")
     loaded = getattr(module, attribute)
-    if wrong := _wrong(loaded, arguments, given):
+    if wrong := _strange(module_name, loaded) or _wrong(loaded, arguments, given):
         raise DataError(f"{flag} {spelled}: {wrong}")
     return parts, loaded
+
+
+def _strange(module: str, loaded: Any) -> str:
+    """Why what a module holds is no component of it; "" if it is one.
+
+    A package may offer what its own modules define. What is imported from elsewhere is not meant:
+    any function of Python is somewhere in most modules.
+    """
+    plain = inspect.unwrap(loaded) if callable(loaded) else loaded
+    if not isinstance(plain, (type, FunctionType)):
+        return f"is no function or class, but {type(loaded).__name__}"
+    where = str(plain.__module__)
+    if where.partition(".")[0] != module.partition(".")[0]:
+        return f"is defined in {where}, not in {module}: name it where it is defined"
+    return ""
 
 
 def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
     """What is wrong with the arguments of a name; "" if nothing is, or nobody can say."""
     if not arguments:
         return ""
-    if not callable(loaded):
-        return f"is no function or class, but {type(loaded).__name__}, which takes no arguments"
     try:
         parameters = inspect.signature(loaded).parameters
     except (TypeError, ValueError):  # written in C

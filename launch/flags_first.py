@@ -4,7 +4,7 @@
 
 It runs in any Python of 3.11 or later, with no package installed. It exits with 2 after the line
 that says what is wrong, with 3 after the help, and with 0 where nothing is wrong, or nobody can say
-yet: a component of one's own may import anything.
+yet: a component of one's own, or one that a file names, may import anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from maml.processes.program import run_program
 def main(arguments: list[str]) -> int:
     """Let ``MODULE.read`` look at the flags; return the exit code."""
     module, *flags = arguments
-    if any(":" in word for word in flags):
+    if any(":" in word or word == "--trust" for word in flags):
         return 0
     try:
         importlib.import_module(module).read(flags)

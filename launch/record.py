@@ -28,8 +28,8 @@ from launch import recorded
 from launch.check_record import alone, differing, other_means, scores_of
 from launch.recorded import Record
 from maml.best import load_best
-from maml.config import OF_A_HOST, Config
-from maml.config.parser import Parser, whole_number
+from maml.config import OF_A_HOST, Config, registry
+from maml.config.parser import Parser, add_trust, whole_number
 from maml.config.presets import changed, published_row
 from maml.errors import UserError
 from maml.params import Params
@@ -64,6 +64,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where it goes")
     parser.add_argument("--data-root", help="where the data sets are (default: as in the run)")
+    add_trust(parser, "the run's config.yaml")
     options = parser.parse_args(arguments)
     for name, least in (("tasks", 1), ("ensemble", 2)):
         value = getattr(options, name)
@@ -76,6 +77,7 @@ def main(arguments: list[str]) -> int:
         options.note,
         options.data_root,
         options.ensemble,
+        trust=options.trust,
     )
     print(f"record {folder}")
     return 0
@@ -88,6 +90,8 @@ def write(
     note: str,
     data_root: str | None,
     together: int | None = None,
+    *,
+    trust: bool = False,
 ) -> Path:
     """Write the record of ``run_dir`` below ``records``, in place of an earlier one; return it.
 
@@ -101,6 +105,7 @@ def write(
         note: What differs from the published protocol, beside the flags.
         data_root: Where the data sets are; None: as in the run.
         together: How many checkpoints make an ensemble; None: there is none.
+        trust: Whether to import the components of a user's own that the run names.
 
     Raises:
         UserError: if the run is being trained or has no test, was not made by commits alone, or
@@ -108,6 +113,8 @@ def write(
             its test is left; or if nothing can be written there. An earlier record stays.
     """
     config = directory.read_config(run_dir)
+    here = directory.config_here(run_dir, data_root, None, trust=trust)
+    registry.import_theirs(here)
     status = directory.read_status(run_dir)
     if status is None or status["state"] == "training":
         state = "has no status.json that can be read" if status is None else "is being trained"
@@ -122,7 +129,7 @@ def write(
             f"{run_dir}: its iterations are done and its test is not; the same command with "
             f"--run-dir {run_dir} finishes it"
         )
-    own = _own(directory.config_here(run_dir, data_root, None), starts)
+    own = _own(here, starts)
     target = records / recorded.place_of(config, own)
     earlier = recorded.read(target) if target.exists() else None
     if earlier and not earlier.left and not finished:
@@ -149,11 +156,10 @@ def write(
             made["own"] = own
         if finished:
             tested = checkpoint.tested(last)["model"]
-            result = _test(folder, run_dir, tested, tasks, data_root)
+            result = _test(folder, run_dir, tested, tasks, here)
             # Beside the presets of this commit, which may be later than the run's.
             result |= published_row(config) | {"changed": changed(config)}
             if together is not None:
-                here = directory.config_here(run_dir, data_root, None)
                 result |= _ensemble(here, run_dir, together, result["tasks"])
             kept = "model.pt"
             torch.save(tested, folder / kept)
@@ -227,7 +233,7 @@ def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _test(
-    folder: Path, run_dir: Path, model: Params, tasks: int, data_root: str | None
+    folder: Path, run_dir: Path, model: Params, tasks: int, here: Config
 ) -> dict[str, Any]:
     """Test the run's model again, keep each task's scores, and return the run's result.
 
@@ -235,7 +241,6 @@ def _test(
         UserError: if it does not score what the run has written.
     """
     result = files.read_object(run_dir / "result.json")
-    here = directory.config_here(run_dir, data_root, None)
     said = read_tasks(run_dir / NAME)
     wrong = other_means(result, said, here)
     if wrong:

@@ -101,7 +101,7 @@ def read(folder: Path) -> Record:
         raise UserError(f"{folder / 'result.json'}: damaged: its {wrong} is {result.get(wrong)!r}")
     if not 0 <= made["minutes"] < math.inf:
         raise UserError(f"{folder / 'record.json'}: damaged: its minutes is {made['minutes']!r}")
-    config = saved.read(folder / "config.yaml", own=False)
+    config = saved.read(folder / "config.yaml")
     if re.fullmatch(r"seed-\d+", folder.name) and folder.name != f"seed-{config.seed}":
         raise UserError(f"{folder}: damaged: its run has the seed {config.seed}")
     return Record(folder, config, result, made)

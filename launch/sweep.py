@@ -17,7 +17,7 @@ from launch.sweeping import command, file
 from launch.sweeping.shared import Presence
 from launch.sweeping.sweep import FAILED, LOST, RUNNING, WAITING, Sweep, counts, latest
 from launch.sweeping.worker import Workers, progress
-from maml.config.parser import Parser, whole_number
+from maml.config.parser import Parser, add_trust, whole_number
 from maml.errors import UserError
 
 
@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--folder", type=Path, help="where the sweep is (default: runs/sweeps/<name of FILE>)"
     )
+    add_trust(parser, "FILE")
     options = parser.parse_args(arguments)
     for name, least in (("workers", 0), ("total", 1)):
         value = getattr(options, name)
@@ -60,8 +61,10 @@ def main(arguments: list[str]) -> int:
             raise UserError(f"--{name} must be at least {least}, not {value}")
     if options.against and not options.report:
         raise UserError("--against: is for --report")
-    described = file.read(options.file)
-    command.check(described)
+    described = file.read(options.file, trust=options.trust)
+    # A report runs nothing, so it needs none of the code that the file names.
+    if options.workers:
+        command.check(described)
     if options.workers and described.size is None and not (options.total or described.run_cap):
         raise UserError(f"--total: the parameters of {options.file} have no end of values")
     folder = options.folder or Path("runs", "sweeps", options.file.stem)

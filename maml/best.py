@@ -141,7 +141,7 @@ def recorded_content(record: Path) -> dict[str, Any]:
         raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
     # No result of a run that was not tested, and no such value in one of an earlier version.
     tested = directory.read_result(record).get("tested_iteration")
-    config = directory.read_config(record, own=False)
+    config = directory.read_config(record)
     starts = made.get("starts") or [{}]
     return {
         "model": checkpoint.load_parameters(record / RECORDED),

@@ -32,7 +32,7 @@ from maml import by_class
 from maml.best import RECORDED, content_of, load_best
 from maml.config import Config, default_data_root, flag, registry
 from maml.config.checks import MOST
-from maml.config.parser import Parser, number, whole_number
+from maml.config.parser import Parser, add_trust, number, whole_number
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.learners.objectives import REGRESSION
@@ -136,6 +136,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "own images: $MAML_DATA, then ~/.cache/maml)",
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
+    add_trust(parser, "the run's config.yaml")
     parser.add_argument(
         "--watch",
         action="store_true",
@@ -210,18 +211,27 @@ class RunEvaluator:
             UserError: as `directory.read_config`.
         """
         options = self.options
-        config = directory.config_here(options.run_dir, options.data_root, options.device)
+        config = self._of_run()
         self._own_ways = config.ways
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
         its_own = config.data == "folder" or is_theirs(config.data)
         if its_own and options.data not in (None, config.data) and options.data_root is None:
             # Its root is where a user's own images are, and no other data set.
             asked["data_root"] = default_data_root()
+        config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
+        registry.import_theirs(config)
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(
                 f"--steps {options.steps}: --learner {config.learner} takes no inner step"
             )
-        return with_values(config, **{n: v for n, v in asked.items() if v is not None})
+        return config
+
+    def _of_run(self) -> Config:
+        """Return the run's configuration on this machine."""
+        options = self.options
+        return directory.config_here(
+            options.run_dir, options.data_root, options.device, trust=options.trust
+        )
 
     def build(self, config: Config) -> None:
         """Build the worker and open its episodes."""
@@ -326,9 +336,7 @@ class RunEvaluator:
         if saved.get("division") is not None and options.data is None:
             # As the run opens it: what is asked of the tasks here is not asked of those.
             learner = copy.copy(self.strategy.worker.learner)
-            learner.config = directory.config_here(
-                options.run_dir, options.data_root, options.device
-            )
+            learner.config = self._of_run()
             division = learner.open_tasks("train").division
             checkpoint.check_division(saved, division, options.run_dir)
         # A line that goes on for hours is for terminals.

@@ -92,7 +92,7 @@ def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]]
         return ""
     folder = places[0]
     try:
-        then = directory.read_config(folder, own=False)
+        then = directory.read_config(folder)
     except UserError:  # of another program: config.yaml is a common name
         return ""
     if is_theirs(then.data):
@@ -132,7 +132,7 @@ def _alike(one: str, other: str) -> bool:
 def _saved(path: Path) -> Params:
     """Return the parameters that are kept at ``path``."""
     if path.is_dir():
-        transductive = directory.read_config(path, own=False).transductive
+        transductive = directory.read_config(path).transductive
         found: Params = best.content_of(path, None, transductive=transductive)["model"]
         return found
     return checkpoint.load_any_parameters(path)

@@ -22,7 +22,7 @@ from datasets.folder import FolderImages, own_name, read_images
 from datasets.folder_source import shown
 from datasets.pictures import as_in
 from datasets.words import counted
-from maml.config.parser import Parser, whole_number
+from maml.config.parser import Parser, add_trust, whole_number
 from maml.errors import UserError
 from maml.library.model import AdaptedModel, BatchStatistics, Model, find, load
 from maml.run import directory, files
@@ -42,6 +42,7 @@ def main(arguments: list[str]) -> int:
         options.run_dir,
         wanted if wanted in (None, "best") else int(wanted),
         options.device,
+        trust=options.trust,
     )
     support, query = (_read(model, folder) for folder in (options.support, options.query))
     if support.classes == [""]:
@@ -109,6 +110,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="the checkpoint after iteration N, or the kept one that validated best "
         "(default: what the run tests)",
     )
+    add_trust(parser, "the run's config.yaml")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write all probabilities to this file, too"

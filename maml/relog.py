@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser = Parser(prog="python -m maml.relog", description="Give W&B what it misses of a run.")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     run_dir = parser.parse_args(arguments).run_dir
-    config = read_config(run_dir, own=False)
+    config = read_config(run_dir)
     if not (run_dir / "wandb" / "run-id").is_file():
         raise UserError(f"{run_dir}: was not logged to W&B (--logger {config.logger})")
     print(f"{run_dir}: comparing its rows with its W&B files", file=sys.stderr, flush=True)

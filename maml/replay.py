@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from datasets.words import counted
-from maml.config.parser import Parser, whole_number
+from maml.config import registry
+from maml.config.parser import Parser, add_trust, whole_number
 from maml.errors import UserError
 from maml.params import Params
 from maml.processes.device import choose_device
@@ -35,7 +36,10 @@ def main(arguments: list[str]) -> int:
     """Print a line for each task of a refused step; return the exit code."""
     options = _parse(arguments)
     run_dir: Path = options.run_dir
-    config = directory.config_here(run_dir, options.data_root, options.device)
+    config = directory.config_here(
+        run_dir, options.data_root, options.device, trust=options.trust
+    )
+    registry.import_theirs(config)
     row, tasks, saved = refused.read(run_dir, options.iteration)
     again = f"computing the {counted(len(tasks), 'task')} of iteration {row['iteration']} again"
     print(f"{run_dir}: {again}", file=sys.stderr, flush=True)
@@ -67,6 +71,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
     parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
+    add_trust(parser, "the run's config.yaml")
     options = parser.parse_args(arguments)
     if options.data_root == "":
         raise UserError('--data-root "": empty; was a shell variable not set?')

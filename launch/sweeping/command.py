@@ -16,7 +16,7 @@ from maml.config import cli
 from maml.errors import UserError
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]
 CHECKED = 64
 """So many points are tried against the program's flags before anything is run."""
 
@@ -28,9 +28,52 @@ def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]
     has done, and how a trial that is started again goes on.
 
     Raises:
-        UserError: naming the file, for a macro that is not known.
+        UserError: naming the file, for a macro that is not known; or, unless the file is trusted,
+            for a program that is not ours, or a word that may name code.
     """
-    values = dict(point) if run_dir is None else {**point, "run_dir": str(run_dir)}
+    words = _words(file, point)
+    if not file.trusted and (why := _code_in(words)):
+        raise UserError(f"{file.path}: {why}; if you trust the file, give --trust")
+    return words if run_dir is None else _words(file, {**point, "run_dir": str(run_dir)})
+
+
+def _code_in(words: list[str]) -> str:
+    """Say what in a trial's command line may run code that its reader did not name; "": nothing."""
+    program = [*words]
+    for usual in ("/usr/bin/env", sys.executable):
+        if program[:1] == [usual]:
+            del program[0]
+    if program[:1] == ["-m"] and program[1:]:
+        name, arguments = f"-m {program[1]}", program[2:]
+        ours = not _is_shadowed(program[1]) and _is_ours(REPOSITORY / program[1].replace(".", "/"))
+    else:
+        name, arguments = "".join(program[:1]), program[1:]
+        ours = bool(program) and _is_ours(Path(os.path.splitext(name)[0]))
+    if not ours:
+        return f"command: it runs {name or words[0]}, which is no training program of this project"
+    for word in arguments:
+        # As in --network=my_file:Net. What is no name may follow a colon: cuda:0.
+        if re.search(r":(?!\d)", word) or re.match(r"[-+]*trust(=|$)", word):
+            return f"it names code to import: {word}"
+    return ""
+
+
+def _is_ours(program: Path) -> bool:
+    """Say whether a file, its suffix left out, is a training program of this project."""
+    program = program.resolve()
+    known = [REPOSITORY / name for name in ("train_maml", "launch/workers", "launch/local")]
+    return program in known or program.parent == REPOSITORY / "launch" / "sweeps"
+
+
+def _is_shadowed(module: str) -> bool:
+    """Say whether the current folder, where ``python -m`` looks first, has another such module."""
+    package = module.partition(".")[0]
+    there = any(Path(name).exists() for name in (package, f"{package}.py"))
+    return there and Path.cwd().resolve() != REPOSITORY
+
+
+def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command line, macros filled in; raises as `command_of`."""
     macros = {**_arguments(values), "env": ["/usr/bin/env"], "interpreter": [sys.executable],
               "program": [_program(file)]}  # fmt: skip
     words = []

@@ -76,6 +76,7 @@ class SweepFile:
         early: When to end trials early; None: never.
         run_cap: How many trials at most; None where the file does not say.
         said: The file's content, to tell later whether it has changed.
+        trusted: Whether it may name other programs than ours, and code of a user's own.
     """
 
     path: Path
@@ -87,6 +88,7 @@ class SweepFile:
     early: Hyperband | None
     run_cap: int | None
     said: dict[str, Any]
+    trusted: bool
 
     def grid(self) -> Iterator[Point]:
         """Yield the points of the grid, the last parameter's value changing fastest."""
@@ -129,8 +131,12 @@ class SweepFile:
         return ""
 
 
-def read(path: Path) -> SweepFile:
+def read(path: Path, *, trust: bool = False) -> SweepFile:
     """Read a sweep's file.
+
+    Args:
+        path: The file.
+        trust: Whether its trials may be any program: see `launch.sweeping.command.command_of`.
 
     Raises:
         UserError: naming the file, and what in it cannot be.
@@ -171,6 +177,7 @@ def read(path: Path) -> SweepFile:
         early=_early(said.get("early_terminate"), wrong),
         run_cap=run_cap,
         said=said,
+        trusted=trust,
     )
     if file.method == "grid":
         for parameter in file.parameters:

@@ -47,7 +47,7 @@ def metric_of(run_dir: Path, asked: Metric | None) -> tuple[Metric, float] | Non
 def _usual(run_dir: Path) -> tuple[Metric, ...]:
     transductive = True
     if (run_dir / "config.yaml").exists():
-        transductive = read_config(run_dir, own=False).transductive
+        transductive = read_config(run_dir).transductive
     prefix = "validation/" if transductive else "validation/non_transductive_"
     return (
         Metric(f"{prefix}accuracy", "maximize"),
@@ -64,7 +64,7 @@ def _of_tested(run_dir: Path, name: str) -> float | None:
     split, _, metric = name.partition("/")
     if split != "validation" or not (run_dir / "config.yaml").exists():
         return None
-    config = read_config(run_dir, own=False)
+    config = read_config(run_dir)
     if config.test_model != "best":
         return None
     rows = {

@@ -56,7 +56,7 @@ def check_values(config: Config, *, own: bool = True) -> None:
                 registry.find(name, value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             _check_bounds(name, value)
-    if own or not registry.has_theirs(config):
+    if own or not registry.theirs(config):
         _check_components(config)
         _check_combinations(config)
 

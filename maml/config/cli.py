@@ -8,7 +8,7 @@ from typing import get_type_hints
 
 from maml.config import FLAGS, Config, flag, saved, user_path
 from maml.config.checks import check
-from maml.config.parser import Parser, add_fields
+from maml.config.parser import Parser, add_fields, add_trust
 from maml.config.presets import PRESETS, describe, hint, with_values
 from maml.errors import UserError
 
@@ -21,7 +21,8 @@ def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
     """Turn ``PRESET --flag value …`` into a checked `Config`.
 
     ``--config RUN_DIR/config.yaml --flag value …`` begins with all values of that run instead, but
-    for its own directory and checkpoint. ``data_root`` and ``init`` are absolute then:
+    for its own directory and checkpoint. A component of a user's own is named by a flag here, or
+    ``--trust`` believes that file. ``data_root`` and ``init`` are absolute then:
     config.yaml keeps them, for who goes on from another folder. ``also``: see `Parser`.
 
     Raises:
@@ -42,6 +43,10 @@ def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
     else:
         raise UserError(f"unknown preset {name!r}: {hint(name)}")
     given = vars(_parser(base, also).parse_args(list(map(_as_spelled, flags))))
+    if given.pop("trust"):
+        if name.partition("=")[0] != AGAIN:
+            raise UserError(f"--trust: is for {AGAIN} FILE; what you name yourself needs none")
+        base = saved.believed(base)
     config = with_values(base, **given)
     check(config, base)
     paths = {name: getattr(config, name) for name in ("data_root", "init")}
@@ -68,6 +73,7 @@ def _parser(default: Config, also: Sequence[str]) -> Parser:
         f"       train_maml.py {AGAIN} RUN_DIR/config.yaml [--flag value …]",
         description=f"{Config.__doc__}\n\npresets (published accuracy, source):\n{describe()}",
     )
+    add_trust(parser, f"the file of {AGAIN}")
     add_fields(parser, default)
     return parser
 

@@ -74,6 +74,16 @@ def show(text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def add_trust(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--trust``, for what a file names; ``what``: the file, as the command has it."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help=f"import the code that {what} names (module:attribute): only if you trust whoever "
+        "made it",
+    )
+
+
 def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
     """Add a flag for every field, in groups; one that is not given leaves no value behind."""
     types = get_type_hints(Config)

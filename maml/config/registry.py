@@ -26,7 +26,7 @@ from maml.errors import UserError
 
 __all__ = [
     "KINDS", "Component", "DataSet", "LearnerFacts", "NetworkFacts", "StrategyFacts", "calling",
-    "data_set", "find", "has_theirs", "known", "learner", "network", "strategy",
+    "data_set", "find", "import_theirs", "known", "learner", "network", "strategy", "theirs",
 ]  # fmt: skip
 
 MAML = Path(__file__).parents[1]
@@ -91,12 +91,13 @@ def known(kind: str) -> Mapping[str, Any]:
     return scan(MAML / _FOLDERS[kind], f"maml.{_FOLDERS[kind]}", KINDS[kind])
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name
 def find(kind: str, name: str) -> Any:
     """Return a component's facts.
 
     Raises:
-        UserError: naming the flag, if there is no such component, or a user's own cannot be used.
+        UserError: naming the flag, if there is no such component, or a user's own cannot be used;
+            or naming the file that alone has said it (`datasets.trust`).
     """
     if not is_theirs(name):
         if name not in known(kind):
@@ -162,12 +163,20 @@ def calling(**by_kind: Component) -> AbstractContextManager[None]:
 def files_of_own(config: Any) -> dict[str, dict[str, str]]:
     """Return the files of a user's own components that results depend on, by kind and module."""
     # No result depends on the strategy.
-    chosen = {kind: getattr(config, kind) for kind in KINDS if kind != "strategy"}
     return {
-        kind: blame.files_of(find(kind, name)) for kind, name in chosen.items() if is_theirs(name)
+        kind: blame.files_of(find(kind, name))
+        for kind, name in theirs(config).items()
+        if kind != "strategy"
     }
 
 
-def has_theirs(config: Any) -> bool:
-    """Say whether a configuration names a component of a user's own."""
-    return any(is_theirs(getattr(config, kind)) for kind in KINDS)
+def theirs(config: Any) -> dict[str, str]:
+    """Return the components of a user's own that a configuration names, by kind."""
+    chosen = {kind: getattr(config, kind) for kind in KINDS}
+    return {kind: name for kind, name in chosen.items() if is_theirs(name)}
+
+
+def import_theirs(config: Any) -> None:
+    """Import the components of a user's own that a configuration names; raises as `find`."""
+    for kind, name in theirs(config).items():
+        find(kind, name)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from datasets.trust import FromFile, Said
 from maml.config import registry
 from maml.config.checks import check_values
-from maml.config.fields import Config, from_values
+from maml.config.fields import Config, flag, from_values, with_values
 from maml.errors import UserError
 
 
-def read(path: Path, *, own: bool = True) -> Config:
+def read(path: Path, *, trust: bool = False) -> Config:
     """Return the configuration that a run's ``config.yaml`` holds.
 
     Args:
         path: The file.
-        own: Whether to import a user's own components, which may be elsewhere now. What only looks
-            at numbers needs none of them.
+        trust: Whether to believe the components of a user's own that it names: they are imported
+            then. Else they are names alone, and who needs one is refused (`datasets.trust`). What
+            only looks at numbers needs none.
 
     Raises:
         UserError: naming the file, if there is none, it is of another version of this project, or
@@ -36,10 +41,37 @@ def read(path: Path, *, own: bool = True) -> Config:
     except (yaml.YAMLError, ValueError, RecursionError, UserError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path}: not a configuration of this version: {reason}") from error
-    if own and registry.has_theirs(config):
+    names = registry.theirs(config)
+    if not names:
+        return config
+    if trust:
         # What is wrong has nothing to do with a version: its file is not found, or is another now.
         try:
             check_values(config)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
-    return config
+        return config
+    said = Said(path, {flag(kind): name for kind, name in names.items()}, _recorded(path, content))
+    return with_values(config, **{kind: FromFile(name, said) for kind, name in names.items()})
+
+
+def believed(config: Config) -> Config:
+    """Return a configuration that was `read`, its components to be imported where they are needed.
+
+    For who has been told to trust the file.
+    """
+    return with_values(config, **{kind: str(name) for kind, name in registry.theirs(config).items()})
+
+
+def _recorded(path: Path, content: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the SHA-256 of a run's own files when it was started last, by flag and module.
+
+    Of a record they are in another file beside it. What is no such thing is not believed either.
+    """
+    try:
+        if "starts" not in content:
+            content = json.loads((path.parent / "record.json").read_text(encoding="utf-8"))
+        own = content["starts"][-1]["own_files"]
+        return {flag(kind): dict(digests) for kind, digests in own.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}

@@ -39,7 +39,13 @@ asked together, as in MAML's released code (transductive)."""
 
 
 @alone()
-def load(path: Path | str, iteration: int | str | None = None, device: str = "auto") -> Model:
+def load(
+    path: Path | str,
+    iteration: int | str | None = None,
+    device: str = "auto",
+    *,
+    trust: bool = False,
+) -> Model:
     """Load a trained model.
 
     Args:
@@ -50,15 +56,19 @@ def load(path: Path | str, iteration: int | str | None = None, device: str = "au
         iteration: Another checkpoint of the run directory; "best": the kept one that validated
             best.
         device: Where it computes: cpu, cuda, cuda:N, or auto, a GPU where there is one.
+        trust: Whether to import the components of a user's own (``module:attribute``) that the
+            run's config.yaml names: that runs their code. Without it such a run is refused.
 
     A line on stderr says which of your own files (``--network module:Class``) have changed since.
 
     Raises:
-        UserError: one line that names the file, if it is not there, is damaged or is of another
-            version; for a run that has nothing to adapt (``--learner supervised``).
+        UserError: one line that names the file, if it is not there, is damaged, is of another
+            version or names code without ``trust``; for a run that has nothing to adapt (``--learner supervised``).
     """
     run_dir, file = find(Path(path), iteration)
-    config = with_values(directory.read_config(run_dir), strategy="local", device=device)
+    read = directory.read_config(run_dir, trust=trust)
+    config = with_values(read, strategy="local", device=device)
+    registry.import_theirs(config)
     if file is None:
         wanted = iteration if iteration in (None, "best") else inputs.whole(iteration, "iteration")
         asked = None if wanted is None else str(wanted)

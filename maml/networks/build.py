@@ -73,8 +73,6 @@ def build_network(
 
 def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
     """Call a user's own with the shape of the data and the ways; refuse what takes other things."""
-    if not callable(make):
-        raise UserError(f"--network {name}: is no function or class, but {type(make).__name__}")
     names = ("image_shape", "ways") if len(shape) == 3 else ("shape", "outputs")
     called = f"it is called with {names[0]}={shape}, {names[1]}={count}"
     signature: inspect.Signature | None = None

@@ -4,7 +4,8 @@
     python -m maml.plots runs/maml-* runs/anil-* --folder figures
     python -m maml.plots runs/sweeps/inner-rate          # all trials of a sweep
 
-Runs that differ in their seed alone are one method, drawn as their mean with an interval.
+Runs that differ in their seed alone are one method, drawn as their mean with an interval. What is
+drawn with a model that needs code of a user's own is left out without ``--trust``.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from datasets.trust import refusal
 from datasets.words import counted
 from maml.config import registry
-from maml.config.parser import Parser, whole_number
+from maml.config.parser import Parser, add_trust, whole_number
+from maml.config.saved import believed
 from maml.errors import UserError
 from maml.plots import comparing, curves, runs, style
 from maml.plots.runs import Run
@@ -42,6 +46,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--task", type=whole_number, default=0, help="the test task that is drawn (default: 0)"
     )
+    add_trust(parser, "a run's config.yaml")
     options = parser.parse_args(arguments)
     if options.tasks < 2 or options.task < 0:
         raise UserError("--tasks must be at least 2, and --task at least 0")
@@ -52,13 +57,15 @@ def main(arguments: list[str]) -> int:
         several = Path("runs", f"plots-{time.strftime('%Y%m%d-%H%M%S')}")
         folder = options.paths[0] / "plots" if len(options.paths) == 1 else several
     make_folder(folder, "--folder")
-    count = _draw(methods, folder, options.tasks, options.task)
+    count = _draw(methods, folder, options.tasks, options.task, trust=options.trust)
     pictures, of = counted(count, "picture"), counted(len(found), "run")
     print(f"{pictures} of {of}, each as PNG and PDF: {folder}")
     return 0
 
 
-def _draw(methods: dict[str, list[Run]], folder: Path, tasks: int, task: int) -> int:
+def _draw(
+    methods: dict[str, list[Run]], folder: Path, tasks: int, task: int, *, trust: bool
+) -> int:
     """Draw all there is to draw; return how many pictures."""
     every = [run for of_method in methods.values() for run in of_method]
     metric = runs.metric_of(every)
@@ -81,7 +88,7 @@ def _draw(methods: dict[str, list[Run]], folder: Path, tasks: int, task: int) ->
             pictures["effects"] = lambda: comparing.main_effects(
                 points, values, names, f"test {metric}"
             )
-    pictures |= _of_models(methods, tasks, task)
+    pictures |= _of_models(_trained(methods, trust=trust), tasks, task, trust=trust)
     count = 0
     for name, draw in pictures.items():
         drawn = draw()
@@ -93,10 +100,30 @@ def _draw(methods: dict[str, list[Run]], folder: Path, tasks: int, task: int) ->
     return count
 
 
+def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Run]]:
+    """Return the runs that have a checkpoint, and whose code is trusted if they name some."""
+    found: dict[str, list[Run]] = {}
+    refused: list[str] = []
+    for name, each in methods.items():
+        for run in each:
+            if not checkpoint.last_checkpoint(run.path).exists():
+                continue
+            config = believed(run.config) if trust else run.config
+            why = next(filter(None, map(refusal, registry.theirs(config).values())), "")
+            if why:
+                refused.append(why)
+            else:
+                found.setdefault(name, []).append(replace(run, config=config))
+    if refused:
+        others = f" (and {counted(len(refused) - 1, 'other run')})" * (len(refused) > 1)
+        print(f"left out: pictures of the model: {refused[0]}{others}", file=sys.stderr, flush=True)
+    return found
+
+
 def _of_models(
-    methods: dict[str, list[Run]], tasks: int, task: int
+    methods: dict[str, list[Run]], tasks: int, task: int, *, trust: bool
 ) -> dict[str, Callable[[], Any]]:
-    """Return what is drawn with trained models: of runs that have a checkpoint."""
+    """Return what is drawn with trained models."""
     # Imported late: they bring torch.
     from maml.library.model import load
     from maml.plots import adaptation, filmstrip
@@ -104,12 +131,7 @@ def _of_models(
 
     def trained(kind: str) -> dict[str, list[Run]]:
         found = {
-            name: [
-                run
-                for run in each
-                if checkpoint.last_checkpoint(run.path).exists()
-                and registry.learner(run.config.learner).tasks == kind
-            ]
+            name: [r for r in each if registry.learner(r.config.learner).tasks == kind]
             for name, each in methods.items()
         }
         return {name: each for name, each in found.items() if each}
@@ -119,10 +141,13 @@ def _of_models(
 
     policies = trained("environments")
     strips: dict[str, Callable[[], Any]] = {
-        named("filmstrip", name, policies): partial(filmstrip.of_run, each[0].path)
+        named("filmstrip", name, policies): partial(filmstrip.of_run, each[0].path, trust=trust)
         for name, each in policies.items()
     }
-    models = {name: [load(r.path) for r in each] for name, each in trained("episodes").items()}
+    models = {
+        name: [load(run.path, trust=trust) for run in each]
+        for name, each in trained("episodes").items()
+    }
     if not models:
         return strips
     pictures = strips

@@ -54,9 +54,9 @@ def draw_filmstrip(learner: Learner, episodes: Episodes, meta_params: Params) ->
     return figure
 
 
-def of_run(path: Path) -> Any:
-    """Draw the strip of the model that a run tests."""
-    config = directory.read_config(path)
+def of_run(path: Path, *, trust: bool = False) -> Any:
+    """Draw the strip of the model that a run tests; ``trust``: as `maml.load`."""
+    config = directory.read_config(path, trust=trust)
     learner = build_learner(config)
     saved = checkpoint.tested(checkpoint.load(checkpoint.last_checkpoint(path)))
     return draw_filmstrip(learner, learner.open_tasks("test", evaluation=True), saved["model"])

@@ -56,7 +56,7 @@ def read(path: Path) -> Run:
         UserError: naming the file that is missing or damaged.
     """
     rows = read_metrics(path / "metrics.jsonl")
-    return Run(path, directory.read_config(path, own=False), rows, directory.read_result(path))
+    return Run(path, directory.read_config(path), rows, directory.read_result(path))
 
 
 def find(paths: Sequence[Path]) -> list[Run]:

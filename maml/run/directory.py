@@ -219,25 +219,26 @@ def environment(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def read_config(run_dir: Path, *, own: bool = True) -> Config:
-    """Return the configuration that ``run_dir`` was made with; ``own``, errors: `saved.read`."""
-    return saved.read(run_dir / "config.yaml", own=own)
+def read_config(run_dir: Path, *, trust: bool = False) -> Config:
+    """Return the configuration that ``run_dir`` was made with; ``trust``, errors: `saved.read`."""
+    return saved.read(run_dir / "config.yaml", trust=trust)
 
 
-def config_here(run_dir: Path, data_root: str | None, device: str | None) -> Config:
+def config_here(run_dir: Path, data_root: str | None, device: str | None, *, trust: bool) -> Config:
     """Return `read_config` for one process of this machine, which may differ from the run's own.
 
     Args:
         run_dir: The run directory.
         data_root: Where the data sets are here; None: as in the run.
         device: What to compute on here; None: as in the run.
+        trust: As for `read_config`.
 
     Raises:
         UserError: as `read_config`.
     """
     here = {"data_root": data_root, "device": device}
     given = {name: value for name, value in here.items() if value is not None}
-    config = with_values(read_config(run_dir), strategy="local", **given)
+    config = with_values(read_config(run_dir, trust=trust), strategy="local", **given)
     if config.threads is not None and config.threads > most_threads():
         # As many as the run's machine had cores for, perhaps; results do not depend on it.
         config = with_values(config, threads=None)

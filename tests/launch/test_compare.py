@@ -195,7 +195,7 @@ def test_of_a_sweep_that_failed_it_is_said(tmp_path: Path, monkeypatch: pytest.M
     command = ["${interpreter}", "${program}", "${args}"]
     file = written(tmp_path, parameters={"seed": {"values": [0, 1]}}, command=command,
                    program="fails.py")  # fmt: skip
-    assert sweep.main([str(file), "--folder", "failed"]) == 1
+    assert sweep.main([str(file), "--trust", "--folder", "failed"]) == 1
     with pytest.raises(UserError, match=r"failed: no run: 2 trials, and none began.*failed/logs"):
         compare.main(["failed", "failed:seed=1"])
 

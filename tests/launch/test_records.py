@@ -120,7 +120,7 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     config = glyphs(learner=learner, test_tasks=3, run_dir="run", iterations=2)
     monkeypatch.setattr(sys, "argv", ["train_maml.py", "glyphs", "--learner", learner])
     assert Trainer(config).run() == 0
-    kept = record.write(Path("run"), tmp_path / "records", 3, "", None)
+    kept = record.write(Path("run"), tmp_path / "records", 3, "", None, trust=True)
     (start,) = recorded.read(kept).made["starts"]
     assert start["own_files"] == {"learner": {"recorded_mine": digest_of(mine)}}
     # The command can be given again as it is.
@@ -129,18 +129,18 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     said = f"recorded_mine.py (--learner {learner}) has changed since"
     warning = f"warning: {said} this checkpoint was saved: results may differ\n"
     uses = [
-        lambda: evaluation.main(["run", "--tasks", "2"]),
-        lambda: maml.load("run"),
-        lambda: maml.load("run/checkpoints/last.pt"),
-        lambda: maml.load(kept),
+        lambda: evaluation.main(["run", "--tasks", "2", "--trust"]),
+        lambda: maml.load("run", trust=True),
+        lambda: maml.load("run/checkpoints/last.pt", trust=True),
+        lambda: maml.load(kept, trust=True),
     ]
     for use in uses:
         use()
     assert "has changed" not in capsys.readouterr().err
-    assert check_record.main([str(kept)]) == 0
+    assert check_record.main([str(kept), "--trust"]) == 0
     assert said not in capsys.readouterr().out
     mine.write_text(f"{mine.read_text()}\n# other\n")
-    assert check_record.main([str(kept)]) == 0
+    assert check_record.main([str(kept), "--trust"]) == 0
     assert f"{said} it was recorded" in capsys.readouterr().out
     for use in uses:
         use()

@@ -132,7 +132,7 @@ def test_an_array_works_on_a_sweep(cluster: Cluster, checkout: Path) -> None:
     }
     path = checkout / "sweep.yaml"
     path.write_text(yaml.safe_dump(described))
-    script = ("--array=0-3", "launch/slurm.sbatch", "sweep.yaml", "--folder", "there")
+    script = ("--array=0-3", "launch/slurm.sbatch", "sweep.yaml", "--trust", "--folder", "there")
     number = submitted(cluster, checkout, *script)
     until(cluster, checkout, lambda: not cluster.command("squeue", "-h", "-j", number))
     trials = Sweep(checkout / "there", file.read(path)).trials()

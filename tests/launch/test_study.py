@@ -37,10 +37,10 @@ def test_a_sweep_is_kept_whole_and_compared_by_its_own_parameters(
     path = sweeps.written(tmp_path, command=FAKE, parameters=parameters, description="parts")
     there, kept = tmp_path / "there", tmp_path / "studies"
     asked = [str(there), "--against", "part=none", "--studies", str(kept)]
-    assert command.main([str(path), "--folder", str(there), "--total", "3"]) == 0
+    assert command.main([str(path), "--trust", "--folder", str(there), "--total", "3"]) == 0
     with pytest.raises(UserError, match="there: 1 trial is not finished"):
         study.main(asked)
-    assert command.main([str(path), "--folder", str(there)]) == 0
+    assert command.main([str(path), "--trust", "--folder", str(there)]) == 0
     for number, (part, seed) in enumerate((p, s) for p in ("none", "all") for s in (0, 1)):
         trained(there / "trials" / f"{number:04d}", seed, EDGE if part == "all" else 0.0)
     with pytest.raises(UserError, match="no such setting; there are part=none, part=all"):

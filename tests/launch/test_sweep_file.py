@@ -226,7 +226,7 @@ def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.Monk
         "args_append_hydra", "args_override_hydra",
     ):  # fmt: skip
         words = ["${program}", "${envvar:A_PRESET}", f"${{{macro}}}"]
-        described = file.read(written(tmp_path, parameters=parameters, command=words))
+        described = file.read(written(tmp_path, parameters=parameters, command=words), trust=True)
         found = command.command_of(described, point, None)
         assert found == ["train_maml.py", create_sweep_command(words[1:2])[0], *theirs[macro]]
     found = command.command_of(described, point, Path("there"))
@@ -235,7 +235,7 @@ def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_program_is_here_or_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep over components of a user's own is begun in their folder."""
-    described = file.read(written(tmp_path, parameters={"seed": {"value": 0}}))
+    described = file.read(written(tmp_path, parameters={"seed": {"value": 0}}), trust=True)
     monkeypatch.chdir(tmp_path)
     assert command.command_of(described, {}, None)[0] == str(REPO / "train_maml.py")
     (tmp_path / "train_maml.py").touch()
@@ -252,14 +252,14 @@ def test_arguments_of_a_component_are_values_of_a_sweep(
     source = (REPO / "docs" / "examples" / "my_network.py").read_text()
     (tmp_path / "my_swept_network.py").write_text(source)
     parameters = yaml.safe_load(page.replace("my_network", "my_swept_network"))
-    described = file.read(written(tmp_path, parameters=parameters))
+    described = file.read(written(tmp_path, parameters=parameters), trust=True)
     command.check(described)
     asked = [command.command_of(described, point, None)[-1] for point in described.grid()]
     spelled = [f"my_swept_network:Wide(width={width})" for width in (16, 32)]
     assert asked == [f"--network={network}" for network in spelled]
     wrong = {"network": {"values": [spelled[0], "my_swept_network:Wide(widht=16)"]}}
     with pytest.raises(UserError, match=r"with network=.*no argument widht; did you mean width"):
-        command.check(file.read(written(tmp_path, parameters=wrong)))
+        command.check(file.read(written(tmp_path, parameters=wrong), trust=True))
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_to_plain_torch_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ]  # fmt: skip
     assert Trainer(parse([*flags, "--init", "theirs.pt"])).run() == 0
     assert last(tmp_path / "run")["config"]["init"] == str(tmp_path / "theirs.pt")
-    model = maml.load("run", device="cpu")
+    model = maml.load("run", device="cpu", trust=True)
     state = model.network_state()
     assert state.keys() == dict(theirs.named_parameters()).keys()
     assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in state.items())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets.episodes import Episodes
+from datasets.spelling import is_theirs
 from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.config.presets import title
@@ -178,10 +179,12 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
     validates = any(run.validated(metric) for run in runs)
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     looks = style.look_of(list(methods))
+    # A picture of numbers imports no code of a user's own, so it is not known what that does.
     adapting = [
         run
         for run in runs
-        if registry.learner(run.config.learner).adapts_at_test
+        if not is_theirs(run.config.learner)
+        and registry.learner(run.config.learner).adapts_at_test
         and registry.learner(run.config.learner).tasks == "episodes"
     ]
     training = {run.config.inner_steps for run in adapting}
@@ -208,7 +211,7 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
     axis.set_xlabel("outer-loop iteration")
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_ylabel(f"{'validation' if validates else 'training'} {metric}{said}")
-    if metric.endswith("return"):
+    if metric.endswith("return") and not any(registry.theirs(run.config) for run in runs):
         _count_episodes(axis, [run.config for run in runs])
     if metric.endswith("accuracy"):
         style.percent(axis)

@@ -95,7 +95,7 @@ def embedding(model: Model, index: int = 0) -> Any:
     Returns:
         The figure; None for a regression, or where the network does not say what its head is.
     """
-    if model.ways is None or not hasattr(model.learner.network, "head_prefix"):
+    if model.ways is None or getattr(model.learner.network, "head_prefix", None) is None:
         return None
     tasks, _ = task_of(model, index)
     task = Task(*(part[0] for part in tasks))

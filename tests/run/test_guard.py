@@ -60,7 +60,7 @@ def test_a_step_that_is_not_finite_stops_the_run(
     (row,) = rows(tmp_path)
     assert (row["iteration"], row["tasks"], row["action"]) == (3, [6, 7, 8], "stop")
     capsys.readouterr()
-    assert replay.main([str(tmp_path)]) == 0
+    assert replay.main([str(tmp_path), "--trust"]) == 0
     out, err = capsys.readouterr()
     assert "has changed" not in err
     first, *tasks, verdict = out.splitlines()
@@ -70,7 +70,7 @@ def test_a_step_that_is_not_finite_stops_the_run(
     assert verdict == f"1 of 3 tasks not finite: {BAD}"
     with monkeypatch.context() as patched:
         patched.setattr(provenance, "digest_of", lambda path: "another")
-        assert replay.main([str(tmp_path)]) == 0
+        assert replay.main([str(tmp_path), "--trust"]) == 0
         assert f"(--data {values.get('data', POISONED.data)}) has changed since" in (
             capsys.readouterr().err
         )
@@ -161,7 +161,7 @@ def test_what_cannot_be_replayed(
     spoil(refused.rows_of(tmp_path))
     options = [] if iteration is None else ["--iteration", str(iteration)]
     with pytest.raises(UserError, match=says) as caught:
-        replay.main([str(tmp_path), *options])
+        replay.main([str(tmp_path), "--trust", *options])
     assert len(str(caught.value).splitlines()) == 1
 
 

@@ -1,0 +1,418 @@
+"""Files are data: what one names is imported by nobody who was not told to trust it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import maml
+from datasets.trust import FromFile, source_of
+from launch import check_record, compare, record, sweep, table, workers
+from launch.sweeping import command, file
+from maml import evaluate, predict, relog, replay
+from maml.config import registry
+from maml.config.cli import parse
+from maml.config.saved import believed
+from maml.errors import UserError
+from maml.plots import __main__ as plots
+from maml.processes.program import run_program
+from maml.run import checkpoint
+from maml.run.directory import read_config
+from maml.run.provenance import digest_of
+from maml.trainer import Trainer
+from tests.launch import sweeps
+from tests.launching import REPO, run
+from tests.runs import last
+
+Main = Callable[[list[str]], object]
+
+NET = """
+from subprocess import Popen
+from torch import nn
+SHOUT = print
+def net(image_shape, ways, width=3):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, width), nn.Linear(width, ways))
+"""
+HONEST = "honest_net:net(width=4)"
+WORDS = [
+    "maml-glyphs-5way-1shot", "--network", HONEST, "--iterations", "1", "--eval-every", "0",
+    "--meta-batch-size", "2", "--test-tasks", "4", "--logger", "none", "--threads", "1",
+    "--inner-steps", "1", "--eval-inner-steps", "1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The current folder: a network, a run of it, its record, and images to predict."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "honest_net.py").write_text(NET)
+    for name in "abcde":
+        (home / "images" / name).mkdir(parents=True)
+        pixels = torch.rand(28, 28, generator=torch.Generator().manual_seed(ord(name))) * 255
+        picture = Image.fromarray(pixels.byte().numpy())
+        picture.save(home / "images" / name / "1.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+        # As a command line that only this run was given.
+        patch.setattr(sys, "argv", ["train_maml.py", *WORDS])
+        assert Trainer(parse([*WORDS, "--run-dir", "mine"])).run() == 0
+        assert record.main(["mine", "--trust", "--tasks", "4", "--records", "records"]) == 0
+        yield home
+
+
+def record_in(home: Path) -> Path:
+    (found,) = (home / "records").glob("*/seed-0")
+    return found
+
+
+def marking(there: Path) -> str:
+    return f"open({str(there / 'MARK')!r}, 'w')\n"
+
+
+def evil(there: Path) -> dict[str, str]:
+    """Names that leave a file behind as soon as anybody imports, or calls, what they mean."""
+    mark = f"() {{ touch {there / 'MARK'}; }}"
+    popen = f"subprocess:Popen(executable='/bin/bash', shell=True, env={{'BASH_FUNC_train%%': {mark!r}}})"
+    return {"data": popen, "network": "evil_beside:Net", "learner": "evil_pack.inner:Mine"}
+
+
+@pytest.fixture(params=["data", "network", "learner"])
+def strange(request: pytest.FixtureRequest, home: Path) -> Iterator[dict[str, Path]]:
+    """A run, a checkpoint and a record by a stranger, whose code lies where it would be found."""
+    there = home / f"strange-{request.param}"
+    there.mkdir()
+    (home / "evil_beside.py").write_text(marking(there))
+    (home / "evil_pack").mkdir(exist_ok=True)
+    for name in ("__init__", "inner"):
+        (home / "evil_pack" / f"{name}.py").write_text(marking(there))
+    named = {request.param: evil(there)[request.param]}
+    found = {"run": there / "run", "record": there / "seed-0"}
+    shutil.copytree(home / "mine", found["run"])
+    shutil.copytree(record_in(home), found["record"])
+    for folder in found.values():
+        content = yaml.safe_load((folder / "config.yaml").read_text())
+        content["config"] |= named
+        (folder / "config.yaml").write_text(yaml.safe_dump(content))
+    for path in (found["run"] / "checkpoints").glob("*.pt"):
+        saved = checkpoint.load(path)
+        checkpoint.save(path, saved | {"config": saved["config"] | named})
+    shutil.copytree(found["run"], there / "again")
+    yield found | {"again": there / "again"}
+    assert not (there / "MARK").exists()
+    assert not {"evil_beside", "evil_pack", "evil_pack.inner"} & sys.modules.keys()
+
+
+def ended(main: Main, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, ...]:
+    """Run a command as its user does; return its exit code and its lines on stderr."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        run_program(main, arguments)
+    return caught.value.code, capsys.readouterr().err.splitlines()
+
+
+def test_no_command_imports_what_only_a_file_names(
+    strange: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, kept = str(strange["run"]), str(strange["record"])
+    images = ["--support", "images", "--query", "images"]
+    commands: list[tuple[Main, list[str]]] = [
+        (evaluate.main, [made]),
+        (evaluate.main, [made, "--watch"]),
+        (evaluate.main, [kept, "--iteration", "best"]),
+        (predict.main, [made, *images]),
+        (predict.main, [f"{made}/checkpoints/last.pt", *images]),
+        (predict.main, [kept, *images]),
+        (replay.main, [made]),
+        (record.main, [made, "--records", str(tmp_path)]),
+        (check_record.main, [kept]),
+        (parse, ["--config", f"{made}/config.yaml"]),
+        (parse, [f"--config={kept}", "--seed", "3"]),
+        (workers.read, ["--config", made, "--workers", "2"]),
+        (lambda words: maml.load(*words), [made]),
+        (lambda words: maml.load(*words), [f"{made}/checkpoints/last.pt"]),
+        (lambda words: maml.load(*words), [kept]),
+    ]
+    for main, words in commands:
+        code, lines = ended(main, words, capsys)
+        if "--watch" in words:
+            assert lines.pop(0) == f"watching {made}"
+        assert code == 2 and len(lines) == 1, (words, lines)
+        folder = kept if words[0].endswith(kept) else made
+        assert lines[0].startswith(f"error: {folder}/config.yaml: it names code to import: --")
+        assert "give --trust" in lines[0]
+    # What needs none of it works.
+    again = str(strange["again"])
+    silent: list[tuple[Main, list[str], int]] = [
+        (plots.main, [made, "--folder", str(tmp_path / "drawn"), "--tasks", "2"], 0),
+        (compare.main, [made, again], 0),
+        (table.main, ["--records", str(strange["record"].parent)], 0),
+        (relog.main, [made], 2),
+        (
+            lambda words: Trainer(parse([*WORDS, *words, "--iterations", "0"])).run(),
+            ["--init", made, "--run-dir", str(tmp_path / "begun")],
+            0,
+        ),
+    ]  # fmt: skip
+    for main, words, expected in silent:
+        code, lines = ended(main, words, capsys)
+        assert code == expected, (words, lines)
+        if main is plots.main:
+            (left,) = [line for line in lines if line.startswith("left out: ")]
+            assert f"{made}/config.yaml: it names code to import" in left
+            assert (tmp_path / "drawn" / "curves.png").is_file()
+    assert "was not logged to W&B" in lines[-1] or "weights:" in "".join(lines)
+
+
+def test_as_a_user_runs_it(home: Path, tmp_path: Path) -> None:
+    """In processes of their own, whose first folder is the one in which the stranger's code lies."""
+    (tmp_path / "evil_beside.py").write_text(marking(tmp_path))
+    shutil.copytree(home / "mine", tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace(HONEST, "evil_beside:Net"))
+    swept = sweeps.written(tmp_path, parameters={"network": {"value": "evil_beside:Net"}},
+                           command=["${interpreter}", "${program}", *WORDS, "${args}"])  # fmt: skip
+    for words in (
+        ["-m", "maml.evaluate", "run"],
+        [str(REPO / "train_maml.py"), "--config", "run/config.yaml", "--run-dir", "new"],
+        ["-m", "launch.sweep", swept.name],
+    ):
+        done = run(
+            [sys.executable, *words], 120, cwd=tmp_path, env={"PYTHONPATH": str(REPO)}, expect=2
+        )
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: ") and "names code to import: " in line and "--trust" in line
+    assert {path.name for path in tmp_path.iterdir()} == {"evil_beside.py", "run", "sweep.yaml"}
+
+
+def test_with_trust_each_command_works(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    shutil.copytree("mine", tmp_path / "run")
+    made, kept = str(tmp_path / "run"), str(record_in(home))
+    images = ["--support", "images", "--query", "images"]
+    commands: list[tuple[Main, list[str]]] = [
+        (evaluate.main, [made, "--tasks", "2"]),
+        (evaluate.main, [kept, "--tasks", "2"]),
+        (predict.main, [made, *images]),
+        (predict.main, [f"{kept}/model.pt", *images]),
+        (plots.main, [made, "--folder", str(tmp_path / "drawn"), "--tasks", "2"]),
+        (record.main, [made, "--tasks", "4", "--records", str(tmp_path / "records")]),
+        (check_record.main, [kept]),
+        (lambda words: maml.load(*words[:1], trust="--trust" in words) and 0, [made]),
+    ]
+    for main, words in commands:
+        code, lines = ended(main, [*words, "--trust"], capsys)
+        assert code == 0, (words, lines)
+    assert (tmp_path / "drawn" / "panel.png").is_file()
+    # What has no refused step gets as far as being told that: maml.replay has its own tests.
+    code, lines = ended(replay.main, [made, "--trust"], capsys)
+    assert code == 2 and "no step of this run was refused" in lines[0]
+    config = f"{made}/config.yaml"
+    assert parse(["--config", config, "--trust"]).network == HONEST
+    # Who names the same on the command line is believed, and a run goes on in its own directory.
+    assert parse(["--config", config, "--network", HONEST, "--seed", "2"]).network == HONEST
+    assert Trainer(parse([*WORDS, "--run-dir", made, "--iterations", "2"])).run() == 0
+    assert last(tmp_path / "run")["iteration"] == 2
+    with pytest.raises(UserError, match="^--trust: is for --config FILE"):
+        parse([*WORDS, "--trust"])
+
+
+def test_a_trusted_sweep_trains_with_a_user_s_own(home: Path, tmp_path: Path) -> None:
+    path = sweeps.written(
+        tmp_path, parameters={"network": {"values": [HONEST]}, "iterations": {"value": 0}},
+        command=["${env}", "${interpreter}", "${program}", *WORDS, "${args}"],
+    )  # fmt: skip
+    there = ["--folder", str(tmp_path / "there")]
+    with pytest.raises(UserError, match=r"names code to import: honest_net:net\(width=4\); if .*give --trust"):
+        sweep.main([str(path), *there])
+    assert sweep.main([str(path), *there, "--trust"]) == 0
+    assert read_config(tmp_path / "there/trials/0000").network == HONEST
+    # Who asks how far it is, or what came out, runs nothing.
+    assert sweep.main([str(path), *there, "--workers", "0"]) == 0
+
+
+def test_the_line_says_whether_it_is_the_recorded_file(home: Path, tmp_path: Path) -> None:
+    shutil.copytree("mine", tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+
+    def line() -> str:
+        with pytest.raises(UserError) as caught:
+            maml.load(path.parent)
+        assert len(str(caught.value).splitlines()) == 1
+        return str(caught.value)
+
+    source = home / "honest_net.py"
+    told = f"{path}: it names code to import: --network {HONEST} ({source}, "
+    assert line().startswith(f"{told}its SHA-256 is the recorded one); if you trust it, give --tru")
+    text = path.read_text()
+    path.write_text(text.replace(digest_of(source), "0" * 64))
+    assert line().startswith(f"{told}its SHA-256 is not the recorded one)")
+    for damaged in ("own_files: 7", "own_files: {network: 3}", "own_files: {3: {}}", "device: cpu"):
+        path.write_text(text.replace("own_files:", f"{damaged}\n  was:"))
+        assert line().startswith(f"{told}no SHA-256 was recorded)"), damaged
+    path.write_text(text.replace(HONEST, "not_here.at_all:net"))
+    assert "--network not_here.at_all:net (which is not here)" in line()
+    # A record has them in another file.
+    with pytest.raises(UserError, match="its SHA-256 is the recorded one"):
+        maml.load(record_in(home))
+
+
+def test_what_a_file_has_said_stays_so(home: Path) -> None:
+    """However its configuration is copied; and whoever else has been believed."""
+    config = read_config(Path("mine"))
+    for name in (config.network, copy.deepcopy(config).network,
+                 pickle.loads(pickle.dumps(config)).network):  # fmt: skip
+        assert isinstance(name, FromFile) and name == HONEST
+        with pytest.raises(UserError, match="mine/config.yaml: it names code to import"):
+            registry.find("network", name)
+    assert registry.find("network", HONEST).module == "honest_net"
+    assert type(believed(config).network) is str
+    assert registry.find("network", believed(config).network)
+
+
+def test_where_a_module_is_is_found_without_importing_any(home: Path, tmp_path: Path) -> None:
+    for folder in ("outer/inner", "bare/deep"):
+        (home / folder).mkdir(parents=True)
+    for name in ("outer/__init__", "outer/inner/__init__", "outer/inner/leaf", "bare/leaf"):
+        (home / f"{name}.py").write_text(marking(tmp_path))
+    (home / "bare" / "deep" / "leaf.py").touch()
+    for module, path in {
+        "outer": "outer/__init__.py", "outer.inner.leaf": "outer/inner/leaf.py",
+        "bare.leaf": "bare/leaf.py", "honest_net": "honest_net.py",
+    }.items():  # fmt: skip
+        assert source_of(module) == home / path
+    for module in ("outer.gone", "honest_net.x", "bare", "gone.x"):
+        assert source_of(module) is None
+    source_of("bare.deep.leaf")
+    assert not (tmp_path / "MARK").exists() and not {"outer", "bare"} & sys.modules.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("subprocess:Popen", "subprocess is a module of Python itself"),
+        ("os:system", "os is a module of Python itself"),
+        ("builtins:exec", "builtins is a module of Python itself"),
+        ("honest_net:Popen", "is defined in subprocess, not in honest_net: name it where"),
+        ("honest_net:nn", "is no function or class, but module"),
+        ("honest_net:SHOUT", "is no function or class, but builtin_function_or_method"),
+        ("torch:add", "is no function or class, but builtin_function_or_method"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--network", "--data", "--learner"])
+def test_a_component_is_defined_where_it_is_named(
+    flag: str, name: str, says: str, home: Path
+) -> None:
+    with pytest.raises(UserError, match=f"^{flag} {name}: {says}"):
+        parse(["maml-glyphs-5way-1shot", flag, name])
+
+
+def test_a_package_offers_what_its_modules_define(home: Path) -> None:
+    """And a function may be wrapped, as by a cache."""
+    (home / "offering").mkdir()
+    (home / "offering" / "inner.py").write_text(f"{NET}\nimport functools\ncached = functools.cache(net)\n")
+    (home / "offering" / "__init__.py").write_text("from offering.inner import *\n")
+    for name in ("net", "cached"):
+        assert registry.find("network", f"offering:{name}").attribute == name
+    with pytest.raises(UserError, match="is defined in subprocess, not in offering"):
+        registry.find("network", "offering:Popen")
+
+
+OURS = ["${env}", "${interpreter}", "${program}", "maml-glyphs-5way-1shot", "${args}"]
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"program": "evil.py"}, "command: it runs evil.py, which is no training program of this"),
+        ({"command": ["/bin/sh", "-c", "touch MARK", "${args}"]}, "command: it runs /bin/sh, "),
+        ({"command": ["${interpreter}", "-c", "1", "${args}"]}, "command: it runs -c, "),
+        ({"command": ["${interpreter}", "-m", "evil", "${args}"]}, "command: it runs -m evil, "),
+        ({"command": ["${interpreter}", "-m", "launch.over_ssh", "${args}"]}, "runs -m launch.ov"),
+        ({"command": ["${env}", "PYTHONSTARTUP=x", *OURS[1:]]}, "command: it runs PYTHONSTARTUP=x"),
+        ({"command": ["${envvar:SHELL}", "${args}"]}, "command: it runs "),
+        ({"command": ["${args}"]}, "command: it runs --seed=0, "),
+        ({"command": [*OURS, "--trust"]}, "names code to import: --trust;"),
+        ({"command": [*OURS, "--data=x:y"]}, "names code to import: --data=x:y;"),
+        ({"command": [*OURS, "--data", "x:y(a=3)"]}, r"names code to import: x:y\(a=3\);"),
+        ({"parameters": {"trust": {"value": True}}}, "names code to import: --trust=True;"),
+        ({"parameters": {"network": {"values": ["conv4", "x:y"]}}}, "names code.*--network=x:y;"),
+        (
+            {"parameters": {"network": {"value": "x:y"}},
+             "command": [*OURS[:-1], "${args_no_equals}"]},
+            "names code to import: x:y;",
+        ),
+        ({"command": [*OURS[:3], "--config", "mine", "${args}"]}, "mine/config.yaml: it names co"),
+    ],
+)  # fmt: skip
+def test_a_sweep_runs_what_its_reader_named(
+    said: dict[str, Any], says: str, home: Path, tmp_path: Path
+) -> None:
+    (home / "evil.py").write_text(marking(tmp_path))
+    usual = {"parameters": {"seed": {"value": 0}}, "command": OURS}
+    path = sweeps.written(tmp_path, **(usual | said))
+    with pytest.raises(UserError, match=f"^{path}: .*{says}") as caught:
+        sweep.main([str(path), "--folder", str(tmp_path / "there")])
+    assert "--trust" in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "there").exists() and not (tmp_path / "MARK").exists()
+
+
+def test_a_trial_s_program_is_ours_and_not_the_folder_s(home: Path, tmp_path: Path) -> None:
+    """Nor may the journal of a stranger's sweep name what its file does not."""
+    path = sweeps.written(tmp_path, parameters={"seed": {"value": 0}}, command=OURS)
+    described = file.read(path)
+    words = command.command_of(described, {"device": "cuda:0"}, Path("a:b"))
+    assert words[2:] == [str(REPO / "train_maml.py"), OURS[3], "--device=cuda:0", "--run_dir=a:b"]
+    with pytest.raises(UserError, match="names code to import: --network=evil:Net"):
+        command.command_of(described, {"network": "evil:Net"}, None)
+    (home / "train_maml.py").touch()
+    with pytest.raises(UserError, match="command: it runs train_maml.py, which is no training"):
+        command.command_of(described, {"seed": 0}, None)
+    (home / "train_maml.py").unlink()
+    module = sweeps.written(tmp_path, parameters={"workers": {"value": 2}},
+                            command=[*OURS[:2], "-m", "launch.workers", "${args}"])  # fmt: skip
+    assert command.command_of(file.read(module), {}, None)[2:] == ["-m", "launch.workers"]
+    (home / "launch.py").touch()
+    with pytest.raises(UserError, match="command: it runs -m launch.workers, which is no"):
+        command.command_of(file.read(module), {}, None)
+    (home / "launch.py").unlink()
+    ready = sorted((REPO / "launch" / "sweeps").glob("*.yaml"))
+    assert ready and all(command.command_of(file.read(each), {}, None) for each in ready)
+
+
+def test_other_formats_that_could_hold_code_are_refused(home: Path, tmp_path: Path) -> None:
+    """A YAML tag, and a pickle in a checkpoint."""
+    tag = f"!!python/object/apply:os.system ['touch {tmp_path / 'MARK'}']"
+    shutil.copytree("mine", tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text(f"config: {tag}\n")
+    (tmp_path / "sweep.yaml").write_text(f"method: grid\nparameters: {tag}\n")
+
+    class Touching:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "MARK",)
+
+    torch.save({"format": 1, "model": Touching()}, tmp_path / "last.pt")
+    for read in (
+        lambda: maml.load(tmp_path / "run", trust=True),
+        lambda: file.read(tmp_path / "sweep.yaml", trust=True),
+        lambda: checkpoint.load(tmp_path / "last.pt"),
+        lambda: checkpoint.load_any_parameters(tmp_path / "last.pt"),
+    ):
+        with pytest.raises(UserError):
+            read()
+    assert not (tmp_path / "MARK").exists()
+    assert json.loads((Path("mine") / "result.json").read_text())["tasks"] == 4

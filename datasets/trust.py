@@ -1,8 +1,8 @@
 """What a file names is not what its reader names: it is imported only where the reader trusts it.
 
 Whoever types a component's name means it. A file (a run's config.yaml, a record) may come from
-anybody, and hold any name; there it is a :class:`FromFile`, which :func:`datasets.theirs.load_theirs`
-refuses. Who has been told to trust the file makes a plain ``str`` of it.
+anybody, and hold any name. There it is a :class:`FromFile`, and :mod:`datasets.theirs` refuses to
+import it. Who has been told to trust the file makes a plain ``str`` of it.
 
 Nothing here imports torch, or what a file names.
 """
@@ -37,6 +37,7 @@ class FromFile(str):
     said: Said
 
     def __new__(cls, name: str, said: Said) -> FromFile:
+        """``name``, as ``said`` has it."""
         found = super().__new__(cls, name)
         found.said = said
         return found

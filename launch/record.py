@@ -232,9 +232,7 @@ def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return starts, command
 
 
-def _test(
-    folder: Path, run_dir: Path, model: Params, tasks: int, here: Config
-) -> dict[str, Any]:
+def _test(folder: Path, run_dir: Path, model: Params, tasks: int, here: Config) -> dict[str, Any]:
     """Test the run's model again, keep each task's scores, and return the run's result.
 
     Raises:

@@ -62,8 +62,7 @@ def main(arguments: list[str]) -> int:
     if options.against and not options.report:
         raise UserError("--against: is for --report")
     described = file.read(options.file, trust=options.trust)
-    # A report runs nothing, so it needs none of the code that the file names.
-    if options.workers:
+    if options.workers:  # a report runs nothing
         command.check(described)
     if options.workers and described.size is None and not (options.total or described.run_cap):
         raise UserError(f"--total: the parameters of {options.file} have no end of values")
@@ -74,9 +73,7 @@ def main(arguments: list[str]) -> int:
     _say(f"sweep {sweep.name} in {folder}: {progress(sweep, options.total)}")
     if options.retry:
         _say(f"{sweep.retry_failed()} failed trials wait again")
-    code = 0
-    if options.workers:
-        code = _work(sweep, options.workers, options.total)
+    code = _work(sweep, options.workers, options.total) if options.workers else 0
     if options.report and code in (0, 1):
         # Imported late: it draws.
         from launch.sweeping.report import write

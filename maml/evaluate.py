@@ -211,8 +211,9 @@ class RunEvaluator:
             UserError: as `directory.read_config`.
         """
         options = self.options
-        config = self._of_run()
-        self._own_ways = config.ways
+        self._of_run = config = directory.config_here(
+            options.run_dir, options.data_root, options.device, trust=options.trust
+        )
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
         its_own = config.data == "folder" or is_theirs(config.data)
         if its_own and options.data not in (None, config.data) and options.data_root is None:
@@ -226,21 +227,14 @@ class RunEvaluator:
             )
         return config
 
-    def _of_run(self) -> Config:
-        """Return the run's configuration on this machine."""
-        options = self.options
-        return directory.config_here(
-            options.run_dir, options.data_root, options.device, trust=options.trust
-        )
-
     def build(self, config: Config) -> None:
         """Build the worker and open its episodes."""
         world = World(0, 1, 0, 1, launched=False)
         init_process(config, world)
         worker = Worker(config, choose_device(config, world), trains=False)
         with self._naming_own_flags():
-            if not worker.learner.any_ways and self.options.ways not in (None, self._own_ways):
-                own = f"{self._own_ways} classes"
+            if not worker.learner.any_ways and self.options.ways not in (None, self._of_run.ways):
+                own = f"{self._of_run.ways} classes"
                 why = f"the parameters of --learner {config.learner} tell {own} apart"
                 if worker.learner.objective is REGRESSION:
                     why = "its tasks have no classes"
@@ -310,7 +304,7 @@ class RunEvaluator:
         question = self.question().items()
         rows = files.read_rows(self.rows, mended=True)
         # Before other ways could be asked for, rows did not say theirs.
-        usual = {"ways": self._own_ways}
+        usual = {"ways": self._of_run.ways}
         return {row["iteration"] for row in rows if question <= (usual | row).items()}
 
     def evaluate(self, saved: dict[str, Any], together: Sequence[dict[str, Any]] = ()) -> None:
@@ -336,7 +330,7 @@ class RunEvaluator:
         if saved.get("division") is not None and options.data is None:
             # As the run opens it: what is asked of the tasks here is not asked of those.
             learner = copy.copy(self.strategy.worker.learner)
-            learner.config = self._of_run()
+            learner.config = self._of_run
             division = learner.open_tasks("train").division
             checkpoint.check_division(saved, division, options.run_dir)
         # A line that goes on for hours is for terminals.

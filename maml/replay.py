@@ -36,9 +36,7 @@ def main(arguments: list[str]) -> int:
     """Print a line for each task of a refused step; return the exit code."""
     options = _parse(arguments)
     run_dir: Path = options.run_dir
-    config = directory.config_here(
-        run_dir, options.data_root, options.device, trust=options.trust
-    )
+    config = directory.config_here(run_dir, options.data_root, options.device, trust=options.trust)
     registry.import_theirs(config)
     row, tasks, saved = refused.read(run_dir, options.iteration)
     again = f"computing the {counted(len(tasks), 'task')} of iteration {row['iteration']} again"

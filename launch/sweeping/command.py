@@ -53,8 +53,10 @@ def _code_in(words: list[str]) -> str:
         return f"command: it runs {name or words[0]}, which is no training program of this project"
     for word in arguments:
         # As in --network=my_file:Net. What is no name may follow a colon: cuda:0.
-        if re.search(r":(?!\d)", word) or re.match(r"[-+]*trust(=|$)", word):
-            return f"it names code to import: {word}"
+        if re.search(r":(?!\d)", word):
+            return f"it names code to import: {word} (no SHA-256 was recorded)"
+        if re.match(r"[-+]*trust(=|$)", word):
+            return f"it says {word} to its trials"
     return ""
 
 

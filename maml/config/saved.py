@@ -60,7 +60,9 @@ def believed(config: Config) -> Config:
 
     For who has been told to trust the file.
     """
-    return with_values(config, **{kind: str(name) for kind, name in registry.theirs(config).items()})
+    return with_values(
+        config, **{kind: str(name) for kind, name in registry.theirs(config).items()}
+    )
 
 
 def _recorded(path: Path, content: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -63,7 +63,8 @@ def load(
 
     Raises:
         UserError: one line that names the file, if it is not there, is damaged, is of another
-            version or names code without ``trust``; for a run that has nothing to adapt (``--learner supervised``).
+            version, or names code without ``trust``; for a run that has nothing to adapt
+            (``--learner supervised``).
     """
     run_dir, file = find(Path(path), iteration)
     read = directory.read_config(run_dir, trust=trust)

@@ -239,7 +239,15 @@ def test_a_stopped_sweep_continues_its_trials(tmp_path: Path) -> None:
 def test_processes_share_a_sweep_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:
     """Three processes; one is killed with its trial, and another takes that up."""
     path = written(tmp_path, {"seed": list(range(6)), "rounds": 10, "pause": 0.2})
-    args = [sys.executable, "-m", "launch.sweep", str(path), "--trust", "--folder", str(tmp_path / "there")]
+    args = [
+        sys.executable,
+        "-m",
+        "launch.sweep",
+        str(path),
+        "--trust",
+        "--folder",
+        str(tmp_path / "there"),
+    ]
     all_three = [start(args) for _ in range(3)]
     try:
         until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) >= 3)
@@ -264,7 +272,15 @@ def test_processes_share_a_sweep_and_a_killed_one_loses_nothing(tmp_path: Path) 
 def test_a_training_that_outlives_its_worker_is_waited_for(tmp_path: Path) -> None:
     """Killed alone, a worker takes its training along; it is continued, never run twice at once."""
     path = written(tmp_path, {"seed": [0], "rounds": 30, "pause": 0.1})
-    args = [sys.executable, "-m", "launch.sweep", str(path), "--trust", "--folder", str(tmp_path / "there")]
+    args = [
+        sys.executable,
+        "-m",
+        "launch.sweep",
+        str(path),
+        "--trust",
+        "--folder",
+        str(tmp_path / "there"),
+    ]
     worker = start(args)
     try:
         until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) == 1)
@@ -427,7 +443,16 @@ def test_bad_flags(flags: list[str], says: str, tmp_path: Path) -> None:
 def killed_when(path: Path, workers: int, true: Callable[[Launched], bool]) -> dict[Path, bytes]:
     """Start a sweep, kill all of it once ``true``; return the files of finished trials."""
     there = path.parent / "there"
-    args = ["-m", "launch.sweep", str(path), "--trust", "--folder", str(there), "--workers", str(workers)]
+    args = [
+        "-m",
+        "launch.sweep",
+        str(path),
+        "--trust",
+        "--folder",
+        str(there),
+        "--workers",
+        str(workers),
+    ]
     launched = start([sys.executable, *args])
     try:
         until(lambda: launched.process.poll() is not None or true(launched), timeout=120)

@@ -45,10 +45,12 @@ def _code_in(words: list[str]) -> str:
             del program[0]
     if program[:1] == ["-m"] and program[1:]:
         name, arguments = f"-m {program[1]}", program[2:]
-        ours = not _is_shadowed(program[1]) and _is_ours(REPOSITORY / program[1].replace(".", "/"))
+        ours = not _is_shadowed(program[1]) and _is_ours(
+            f"{REPOSITORY / program[1].replace('.', '/')}.py"
+        )
     else:
         name, arguments = "".join(program[:1]), program[1:]
-        ours = bool(program) and _is_ours(Path(os.path.splitext(name)[0]))
+        ours = _is_ours(name)
     if not ours:
         return f"command: it runs {name or words[0]}, which is no training program of this project"
     for word in arguments:
@@ -60,11 +62,11 @@ def _code_in(words: list[str]) -> str:
     return ""
 
 
-def _is_ours(program: Path) -> bool:
-    """Say whether a file, its suffix left out, is a training program of this project."""
-    program = program.resolve()
-    known = [REPOSITORY / name for name in ("train_maml", "launch/workers", "launch/local")]
-    return program in known or program.parent == REPOSITORY / "launch" / "sweeps"
+def _is_ours(program: str) -> bool:
+    """Say whether a file is a training program of this project."""
+    file = Path(program).resolve()
+    ours = [REPOSITORY / name for name in ("train_maml.py", "launch/workers.py", "launch/local")]
+    return file in ours or file.parent == REPOSITORY / "launch" / "sweeps"
 
 
 def _is_shadowed(module: str) -> bool:

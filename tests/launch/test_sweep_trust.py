@@ -86,6 +86,8 @@ def test_a_trial_s_program_is_ours_and_not_the_folder_s(home: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"command: it runs train_maml\.py, which is no training"):
         command.command_of(described, {"seed": 0}, None)
     (home / "train_maml.py").unlink()
+    (home / "train_maml.py").symlink_to(REPO / "train_maml.py")
+    assert command.command_of(described, {"seed": 0}, None)[2] == "train_maml.py"
     module = sweeps.written(tmp_path, parameters={"workers": {"value": 2}},
                             command=[*OURS[:2], "-m", "launch.workers", "${args}"])  # fmt: skip
     assert command.command_of(file.read(module), {}, None)[2:] == ["-m", "launch.workers"]

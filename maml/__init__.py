@@ -19,18 +19,20 @@ from maml.processes import scheduling
 
 if TYPE_CHECKING:
     from maml.errors import UserError
+    from maml.library.gradient import meta_gradient
     from maml.library.model import AdaptedModel, Model, load
     from maml.library.module import MetaModule, set_gradients
     from maml.library.tasks import Tasks, episodes
-    from maml.metagradient.differentiate import OuterGradient, meta_gradient
+    from maml.metagradient.differentiate import OuterGradient
     from maml.metagradient.problem import Implicit, Problem
 
 _FROM = {
     "maml.errors": ("UserError",),
+    "maml.library.gradient": ("meta_gradient",),
     "maml.library.model": ("AdaptedModel", "Model", "load"),
     "maml.library.module": ("MetaModule", "set_gradients"),
     "maml.library.tasks": ("Tasks", "episodes"),
-    "maml.metagradient.differentiate": ("OuterGradient", "meta_gradient"),
+    "maml.metagradient.differentiate": ("OuterGradient",),
     "maml.metagradient.problem": ("Implicit", "Problem"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}

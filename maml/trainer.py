@@ -55,6 +55,11 @@ from maml.scores import (
 from maml.strategies import Strategy, build_strategy, resolve_strategy
 from maml.worker import Share, Worker
 
+ONE_BY_ONE = (
+    "--batching tasks: tasks are computed one after the other, as torch.func.vmap cannot batch "
+    "them, or finds another gradient"
+)
+
 
 class Trainer:
     """Trains, validates, tests, and leaves a run directory."""
@@ -64,15 +69,19 @@ class Trainer:
         # Resolved now, so that config.yaml says what was used.
         self.config = with_values(config, strategy=resolve_strategy(config, self.world))
         init_process(self.config, self.world)
+        # For whoever looks on, once training begins.
+        self.lines: list[str] = []
         # Before any image is decoded, which may take long.
         self.classes = class_names(self.config)
         self.worker = Worker(self.config, choose_device(self.config, self.world))
+        learner = self.worker.learner
+        if config.batching == "auto" and learner.batching == "tasks":
+            self.lines.append(ONE_BY_ONE)
+        self.config = with_values(self.config, batching=learner.batching)
         one_pass = self.worker.training.one_pass
         if config.epochs is not None and one_pass is not None:
             iterations = math.ceil(config.epochs * one_pass / config.meta_batch_size)
             self.config = with_values(self.config, iterations=iterations)
-        # For whoever looks on, once training begins.
-        self.lines: list[str] = []
         splits = {"test": config.test_tasks, "validation": config.eval_every}
         for split in [split for split, count in splits.items() if count]:
             self.worker.evaluation(split)

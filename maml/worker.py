@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from datasets.blame import NO_DRAWS
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
@@ -25,13 +26,11 @@ from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
 from maml.learners import Learner, OuterGradient, build_learner
-from maml.metagradient import ways
+from maml.metagradient.batching import NotRepeatedError, batching_of
 from maml.metagradient.differentiate import Making
 from maml.params import Params
 
 T = TypeVar("T")
-APART = 1e-6
-"""Of a gradient in float64: by how much two ways of differentiating it may differ."""
 EVALUATION_PREFIXES = ("", "non_transductive_")
 
 
@@ -107,34 +106,39 @@ class Worker:
         if trains:
             self.training = training or self.learner.open_tasks("train")
             self._ahead = Prefetch(self.training.tasks)
-            self._try_theirs()
+            self._choose_batching()
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
 
-    def _try_theirs(self) -> None:
-        """Differentiate one task by a user's own learner or network: a mistake is one line."""
+    def _choose_batching(self) -> None:
+        """Differentiate two tasks by a user's own learner or network, batched and one by one.
+
+        Where the two differ, or tasks cannot be batched, training computes them one by one.
+
+        Raises:
+            UserError: if two calls with the same tasks differ; else as `_naming_theirs`.
+        """
         learner, network = self._components()
         if not (learner.is_theirs or network.is_theirs):
             return
         with self._naming_theirs():
-            first = self._on_device(self.training.tasks(torch.arange(1)))
+            some = self._on_device(self.training.tasks(torch.arange(2)))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
-            made = self.learner.materialise(params, first)
+            made = self.learner.materialise(params, some)
+            self.learner.batching = "tasks"
             self.learner.outer_gradient(params, made)
-            self._compare_ways(params, made)
-
-    def _compare_ways(self, params: Params, made: Task) -> None:
-        """Refuse what torch differentiates to another number in reverse than in forward mode."""
-        if self.config.meta_gradient == "mixed":
-            return
-        apart = ways.disagreement(lambda at: self.learner.training_problem(at, 0), params, made)
-        if apart is not None and apart > APART:
-            which = "network" if self._components()[1].is_theirs else "learner"
-            raise UserError(
-                f"--{which} {getattr(self.config, which)}: the meta-gradient in reverse mode is "
-                f"{100 * apart:.2g} % off that of forward over reverse: torch has a second "
-                "derivative wrong, as of a layer norm in scripted code or by torch.ops; write it "
-                "by torch's ordinary functions, or give --meta-gradient mixed"
-            )
+            try:
+                found = batching_of(
+                    lambda at: self.learner.training_problem(at, 0),
+                    params,
+                    made,
+                    self.config.meta_gradient,
+                )
+            except NotRepeatedError as error:
+                which = "network" if network.is_theirs else "learner"
+                spelled = getattr(self.config, which)
+                raise UserError(f"--{which} {spelled}: {error}. {NO_DRAWS}") from error
+        if self.config.batching == "auto":
+            self.learner.batching = found
 
     def _naming_theirs(self) -> AbstractContextManager[None]:
         """Turn what a user's own learner or network raises into a line that names it."""
@@ -165,7 +169,7 @@ class Worker:
         """
         if self.derivatives_of is not None:
             return
-        in_torch = self.learner.in_torch(self.device)
+        in_torch = self.learner.in_torch(self.device) and self.learner.batching == "vmap"
         self.compiled = compiled.choose(self.config, self.device, in_torch=in_torch)
         if self.compiled is None:
             return

@@ -151,6 +151,11 @@ class Config:
         "auto", WAY,
         "The network's derivatives: native (compiled on first use) or torch [native where it can].",
     )  # fmt: skip
+    batching: Literal["auto", "vmap", "tasks"] = _learner(
+        "auto", WAY,
+        "What kernels do not serve: vmap computes all tasks at once, tasks one after the other, as "
+        "a plain loop does [vmap where that finds the same].",
+    )  # fmt: skip
     compile: Literal["auto", "off", "on"] = _learner(
         "auto", WAY,
         "on: compile what kernels do not serve; auto: so in long runs on a CPU, else a CUDA graph.",

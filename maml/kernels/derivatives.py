@@ -8,8 +8,10 @@ Shape legend: B tasks, E examples of a set.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from maml.params import Params
@@ -55,6 +57,13 @@ class Derivatives(Protocol):
     def put(self, at: Params, params: Params) -> Params:
         """Return ``at {name: [B, …]}`` with ``params {name: […]}``, which all tasks share."""
 
+    def each(self, function: Callable[..., Any], *arguments: Any, dims: Any) -> Any:
+        """Return what a function of one task returns for each of B, ``[B, …]``.
+
+        ``dims`` holds 0 for each argument ``[B, …]``, and None for each that all tasks share.
+        """
+        return torch.func.vmap(function, in_dims=dims)(*arguments)
+
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
         """Return losses, outputs and gradients.
 
@@ -96,7 +105,7 @@ def of_each_task(params: Params, n_tasks: int) -> Params:
     return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}
 
 
-class ByName:
+class ByName(Derivatives):
     """`Derivatives` whose coordinates are the problem's own names."""
 
     whole = False

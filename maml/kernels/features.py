@@ -9,14 +9,14 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.kernels.convnet import ALL, ConvNetFeatures
-from maml.kernels.derivatives import Gradient, Part
+from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.networks.conv4 import Conv4
 from maml.networks.feature_loss import FeatureLoss, both
 from maml.networks.norms import tensors
 from maml.params import Params
 
 
-class NativeFeatures:
+class NativeFeatures(Derivatives):
     """See `maml.kernels.derivatives.Derivatives`; only the query loss has any.
 
     Kernels compute the features and the way back from them; torch what the classifier makes of

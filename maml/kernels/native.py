@@ -8,13 +8,13 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.kernels.convnet import ALL, ConvNetLoss
-from maml.kernels.derivatives import Gradient, Part
+from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.networks.conv4 import Conv4
 from maml.networks.loss import MiniBatches, part_of
 from maml.params import Params
 
 
-class NativeDerivatives:
+class NativeDerivatives(Derivatives):
     """See `maml.kernels.derivatives.Derivatives`."""
 
     whole = True

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from datasets import open_episodes
 from datasets.episodes import Episodes
 from datasets.errors import DataError
+from datasets.spelling import is_theirs
 from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import Config
@@ -20,6 +21,7 @@ from maml.learners.data import data_contents, data_options, training_task
 from maml.learners.frozen import frozen
 from maml.learners.objectives import objective
 from maml.metagradient import differentiate, unrolled
+from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Problem, called
 from maml.networks import build_network, network_options
 from maml.networks.headless import given_to_head
@@ -96,6 +98,8 @@ class Learner(nn.Module, ABC):
     Attributes:
         metric_names: The metrics that `metrics` returns, in order; some names are taken
             (`maml.learners.metric_names`).
+        batching: How B tasks are computed where no kernels serve: all at once by "vmap", or one by
+            one ("tasks"), which is right for any network and loss.
         contents: What the data set holds (`datasets.opening.Contents`).
         image_shape: (C, H, W) of the images that the network takes; None where it takes none.
         frozen: The network's names of what neither adapts nor learns (`maml.learners.frozen`).
@@ -133,6 +137,10 @@ class Learner(nn.Module, ABC):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
+        theirs = is_theirs(config.learner) or is_theirs(config.network)
+        self.batching: Batching = "tasks" if theirs else "vmap"
+        if config.batching != "auto":
+            self.batching = config.batching
         contents = self.contents = data_contents(config)
         self.objective = objective(contents.classifies)
         self.metric_names = self.objective.names
@@ -218,11 +226,7 @@ class Learner(nn.Module, ABC):
     def call_network(
         self, params: Params, x: Tensor, statistics: Statistics | None = None
     ) -> tuple[Tensor, Statistics]:
-        """Apply the network with ``params`` (names without prefix) to ``x [E, …]``.
-
-        Not for concurrent threads on one learner. Every RPC call works on the learner that came
-        with it.
-        """
+        """Apply the network with ``params`` (names without prefix) to ``x [E, …]``."""
         own = {name: params[name] for name in tensors(self.network) if name in params}
         return apply(self.network, own, x, statistics, precision_=self.config.precision)
 
@@ -370,6 +374,7 @@ class Learner(nn.Module, ABC):
             self.config.meta_gradient,
             self._kernels,
             derivatives_of,
+            self.batching,
         )
         metrics = self._measured(found.outputs, tasks.query_y)
         return OuterGradient(found.gradients, found.losses, metrics)
@@ -383,11 +388,9 @@ class Learner(nn.Module, ABC):
     def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
         """Adapt to each of B tasks; the learners here read the support sets alone."""
         problem = self.problem(meta_params, steps)
-        native = self._native(problem)
-        if native is not None and self._answers_plainly():
-            return Adapted(problem, differentiate.adapt(problem, tasks, native), native)
-        adapt = torch.func.vmap(lambda task: unrolled.adapt(problem, task))
-        return Adapted(problem, adapt(tasks), None)
+        native = self._native(problem) if self._answers_plainly() else None
+        adapted = differentiate.adapt(problem, tasks, native, self.batching)
+        return Adapted(problem, adapted, native)
 
     @torch.no_grad()
     def predict(self, adapted: Adapted, tasks: Task) -> Predictions:
@@ -399,7 +402,7 @@ class Learner(nn.Module, ABC):
         def answer(at: Params, task: Task) -> tuple[Tensor, Tensor]:
             return self.answers(problem.params(at, problem.last_step), task)
 
-        return Predictions(*torch.func.vmap(answer)(at, tasks))
+        return Predictions(*each_task(answer, self.batching)(at, tasks))
 
     def predictions(self, meta_params: Params, tasks: Task, steps: int) -> Predictions:
         """Adapt to each of B tasks, and answer its queries."""
@@ -416,7 +419,7 @@ class Learner(nn.Module, ABC):
         """
         results = {}
         for prefix, outputs in zip(("", "non_transductive_"), predictions, strict=True):
-            results[f"{prefix}loss"] = torch.func.vmap(self.objective.loss)(outputs, y)
+            results[f"{prefix}loss"] = each_task(self.objective.loss, self.batching)(outputs, y)
             for name, value in self._measured(outputs, y).items():
                 results[f"{prefix}{name}"] = value
         return results

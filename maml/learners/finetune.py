@@ -22,6 +22,7 @@ from maml.errors import UserError
 from maml.learners.base import Adapted, Learner
 from maml.learners.protonet import prototypes, squared_distances
 from maml.metagradient import unrolled
+from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
 from maml.networks.feature_loss import one_hot
 from maml.networks.headless import without_head
@@ -128,7 +129,7 @@ class Finetune(Learner):
             features, _ = self.features_of(problem.fixed, task.support_x)
             return unrolled.adapt(of_features, task._replace(support_x=features))
 
-        return Adapted(problem, torch.func.vmap(one)(tasks) if steps else {}, None)
+        return Adapted(problem, each_task(one, self.batching)(tasks) if steps else {}, None)
 
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of the support set by the tuned head, and logits."""

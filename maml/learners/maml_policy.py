@@ -14,6 +14,7 @@ from maml.errors import UserError
 from maml.learners.estimators import ESTIMATORS
 from maml.learners.policy import Played, Policy, first_return
 from maml.metagradient import unrolled
+from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
@@ -117,7 +118,7 @@ class MAMLPolicy(Policy):
         def after(task: Any) -> Params:
             return problem.params(unrolled.adapt(problem, task), problem.last_step)
 
-        return torch.func.vmap(after)(made), True
+        return each_task(after, self.batching)(made), True
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the mean returns of query episodes, and of support episodes before adaptation."""

@@ -1,9 +1,9 @@
 """The one place that differentiates an inner problem, whichever way.
 
-Every way gives the same number: reverse mode through the loop, forward over reverse with
-derivatives by ``torch.func`` or compiled ones, and, for a problem that asks for it, the implicit
-gradient at its solution. Compiled kernels are chosen by the losses that the problem states: they
-serve the network's plain cross-entropy, and nothing else can meet them.
+Every way gives the same number: reverse mode through the loop, back through it step by step with
+derivatives by ``torch.func``, by plain autograd or by compiled kernels, and, for a problem that
+asks for it, the implicit gradient at its solution. Compiled kernels are chosen by the losses that
+the problem states: they serve the network's plain cross-entropy, and nothing else can meet them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from maml import kernels
 from maml.kernels.derivatives import Derivatives
 from maml.metagradient import displacement, forward_over_reverse, implicit, unrolled
+from maml.metagradient.by_task import Batching, TaskDerivatives, one_by_one, unstacked
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.head_alone import HeadAlone, moves_head_alone
 from maml.metagradient.problem import Outer, Problem, called
@@ -33,7 +34,7 @@ Compiled: TypeAlias = kernels.Native | HeadAlone
 Making: TypeAlias = Callable[[Problem], Derivatives]
 """Makes the derivatives of a problem's losses."""
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
-"""auto: mixed with kernels or on a GPU, else reverse; mixed: forward over reverse."""
+"""auto: mixed with kernels or on a GPU, else reverse; mixed: back step by step."""
 Kernels: TypeAlias = Literal["auto", "torch"]
 """auto: compiled derivatives where they serve; torch: none."""
 
@@ -61,11 +62,22 @@ def native(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> Co
     return kernels.derivatives_of(_support(problem), problem.query, problem.start)
 
 
-def adapt(problem: Problem, tasks: Any, compiled: Compiled) -> Params:
-    """Return what `answers` of ``compiled`` takes: B tasks' parameters after the inner loop."""
+def adapt(
+    problem: Problem, tasks: Any, compiled: Compiled | None, batching: Batching = "vmap"
+) -> Params:
+    """Return what of B tasks has adapted after the inner loop, ``{name: [B, …]}``.
+
+    ``compiled``: what of compiled kernels serves, in whose coordinates it is then.
+    """
     if isinstance(compiled, HeadAlone):
         return compiled.adapt(tasks)
-    return forward_over_reverse.adapt(problem, tasks, compiled)
+    if compiled is not None:
+        return forward_over_reverse.adapt(problem, tasks, compiled)
+    if batching == "vmap":
+        return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(tasks)
+    derivatives = TaskDerivatives(problem)
+    found = [forward_over_reverse.adapt(problem, task, derivatives) for task in one_by_one(tasks)]
+    return {name: torch.cat([each[name] for each in found]) for name in problem.start}
 
 
 def obstacle(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> str | None:
@@ -83,7 +95,7 @@ def _support(problem: Problem) -> Any:
 
 
 def _goes_forward(problem: Problem, way: Way) -> bool:
-    """Whether ``way`` is forward over reverse where no compiled derivatives serve.
+    """Whether ``way`` goes back step by step where no compiled derivatives serve.
 
     On a GPU it is: MixFlow-MG (arXiv:2505.00793) measures it ahead of reverse mode there, in time
     and in memory. Here it was not measured.
@@ -148,15 +160,14 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in problem.params(problem.start, step).items()
     }
-    first = pytree.tree_map(lambda tensor: tensor[0], tasks)
-    value, _ = called(loss, params, first, step)
+    value, _ = called(loss, params, next(unstacked(tasks)), step)
     leaves = _leaves_under(value)
     found = frozenset(name for name, tensor in params.items() if id(tensor) in leaves)
     if len(leaves) > len(found):
         raise ValueError(
             f"the {part} loss reads parameters that are not among its params, and would not be "
             "differentiated by them: put them into the problem's fixed, and read them from "
-            "params"
+            "params. A module does not know of layers in a Python list: keep them in nn.ModuleList"
         )
     if value.dim():
         raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
@@ -194,6 +205,7 @@ def differentiate(
     way: Way = "auto",
     allowed: Kernels = "auto",
     derivatives_of: Making | None = None,
+    batching: Batching = "vmap",
 ) -> Outer:
     """Differentiate the outer loss of B tasks by the problem's tensors.
 
@@ -204,9 +216,12 @@ def differentiate(
         way: How; no result depends on it beyond rounding.
         allowed: Which kernels may serve.
         derivatives_of: Makes the derivatives of the losses, in place of those that ``way`` and
-            ``allowed`` choose; forward over reverse, where the problem is not implicit.
+            ``allowed`` choose; step by step, where the problem is not implicit.
+        batching: How tasks are computed where no kernels serve. By "tasks" all ways go back step by
+            step.
     """
-    for value, choices in ((way, get_args(Way)), (allowed, get_args(Kernels))):
+    choices_of = {way: get_args(Way), allowed: get_args(Kernels), batching: get_args(Batching)}
+    for value, choices in choices_of.items():
         if value not in choices:
             raise ValueError(f"{value!r}: one of {', '.join(choices)}")
     if problem.second_moment is not None and not (problem.displacement and problem.steps):
@@ -220,16 +235,33 @@ def differentiate(
         derivatives = derivatives_of(problem)
     if isinstance(derivatives, HeadAlone):
         return derivatives.meta_gradient(tasks)
-    if problem.implicit is not None:
-        return implicit.meta_gradient(problem, tasks, derivatives or FunctionDerivatives(problem))
-    if problem.displacement:
-        own = derivatives or FunctionDerivatives(problem)
-        return displacement.meta_gradient(problem, tasks, own)
-    if derivatives is None and not _goes_forward(problem, way):
+    if derivatives is None and batching == "tasks":
+        return _task_by_task(problem, tasks)
+    unrolls = problem.implicit is None and not problem.displacement
+    if derivatives is None and unrolls and not _goes_forward(problem, way):
         return unrolled.meta_gradient(problem, tasks)
-    return forward_over_reverse.meta_gradient(
-        problem, tasks, derivatives or FunctionDerivatives(problem)
-    )
+    return _step_by_step(problem, tasks, derivatives or FunctionDerivatives(problem))
+
+
+def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
+    """Differentiate by the derivatives of the losses alone: memory does not grow with the steps."""
+    if problem.implicit is not None:
+        return implicit.meta_gradient(problem, tasks, derivatives)
+    if problem.displacement:
+        return displacement.meta_gradient(problem, tasks, derivatives)
+    return forward_over_reverse.meta_gradient(problem, tasks, derivatives)
+
+
+def _task_by_task(problem: Problem, tasks: Any) -> Outer:
+    """Differentiate one task after the other, and add up in their order."""
+    derivatives = TaskDerivatives(problem)
+    # Fused attention has no second derivative.
+    with sdpa_kernel(SDPBackend.MATH):
+        found = [_step_by_step(problem, task, derivatives) for task in one_by_one(tasks)]
+    leaves = zip(*(each.gradients.leaves() for each in found), strict=True)
+    gradients = found[0].gradients.with_leaves(torch.stack(each).sum(0) for each in leaves)
+    losses, outputs = (torch.cat(part) for part in zip(*(each[1:] for each in found), strict=True))
+    return Outer(gradients, losses, outputs)
 
 
 @torch.enable_grad()
@@ -240,6 +272,7 @@ def meta_gradient(
     way: Way = "auto",
     allowed: Kernels = "auto",
     derivatives_of: Making | None = None,
+    batching: Batching = "vmap",
 ) -> OuterGradient:
     """Differentiate the outer loss summed over B tasks by meta-parameters.
 
@@ -251,6 +284,7 @@ def meta_gradient(
         way: As in `differentiate`.
         allowed: As in `differentiate`.
         derivatives_of: As in `differentiate`.
+        batching: As in `differentiate`.
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
@@ -259,6 +293,6 @@ def meta_gradient(
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)
     _check_read(problem, tasks)
-    outer = differentiate(problem, tasks, way, allowed, derivatives_of)
+    outer = differentiate(problem, tasks, way, allowed, derivatives_of, batching)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
     return OuterGradient(gradients, outer.losses, outer.outputs)

@@ -30,7 +30,7 @@ Sum: TypeAlias = Callable[[Tensor], Tensor]
 """Add up a flat tensor over all processes, which call it in step; the same bits everywhere."""
 
 
-class DividedDerivatives:
+class DividedDerivatives(Derivatives):
     """See `maml.kernels.derivatives.Derivatives`: those of others, of a part of each task's sets.
 
     Tasks are given whole; outputs are those of whole sets.

@@ -1,4 +1,8 @@
-"""`Derivatives` of any losses, by ``torch.func``."""
+"""`Derivatives` of any losses, for all tasks at once, by ``torch.func``.
+
+The product with the Hessian is a second reverse pass, not a forward one: what an author keeps out
+of the graph, by ``torch.no_grad`` or ``.data``, forward mode would differentiate all the same.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maml.execution.exact import Exact
 from maml.kernels.derivatives import ByName, Gradient, Part, shared_once
 from maml.metagradient.problem import Problem, called
 from maml.params import Params
@@ -36,9 +41,10 @@ class FunctionDerivatives(ByName):
 
             return torch.func.grad_and_value(loss, has_aux=True)(moving)
 
-        gradients, (losses, outputs) = torch.func.vmap(one, in_dims=(of_moving, of_fixed, 0))(
-            moving, fixed, tasks
-        )
+        with Exact():
+            gradients, (losses, outputs) = torch.func.vmap(one, in_dims=(of_moving, of_fixed, 0))(
+                moving, fixed, tasks
+            )
         point = (part, step, moving, of_moving, fixed, of_fixed, tasks) if again else None
         return Gradient(losses, outputs, gradients, point)
 
@@ -49,22 +55,20 @@ class FunctionDerivatives(ByName):
         part, step, moving, of_moving, fixed, of_fixed, tasks = point
 
         def along(moving: Params, fixed: Params, vector: Params, task: Any) -> Params:
-            def gradient(moving: Params) -> Params:
-                def loss(params: Params) -> Tensor:
-                    return called(self._losses[part], params, task, step)[0]
+            def gradient(params: Params) -> Params:
+                def loss(moving: Params) -> Tensor:
+                    return called(self._losses[part], params | moving, task, step)[0]
 
-                return torch.func.grad(loss)(fixed | moving)
+                return torch.func.grad(loss)({name: params[name] for name in moving})
 
-            product: Params = torch.func.jvp(gradient, (moving,), (vector,))[1]
+            # The Hessian is symmetric: rows by all parameters, of the columns along the vector.
+            product: Params = torch.func.vjp(gradient, fixed | moving)[1](vector)[0]
             return product
 
-        try:
+        with Exact():
             products = torch.func.vmap(along, in_dims=(of_moving, of_fixed, 0, 0))(
                 moving, fixed, vector, tasks
             )
-        except NotImplementedError as error:
-            # torch names the operation. Reverse mode needs no forward derivative of it.
-            raise NotImplementedError(f"{error} Use --meta-gradient reverse.") from error
         return {name: p.sum(0) for name, p in products.items()} if total else products
 
 

@@ -28,7 +28,7 @@ class Transformed:
         with torch.enable_grad():
             self._before = {n: g.detach().requires_grad_() for n, g in gradients.items()}
             self._tensors = {n: t.detach().requires_grad_() for n, t in tensors.items()}
-            self._after = torch.func.vmap(one, in_dims=(0, None))(self._before, self._tensors)
+            self._after = derivatives.each(one, self._before, self._tensors, dims=(0, None))
         self.gradients = {name: tensor.detach() for name, tensor in self._after.items()}
 
     def pull_back(self, v: Params, scale: float) -> tuple[Params, Params]:

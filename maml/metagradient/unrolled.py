@@ -13,7 +13,7 @@ import torch
 import torchopt
 from torch import Tensor
 
-from maml.execution.norms import ExactNorms
+from maml.execution.exact import Exact
 from maml.metagradient.optimizers import OPTIMIZERS, begun
 from maml.metagradient.problem import Outer, Problem, called
 from maml.networks.loss import NetworkLoss
@@ -97,7 +97,7 @@ def by_inputs(
     own = problem.at(tensors.with_leaves(leaves))
     # Our own networks do without these layers, and without a look at every operation.
     known = isinstance(problem.support, NetworkLoss) and not problem.support.theirs
-    with contextlib.nullcontext() if known else ExactNorms():
+    with contextlib.nullcontext() if known else Exact():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
     # Some may be of no use at some step, or to first order.
     found = torch.autograd.grad(losses.sum(), [*leaves, *inputs], allow_unused=True)

@@ -95,10 +95,12 @@ def _make_lazy_layers(network: nn.Module, shape: tuple[int, ...]) -> None:
     lazy = [layer for layer in network.modules() if isinstance(layer, LazyModuleMixin)]
     if not lazy:
         return
+    modes = {module: module.training for module in network.modules()}
     network.eval()  # no statistics are kept
     with torch.no_grad():
         network(torch.zeros(2, *shape))
-    network.train()
+    for module, mode in modes.items():
+        module.training = mode
 
 
 def _check_parameters(network: nn.Module, name: str) -> None:

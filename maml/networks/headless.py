@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from maml.errors import UserError
+from maml.networks.alone import alone_with
 from maml.networks.norms import tensors
 from maml.networks.ordinary import own_name
 
@@ -55,11 +56,12 @@ def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple
     def look(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         seen.append((*given, *named.values())[0].flatten(1))
 
-    hook = network.get_submodule(layer).register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        result = call()
-    finally:
-        hook.remove()
+    with alone_with(network):
+        hook = network.get_submodule(layer).register_forward_pre_hook(look, with_kwargs=True)
+        try:
+            result = call()
+        finally:
+            hook.remove()
     if len(seen) != 1:
         times = "does not call" if not seen else f"calls {len(seen)} times"
         raise UserError(

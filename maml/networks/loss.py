@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from datasets import addresses
 from datasets.tasks import Task
 from maml.execution import precision
+from maml.networks.alone import alone_with
 from maml.networks.statistics import Statistics
 from maml.params import Params
 
@@ -127,9 +128,9 @@ def apply(
 ) -> tuple[Tensor, Statistics]:
     """Apply ``network`` with ``params`` (its own names) to ``x [E, …]``.
 
-    Not for concurrent threads on one module: ``functional_call`` swaps its tensors while it runs.
+    Threads that call one network wait for each other.
     """
-    with precision.products(precision_):
+    with alone_with(network), precision.products(precision_):
         # A layer in two places has its tensors once, by one name. To tie the names would swap them
         # twice, and leave the second one's tensors in the network.
         outputs, used = torch.func.functional_call(

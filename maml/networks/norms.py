@@ -17,7 +17,7 @@ def norm_parameters(network: nn.Module) -> list[str]:
         for path, module in network.named_modules()
         if isinstance(module, (BatchNorm, ExplicitNorm))
         for name, tensor in module._parameters.items()
-        if tensor is not None
+        if tensor is not None and name in ("weight", "bias")
     ]
 
 

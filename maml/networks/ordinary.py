@@ -3,7 +3,8 @@
 A network here maps ``(x, statistics)`` to ``(outputs, statistics)`` (`maml.networks.conv4`). An
 ordinary module becomes one: its batch normalisations use, and hand out, the statistics of the batch
 at hand, or use those that they are given; they keep no running ones, as nothing may be shared
-between tasks.
+between tasks. A batch norm that its author has put into evaluation mode, as in a frozen pre-trained
+body, uses its running statistics, which stay as they are.
 """
 
 from __future__ import annotations
@@ -106,17 +107,29 @@ class _Tape:
 
 
 class ExplicitNorm(nn.Module):
-    """Batch normalisation over ``x [E, C, …]`` by the statistics of a tape."""
+    """Batch normalisation over ``x [E, C, …]`` by the statistics of a tape.
+
+    By its running statistics, where ``norm`` was in evaluation mode. They are parameters, which are
+    frozen: a checkpoint has them, and ``--init`` finds them by their name in torch.
+    """
 
     def __init__(self, norm: _BatchNorm, tape: _Tape) -> None:
         super().__init__()
         self.eps, self.tape = norm.eps, tape
         # None where the layer has no scale and shift of its own.
         self.weight, self.bias = norm.weight, norm.bias
+        self.running_mean: nn.Parameter | None = None
+        self.running_var: nn.Parameter | None = None
+        if not norm.training and norm.running_mean is not None and norm.running_var is not None:
+            self.running_mean = nn.Parameter(norm.running_mean, requires_grad=False)
+            self.running_var = nn.Parameter(norm.running_var, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x``."""
-        mean, variance = self.tape.next(x, [d for d in range(x.dim()) if d != 1])
+        if self.running_mean is not None and self.running_var is not None:
+            mean, variance = self.running_mean, self.running_var
+        else:
+            mean, variance = self.tape.next(x, [d for d in range(x.dim()) if d != 1])
         # A tensor, not a number: see `maml.networks.statistics.BatchNorm`.
         scale = torch.rsqrt(variance + variance.new_full((), self.eps))
         if self.weight is not None:

@@ -28,6 +28,7 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.learners import Learner
+from maml.metagradient.by_task import TaskDerivatives
 from maml.metagradient.divided import DividedDerivatives, losses_obstacle, obstacle
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Problem
@@ -196,9 +197,8 @@ class Rpc(Strategy):
 
         def derivatives_of(problem: Problem) -> DividedDerivatives:
             self._check(losses_obstacle(problem))  # a phase between may state others
-            return DividedDerivatives(
-                problem, FunctionDerivatives, world.rank, world.size, self._sum
-            )
+            make = TaskDerivatives if learner.batching == "tasks" else FunctionDerivatives
+            return DividedDerivatives(problem, make, world.rank, world.size, self._sum)
 
         worker.derivatives_of = derivatives_of
 

@@ -162,6 +162,7 @@ def test_a_random_problem_has_one_gradient(number: int) -> None:
         problem.fixed.pop("of examples")
     mixed = differentiate(problem, tasks, "mixed")
     assert_same(mixed, differentiate(problem, tasks, "reverse"))
+    assert_same(differentiate(problem, tasks, batching="tasks"), mixed)
     plain = dataclasses.replace(problem, optimizer="sgd")
     assert_same(differentiate(plain, tasks, "mixed"), by_hand(plain, tasks))
 

@@ -1,8 +1,9 @@
-"""Normalisations, written out: their batched second derivative is wrong in torch.
+"""Operations that torch batches wrongly, written out (torch 2.15, the CPU, float64 too).
 
 ``torch.func.vmap`` over the gradient of ``torch.func.grad`` of a layer, instance or batch norm,
-each with a weight, is wrong by a fifth or far more (torch 2.15, the CPU, float64 too), without an
-error. Written out in elementary operations it is right. Group norms and RMS norms are as they are.
+each with a weight, is wrong by a fifth or far more, without an error. Written out in elementary
+operations it is right. Group norms and RMS norms are as they are. An embedding's padding counts for
+the first task alone, and its frequencies are those of all tasks together.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _WITH_STATISTICS = (torch.native_layer_norm, torch.native_batch_norm)
 """These return the mean and 1/σ as well."""
 
 
-class ExactNorms(TorchFunctionMode):
-    """A context in which these normalisations are computed by elementary operations."""
+class Exact(TorchFunctionMode):
+    """A context in which these operations are computed by others, that are batched rightly."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -55,7 +56,26 @@ class ExactNorms(TorchFunctionMode):
             # ones that are to change are refused by torch.
             if all(given.get(name) is None for name in _RUNNING):
                 return _normalised(func, **given)
+        if func is F.embedding:
+            return _embedded(**dict(zip(_OF_EMBEDDING, args, strict=False)) | kwargs)
         return func(*args, **kwargs)
+
+
+_OF_EMBEDDING = (
+    "input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse",
+)  # fmt: skip
+
+
+def _embedded(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, **options: Any
+) -> Tensor:
+    """Return what ``F.embedding`` returns."""
+    if options.get("scale_grad_by_freq") or options.get("max_norm") is not None:
+        raise NotImplementedError("an embedding with scale_grad_by_freq or max_norm, batched")
+    rows = F.embedding(input, weight)
+    if padding_idx is None:
+        return rows
+    return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
 
 
 def _normalised(

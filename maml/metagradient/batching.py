@@ -1,0 +1,88 @@
+"""Whether ``torch.func.vmap`` computes what a loop over the tasks would.
+
+It need not: an embedding's padding counts for the first task alone, norms that are called by
+``torch.ops`` are wrong, and some operations cannot be batched at all (torch 2.15). So a loss that
+this project did not write is computed in both ways on some tasks before it is believed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from maml.metagradient.differentiate import Batching, Kernels, Way, meta_gradient
+from maml.metagradient.problem import Problem
+from maml.params import Params
+
+APART = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""Of a gradient: by how much two ways of computing it may differ by rounding."""
+
+
+class NotRepeatedError(ValueError):
+    """Two calls with the same tasks give two results: a loss draws, or counts its calls."""
+
+
+def batching_of(
+    problem_of: Callable[[Params], Problem],
+    meta_params: Params,
+    tasks: Any,
+    way: Way = "auto",
+    allowed: Kernels = "auto",
+) -> Batching:
+    """Return how tasks of a problem may be computed: "vmap" where that equals a loop over them.
+
+    Args:
+        problem_of: As of `meta_gradient`.
+        meta_params: ``{name: […]}``.
+        tasks: B tasks that differ; two or more tell more than one.
+        way: As of `meta_gradient`.
+        allowed: As of `meta_gradient`.
+
+    Raises:
+        NotRepeatedError: if a loop over the tasks gives two results.
+        Exception: whatever the losses raise in a plain loop.
+    """
+
+    def by(batching: Batching, params: Params, tasks: Any) -> Tensor:
+        found = meta_gradient(problem_of, params, tasks, way, allowed, None, batching)
+        parts = [found.losses, *(found.gradients[name] for name in sorted(found.gradients))]
+        return torch.cat([part.detach().flatten() for part in parts])
+
+    given = meta_params, tasks
+    try:
+        # Rounding says less there.
+        given = pytree.tree_map(_double, given)
+        loop = by("tasks", *given)
+    except Exception:
+        # A loss may hold tensors of its own, of another dtype.
+        given = meta_params, tasks
+        loop = by("tasks", *given)
+    if not _same(by("tasks", *given), loop):
+        raise NotRepeatedError(
+            "two calls with the same tasks give two results: a loss or a network draws random "
+            "numbers, or counts its calls"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the speed of what may not be chosen
+            batched = by("vmap", *given)
+    except Exception:
+        return "tasks"
+    return "vmap" if _same(batched, loop) else "tasks"
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Say whether two results are equal but for rounding."""
+    if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+        return False
+    a, b = (part.nan_to_num(0.0, 0.0, 0.0) for part in (a, b))
+    return float((a - b).norm()) <= APART.get(a.dtype, 1e-2) * max(float(b.norm()), 1e-300)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,0 +1,18 @@
+"""One thread at a time calls a network: a call swaps its tensors in place, and may add hooks."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import AbstractContextManager
+
+from torch import nn
+
+_LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_MAKING = threading.Lock()
+
+
+def alone_with(network: nn.Module) -> AbstractContextManager[bool]:
+    """Return a context in which no other thread calls ``network``; it may be entered again."""
+    with _MAKING:
+        return _LOCKS.setdefault(network, threading.RLock())

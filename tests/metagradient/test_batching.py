@@ -1,0 +1,217 @@
+"""What ``torch.func.vmap`` cannot batch, or batches wrongly, has the gradient of a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+import maml
+from maml.metagradient.batching import NotRepeatedError
+from maml.params import Params
+
+TASKS, EXAMPLES, LR = 3, 5, 0.5
+Tasks = dict[str, Tensor]
+
+
+class Embedded(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.words(x)).mean(1)
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * gradient
+
+
+class Layer(nn.Module):
+    """A linear layer, and something done with what it returns."""
+
+    def __init__(self, then: Callable[[Layer, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.norm, self.then = nn.Linear(4, 4), nn.LayerNorm(4), then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self, self.norm(torch.tanh(self.layer(x))))
+
+
+def without_gradient(_: Layer, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = h.norm(dim=1, keepdim=True)
+    return h / (1 + scale)
+
+
+def switched_off(_: Layer, h: Tensor) -> Tensor:
+    with torch.set_grad_enabled(False):
+        scale = h.norm(dim=1, keepdim=True)
+    return h / (1 + scale)
+
+
+def lowered(layer: Layer, h: Tensor) -> Tensor:
+    return torch.ops.aten.layer_norm(h, [4], layer.norm.weight, layer.norm.bias)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.cells = kind(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cells(x)[0][:, -1]
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[:, 0]
+
+
+WORDS, POINTS, ROWS = "words", (4,), (6, 4)
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "padding": (lambda: Embedded(padding_idx=0), WORDS),
+    "padding from the end": (lambda: Embedded(padding_idx=-2), WORDS),
+    "frequencies": (lambda: Embedded(scale_grad_by_freq=True), WORDS),
+    "no_grad": (lambda: Layer(without_gradient), POINTS),
+    "set_grad_enabled": (lambda: Layer(switched_off), POINTS),
+    "detach": (lambda: Layer(lambda _, h: h / (1 + h.detach().norm(dim=1, keepdim=True))), POINTS),
+    "data": (lambda: Layer(lambda _, h: h / (1 + h.data.norm(dim=1, keepdim=True))), POINTS),
+    "a lowered norm": (lambda: Layer(lowered), POINTS),
+    "if": (lambda: Layer(lambda _, h: torch.tanh(h) if h.mean() > 0 else h.exp()), POINTS),
+    "a function": (lambda: Layer(lambda _, h: Cubed.apply(h)), POINTS),
+    "a checkpoint": (lambda: Layer(lambda _, h: checkpoint(torch.tanh, h, use_reentrant=False)),
+                     POINTS),
+    "lstm": (lambda: Recurrent(nn.LSTM), ROWS),
+    "gru": (lambda: Recurrent(nn.GRU), ROWS),
+    "transformer": (Attending, ROWS),
+}  # fmt: skip
+
+
+def made(name: str) -> tuple[nn.Module, Tasks]:
+    torch.manual_seed(0)
+    make, shape = NETWORKS[name]
+    network = nn.Sequential(make(), nn.Linear(4, 3)).double()
+
+    def examples() -> Tensor:
+        if shape == WORDS:
+            # The padding is in the last task alone.
+            found = torch.randint(1, 8, (TASKS, EXAMPLES, 6))
+            found[-1, :, :2] = torch.tensor([0, 8])
+            return found
+        return torch.randn(TASKS, EXAMPLES, *shape, dtype=torch.float64)
+
+    labels = torch.randint(0, 3, (2, TASKS, EXAMPLES))
+    return network, {"sx": examples(), "sy": labels[0], "qx": examples(), "qy": labels[1]}
+
+
+def loss(network: nn.Module, part: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    def of_part(params: Params, task: Tasks, step: int = 0) -> tuple[Tensor, Tensor]:
+        outputs = torch.func.functional_call(network, params, (task[f"{part}x"],))
+        return F.cross_entropy(outputs, task[f"{part}y"]), outputs
+
+    return of_part
+
+
+def by_loop(network: nn.Module, tasks: Tasks, order: str) -> Params:
+    """A plain loop over tasks, and over two inner steps, with ``create_graph``."""
+    params = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(TASKS):
+        task, at = {name: tensor[i] for name, tensor in tasks.items()}, params
+        for _ in range(2):
+            gradients = torch.autograd.grad(
+                loss(network, "s")(at, task)[0], [*at.values()], create_graph=order == "second",
+                allow_unused=True, materialize_grads=True,
+            )  # fmt: skip
+            at = {n: p - LR * g for (n, p), g in zip(at.items(), gradients, strict=True)}
+        total = total + loss(network, "q")(at, task)[0]
+    return dict(zip(params, torch.autograd.grad(total, [*params.values()]), strict=True))
+
+
+@pytest.mark.parametrize("way", ["auto", "reverse", "mixed"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_equals_a_loop(name: str, way: Any) -> None:
+    network, tasks = made(name)
+    for order in ("second", "first"):
+        with sdpa_kernel(SDPBackend.MATH):
+            expected = by_loop(network, tasks, order)
+
+        def state(params: Params, order: str = order) -> maml.Problem:
+            losses = loss(network, "s"), loss(network, "q")
+            return maml.Problem(params, *losses, lr=LR, steps=2, order=order)
+
+        found = maml.meta_gradient(state, dict(network.named_parameters()), tasks, way)
+        for parameter, gradient in expected.items():
+            torch.testing.assert_close(
+                found.gradients[parameter], gradient, rtol=1e-10, atol=1e-12, msg=parameter
+            )
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda _, h: h * float(np.random.rand()),
+        lambda layer, h: h * next(layer.calls),
+        lambda _, h: F.dropout(h),
+    ],
+)
+def test_what_draws_or_counts_is_refused(draw: Any) -> None:
+    network = Layer(draw)
+    network.calls = iter(range(1, 10**6))  # type: ignore[assignment]
+    network = nn.Sequential(network, nn.Linear(4, 3)).double()
+    tasks = made("no_grad")[1]
+
+    def state(params: Params) -> maml.Problem:
+        return maml.Problem(params, loss(network, "s"), loss(network, "q"), lr=LR)
+
+    with pytest.raises(NotRepeatedError, match="draws random numbers, or counts its calls"):
+        maml.meta_gradient(state, dict(network.named_parameters()), tasks)
+
+
+def test_problems_are_told_apart_by_what_their_losses_read() -> None:
+    """One function may read another network each time it is called; each is tried for itself."""
+    for name in ("no_grad", "if", "no_grad", "if"):
+        network, tasks = made(name)
+        globals()["_network"] = network
+        found = maml.meta_gradient(_state, dict(network.named_parameters()), tasks)
+        torch.testing.assert_close(
+            found.gradients["0.layer.weight"],
+            by_loop(network, tasks, "second")["0.layer.weight"],
+            rtol=1e-10,
+            atol=1e-12,
+        )
+
+
+_network: nn.Module
+
+
+def _state(params: Params) -> maml.Problem:
+    return maml.Problem(params, _support, _query, lr=LR, steps=2)
+
+
+def _support(params: Params, task: Tasks, step: int) -> tuple[Tensor, Tensor]:
+    return loss(_network, "s")(params, task)
+
+
+def _query(params: Params, task: Tasks, step: int) -> tuple[Tensor, Tensor]:
+    return loss(_network, "q")(params, task)

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,37 @@ def test_is_what_evaluation_measures(
             losses.append(-found.log()[torch.arange(9), task.query_y].mean().item())
         assert np.mean(accuracies) == pytest.approx(row[f"{prefix}accuracy"], abs=1e-6)
         assert np.mean(losses) == pytest.approx(row[f"{prefix}loss"], abs=1e-5)
+
+
+OWN = """
+from torch import nn
+def threaded(shape, ways):
+    body = nn.Conv2d(shape[0], 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*body, nn.Linear(1352, ways))
+"""
+
+
+@pytest.mark.parametrize("network", ["conv4", "threaded_network:threaded"])
+def test_threads_share_a_model(
+    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer is what it is alone, with kernels and without; the model stays what it was."""
+    (tmp_path / "threaded_network.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"filters": 16} if network == "conv4" else {}
+    train(glyphs(iterations=0, test_tasks=1, ways=3, network=network, **own), tmp_path)
+    model = maml.load(tmp_path, trust=True)
+    some = maml.episodes("glyphs", "test", ways=3, shots=1, queries=3)
+
+    def answer(id: int) -> Tensor:
+        task = some.task(id % 5)
+        return model.adapt(task.support_x, task.support_y).predict(task.query_x)
+
+    alone = [answer(id) for id in range(5)]
+    with ThreadPoolExecutor(4) as threads:
+        for id, found in enumerate(threads.map(answer, range(40))):
+            assert torch.equal(found, alone[id % 5])
+    assert torch.equal(answer(0), alone[0])
 
 
 def test_whose_statistics_an_answer_depends_on(model: maml.Model, task: Any) -> None:

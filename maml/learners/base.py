@@ -24,6 +24,7 @@ from maml.metagradient import differentiate, unrolled
 from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Problem, called
 from maml.networks import build_network, network_options
+from maml.networks.alone import alone_with
 from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss, apply
 from maml.networks.mixing import mixes
@@ -483,8 +484,9 @@ class Learner(nn.Module, ABC):
         stated = type(self).answers.__module__.startswith("maml.") and self._is_own("call_network")
         if not stated:
             return False
-        on_cpu = {name: tensor.cpu() for name, tensor in tensors(self.network).items()}
-        return mixes(self.network, on_cpu, x.cpu())
+        with alone_with(self.network):
+            on_cpu = {name: tensor.cpu() for name, tensor in tensors(self.network).items()}
+            return mixes(self.network, on_cpu, x.cpu())
 
     def prepare(self, device: torch.device) -> None:
         """Hold the buffers there, and compile the kernels if they serve; refuse what cannot work.

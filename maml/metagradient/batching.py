@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from maml.metagradient.differentiate import Batching, Kernels, Way, meta_gradient
+from maml.metagradient.by_task import Batching
+from maml.metagradient.differentiate import Kernels, Way, meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
 

@@ -13,6 +13,9 @@ _MAKING = threading.Lock()
 
 
 def alone_with(network: nn.Module) -> AbstractContextManager[bool]:
-    """Return a context in which no other thread calls ``network``; it may be entered again."""
+    """Return a context in which no other thread calls ``network``; it may be entered again.
+
+    In it the network's tensors are its own; while another thread calls it, they are not.
+    """
     with _MAKING:
         return _LOCKS.setdefault(network, threading.RLock())

@@ -127,7 +127,8 @@ class ExplicitNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x``."""
         if self.running_mean is not None and self.running_var is not None:
-            mean, variance = self.running_mean, self.running_var
+            mean: Tensor = self.running_mean
+            variance: Tensor = self.running_var
         else:
             mean, variance = self.tape.next(x, [d for d in range(x.dim()) if d != 1])
         # A tensor, not a number: see `maml.networks.statistics.BatchNorm`.

@@ -96,6 +96,7 @@ COMPUTES_OTHERWISE: list[tuple[str, Any]] = [
     ("meta_gradient", "reverse"),
     ("meta_gradient", "mixed"),
     ("kernels", "torch"),
+    ("batching", "tasks"),
     ("task_batch", 1),
     ("task_batch", 2),
     ("threads", 2),

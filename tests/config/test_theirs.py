@@ -27,8 +27,9 @@ from maml.config.cli import parse
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.evaluate import main as evaluate
+from maml.initial import initial_weights
 from maml.learners import build_learner
-from maml.networks.ordinary import explicit
+from maml.networks.ordinary import explicit, own_name
 from maml.run.directory import read_config
 from maml.run.files import read_rows
 from maml.run.provenance import warn_of_edits
@@ -402,7 +403,8 @@ def test_each_may_have_arguments_of_its_own(write: Callable[[str], str], tmp_pat
     episodes = built.open_tasks("train")
     assert episodes.tasks(torch.arange(1)).query_x.shape[-3:] == (1, 28, 28)
     assert Trainer(config).run() == 0
-    assert read_config(tmp_path / "run") == with_values(config, strategy="local")
+    resolved = with_values(config, strategy="local", batching="vmap")
+    assert read_config(tmp_path / "run") == resolved
     assert parse(["--config", "run/config.yaml", "--trust"]).network == network
     assert maml.load(tmp_path / "run", trust=True).adapt(torch.rand(5, 1, 28, 28), range(5))
     start = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["starts"][-1]
@@ -709,6 +711,63 @@ def test_a_network_that_mixes_examples_divides_no_set_and_answers_no_query_alone
     with pytest.raises(UserError, match=r'^batch_statistics "support": .*; ask for "query"'):
         adapted.predict(torch.rand(4, 1, 28, 28))
     assert adapted.predict(torch.rand(4, 1, 28, 28), "query").shape == (4, 5)
+
+
+UNBATCHED = """
+import torch
+from torch import nn
+class Branching(nn.Module):
+    def __init__(self, shape, ways):
+        super().__init__()
+        self.rows = nn.GRU(28, 8, batch_first=True)
+        self.head = nn.Linear(8, ways)
+    def forward(self, x):
+        h = self.rows(x[:, 0])[0][:, -1]
+        return self.head(torch.tanh(h) if h.mean() > 0 else h)
+def frozen(shape, ways):
+    body = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.Flatten())
+    body[1].running_mean.fill_(0.3)
+    body.eval().requires_grad_(False)
+    return nn.Sequential(body, nn.Linear(676, ways))
+"""
+
+
+def test_what_cannot_be_batched_trains_and_is_evaluated(
+    write: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The start says so, config.yaml keeps it, and the model adapts as in training."""
+    network = f"{write(UNBATCHED)}:Branching"
+    words = [*BRIEF_WORDS, "--network", network, "--run-dir", str(tmp_path), "--dtype", "float64"]
+    assert Trainer(parse(["imaml-glyphs-5way-1shot", *words])).run() == 0
+    assert capsys.readouterr().err.count("--batching tasks: tasks are computed one after") == 1
+    assert read_config(tmp_path).batching == "tasks"
+    before = result(tmp_path)["accuracy"]
+    assert evaluate([str(tmp_path), "--tasks", "2", "--trust"]) == 0
+    assert read_rows(tmp_path / "evaluations.jsonl")[-1]["accuracy"] == before
+
+
+def test_a_norm_in_evaluation_mode_keeps_its_statistics(
+    write: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Features of a frozen body are torch's; a checkpoint and ``--init`` have its statistics."""
+    module = write(UNBATCHED)
+    words = [*IMAGES, "--network", f"{module}:frozen", "--dtype", "float64"]
+    learner = build_learner(parse(words))
+    assert "network.module.0.1.running_var" in learner.meta_parameters()
+    x = torch.rand(3, 1, 28, 28, dtype=torch.float64)
+    torch.manual_seed(0)
+    peer = sys.modules[module].frozen((1, 28, 28), 5).double()
+    peer.load_state_dict({own_name(learner.network, n): t for n, t in learner.network.state_dict()
+                          .items()}, strict=False)  # fmt: skip
+    outputs, used = learner.network(x)
+    torch.testing.assert_close(outputs, peer(x), rtol=1e-12, atol=1e-12)
+    assert used == ()
+    peer[0][1].running_mean.fill_(0.7)
+    torch.save(peer.state_dict(), tmp_path / "peer.pt")
+    begun, _ = initial_weights(str(tmp_path / "peer.pt"), learner)
+    assert float(begun["network.module.0.1.running_mean"][0]) == 0.7
+    share = Worker(parse(words), torch.device("cpu")).meta_gradient(begun, torch.arange(2), learner)
+    assert float(share.gradients["network.module.1.weight"].abs().max()) > 0
 
 
 @pytest.mark.parametrize("name", ["Shared", "Mine", "Lazy"])

@@ -202,7 +202,7 @@ def test_problems_are_told_apart_by_what_their_losses_read() -> None:
         )
 
 
-_network: nn.Module
+_network: nn.Module = nn.Identity()
 
 
 def _state(params: Params) -> maml.Problem:

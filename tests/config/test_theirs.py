@@ -251,6 +251,12 @@ class Shorter(MAML):
 class Noisy(nn.Linear):
     def forward(self, x): return nn.functional.dropout(super().forward(x))
 def noisy(image_shape, ways): return nn.Sequential(nn.Flatten(), Noisy(784, ways))
+class Listed(nn.Linear):
+    def __init__(self, *size):
+        super().__init__(*size)
+        self.norms = [nn.BatchNorm1d(size[1])]
+    def forward(self, x): return self.norms[0](super().forward(x))
+def listed(image_shape, ways): return nn.Sequential(nn.Flatten(), Listed(784, ways))
 class Blind(ProtoNet):
     def logits(self, params, support, one_hot, query): return 0 * super().logits(
         params, one_hot, one_hot, one_hot[:1].expand(len(query), -1))
@@ -304,6 +310,7 @@ class Naming(MAML):
         ("--network", "spare", ["--learner", "noadapt"], r"spare.bias' .*not have.* to be learned"),
         ("--learner", "Blind", [], r"'blocks.0.conv.bias' .*not have"),
         ("--learner", "Wide", [], r"Wide: ValueError: logits returns \[25, 6\]; .* be \[25, 5\]"),
+        ("--network", "listed", [], r"not among its params.* keep them in nn.ModuleList"),
         ("--learner", "Unstated", [], r"KeyError: 'temp' \(.*theirs_\d+.py:\d+\)"),
         (
             "--learner",

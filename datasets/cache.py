@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from datasets import digest, siblings
+from datasets import digest, siblings, whole
 from datasets.errors import DataError
+from datasets.locks import Lock
 from datasets.paths import cache_root
 
-# A builder that has written nothing for so long hangs.
-LOCK_TIMEOUT_S = 900.0
+# A builder that has written nothing for so long hangs: another one builds the same.
+LIMIT_S = 900.0
 # Between two lines that say how far a build is, where no terminal shows a bar.
 REPORT_S = 30.0
 
@@ -77,24 +77,19 @@ def cached(
         return _map_checked(path, shape)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        lock = Lock(Path(f"{path}.lock"))
+        with lock.held(limit=LIMIT_S):
             # Another process may have built it while this one waited for the lock.
             try:
                 return _map_checked(path, shape)
             except DataError as error:
                 if path.exists():
                     print(f"{error}; it is built anew", file=sys.stderr, flush=True)
-            for stale in _temporaries(path):
-                stale.unlink(missing_ok=True)
+            whole.sweep(path)
             if title:
                 # Before build(), which may be most of it.
                 print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
-            _write(path, shape, _followed(build(), shape[0], title))
-    except Timeout as error:
-        raise DataError(
-            f"{path}.lock: held by another process, which has written nothing for "
-            f"{LOCK_TIMEOUT_S:.0f} s; end it, or set $MAML_CACHE elsewhere"
-        ) from error
+            _write(path, shape, _followed(_extending(lock, build()), shape[0], title))
     except OSError as error:
         raise DataError(
             f"{path}: cannot write the cache ({error.strerror or error}); free space there, "
@@ -140,37 +135,10 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
                 return array
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """The lock of a file of the cache. Raises ``Timeout`` when its holder gets nowhere."""
-    lock = FileLock(f"{path}.lock")
-    before = _written(path)
-    while True:
-        try:
-            lock.acquire(timeout=LOCK_TIMEOUT_S)
-            break
-        except Timeout:
-            # A hundred thousand photographs take longer than that.
-            if (now := _written(path)) == before:
-                raise
-            before = now
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _temporaries(path: Path) -> Iterator[Path]:
-    return path.parent.glob(f"{path.name}.*.tmp")
-
-
-def _written(path: Path) -> list[tuple[str, int]]:
-    """The names and sizes of what is being built; one may vanish meanwhile."""
-    found = []
-    for temporary in sorted(_temporaries(path)):
-        with contextlib.suppress(FileNotFoundError):
-            found.append((temporary.name, temporary.stat().st_size))
-    return found
+def _extending(lock: Lock, chunks: Chunks) -> Chunks:
+    for chunk in chunks:
+        lock.extend()
+        yield chunk
 
 
 def _followed(parts: Iterable[Part], total: int, title: str) -> Iterator[Part]:
@@ -198,31 +166,24 @@ def _write(path: Path, shape: tuple[int, ...], chunks: Chunks) -> None:
     Plain writes, not a writable memory map: on a full disk a write raises ``ENOSPC``, a mapped page
     kills the process.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            header = io.BytesIO()
-            np.lib.format.write_array_header_1_0(
-                header, {"descr": "|u1", "fortran_order": False, "shape": shape}
-            )
-            # Of what is meant to be written, not of what the disk has made of it.
-            sealing, rows = digest.Digest(), 0
-            sealing.update(header.getvalue())
-            file.write(header.getvalue())
-            for chunk in chunks:
-                if chunk.dtype != np.uint8 or chunk.shape[1:] != shape[1:]:
-                    raise ValueError(
-                        f"{path.name}: a chunk is {chunk.dtype} {chunk.shape}, not uint8 of {shape}"
-                    )
-                data = np.ascontiguousarray(chunk).data
-                sealing.update(data)
-                file.write(data)
-                rows += len(chunk)
-            if rows != shape[0]:
-                raise ValueError(f"{path.name}: built {rows} rows of {shape[0]}")
-            file.write(sealing.seal())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole.written(path) as temporary, open(temporary, "wb") as file:
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": "|u1", "fortran_order": False, "shape": shape}
+        )
+        # Of what is meant to be written, not of what the disk has made of it.
+        sealing, rows = digest.Digest(), 0
+        sealing.update(header.getvalue())
+        file.write(header.getvalue())
+        for chunk in chunks:
+            if chunk.dtype != np.uint8 or chunk.shape[1:] != shape[1:]:
+                raise ValueError(
+                    f"{path.name}: a chunk is {chunk.dtype} {chunk.shape}, not uint8 of {shape}"
+                )
+            data = np.ascontiguousarray(chunk).data
+            sealing.update(data)
+            file.write(data)
+            rows += len(chunk)
+        if rows != shape[0]:
+            raise ValueError(f"{path.name}: built {rows} rows of {shape[0]}")
+        file.write(sealing.seal())

@@ -17,6 +17,8 @@ MAGIC = b"\nsha256 of 4 MB\n"
 BLOCK = 1 << 22
 SIZE = len(MAGIC) + hashlib.sha256().digest_size
 """Bytes that `Digest.seal` returns."""
+_NONE = "it has no digest: cut short, or written by an earlier version"
+_OTHER = "its digest is another one: the file is damaged"
 
 
 class Digest:
@@ -46,6 +48,27 @@ class Digest:
         self._block, self._room = hashlib.sha256(), BLOCK
 
 
+def seal(content: bytes) -> bytes:
+    """Return the content of a small file with its digest behind it."""
+    digest = Digest()
+    digest.update(content)
+    return content + digest.seal()
+
+
+def unseal(sealed: bytes) -> bytes:
+    """Return the content of a small file that ends in its digest.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
+    content = sealed[:-SIZE]
+    if not sealed[-SIZE:].startswith(MAGIC):
+        raise ValueError(_NONE)
+    if sealed != seal(content):
+        raise ValueError(_OTHER)
+    return content
+
+
 def blocks(file: IO[bytes]) -> int:
     """Return how many blocks `check` looks at."""
     return -(-max(os.fstat(file.fileno()).st_size - SIZE, 0) // BLOCK)
@@ -65,7 +88,7 @@ def check(file: IO[bytes]) -> Iterator[int]:
     end = os.fstat(number).st_size - SIZE
     sealed = os.pread(number, SIZE, max(end, 0))
     if end < 0 or not sealed.startswith(MAGIC):
-        raise ValueError("it has no digest: cut short, or written by an earlier version")
+        raise ValueError(_NONE)
 
     def of_block(start: int) -> bytes:
         return hashlib.sha256(os.pread(number, min(BLOCK, end - start), start)).digest()
@@ -76,4 +99,4 @@ def check(file: IO[bytes]) -> Iterator[int]:
             whole.update(digest)
             yield 1
     if sealed != MAGIC + whole.digest():
-        raise ValueError("its digest is another one: the file is damaged")
+        raise ValueError(_OTHER)

@@ -7,7 +7,6 @@ their contents, and keeps a decoded copy in the cache that every process maps.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import urllib.request
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from datasets.omniglot_alphabets import DRAWINGS, PARTS, class_names
 from datasets.omniglot_source import SIZE, Part
 from datasets.omniglot_splits import SPLITS, split_classes
 from datasets.paths import to_download_into
+from datasets.whole import written
 
 COMPONENTS = {
     "omniglot": {
@@ -133,19 +133,15 @@ def _download(folder: Path, name: str) -> Path:
 
 def _fetch(url: str, target: Path, md5: str) -> None:
     """Download ``url``; ``target`` appears only when it is whole and its MD5 is right."""
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
-    try:
-        digest = hashlib.md5(usedforsecurity=False)
-        with (
-            urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT_S) as response,
-            open(temporary, "wb") as file,
-        ):
-            while block := response.read(1 << 20):
-                digest.update(block)
-                file.write(block)
+    digest = hashlib.md5(usedforsecurity=False)
+    with (
+        written(target) as temporary,
+        urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT_S) as response,
+        open(temporary, "wb") as file,
+    ):
+        while block := response.read(1 << 20):
+            digest.update(block)
+            file.write(block)
         if digest.hexdigest() != md5:
             raise ValueError(f"{url} has MD5 {digest.hexdigest()} instead of {md5}")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

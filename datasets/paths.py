@@ -24,15 +24,16 @@ def to_download_into(folder: Path, lock: Path) -> Iterator[None]:
     """Make ``folder``, and hold the file lock ``lock`` inside, for what is downloaded there.
 
     Should that fail, as it does where the folder's name was mistyped, what was made and holds
-    nothing is gone again.
+    nothing is gone again. Raises ``HeldError``, an ``OSError``, while a process that was stopped
+    holds the lock.
     """
     # Imported late: the default folders are known without it.
-    from filelock import FileLock
+    from datasets.locks import Lock
 
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(lock):
+        with Lock(lock).held(take=False):
             yield
     except BaseException:
         if made:

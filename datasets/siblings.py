@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock
+from datasets.locks import Lock
+
+# A check that takes so long hangs: another process makes it as well.
+LIMIT_S = 900.0
 
 
 class Stamp(NamedTuple):
@@ -39,9 +42,7 @@ def once(path: Path, of: Stamp) -> Iterator[bool]:
         yield False
         return
     note = path.with_name(f".{path.name}.{platform.node()}.checked")
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError, NotImplementedError):
-            held.enter_context(FileLock(f"{note}.lock"))
+    with Lock(Path(f"{note}.lock")).held(limit=LIMIT_S):
         text, found = f"{start} {tuple(of)}", ""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             found = note.read_text()

@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
+from datasets import locks
+from maml.errors import UserError
 
 GRACE = 30.0
 """Seconds after which a lock of another machine, or a silent worker there, is given up."""
@@ -39,16 +40,20 @@ class FolderLock:
     def __init__(self, path: Path) -> None:
         self._link, self._machine = path, machine()
         self._local = path.with_name(f"{path.name}.{self._machine}")
-        self._held: filelock.BaseFileLock | None = None
+        self._held: locks.Lock | None = None
 
     def acquire(self) -> None:
-        """Wait until it is this process's."""
-        local = filelock.FileLock(self._local, thread_local=False)
-        certain = True
+        """Wait until it is this process's.
+
+        Raises:
+            UserError: a process of this machine holds it for longer than any work takes.
+        """
+        local = locks.Lock(self._local)
         try:
-            local.acquire()
-        except (OSError, NotImplementedError):
-            certain = False  # this folder has no locks: there, the link alone decides
+            # Where this folder has no locks, the link alone decides.
+            certain = local.acquire(locks.PATIENCE_S)
+        except locks.HeldError as error:
+            raise UserError(f"{error}; end it if it is stopped, then begin this again") from None
         self._held = local
         mine = f"{self._machine} {uuid.uuid4().hex}"
         seen, since = "", time.monotonic()
@@ -108,9 +113,8 @@ class Presence:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._path = folder / f"{self.name}.json"
-        self._lock = filelock.FileLock(folder / f"{self.name}.lock", thread_local=False)
-        with contextlib.suppress(OSError, NotImplementedError):
-            self._lock.acquire(blocking=False)
+        self._lock = locks.Lock(folder / f"{self.name}.lock")
+        self._lock.acquire()
         self._beats = 0
         self.beat()
 
@@ -124,7 +128,7 @@ class Presence:
 
     def leave(self) -> None:
         """Say goodbye."""
-        for path in (self._path, Path(self._lock.lock_file)):
+        for path in (self._path, self._lock.path):
             with contextlib.suppress(OSError):
                 path.unlink()
         self._lock.release()
@@ -152,15 +156,12 @@ class Others:
             said = (self._folder / f"{name}.json").read_text()
         except OSError:
             return GONE  # it has said goodbye
-        lock = filelock.FileLock(self._folder / f"{name}.lock", thread_local=False)
         certain = f'"{machine()}"' in said
         try:
-            lock.acquire(blocking=False)
-            lock.release()
-        except filelock.Timeout:
-            return ALIVE
-        except (OSError, NotImplementedError):
-            certain = False
+            if locks.Lock(self._folder / f"{name}.lock").is_held():
+                return ALIVE
+        except OSError:
+            certain = False  # this folder has no locks
         if certain:
             return GONE
         before, since, lives = self._seen.get(name, (said, time.monotonic(), False))

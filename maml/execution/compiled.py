@@ -23,12 +23,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import filelock
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from datasets.locks import Lock
 from datasets.paths import cache_root
 from maml.config import Config
 from maml.execution import cuda_graph
@@ -40,6 +40,8 @@ Stage: TypeAlias = Callable[[Any, Tensors], Any]
 
 SHAPES = 4
 """So many shapes of inputs are compiled; a further one is computed without."""
+LIMIT_S = 900.0
+"""A process that compiles for so long hangs: the next one does not wait for it."""
 LONG_RUN = 500_000
 """Tasks in all from which ``--compile auto`` compiles on a CPU."""
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 0.1}
@@ -232,7 +234,8 @@ def choose(config: Config, device: torch.device, *, in_torch: bool) -> Compiled 
 def _in_the_cache() -> Iterator[None]:
     """Keep generated code in ``$MAML_CACHE/compiled``, made by one process of a host at a time.
 
-    The first process to come makes it, and those that waited find it there.
+    The first process to come makes it, and those that waited find it there. Torch writes its files
+    whole, so that two may do so at once where the first one hangs.
     """
     folder = cache_root() / "compiled"
     folder.mkdir(parents=True, exist_ok=True)
@@ -240,8 +243,13 @@ def _in_the_cache() -> Iterator[None]:
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     try:
-        with filelock.FileLock(folder / "lock"):
+        with Lock(folder / "lock").held(limit=LIMIT_S):
             yield
+    except BaseException:
+        # Torch leaves what it could not write to the end, as on a full disk.
+        for rest in folder.glob(f"*/.{os.getpid()}.*.tmp"):
+            rest.unlink(missing_ok=True)
+        raise
     finally:
         if before is None:
             del os.environ["TORCHINDUCTOR_CACHE_DIR"]

@@ -90,6 +90,10 @@ def obstacle(support: object | None, query: object, params: Params) -> str | Non
     if lanes is None:
         return f"the kernels could not be compiled: {library.failure()}"
     assert isinstance(network, Conv4)
+    from maml.kernels import smoke
+
+    if wrong := smoke.fault():
+        return wrong
     filters = network.filters
     if filters % lanes:
         return f"{_DO_NOT} --filters {filters} is no multiple of {lanes}, this machine's vector"

@@ -1,7 +1,9 @@
 """Compile ``src/convnet.cpp`` on first use, into a cache that processes and runs share.
 
 The compiler is ``$CXX``, else g++ or clang++. Where there is none, or it fails, `load` returns None
-and the caller computes with torch. The cache is ``$MAML_CACHE``, else ``~/.cache/maml``, in
+and the caller computes with torch. A file of the cache ends in its digest, and what is loaded are
+the very bytes that were compared with it, from memory: one that is damaged, then or later, is never
+run, but compiled anew. The cache is ``$MAML_CACHE``, else ``~/.cache/maml``, in
 ``kernels/``; a file's name is a hash of all that determines it: the sources, the options, the
 compiler's version, the processor. ``$MAML_KERNEL_FLAGS`` holds further options of the compiler,
 separated by spaces (`launch/sanitize` uses it).
@@ -17,10 +19,11 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-import filelock
-
+from datasets import digest, whole
+from datasets.locks import Lock
 from datasets.paths import cache_root
 
 FOLDER = Path(__file__).with_name("src")
@@ -32,6 +35,8 @@ FLAGS = (
     "-shared", "-fPIC",
 )  # fmt: skip
 SUFFIXES = ("f32", "f64")
+COMPILE_S = 900.0
+"""A compiler that takes so long hangs."""
 
 _NUMBER, _INDEX, _ADDRESS = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[type, list[type]]] = {
@@ -79,26 +84,64 @@ def load() -> ctypes.CDLL | None:
     if compiler is None:
         _failures.append("no C++ compiler ($CXX, g++ or clang++)")
         return None
-    folder = cache_root() / "kernels"
     try:
-        path = folder / f"convnet-{_identity(compiler)}.so"
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            # One process of a host compiles; rank zero tells of it, be it that one or not.
-            if os.environ.get("RANK", "0") == "0":
-                line = "compiling the kernels for this processor: about half a minute, once"
-                print(line, file=sys.stderr, flush=True)
-            with filelock.FileLock(f"{path}.lock"):
-                if not path.exists():
-                    _compile(compiler, path)
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        _failures.append(str(error))
-        return None
+        return _from_cache(compiler, cache_root() / "kernels" / f"convnet-{_identity(compiler)}.so")
     except subprocess.CalledProcessError as error:
         _failures.append(f"{compiler}: {error.stderr.strip()[:200] or 'failed'}")
-        return None
-    return _declare(library)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _failures.append(str(error))
+    return None
+
+
+def _from_cache(compiler: str, path: Path) -> ctypes.CDLL:
+    """Return the library that is kept at ``path``, compiled if need be."""
+    try:
+        return _open(path)
+    except FileNotFoundError:
+        # One process of a host compiles; rank zero tells of it, be it that one or not.
+        if os.environ.get("RANK", "0") == "0":
+            line = "compiling the kernels for this processor: about half a minute, once"
+            print(line, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # told below, by the one process that mends it
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Lock(Path(f"{path}.lock")).held():
+        try:
+            return _open(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            line = f"{path}: {error.strerror or error}; it is compiled anew: about half a minute"
+            print(line, file=sys.stderr, flush=True)
+        whole.sweep(path)
+        return _loaded(_compile(compiler, path))
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """Return the library in a file of the cache. Raises ``OSError`` if it is not fit to be run."""
+    try:
+        return _loaded(digest.unseal(path.read_bytes()))
+    except ValueError as error:
+        raise OSError(str(error)) from error
+
+
+def _loaded(content: bytes) -> ctypes.CDLL:
+    """Return a library from its bytes in memory: no change of a file can reach them."""
+    try:
+        number = os.memfd_create("convnet")
+        place = f"/proc/self/fd/{number}"
+    except (AttributeError, OSError):  # not Linux, or forbidden
+        number, place = tempfile.mkstemp(suffix=".so")
+    try:
+        # It stays open: the linker knows a library by its path, which another one must not get.
+        with open(number, "wb", closefd=False) as file:
+            file.write(content)
+        return _declare(ctypes.CDLL(place))
+    except (AttributeError, OSError) as error:
+        raise OSError(str(error).removeprefix(f"{place}: ")) from error
+    finally:
+        if not place.startswith("/proc/"):
+            os.unlink(place)
 
 
 def lanes(element_size: int) -> int | None:
@@ -111,19 +154,19 @@ def _flags() -> list[str]:
     return [*FLAGS, *os.environ.get("MAML_KERNEL_FLAGS", "").split()]
 
 
-def _compile(compiler: str, path: Path) -> None:
-    # Renamed when whole: a process that loads at the same time sees all of it or nothing.
-    building = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
+def _compile(compiler: str, path: Path) -> bytes:
+    """Compile to ``path``, with a digest at its end; return the library."""
+    with whole.written(path) as building:
         subprocess.run(
             [compiler, *_flags(), str(SOURCE), "-o", str(building)],
             check=True,
             capture_output=True,
             text=True,
+            timeout=COMPILE_S,
         )
-        os.replace(building, path)
-    finally:
-        building.unlink(missing_ok=True)
+        content = building.read_bytes()
+        building.write_bytes(digest.seal(content))
+    return content
 
 
 def _identity(compiler: str) -> str:

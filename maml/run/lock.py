@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-import filelock
-
+from datasets import locks
 from maml.errors import UserError
 
 
@@ -22,24 +22,21 @@ class Lock:
         Raises:
             UserError: naming the flag, if another process has it.
         """
-        self._lock = filelock.FileLock(run_dir / ".lock")
+        self._lock = locks.Lock(run_dir / ".lock")
         try:
-            self._lock.acquire(blocking=False)
-        except filelock.Timeout:
+            # Not every shared folder has locks: there, nothing is known of others.
+            self._lock.acquire()
+        except locks.HeldError:
             raise UserError(
-                f"--run-dir {run_dir}: another process is training into it; end it first, or choose"
-                " another directory"
+                f"--run-dir {run_dir}: {self._lock.holder()} is training into it; end it first, or "
+                "choose another directory"
             ) from None
-        except (OSError, NotImplementedError):
-            pass  # Not every shared folder has locks: there, nothing is known of others.
 
     @staticmethod
     def is_held(run_dir: Path) -> bool:
         """Whether a process, this one included, has ``run_dir`` now."""
-        try:
-            Lock(run_dir).release()
-        except UserError:
-            return True
+        with contextlib.suppress(OSError):
+            return locks.Lock(run_dir / ".lock").is_held()
         return False
 
     def release(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import DataError, cache, digest
+from datasets import DataError, cache, digest, locks
 from datasets.cache import cached
 from datasets.digest import Digest
 from datasets.paths import cache_root, default_data_root
@@ -84,7 +84,9 @@ def test_a_log_has_a_line_now_and_then(empty_cache, capfd, monkeypatch):
 SLOW = """
 import os, sys, time
 import numpy as np
+from datasets import cache, locks
 from datasets.cache import cached
+locks.BEAT_S, cache.LIMIT_S = 0.2, 3.0
 
 def build():
     for _ in range(int(sys.argv[1])):
@@ -101,26 +103,30 @@ cached("x/slow.npy", (int(sys.argv[1]) + 40, 1 << 16), build)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_who_waits_gives_up_only_on_a_builder_that_hangs(
-    empty_cache, run_python, monkeypatch, hangs
+def test_a_builder_is_waited_for_unless_it_hangs(
+    empty_cache, run_python, monkeypatch, hangs, capfd
 ):
-    monkeypatch.setattr(cache, "LOCK_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(locks, "PATIENCE_S", 3.0)
     code = f"import sys; sys.argv[1:] = ['1', '{600 if hangs else 0}']\n{SLOW}"
     child = run_python(code)
     try:
         assert child.stdout is not None and child.stdout.readline() == "begun\n"
+        builds = []
 
-        def wait():
-            return cached("x/slow.npy", (41, 1 << 16), lambda: pytest.fail("built twice"))
+        def build():
+            builds.append(1)
+            yield np.ones((41, 1 << 16), np.uint8)
 
-        if hangs:
-            with pytest.raises(DataError, match=r"slow\.npy\.lock.*nothing for 2 s"):
-                wait()
-        else:
-            assert wait().all()
+        assert cached("x/slow.npy", (41, 1 << 16), build).all()
+        assert builds == [1] * hangs
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) == hangs and all(
+            f"slow.npy.lock: held by process {child.pid} of " in line for line in lines
+        )
     finally:
         child.kill()
         child.communicate()
+    assert leftovers(empty_cache) == ["slow.npy"]
 
 
 def test_processes_that_start_together_build_once(empty_cache, run_python, tmp_path):
@@ -241,6 +247,20 @@ def test_a_thousand_flipped_bytes_of_many_blocks(empty_cache, monkeypatch, capfd
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (cached("x/b.npy", shape, lambda: iter([array])) == array).all()
     assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_no_flipped_bit_and_no_cut_is_overlooked(empty_cache):
+    cached("x/a.npy", SHAPE, chunks)
+    path = empty_cache / "x" / "a.npy"
+    whole = path.read_bytes()
+    damages = [whole[:size] for size in range(len(whole))]
+    for bit in np.random.default_rng(2).choice(8 * len(whole), 200, replace=False):
+        damages.append(bytearray(whole))
+        damages[-1][bit // 8] ^= 1 << bit % 8
+    for damaged in damages:
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=f"^{path}: it"):
+            cache.check(path)
 
 
 def test_what_cannot_be_read_is_built_anew(empty_cache, monkeypatch):

@@ -369,6 +369,26 @@ def test_a_lock_that_a_killed_process_left_goes_at_once(
         assert os.readlink(lock).startswith(shared.machine())
 
 
+def test_a_lock_that_a_stopped_process_holds_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from launch.sweeping.shared import FolderLock; "
+        "FolderLock(Path(sys.argv[1])).acquire(); print('held', flush=True); "
+        "os.kill(os.getpid(), 19)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
+    holder = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        monkeypatch.setattr("datasets.locks.PATIENCE_S", 1.0)
+        with pytest.raises(UserError, match=f"lock.*: held by process {holder.pid} of .*; end it"):
+            shared.FolderLock(tmp_path / "lock").acquire()
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
 @pytest.mark.parametrize("tail", [b'{"op_code":4,"work', b"\0\0\0\0", b'{"op_code":4}garbage'])
 def test_a_torn_last_line_costs_that_line_alone(tail: bytes, tmp_path: Path) -> None:
     path = written(tmp_path, {"seed": [0, 1]})

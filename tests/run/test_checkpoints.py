@@ -291,7 +291,8 @@ def test_two_at_once(tmp_path: Path) -> None:
     forever = {"iterations": 10**6, "checkpoint_every": 10**6, "run_dir": str(tmp_path)}
     first = start([*TRAIN, *as_flags(with_values(CONFIG, **forever))])
     first.wait_for("iterations 0 to", timeout=60)
-    with pytest.raises(UserError, match=f"--run-dir {tmp_path}: another process is training"):
+    named = f"process {first.process.pid} of .* since 20.*"
+    with pytest.raises(UserError, match=f"--run-dir {tmp_path}: {named} is training"):
         train(CONFIG, tmp_path)
     assert read_status(tmp_path)["state"] == "training"  # type: ignore[index]
     first.process.kill()

@@ -1,0 +1,105 @@
+"""A lock is waited for while its holder works, and no longer; who waits can say for whom."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import signal
+import time
+
+import pytest
+
+from datasets import locks
+from datasets.locks import HeldError, Lock
+from datasets.paths import to_download_into
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from datasets import locks
+locks.BEAT_S = 0.2
+with locks.Lock(Path(sys.argv[1])).held():
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+# As another program has it, which knows nothing of signs of life.
+STRANGER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def hold(run_python, tmp_path, monkeypatch):
+    """Start a process that holds ``tmp_path / "lock"`` for some seconds."""
+    monkeypatch.setattr(locks, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(locks, "BEAT_S", 1.0)
+    children = []
+
+    def start(code, seconds=600.0):
+        child = run_python(f"import sys; sys.argv[1:] = [{str(path)!r}, '{seconds}']\n{code}")
+        children.append(child)
+        assert child.stdout.readline() == "held\n"
+        return child
+
+    path = tmp_path / "lock"
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def test_who_works_is_waited_for_and_named(hold, tmp_path, capfd):
+    """Twice as long as is waited for one that gives no sign of life."""
+    child = hold(HOLD, 6.0)
+    with Lock(tmp_path / "lock").held():
+        assert child.wait(timeout=60) == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    named = f"held by process {child.pid} of {platform.node()} since 20"
+    assert line.startswith(f"waiting for {tmp_path}/lock: {named}")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_is_silent_loses_it(hold, tmp_path, capfd, stopped):
+    child = hold(HOLD if stopped else STRANGER)
+    if stopped:
+        child.send_signal(signal.SIGSTOP)
+    named = f"process {child.pid} of {platform.node()} since" if stopped else "another process"
+    with pytest.raises(HeldError, match=f"lock: held by {named}.*silent for 3 s"):
+        with to_download_into(tmp_path, tmp_path / "lock"):
+            pass
+    with Lock(tmp_path / "lock").held():
+        assert child.poll() is None
+        assert Lock(tmp_path / "lock").is_held(), "the next to come would not wait for this one"
+    assert capfd.readouterr().err.count(f"held by {named}") == 3  # twice "waiting for", then taken
+    with Lock(tmp_path / "lock").held():  # free, for all who come later
+        assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt_ends_the_waiting(hold, tmp_path):
+    hold(HOLD)
+    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        Lock(tmp_path / "lock").acquire(600.0)
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("reason", [errno.ENOLCK, errno.ENOSYS])
+def test_a_folder_without_locks_has_no_waiting(tmp_path, monkeypatch, reason):
+    def refuse(*_):
+        raise OSError(reason, os.strerror(reason))
+
+    lock = Lock(tmp_path / "lock")
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert not lock.acquire()
+    with lock.held():
+        pass
+    monkeypatch.undo()
+    assert lock.acquire()
+    assert lock.holder().startswith(f"process {os.getpid()} of ")

@@ -1,0 +1,223 @@
+"""The kept library is whole or compiled anew, whatever happens to its file or to who holds its lock."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import digest
+from maml.kernels import convnet, library, obstacle, smoke
+from maml.kernels.convnet import ALL
+from tests.compiler import COMPILER, needs_compiler
+from tests.launching import REPO, Completed, run, start
+from tests.workers import worker_of
+
+pytestmark = needs_compiler
+
+COMPUTE = "from tests.kernels.test_library import computed; print(computed())"
+
+
+def computed() -> str:
+    """Return a hash of what the kernels of this process compute, or why it has none."""
+    if library.load() is None:
+        return f"torch: {library.failure()}"
+    found = [part[1] for case in smoke.CASES for part in smoke._results(*case[:2])]
+    return hashlib.sha256(b"".join(part.numpy().tobytes() for part in found)).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def built() -> bytes:
+    """The library of this session's cache."""
+    assert library.load() is not None
+    assert COMPILER is not None
+    folder = Path(os.environ["MAML_CACHE"]) / "kernels"
+    return digest.unseal((folder / f"convnet-{library._identity(COMPILER)}.so").read_bytes())
+
+
+class Cache:
+    """A cache of its own, and a compiler that takes no time: it copies what was compiled."""
+
+    def __init__(self, folder: Path, built: bytes) -> None:
+        self.ready, self.log, self.compiler = folder / "ready", folder / "log", folder / "c++"
+        self.ready.write_bytes(built)
+        self.compiler.write_text(
+            f"#!/bin/sh\n[ $1 != --version ] || exec echo 1.0\necho compiled >> {self.log}\n"
+            f'for output; do :; done\nexec cp {self.ready} "$output"\n'
+        )
+        self.compiler.chmod(0o755)
+        self.env = {"MAML_CACHE": str(folder / "cache"), "CXX": str(self.compiler)}
+        name = f"convnet-{library._identity(str(self.compiler))}.so"
+        self.path = folder / "cache" / "kernels" / name
+
+    def compute(self, before: str = "", **more: str) -> Completed:
+        """Compute something by the kernels in a new process."""
+        return run([sys.executable, "-c", before + COMPUTE], 60, env=self.env | more)
+
+    def compiled(self) -> int:
+        """How often the compiler ran."""
+        return self.log.read_text().count("compiled")
+
+    def files(self) -> list[str]:
+        return sorted(p.name for p in self.path.parent.iterdir() if p.suffix != ".lock")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, built: bytes) -> Cache:
+    return Cache(tmp_path, built)
+
+
+def damages(whole: bytes) -> Iterator[bytes]:
+    """200 flips of one bit, and cuts."""
+    for bit in np.random.default_rng(7).choice(8 * len(whole), 200, replace=False):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        yield bytes(damaged)
+    lengths = {0, *(1 << n for n in range(len(whole).bit_length())), len(whole) // 2}
+    lengths |= {len(whole) - n for n in (1, digest.SIZE - 1, digest.SIZE, digest.SIZE + 1)}
+    yield from (whole[:length] for length in sorted(lengths))
+
+
+def test_no_flipped_bit_and_no_cut_is_overlooked(cache: Cache, built: bytes) -> None:
+    whole = digest.seal(built)
+    for damaged in damages(whole):
+        assert damaged != whole
+        cache.ready.write_bytes(damaged)
+        with pytest.raises(OSError, match="^it"):
+            library._open(cache.ready)
+
+
+def of_another_machine(built: bytes) -> bytes:
+    """A library whose digest is right: copied along from another architecture."""
+    return digest.seal(built[:18] + b"\xf3" + built[19:])
+
+
+def typical(whole: bytes) -> Iterator[bytes]:
+    """A bit of the code, half the file, an empty one, another machine's, an earlier version's."""
+    built = digest.unseal(whole)
+    yield whole[:100_000] + bytes([whole[100_000] ^ 4]) + whole[100_001:]
+    yield whole[: len(whole) // 2]
+    yield b""
+    yield of_another_machine(built)
+    yield built
+
+
+EACH = """
+import os, sys
+from pathlib import Path
+from tests.kernels import test_library
+path = Path(sys.argv[1])
+whole = path.read_bytes()
+for damaged in getattr(test_library, sys.argv[2])(whole):
+    path.write_bytes(damaged)
+    child = os.fork()
+    if not child:
+        print(test_library.computed(), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert path.read_bytes() == whole
+"""
+
+
+@pytest.mark.parametrize("which", [typical, pytest.param(damages, marks=pytest.mark.slow)])
+def test_what_is_damaged_is_compiled_anew(
+    which: Callable[[bytes], Iterator[bytes]], cache: Cache, built: bytes
+) -> None:
+    """One line, no crash, the bits of an undisturbed process."""
+    cache.path.parent.mkdir(parents=True)
+    cache.path.write_bytes(digest.seal(built))
+    command = [sys.executable, "-c", EACH, str(cache.path), which.__name__]
+    done = run(command, 600, env=cache.env)
+    count = len(list(which(digest.seal(built))))
+    assert done.stdout == f"{computed()}\n" * count
+    lines = done.stderr.splitlines()
+    assert len(lines) == count and all(line.startswith(f"{cache.path}: ") for line in lines)
+    assert all(line.endswith("; it is compiled anew: about half a minute") for line in lines)
+    assert cache.compiled() == count
+    assert cache.files() == [cache.path.name]
+
+
+def test_a_file_that_changes_later_changes_nothing(cache: Cache, built: bytes) -> None:
+    """A mapped file would: of one that is cut short, the next page kills the process."""
+    cut = f"library.load(); open({str(cache.path)!r}, 'r+b').truncate(0)\n"
+    done = cache.compute("from maml.kernels import library\n" + cut)
+    assert done.stdout == f"{computed()}\n"
+
+
+def test_what_can_never_be_loaded_leaves_it_to_torch(cache: Cache, built: bytes) -> None:
+    cache.ready.write_bytes(digest.unseal(of_another_machine(built)))
+    done = cache.compute()
+    assert done.stdout.startswith("torch: ") and len(done.stderr.splitlines()) == 1
+    assert cache.compiled() == 1
+
+
+def test_a_full_disk_leaves_nothing(cache: Cache) -> None:
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+    done = cache.compute(full)
+    assert done.stdout.startswith("torch: ")
+    assert cache.compiled() == 1 and cache.files() == []
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_lock_that_another_process_holds(cache: Cache, ours: bool) -> None:
+    """A stopped one is named, and one that knows nothing of signs of life is not waited for."""
+    lock = cache.path.with_name(f"{cache.path.name}.lock")
+    kind = "Lock(Path(sys.argv[1]))" if ours else "FileLock(sys.argv[1])"
+    code = (
+        "import os, signal, sys; from pathlib import Path; from filelock import FileLock; "
+        f"from datasets.locks import Lock; lock = {kind}; lock.acquire(); "
+        "print('held', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    lock.parent.mkdir(parents=True)
+    hasty = "from datasets import locks; locks.PATIENCE_S, locks.BEAT_S = 4.0, 1.0\n"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], cwd=REPO, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        command = [sys.executable, "-c", hasty + COMPUTE]
+        ranks = [start(command, env=cache.env | {"RANK": str(rank)}) for rank in range(2)]
+        done = [rank.wait(60) for rank in ranks]
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert [rank.stdout for rank in done] == [f"{computed()}\n"] * 2
+    named = f"process {holder.pid} of {platform.node()} since" if ours else "another process"
+    said = done[0].stderr + done[1].stderr
+    assert f"waiting for {lock}: held by {named}" in said
+    assert f"{lock}: held by {named}" in said and "silent for 4 s; it is not waited for" in said
+    assert cache.compiled() in (1, 2)
+
+
+def test_kernels_that_compute_something_else_do_not_serve(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line says so, and torch computes."""
+    worker = worker_of("maml-glyphs-5way-1shot", filters=16)
+    real = convnet.ConvNetLoss.hessian_vector
+    assert worker.learner.obstacle(torch.device("cpu")) is None
+
+    def wrong(*args: object, **kwargs: object) -> dict[str, torch.Tensor]:
+        return {ALL: real(*args, **kwargs)[ALL] * 1.01}  # type: ignore[arg-type]
+
+    capfd.readouterr()
+    monkeypatch.setattr(convnet.ConvNetLoss, "hessian_vector", wrong)
+    smoke.fault.cache_clear()
+    try:
+        state = torch.get_rng_state()
+        reason = worker.learner.obstacle(torch.device("cpu"))
+        assert reason == smoke.fault()
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        smoke.fault.cache_clear()
+    assert "product with the Hessian is off by 1.0e-02" in str(reason)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == f"warning: {reason} (torch.float64); computing by torch"

@@ -36,7 +36,7 @@ class Lock:
     """The lock of one file, taken once by one owner. Threads exclude each other as processes do."""
 
     def __init__(self, path: Path) -> None:
-        """``path``: the lock's own file, in a folder that exists; it stays when the lock is free."""
+        """``path``: the lock's own file; it stays when the lock is free."""
         self.path = path
         self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
         self._until = math.inf

@@ -69,9 +69,11 @@ def test_who_is_silent_loses_it(hold, tmp_path, capfd, stopped):
     if stopped:
         child.send_signal(signal.SIGSTOP)
     named = f"process {child.pid} of {platform.node()} since" if stopped else "another process"
-    with pytest.raises(HeldError, match=f"lock: held by {named}.*silent for 3 s"):
-        with to_download_into(tmp_path, tmp_path / "lock"):
-            pass
+    with (
+        pytest.raises(HeldError, match=f"lock: held by {named}.*silent for 3 s"),
+        to_download_into(tmp_path, tmp_path / "lock"),
+    ):
+        pass
     with Lock(tmp_path / "lock").held():
         assert child.poll() is None
         assert Lock(tmp_path / "lock").is_held(), "the next to come would not wait for this one"

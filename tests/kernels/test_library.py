@@ -1,4 +1,4 @@
-"""The kept library is whole or compiled anew, whatever happens to its file or to who holds its lock."""
+"""The kept library is whole or compiled anew, whatever happens to its file or to its lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from datasets import digest
-from maml.kernels import convnet, library, obstacle, smoke
+from maml.kernels import convnet, library, smoke
 from maml.kernels.convnet import ALL
 from tests.compiler import COMPILER, needs_compiler
 from tests.launching import REPO, Completed, run, start
@@ -91,7 +91,7 @@ def test_no_flipped_bit_and_no_cut_is_overlooked(cache: Cache, built: bytes) -> 
     for damaged in damages(whole):
         assert damaged != whole
         cache.ready.write_bytes(damaged)
-        with pytest.raises(OSError, match="^it"):
+        with pytest.raises(OSError, match=r"^it"):
             library._open(cache.ready)
 
 

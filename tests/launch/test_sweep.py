@@ -374,7 +374,7 @@ def test_a_lock_that_a_stopped_process_holds_is_one_line(
 ) -> None:
     code = (
         "import os, sys; from pathlib import Path; from launch.sweeping.shared import FolderLock; "
-        "FolderLock(Path(sys.argv[1])).acquire(); print('held', flush=True); "
+        "lock = FolderLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); "
         "os.kill(os.getpid(), 19)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "lock")]

@@ -14,7 +14,7 @@ import sys
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -47,6 +47,13 @@ class Decoding(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """The shape of an image: ``[size, size, 3]`` or ``[size, size]``."""
         return (self.size, self.size, 3) if self.mode == "rgb" else (self.size, self.size)
+
+
+class Decoded(NamedTuple):
+    """An image as an array, and the highest value that it had where a value has 16 bits; else 0."""
+
+    pixels: NDArray[np.uint8]
+    highest: int
 
 
 class ImageFile(NamedTuple):
@@ -135,7 +142,7 @@ def fingerprint(images: Sequence[ImageFile], decoding: Decoding, decoder: str) -
     return digest.hexdigest()
 
 
-def decode(path: Path, decoding: Decoding) -> NDArray[np.uint8]:
+def decode(path: Path, decoding: Decoding) -> Decoded:
     """One image file as :func:`pixels_of` it; raises whatever Pillow raises for damaged bytes."""
     with Image.open(path) as opened:
         # A JPEG much larger than wanted is decoded at a half, a quarter or an eighth of its size.
@@ -143,33 +150,61 @@ def decode(path: Path, decoding: Decoding) -> NDArray[np.uint8]:
         return pixels_of(opened, decoding)
 
 
-def pixels_of(opened: Image.Image, decoding: Decoding) -> NDArray[np.uint8]:
+def pixels_of(opened: Image.Image, decoding: Decoding) -> Decoded:
     """One image as uint8 ``[size, size]`` or ``[size, size, 3]``.
 
-    It is turned upright as its EXIF data says, transparent parts become white, 16 bits become 8,
+    It is turned upright as its EXIF data says, transparent parts become white, 16 or 12 bits 8,
     the first picture of an animation is taken. Its shorter side becomes ``size`` pixels long, and
     what the longer one has more is cut off on both ends: proportions are kept. Raises
     ``ValueError`` for pixels whose range nobody knows.
     """
     size = decoding.size
-    image = _eight_bits(ImageOps.exif_transpose(opened))
+    image, highest = _eight_bits(opened)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("RGB" if decoding.mode == "rgb" else "L")
-    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS), dtype=np.uint8)
+    fitted = ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)
+    return Decoded(np.asarray(fitted, dtype=np.uint8), highest)
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """``image``, unless it has 16 bits: Pillow would cut them off at 255, not scale them."""
+def _eight_bits(opened: Image.Image) -> tuple[Image.Image, int]:
+    """An image upright and with 8 bits, and `Decoded.highest`.
+
+    Pillow cuts values of 16 bits off at 255, it does not scale them; those of colours it scales.
+    """
+    tiles = getattr(opened, "tile", None)  # until it is loaded
+    stored = str(tiles[0][3]) if tiles else ""
+    image = ImageOps.exif_transpose(opened)
     if image.mode == "F":
         raise ValueError("floating-point pixels: their range is not known")
     if not image.mode.startswith("I"):
-        return image
+        if ";16" not in stored or not image.mode.startswith("RGB"):
+            return image, 0
+        return image, 256 * max(most for _, most in image.getextrema()[:3]) + 255
     pixels = np.asarray(image).astype(np.int64)
     if pixels.min() < 0 or pixels.max() > 65535:
         raise ValueError("pixels of more than 16 bits: their range is not known")
-    return Image.fromarray(((pixels + 128) // 257).astype(np.uint8))
+    twelve = "I;12" in stored
+    step = 4095 / 255 if twelve else 257
+    scaled = Image.fromarray((pixels / step).round().astype(np.uint8))
+    return scaled, 0 if twelve else int(pixels.max())
+
+
+def too_dark(highest: Iterable[int]) -> str:
+    """Say that images, by `Decoded.highest`, use a few of their 16 bits alone; "" if they do not.
+
+    Which bits are used no PNG file says for sure. One image may be dark; all of a set are not.
+    """
+    deep = [value for value in highest if value]
+    if not deep or max(deep) > 4095:
+        return ""
+    bits = 8 if max(deep) < 256 else 12
+    return (
+        f"{counted(len(deep), 'image')} of 16 bits a value, none of which is above {max(deep)}: "
+        f"as 16 bits they are black. If they have {bits} bits, multiply the values by "
+        f"{2 ** (16 - bits)}, or save images of 8 bits"
+    )
 
 
 def decode_all(
@@ -179,16 +214,18 @@ def decode_all(
 
     One thread for each core: Pillow decodes and resizes outside the interpreter's lock. Raises
     :class:`DataError` at the end if images are damaged, naming some of them, and a file that lists
-    them where they are many.
+    them where they are many; and if they are :func:`too_dark`.
     """
     damaged: list[str] = []
+    highest: list[int] = []
 
     def chunk(files: Sequence[ImageFile]) -> tuple[NDArray[np.uint8], list[str]]:
         pixels = np.zeros((len(files), *decoding.shape), dtype=np.uint8)
         wrong = []
         for place, file in enumerate(files):
             try:
-                pixels[place] = decode(root / file.path, decoding)
+                pixels[place], most = decode(root / file.path, decoding)
+                highest.append(most)
             # Pillow's readers meet damaged bytes with errors of every kind.
             except Exception as error:
                 wrong.append(f"{shown(root / file.path)} ({_reason(error)})")
@@ -219,6 +256,8 @@ def decode_all(
             executor.shutdown(cancel_futures=True)
     if damaged:
         raise DataError(_damage(damaged, len(images)))
+    if dark := too_dark(highest):
+        raise DataError(f"{shown(root)}: {dark}")
 
 
 def _reason(error: Exception) -> str:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from datasets.acting import Acting
 from datasets.batches import Batches, Examples
 from datasets.blame import calling
+from datasets.checked import Form, checked, form_of
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
@@ -46,14 +47,19 @@ class Contents(NamedTuple):
     * ``point``: how many numbers an example has that is no image; and how many are answered to an
       example, where they are no classes
     * ``pixels``: whether numbers of images are in [0, 1], as those of a picture become here
-    * ``last_class``: the highest class of a task, where one was opened to see
+    * ``form``: what the training tasks are like, where one was opened to see
     """
 
     image_shape: tuple[int, int, int] | None
     classifies: bool
     point: tuple[int, int] = (1, 1)
     pixels: bool = True
-    last_class: int = 0
+    form: Form | None = None
+
+    @property
+    def integers(self) -> bool:
+        """Whether examples are integers, as the numbers of words are; else they are floats."""
+        return self.form is not None and not self.form["query_x"][0].is_floating_point
 
 
 def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
@@ -79,16 +85,12 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
     if not known.is_theirs:
         return Contents(image_shape(data, **request), known.classifies, known.point)
     found = _call(known, known.attribute, "train", data_root, request)
-    if is_taskset(found):
-        asked = ("ways", "shots", "queries", "seed")
-        found = Tasksets(found, name=data, split="train", **{each: request[each] for each in asked})
-    if isinstance(found, Episodes):
-        if isinstance(found, Acting):
-            acts = found.environment
-            return Contents(None, classifies=False, point=(acts.observation_size, acts.outputs))
-        with calling({FLAG: known}):
-            task = found.tasks(torch.arange(1))
-        return _contents_of(task, request["ways"], f"{FLAG} {data}")
+    if isinstance(found, Acting):
+        acts = found.environment
+        return Contents(None, classifies=False, point=(acts.observation_size, acts.outputs))
+    if isinstance(found, Episodes) or is_taskset(found):
+        tasks = open_episodes(data, "train", data_root=data_root, **request).tasks
+        return _contents_of(tasks(torch.arange(1)), request["ways"], f"{FLAG} {data}")
     image = found.images.shape[1:]
     return Contents((image[2] if len(image) == 3 else 1, image[0], image[1]), classifies=True)
 
@@ -110,11 +112,11 @@ def _contents_of(task: Task, ways: int, what: str) -> Contents:
         )
     # What else there may be, an image for an image, is a matter between its losses and its network.
     answered = ways if classifies or y.dim() != 3 else y.shape[2]
-    last = int(y.max()) if classifies else 0
+    form = form_of(task)
     if len(shape) == 1:
-        return Contents(None, classifies, (shape[0], answered), last_class=last)
+        return Contents(None, classifies, (shape[0], answered), form=form)
     pixels = bool(x.min() >= 0) and bool(x.max() <= 1)
-    return Contents((shape[0], shape[1], shape[2]), classifies, (1, answered), pixels, last)
+    return Contents((shape[0], shape[1], shape[2]), classifies, (1, answered), pixels, form)
 
 
 def list_classes(
@@ -145,6 +147,8 @@ def open_episodes(
     seed: int,
     data_root: Path | str | None = None,
     dtype: torch.dtype = torch.float32,
+    form: Form | None = None,
+    classes: int | None = None,
     **options: Any,
 ) -> Episodes:
     """The few-shot tasks of a split of a data set.
@@ -152,7 +156,8 @@ def open_episodes(
     ``data`` is a name of :func:`datasets.registry.data_sets`, or a user's own as
     :mod:`datasets.spelling` has it; ``split`` is ``train``, ``validation`` or ``test``;
     ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``. Options that a data set has no
-    use for are ignored (``ways`` by ``sinusoid``).
+    use for are ignored (``ways`` by ``sinusoid``). ``form`` and ``classes``: what tasks of a user's
+    own are held against, as :func:`datasets.checked.checked` says.
 
     Raises :class:`DataError`, whose message is for the user, if the request or the data is not in
     order.
@@ -165,9 +170,12 @@ def open_episodes(
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed, "dtype": dtype}
     found = _call(known, known.episodes, split, data_root, {**task, **options})
     if is_taskset(found):
-        return Tasksets(found, name=data, split=split, **task)  # type: ignore[arg-type]
-    if isinstance(found, Episodes):
+        found = Tasksets(found, name=data, split=split, **task)  # type: ignore[arg-type]
+    if isinstance(found, Acting) or (isinstance(found, Episodes) and not known.is_theirs):
         return found
+    if isinstance(found, Episodes):
+        where = {"split": split, "seed": seed, "dtype": dtype}
+        return checked(found, known, **where, form=form, classes=classes)  # type: ignore[arg-type]
     if isinstance(found, _ByClass):
         found = found.for_episodes()
     if not isinstance(found, ImageClasses):

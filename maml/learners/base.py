@@ -14,7 +14,6 @@ from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.spelling import is_theirs
 from datasets.tasks import Task
-from datasets.words import counted
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.data import data_contents, data_options, training_task
@@ -92,9 +91,9 @@ class Learner(nn.Module, ABC):
     any number of workers and steps.
 
     A subclass states its inner problem in `problem`, and may override any of `support_loss`,
-    `query_loss`, `set_loss`, `call_network` and `answers`, all written for *one* task and pure:
-    whatever they are is what is differentiated. Evaluation adapts by them, too, and scores the
-    `answers` by the data set's own loss and by `metrics`.
+    `query_loss`, `set_loss`, `loss`, `call_network` and `answers`, all written for *one* task and
+    pure: whatever they are is what is differentiated. Evaluation adapts by them, too, and scores
+    the `answers` by `loss` and by `metrics`.
 
     Attributes:
         metric_names: The metrics that `metrics` returns, in order; some names are taken
@@ -149,17 +148,15 @@ class Learner(nn.Module, ABC):
         inputs, outputs = contents.point
         if contents.classifies:
             outputs = self.outputs(config)
-            if contents.last_class >= outputs and not self.any_ways:
-                raise UserError(
-                    f"--ways {config.ways}: a task of --data {config.data} has the class "
-                    f"{contents.last_class}, and the network {counted(outputs, 'output')}"
-                )
+        one_for = "each class" if contents.classifies else "each number of a target"
         with drawn(config.seed, "initial weights"):
             self.network = build_network(
                 config.network,
                 image_shape=self.image_shape,
                 ways=outputs,
                 point=(inputs, outputs),
+                integers=contents.integers,
+                one_for=one_for if self._is_own("loss") else None,
                 **network_options(config),
             )
         self.frozen = frozen(
@@ -222,7 +219,15 @@ class Learner(nn.Module, ABC):
     def set_loss(self, params: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of a set, normalised by its own statistics, and its outputs."""
         outputs, _ = self.call_network(params, x)
-        return self.objective.loss(outputs, y), outputs
+        return self.loss(outputs, y), outputs
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the loss (a scalar) of outputs ``[E, …]`` for targets ``y [E, …]``.
+
+        It is the data set's own: cross-entropy of classes, or else the mean squared error. A
+        subclass that overrides it may have a network with any outputs, for any targets.
+        """
+        return self.objective.loss(outputs, y)
 
     def call_network(
         self, params: Params, x: Tensor, statistics: Statistics | None = None
@@ -302,6 +307,8 @@ class Learner(nn.Module, ABC):
                 seed=config.seed,
                 data_root=config.data_root,
                 dtype=getattr(torch, config.dtype),
+                form=self.contents.form,
+                classes=ways if self._is_own("loss") else None,
                 **data_options(config),
             )
         except DataError as error:
@@ -350,7 +357,7 @@ class Learner(nn.Module, ABC):
         return {part: self._stated(part) for part in ("support", "query")}
 
     def _stated(self, part: Any) -> Any:
-        if not all(map(self._is_own, (f"{part}_loss", "set_loss", "call_network"))):
+        if not all(map(self._is_own, (f"{part}_loss", "set_loss", "loss", "call_network"))):
             return getattr(self, f"{part}_loss")
         return NetworkLoss(self.network, part, self.objective.loss, self.config.precision)
 
@@ -413,14 +420,14 @@ class Learner(nn.Module, ABC):
     def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
         """Return each task's loss and metrics, ``{name: [B]}``, of its queries' targets ``y``.
 
-        The loss is the data set's own, of the learner's `answers`, whatever it was trained with: so
-        that learners can be compared.
+        The loss is `loss` of the learner's `answers`, whatever else it was trained with: so that
+        learners can be compared.
 
         Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
         """
         results = {}
         for prefix, outputs in zip(("", "non_transductive_"), predictions, strict=True):
-            results[f"{prefix}loss"] = each_task(self.objective.loss, self.batching)(outputs, y)
+            results[f"{prefix}loss"] = each_task(self.loss, self.batching)(outputs, y)
             for name, value in self._measured(outputs, y).items():
                 results[f"{prefix}{name}"] = value
         return results

@@ -85,7 +85,7 @@ class CAVIA(MAML):
         )
 
     def _stated(self, part: Any) -> Any:
-        plainly = all(map(self._is_own, ("set_loss", "call_network")))
+        plainly = all(map(self._is_own, ("set_loss", "loss", "call_network")))
         if not plainly or not self._is_own(f"{part}_loss", CAVIA):
             return getattr(self, f"{part}_loss")
         plain = NetworkLoss(self.network, part, self.objective.loss, self.config.precision)

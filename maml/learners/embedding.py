@@ -73,7 +73,8 @@ class Embedding(Learner):
         own = {name: p for name, p in meta_params.items() if not name.startswith("network.")}
         fixed = self.network_weights(meta_params) | own
         query = self.query_loss
-        if self._is_own("query_loss", Embedding) and self._is_own("call_network"):
+        plainly = self._is_own("loss") and self._is_own("call_network")
+        if plainly and self._is_own("query_loss", Embedding):
             query = self._feature_loss(ways)
         # There is no step, so nobody asks for the support loss.
         return Problem(start={}, support=query, query=query, fixed=fixed, steps=0)
@@ -88,7 +89,7 @@ class Embedding(Learner):
         loss = self._feature_loss(self.config.train_ways or self.config.ways)
         features, _ = self.call_network(params, both(task))
         outputs = loss.of_features(params, features, task)
-        return self.objective.loss(outputs, task.query_y), outputs
+        return self.loss(outputs, task.query_y), outputs
 
     def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None

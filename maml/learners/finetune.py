@@ -139,7 +139,7 @@ class Finetune(Learner):
     def _loss_of_features(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss of a task whose support set is given as features ``[S, F]``."""
         logits = _tuned(params, task.support_x)
-        return self.objective.loss(logits, task.support_y), logits
+        return self.loss(logits, task.support_y), logits
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: the support set is always normalised by itself."""

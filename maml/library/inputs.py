@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.folder_source import Decoding, decode, pixels_of, shown
+from datasets.folder_source import Decoded, Decoding, decode, pixels_of, shown, too_dark
 from datasets.pictures import as_in
 from datasets.words import counted
 from maml.errors import UserError
@@ -78,17 +78,18 @@ def images(
     return torch.from_numpy(np.array(array))
 
 
-def numbers(given: Any, what: str, width: int) -> Tensor:
-    """Return floats ``[n, width]``: examples or targets that are no images.
+def numbers(given: Any, what: str, shape: tuple[int, ...], *, integers: bool = False) -> Tensor:
+    """Return floats, or integers, ``[n, *shape]``: examples or targets that are no pictures.
 
     Raises:
         UserError: for another type or shape.
     """
     array = _stacked(given, what)
-    if not np.issubdtype(array.dtype, np.floating) or array.shape[1:] != (width,):
+    kind, called = (np.integer, "integers") if integers else (np.floating, "floats")
+    if not np.issubdtype(array.dtype, kind) or array.shape[1:] != shape:
         raise UserError(
-            f"{what}: {array.dtype} of shape {list(array.shape)}; the model takes floats "
-            f"[n, {width}]"
+            f"{what}: {array.dtype} of shape {list(array.shape)}; the model takes {called} "
+            f"[n, {_joined(shape)}]"
         )
     return torch.from_numpy(np.array(array))
 
@@ -158,10 +159,13 @@ def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
     if height != width or channels not in (1, 3):
         raise UserError(f"{what}: PIL images are fitted to squares; the model takes {list(shape)}")
     decoding = Decoding(height, "rgb" if channels == 3 else "grey")
-    return as_in(data, np.stack([_pixels(one, decoding, what) for one in given]))
+    decoded = [_decoded(one, decoding, what) for one in given]
+    if dark := too_dark(one.highest for one in decoded):
+        raise UserError(f"{what}: {dark}")
+    return as_in(data, np.stack([one.pixels for one in decoded]))
 
 
-def _pixels(picture: Any, decoding: Decoding, what: str) -> NDArray[np.uint8]:
+def _decoded(picture: Any, decoding: Decoding, what: str) -> Decoded:
     """Return a PIL image, or a file that PIL opens, as the model's images are."""
     from PIL import Image
 

@@ -159,7 +159,7 @@ class Model:
         classes: list[Hashable] | None = None
         learner = self.learner
         if self.ways is None:
-            answered = self.learner.contents.point[1]
+            answered = self.learner.contents.point[1:]
             y = inputs.numbers(support_y, "support_y", answered).to(self._dtype)
             if len(y) != len(x):
                 counts = f"{counted(len(y), 'target')} for {counted(len(x), 'example')}"
@@ -282,8 +282,11 @@ class Model:
             UserError: in one line, for what does not fit.
         """
         shape, contents = self.image_shape, self.learner.contents
+        if contents.integers:
+            x = inputs.numbers(given, what, shape or contents.point[:1], integers=True)
+            return x.to(self._device, torch.int64)
         x = (
-            inputs.numbers(given, what, contents.point[0])
+            inputs.numbers(given, what, contents.point[:1])
             if shape is None
             else inputs.images(given, shape, self.config.data, what, pixels=contents.pixels)
         )

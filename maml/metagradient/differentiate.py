@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from maml import kernels
+from maml.errors import UserError
 from maml.kernels.derivatives import Derivatives
 from maml.metagradient import displacement, forward_over_reverse, implicit, unrolled
 from maml.metagradient.by_task import Batching, TaskDerivatives, one_by_one, unstacked
@@ -160,7 +161,12 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in problem.params(problem.start, step).items()
     }
-    value, _ = called(loss, params, next(unstacked(tasks)), step)
+    first = next(unstacked(tasks))
+    try:
+        value, _ = called(loss, params, first, step)
+    except RuntimeError as error:
+        _explain_dtypes(params, first, error)
+        raise
     leaves = _leaves_under(value)
     found = frozenset(name for name, tensor in params.items() if id(tensor) in leaves)
     if len(leaves) > len(found):
@@ -174,6 +180,19 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
     if isinstance(loss, _OF_NETWORKS):
         known[key] = found
     return found
+
+
+def _explain_dtypes(params: Params, task: Any, error: RuntimeError) -> None:
+    """Raise `UserError` where a loss may have failed as tasks and parameters are of two dtypes."""
+    of_task, of_params = (
+        " and ".join(sorted({str(t.dtype) for t in pytree.tree_leaves(of) if t.is_floating_point()}))
+        for of in (task, params)
+    )
+    if of_task and of_params and of_task != of_params:
+        raise UserError(
+            f"tasks: they are {of_task}, and the parameters {of_params}; give both as one dtype "
+            f"({' '.join(str(error).split())})"
+        ) from None
 
 
 def _reads_all(loss: NetworkLoss | FeatureLoss | ModulatedLoss) -> bool:

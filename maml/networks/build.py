@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import Config, registry
@@ -27,6 +27,8 @@ def build_network(
     image_shape: tuple[int, int, int] | None,
     ways: int,
     point: tuple[int, int] = (1, 1),
+    integers: bool = False,
+    one_for: str | None = "each output",
     **options: Any,
 ) -> nn.Module:
     """Return the network that ``--network name`` means, with weights from the global generator.
@@ -38,6 +40,9 @@ def build_network(
         ways: Outputs of a classifier.
         point: What data has that is not images: numbers of an example, and of an answer to it. A
             user's own network gets them as a shape ``(inputs,)``, and in place of the ways.
+        integers: Whether examples are integers; else they are floats.
+        one_for: What a user's own network has an output for, in words; None: its number of outputs
+            is a matter between it and a loss that is a user's own, too.
         options: Fields of the configuration; those that the network does not read are left out.
 
     Raises:
@@ -49,6 +54,11 @@ def build_network(
         raise UserError(
             f"--network {name} takes {known.takes}, and the data set has "
             f"{'none' if image_shape is None else 'images'}"
+        )
+    if known.takes is not None and integers:
+        raise UserError(
+            f"--network {name} takes floats, and the examples of the data set are integers: give "
+            "floats, or a network of your own, as one that begins with nn.Embedding"
         )
     read = {field: value for field, value in options.items() if field in (known.reads or ())}
     if known.takes == "points":
@@ -65,9 +75,11 @@ def build_network(
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
         _check_parameters(network, name)
-        _make_lazy_layers(network, shape)
+        tried = torch.full((2, *shape), 1 if integers else 0.5)
+        _make_lazy_layers(network, tried)
         network = explicit(network, name)
-        _try(network, name, shape, outputs)
+        wanted = None if one_for is None else (outputs, one_for)
+        _try(network, name, tried, wanted)
     return network
 
 
@@ -90,7 +102,7 @@ def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
         raise
 
 
-def _make_lazy_layers(network: nn.Module, shape: tuple[int, ...]) -> None:
+def _make_lazy_layers(network: nn.Module, examples: Tensor) -> None:
     """Call a network that has lazy layers once: only then they know what layers they are."""
     lazy = [layer for layer in network.modules() if isinstance(layer, LazyModuleMixin)]
     if not lazy:
@@ -98,7 +110,7 @@ def _make_lazy_layers(network: nn.Module, shape: tuple[int, ...]) -> None:
     modes = {module: module.training for module in network.modules()}
     network.eval()  # no statistics are kept
     with torch.no_grad():
-        network(torch.zeros(2, *shape))
+        network(torch.zeros_like(examples))
     for module, mode in modes.items():
         module.training = mode
 
@@ -123,13 +135,18 @@ def _check_parameters(network: nn.Module, name: str) -> None:
                 )
 
 
-def _try(network: nn.Module, name: str, shape: tuple[int, ...], count: int) -> None:
-    """Call a user's network once: mistakes show at once."""
+def _try(
+    network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str] | None
+) -> None:
+    """Call a user's network on ``examples [2, …]``: mistakes show at once.
+
+    ``wanted``: how many outputs it must have, and for what; None: any number.
+    """
     with torch.no_grad():
-        outputs, _ = network(torch.zeros(2, *shape))
+        outputs, _ = network(torch.zeros_like(examples))
         # Once more, as what the first call has made may stay.
         before = {path: buffer.clone() for path, buffer in network.named_buffers()}
-        network(torch.full((2, *shape), 0.5))
+        network(examples)
     for path, buffer in network.named_buffers():
         if path not in before or not same_numbers(buffer, before[path]):
             raise UserError(
@@ -139,10 +156,10 @@ def _try(network: nn.Module, name: str, shape: tuple[int, ...], count: int) -> N
             )
     if not isinstance(outputs, torch.Tensor):
         raise UserError(f"--network {name}: forward returns {type(outputs).__name__}, no tensor")
-    if outputs.shape != (2, count):
-        images = len(shape) == 3
+    if wanted is not None and outputs.shape != (2, wanted[0]):
+        count, what = wanted
         raise UserError(
-            f"--network {name}: two {'images' if images else 'examples'} became "
-            f"{list(outputs.shape)}; outputs must be [2, {count}], one number for "
-            f"{f'each of --ways {count}' if images else 'each output of the data'}"
+            f"--network {name}: two {'images' if examples.dim() == 4 else 'examples'} became "
+            f"{list(outputs.shape)}; outputs must be [2, {count}], one number for {what} (others "
+            "are for a learner of your own, which overrides loss(outputs, y))"
         )

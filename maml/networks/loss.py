@@ -136,5 +136,7 @@ def apply(
         outputs, used = torch.func.functional_call(
             network, params, (x, statistics), tie_weights=False
         )
-    # What is computed from the outputs, a loss to begin with, is not rounded.
-    return outputs.to(x.dtype), used
+    # What is computed from the outputs, a loss to begin with, is as exact as the parameters.
+    # Examples do not say how exact: they may be integers.
+    exact = next((p.dtype for p in params.values() if p.is_floating_point()), outputs.dtype)
+    return outputs.to(exact), used

@@ -34,13 +34,14 @@ def mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
         return False
     try:
         # In float64 a weak dependence stands out from rounding.
-        return _mixes(
-            {n: p.double() if p.is_floating_point() else p for n, p in params.items()},
-            network,
-            x.double(),
-        )
+        exact = {name: _double(tensor) for name, tensor in params.items()}
+        return _mixes(exact, network, _double(x))
     except RuntimeError:
         return _mixes(params, network, x)  # it has tensors of its own, of another dtype
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _is_ours(network: nn.Module) -> bool:
@@ -51,7 +52,8 @@ def _is_ours(network: nn.Module) -> bool:
 
 def _mixes(params: Params, network: nn.Module, x: Tensor) -> bool:
     # Whatever is the same for all examples, as the brightest pixel, would hide what depends on it.
-    x = x * torch.linspace(0.25, 1, len(x)).to(x).view(-1, *[1] * (x.dim() - 1))
+    if x.is_floating_point():
+        x = x * torch.linspace(0.25, 1, len(x)).to(x).view(-1, *[1] * (x.dim() - 1))
     generator = torch.Generator().manual_seed(0)
     nudged = {
         name: p + NUDGE * torch.randn(p.shape, generator=generator).to(p)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
+import zlib
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from PIL import Image
 from datasets import DataError, FewShotImages, folder
 from datasets.cache import cache_root
 from datasets.folder import parse_fractions, read_images
+from maml.errors import UserError
+from maml.library.inputs import images
 
 SIZE = 12
 
@@ -317,6 +321,57 @@ def test_palettes_cmyk_one_bit_and_sixteen(tmp_path):
     for ending in ("png", "tiff", "pgm"):
         path = save(tmp_path / ending / f"a.{ending}", Image.fromarray(deep))
         assert (pixels(path, mode="grey") == (deep / 257.0).round()).all()
+
+
+def sixteen_bits(path: Path, values: np.ndarray) -> Path:
+    """A PNG of 16 bits a value, grey ``[H, W]`` or colours ``[H, W, 3]``, which Pillow cannot write."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    height, width = values.shape[:2]
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, 2 * (values.ndim - 2), 0, 0, 0)
+    chunks = {b"IHDR": header, b"IDAT": zlib.compress(lines), b"IEND": b""}
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks.items()
+    ))  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize("colours", [False, True])
+@pytest.mark.parametrize(("bits", "factor"), [(8, 256), (12, 16)])
+def test_few_of_16_bits_are_told_never_black(tmp_path, bits, factor, colours):
+    """Of a folder, and of what a model is given; one dark image among others is a dark image."""
+    ramp = np.linspace(0, 2**bits - 1, SIZE * SIZE).round().astype(np.uint16).reshape(SIZE, SIZE)
+    deep = np.stack([ramp] * 3, -1) if colours else ramp
+    root = tmp_path / "mine"
+    files = [sixteen_bits(root / name / f"{i}.png", deep) for name in "abcdefg" for i in range(3)]
+    most = 2**bits - 1 if not colours else ((2**bits - 1) // 256) * 256 + 255
+    says = rf"images? of 16 bits a value, none of which is above {most}: as 16 bits they are black"
+    message = refused(root)
+    assert re.search(rf"^{re.escape(str(root))}: 21 {says}.* multiply the values by {factor},", message)
+    with pytest.raises(UserError, match=rf"^support_x: 2 {says}"):
+        images(files[:2], (1, SIZE, SIZE), "folder", "support_x")
+    bright = sixteen_bits(files[0], deep * factor)
+    found = images(files[:2], (1, SIZE, SIZE), "folder", "support_x")
+    assert found[0].max() > 0.9 and found[1].max() < 0.1
+    assert open_them(root).tasks(torch.arange(9)).support_x.isfinite().all()
+    assert (pixels(sixteen_bits(tmp_path / "x" / bright.name, deep * factor)) > 200).any()
+
+
+def test_twelve_bits_of_a_tiff_are_scaled(tmp_path):
+    """Its BitsPerSample says how many they are."""
+    values = np.linspace(0, 4095, SIZE * SIZE).round().astype(int).reshape(SIZE, SIZE)
+    pairs = values.reshape(-1, 2).tolist()
+    data = b"".join((a << 12 | b).to_bytes(3, "big") for a, b in pairs)
+    tags = {256: SIZE, 257: SIZE, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: SIZE, 279: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    path = tmp_path / "x" / "a.tiff"
+    path.parent.mkdir()
+    path.write_bytes(
+        struct.pack("<2sHI", b"II", 42, 8 + len(data)) + data
+        + struct.pack("<H", len(tags)) + entries + struct.pack("<I", 0)
+    )  # fmt: skip
+    assert (pixels(path, mode="grey") == (values * 255 / 4095).round()).all()
 
 
 def test_a_large_photograph_is_averaged_not_sampled(tmp_path):

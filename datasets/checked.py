@@ -1,0 +1,127 @@
+"""Tasks of a user's own, looked at before anybody learns from them: what is wrong is one line."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from datasets.blame import calling
+from datasets.episodes import Episodes
+from datasets.errors import DataError
+from datasets.registry import FLAG, DataSet
+from datasets.tasks import Task
+
+E = TypeVar("E", bound=Episodes)
+Form: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Of each part of a task: its dtype, and the shape of what one example has of it."""
+
+
+def checked(
+    found: E,
+    known: DataSet,
+    *,
+    split: str,
+    seed: int,
+    dtype: torch.dtype,
+    form: Form | None = None,
+    classes: int | None = None,
+) -> E:
+    """A copy of ``found`` whose tasks are converted and looked at wherever they are made.
+
+    Floats become ``dtype``, and so do images of bytes (uint8 ``[B, E, C, H, W]``), divided by 255.
+    All other integers become int64. Task 0 is made at once.
+
+    ``split`` and ``seed`` are for messages. ``form``: what all tasks are to be like; None: as task
+    0 is. ``classes``: how many labels there may be; None: they mean whatever they mean.
+
+    Raises :class:`DataError`, here and wherever tasks are made: one line that names the task and
+    says what is wrong with it, or what the user's code raised.
+    """
+    looking = _Looking(found.tasks, known, f"{split} task{{}} of seed {seed}", dtype, form, classes)
+    first = looking(torch.arange(1))
+    looking.form = form or form_of(first)
+    own = copy.copy(found)
+    own.__dict__["tasks"] = looking
+    return own
+
+
+def form_of(task: Task) -> Form:
+    """What tasks are like, as one or more of them show: ``[B, E, …]`` each."""
+    parts = {name: getattr(task, name) for name in Task._fields}
+    return {name: (part.dtype, tuple(part.shape[2:])) for name, part in parts.items()}
+
+
+@dataclass
+class _Looking:
+    """Makes tasks as ``make`` does, and looks at them; ``where`` names them, given their ids."""
+
+    make: Callable[[Tensor], Task]
+    known: DataSet
+    where: str
+    dtype: torch.dtype
+    form: Form | None
+    classes: int | None
+
+    def __call__(self, ids: Tensor) -> Task:
+        try:
+            return self._made(ids)
+        except DataError:
+            # Made one by one, the task at fault shows; and those that cannot be one batch.
+            for one in ids.split(1) if len(ids) > 1 else ():
+                self._made(one)
+            raise
+
+    def _made(self, ids: Tensor) -> Task:
+        listed = ", ".join(map(str, ids.tolist()))
+        where = self.where.format(f" {listed}" if len(ids) == 1 else f"s {listed}")
+        with calling({FLAG: self.known}):
+            try:
+                made = self.make(ids)
+            except Exception as error:
+                error.add_note(where)
+                raise
+        parts = {name: getattr(made, name, None) for name in Task._fields}
+        strange = [name for name, part in parts.items() if not isinstance(part, Tensor)]
+        if strange:
+            wrong: str | None = f"{type(made).__name__} without a tensor {strange[0]}"
+        else:
+            made = made._replace(**{name: self._converted(name, p) for name, p in parts.items()})
+            wrong = self._wrong(made, len(ids))
+        if wrong is not None:
+            raise DataError(f"{FLAG} {self.known.name}: {where}: {wrong}")
+        return made
+
+    def _converted(self, name: str, part: Tensor) -> Tensor:
+        if part.dtype == torch.uint8 and name.endswith("_x") and part.dim() == 5:
+            return part.to(self.dtype).div_(255)
+        return part.to(self.dtype if part.is_floating_point() else torch.int64)
+
+    def _wrong(self, made: Task, count: int) -> str | None:
+        """What is wrong with ``count`` tasks, in so many words; None: nothing."""
+        for part in ("support", "query"):
+            x, y = getattr(made, f"{part}_x"), getattr(made, f"{part}_y")
+            if x.dim() < 2 or x.shape[:2] != y.shape[:2] or len(x) != count:
+                return f"{part}_x is {_of(x)} and {part}_y {_of(y)}; give [{count}, E, …] each"
+            if self.classes is not None and not y.is_floating_point() and y.numel():
+                least, most = (int(label) for label in y.aminmax())
+                if least < 0 or most >= self.classes:
+                    label, last = least if least < 0 else most, self.classes - 1
+                    of = f"of {self.classes} ways they are from 0 to {last}"
+                    return f"{part}_y has the label {label}; {of}"
+        for name, like in (self.form or {}).items():
+            part = getattr(made, name)
+            if (part.dtype, part.shape[2:]) != like:
+                dtype, sizes = like
+                shape = ", ".join([str(count), "E", *map(str, sizes)])
+                first = f"{str(dtype).removeprefix('torch.')} [{shape}]"
+                return f"{name} is {_of(part)}; that of the first task is {first}"
+        return None
+
+
+def _of(part: Tensor) -> str:
+    return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"

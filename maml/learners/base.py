@@ -148,7 +148,7 @@ class Learner(nn.Module, ABC):
         inputs, outputs = contents.point
         if contents.classifies:
             outputs = self.outputs(config)
-        one_for = "each class" if contents.classifies else "each number of a target"
+        one_for = "each class" if contents.classifies else "each number of an answer"
         with drawn(config.seed, "initial weights"):
             self.network = build_network(
                 config.network,

@@ -160,6 +160,6 @@ def _try(
         count, what = wanted
         raise UserError(
             f"--network {name}: two {'images' if examples.dim() == 4 else 'examples'} became "
-            f"{list(outputs.shape)}; outputs must be [2, {count}], one number for {what} (others "
+            f"{list(outputs.shape)}; outputs must be [2, {count}], one for {what} (others "
             "are for a learner of your own, which overrides loss(outputs, y))"
         )

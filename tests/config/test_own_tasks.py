@@ -1,0 +1,318 @@
+"""Tasks, examples, targets and losses of a user's own that are others than ours."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import maml
+from datasets import DataError, open_episodes
+from maml.config import Config
+from maml.config.cli import parse
+from maml.errors import UserError
+from maml.evaluate import main as evaluate
+from maml.learners import build_learner
+from maml.run.files import read_rows
+from maml.trainer import Trainer
+from tests.launching import REPO, run
+from tests.runs import metrics, result
+
+BRIEF = [
+    "--meta-batch-size", "4", "--eval-every", "0", "--test-tasks", "3", "--log-every", "1",
+    "--logger", "none", "--threads", "1",
+]  # fmt: skip
+_numbers = itertools.count()
+
+SOURCE = '''
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+from datasets import Episodes, Task
+from maml.learners.maml import MAML
+
+class Drawn(Episodes):
+    """Tasks of 10 support and 10 query examples; ``at`` is the task that ``change`` changes."""
+    def __init__(self, split, of, change=None, at=5):
+        self.split, self.of, self.change, self.at = split, of, change, at
+    def tasks(self, ids):
+        return Task(*map(torch.stack, zip(*map(self.one, ids.tolist()))))
+    def one(self, id):
+        x, y = self.of(torch.Generator().manual_seed(id))
+        task = Task(x[:10], y[:10], x[10:], y[10:])
+        return self.change(task) if id == self.at and self.change else task
+
+def labels(): return torch.arange(5).repeat(4)
+def image(dice): return torch.rand(20, 1, 8, 8, generator=dice), labels()
+def images(split): return Drawn(split, image)
+
+CHANGES = {
+    "above": lambda t: t._replace(query_y=t.query_y + 3),
+    "below": lambda t: t._replace(support_y=t.support_y - 1),
+    "larger": lambda t: t._replace(query_x=torch.rand(10, 1, 9, 9)),
+    "more": lambda t: t._replace(query_x=torch.rand(11, 1, 8, 8)),
+    "floats": lambda t: t._replace(query_y=t.query_y.float()),
+    "list": lambda t: t._replace(query_y=t.query_y.tolist()),
+    "raises": lambda t: t.no_such_part,
+}
+def bad(split, change, at=5, of="train"):
+    return Drawn(split, image, CHANGES[change] if split == of else None, at)
+def alone(split):  # a batch of one alone would not be a mistake of theirs
+    made = Drawn(split, image)
+    made.tasks = lambda ids: Drawn.tasks(made, ids) if split != "train" or 5 not in ids else {}
+    return made
+
+KINDS = {
+    "int32": lambda x, y: (x, y.int()),
+    "uint8 labels": lambda x, y: (x, y.byte()),
+    "bytes": lambda x, y: ((255 * x).round().byte(), y),
+    "float64": lambda x, y: (x.double(), y),
+    "float16": lambda x, y: (x.half(), y),
+    "points": lambda x, y: (x.double().flatten(2)[:, 0, :3], y.double()[:, None]),
+}
+def kinds(split, kind): return Drawn(split, lambda dice: KINDS[kind](*image(dice)))
+
+def words(split):
+    def of(dice):
+        x, y = torch.randint(0, 30, (20, 6), generator=dice), labels()
+        return torch.cat([torch.randperm(30, generator=dice)[y][:, None], x], 1).int(), y
+    return Drawn(split, of)
+class Words(nn.Module):
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(30, 8), nn.Linear(8 * shape[0], outputs)
+    def forward(self, x): return self.head(self.embedding(x).flatten(1))
+
+def two(shape, outputs):
+    return nn.Sequential(nn.Linear(*shape, 20), nn.Tanh(), nn.Linear(20, 2 * outputs))
+class Gaussian(MAML):
+    def __init__(self, config):
+        super().__init__(config)
+        self.metric_names = ("error",)
+    def loss(self, outputs, y):
+        mean, log_variance = outputs.chunk(2, -1)
+        return 0.5 * (log_variance + (mean - y).square() / log_variance.exp()).mean()
+    def metrics(self, outputs, y):
+        return {"error": (outputs.chunk(2, -1)[0] - y).abs().mean((-2, -1))}
+class OnlySets(MAML):
+    def set_loss(self, params, x, y): return Gaussian.set_loss(self, params, x, y)
+
+def tags(split):
+    def of(dice):
+        x = torch.randn(20, 1, 8, 8, generator=dice)
+        return x, (x[:, 0, :3, 0] + x[:, 0, 3:6, 0] > 0).double()
+    return Drawn(split, of)
+def flat(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
+class Tags(MAML):
+    def __init__(self, config):
+        super().__init__(config)
+        self.metric_names = ("right",)
+    def loss(self, outputs, y): return F.binary_cross_entropy_with_logits(outputs, y)
+    def metrics(self, outputs, y):
+        return {"right": ((outputs > 0) == (y > 0)).to(outputs.dtype).mean((-2, -1))}
+
+class Weighted(MAML):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("weights", torch.arange(1, 1 + config.ways).float())
+    def loss(self, outputs, y): return F.cross_entropy(outputs, y, weight=self.weights)
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of the above, of no other test, in the current directory."""
+    name = f"own_tasks_{next(_numbers)}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return name
+
+
+def untrained(config: Config) -> float:
+    """The loss of the run's test tasks before any training."""
+    learner = build_learner(config)
+    tasks = learner.open_tasks("test", evaluation=True).tasks(torch.arange(config.test_tasks))
+    return float(learner.evaluate(learner.meta_parameters(), tasks)["loss"].mean())
+
+
+# ---- tasks that are wrong -----------------------------------------------------------------------
+
+WRONG = {
+    "above": r"query_y has the label 7; of 5 ways they are from 0 to 4$",
+    "below": r"support_y has the label -1; of 5 ways they are from 0 to 4$",
+    "larger": r"query_x is float32 \[1, 10, 1, 9, 9\]; that of the first task is float32 "
+    r"\[1, E, 1, 8, 8\]$",
+    "more": r"query_x is float32 \[1, 11, 1, 8, 8\] and query_y int64 \[1, 10\]; give \[1, E, ",
+    "floats": r"query_y is float32 \[1, 10\]; that of the first task is int64 \[1, E\]$",
+    "list": r"TypeError: .* \(.*own_tasks_\d+.py:\d+\); train task 5 of seed 0$",
+    "raises": r"AttributeError: .*no_such_part.* \(.*own_tasks_\d+.py:\d+\); train task 5 of seed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_later_task_that_is_wrong_is_one_line(change: str, own: str, tmp_path: Path) -> None:
+    """In training, where it is made ahead in a thread; alone, and in a batch, by the library."""
+    data = f"{own}:bad(change='{change}')"
+    where = "" if change in ("list", "raises") else "train task 5 of seed 0: "
+    line = rf"^--data {re.escape(data)}: {where}{WRONG[change]}"
+    words = ["maml-glyphs-5way-1shot", "--data", data, "--network", f"{own}:flat", *BRIEF]
+    with pytest.raises(DataError, match=line):
+        Trainer(parse([*words, "--iterations", "3", "--task-batch", "2"])).run()
+    learner = build_learner(parse(words))
+    for ids in ([5], [3, 5, 4]):
+        with pytest.raises(DataError, match=line) as caught:
+            learner.open_tasks("train").tasks(torch.tensor(ids))
+        assert "\n" not in str(caught.value)
+    if change in ("above", "below", "floats"):
+        return  # what labels mean is known to a learner alone
+    with pytest.raises(UserError, match=line):
+        maml.episodes(data, "train").tasks([4, 5])
+
+
+def test_before_training_task_0_of_every_split_is_looked_at(own: str, tmp_path: Path) -> None:
+    """Held against the training split's; and no run directory is left."""
+    for change in ("above", "larger", "raises"):
+        data = f"{own}:bad(change='{change}', at=0, of='test')"
+        words = ["maml-glyphs-5way-1shot", "--data", data, "--network", f"{own}:flat", *BRIEF]
+        with pytest.raises(DataError, match=rf"--data {re.escape(data)}: .*test task 0 of seed 0"):
+            Trainer(parse([*words, "--run-dir", str(tmp_path / "run")]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_task_is_named_with_the_tasks_that_it_is_for(own: str) -> None:
+    tasks = build_learner(parse(["maml-glyphs-5way-1shot", "--data", f"{own}:alone"])).open_tasks
+    says = rf"^--data {own}:alone: train task 5 of seed 0: dict without a tensor support_x$"
+    with pytest.raises(DataError, match=says):
+        tasks("train").tasks(torch.tensor([1, 5]))
+
+
+@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
+def test_in_every_process_it_is_one_line(strategy: str, own: str, cache_dir: Path) -> None:
+    """Task 5 is rank 1's."""
+    words = ["maml-glyphs-5way-1shot", "--data", f"{own}:bad(change='above')", "--network",
+             f"{own}:flat", *BRIEF, "--iterations", "3", "--strategy", strategy]  # fmt: skip
+    done = run(
+        [str(REPO / "launch" / "local"), *words, "--workers", "2"], 120, expect=None, cwd=Path.cwd(),
+        env={"MAML_CACHE": str(cache_dir), "PYTHONPATH": str(REPO), "VENV": sys.prefix},
+    )  # fmt: skip
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    line = f"--data {own}:bad(change='above'): train task 5 of seed 0: query_y has the label 7"
+    assert said.startswith(f"error: {line}"), done.stderr
+    assert done.returncode and "Traceback" not in done.stdout + done.stderr
+
+
+# ---- tasks that are converted -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["int32", "uint8 labels", "bytes", "float64", "float16", "points"])
+def test_what_says_the_same_in_another_dtype_is_converted(kind: str, dtype: str, own: str) -> None:
+    data = f"{own}:kinds(kind={kind!r})"
+    preset = "maml-sinusoid-10shot" if kind == "points" else "maml-glyphs-5way-1shot"
+    words = [preset, "--data", data, "--network", f"{own}:flat", "--dtype", dtype]
+    learner = build_learner(parse(words))
+    task = learner.open_tasks("train").tasks(torch.arange(3))
+    plain = open_episodes(f"{own}:images", "train", ways=5, shots=1, queries=1, seed=0)
+    x = plain.tasks(torch.arange(3)).query_x.to(task.query_x.dtype)
+    assert task.query_x.dtype == getattr(torch, dtype)
+    x = x.flatten(3)[:, :, 0, :3] if kind == "points" else x
+    assert (task.query_x - x).abs().max() <= (0 if "int" in kind else 1 / 510 + 1e-7)
+    assert task.query_y.dtype == (getattr(torch, dtype) if kind == "points" else torch.int64)
+    found = learner.outer_gradient(learner.meta_parameters(), task)
+    assert found.losses.isfinite().all() and found.losses.dtype == getattr(torch, dtype)
+
+
+def test_tasks_in_another_dtype_than_the_parameters_are_one_line(own: str) -> None:
+    """A problem of one's own: nobody knows which of the two is meant."""
+    tasks = maml.episodes(f"{own}:images", "train", dtype=torch.float64).tasks([0, 1])
+
+    def loss(params: Any, task: Any, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = task.support_x.flatten(1) @ params["w"]
+        return torch.nn.functional.cross_entropy(outputs, task.support_y), outputs
+
+    weights = {"w": torch.zeros(64, 5)}
+    says = r"^tasks: they are torch.float64, and the parameters torch.float32; give both as one dt"
+    with pytest.raises(UserError, match=says) as caught:
+        maml.meta_gradient(lambda p: maml.Problem(p, loss, loss), weights, tasks)
+    assert "\n" not in str(caught.value) and caught.value.__suppress_context__
+
+
+# ---- examples that are integers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["reverse", "mixed"])
+def test_a_network_embeds_integers(way: str, own: str, tmp_path: Path) -> None:
+    """From a command to the library, which takes integers, too, and no floats."""
+    words = ["maml-sinusoid-10shot", "--data", f"{own}:words", "--ways", "5", *BRIEF]
+    run_dir = tmp_path / "run"
+    command = [*words, "--network", f"{own}:Words", "--meta-gradient", way, "--inner-lr", "0.3"]
+    config = parse([*command, "--iterations", "40", "--meta-lr", "0.01", "--run-dir", str(run_dir)])
+    assert Trainer(config).run() == 0
+    assert result(run_dir)["loss"] < 0.95 * untrained(config)
+    assert evaluate([str(run_dir), "--tasks", "3"]) == 0
+    model = maml.load(run_dir)
+    task = model.episodes("test").task(0)
+    assert task.support_x.dtype == torch.int64
+    adapted = model.adapt(task.support_x.int(), task.support_y)
+    assert adapted.predict(task.query_x.tolist()).shape == (10, 5)
+    with pytest.raises(UserError, match=r"^query_x: float32 .*; the model takes integers \[n, 7\]"):
+        adapted.predict(task.query_x.float())
+    with pytest.raises(UserError, match="^--network mlp takes floats, and the examples of the data"):
+        build_learner(parse(words))
+
+
+# ---- other outputs, targets and losses ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "learner", "network", "data", "better"),
+    [
+        ("maml-sinusoid-10shot", "Gaussian", "two", None, "error"),
+        ("maml-glyphs-5way-1shot", "Tags", "flat", "tags", "right"),
+        ("maml-glyphs-5way-1shot", "Weighted", "flat", "images", "accuracy"),
+    ],
+)
+def test_a_loss_of_one_s_own_takes_any_outputs_and_targets(
+    preset: str, learner: str, network: str, data: str | None, better: str, own: str, tmp_path: Path
+) -> None:
+    """Two outputs a target, several labels an example, weights of classes."""
+    run_dir = tmp_path / "run"
+    flags = [] if data is None else ["--data", f"{own}:{data}"]
+    words = [preset, "--learner", f"{own}:{learner}", "--network", f"{own}:{network}", *flags]
+    more = ["--iterations", "60", "--meta-lr", "0.01", "--run-dir", str(run_dir)]
+    config = parse([*words, *BRIEF, *more])
+    assert Trainer(config).run() == 0
+    assert all(better in row for row in metrics(run_dir))
+    assert result(run_dir)["loss"] < untrained(config)
+    assert evaluate([str(run_dir), "--tasks", "3"]) == 0
+    (row,) = read_rows(run_dir / "evaluations.jsonl")
+    assert row["loss"] == result(run_dir)["loss"] and row[better] == result(run_dir)[better]
+    # Tests are scored by the loss that is trained.
+    learned = build_learner(config)
+    task = learned.open_tasks("test", evaluation=True).tasks(torch.arange(3))
+    params = learned.meta_parameters()
+    outputs = learned.predictions(params, task, config.eval_inner_steps).transductive
+    scored = learned.evaluate(params, task)["loss"]
+    for i in range(3):
+        torch.testing.assert_close(scored[i], learned.loss(outputs[i], task.query_y[i]))
+
+
+def test_other_outputs_without_a_loss_for_them_are_refused(own: str) -> None:
+    """By a learner of ours, and by one whose tests are scored by the data set's own loss."""
+    for learner in ("maml", f"{own}:OnlySets"):
+        words = ["maml-sinusoid-10shot", "--learner", learner, "--network", f"{own}:two"]
+        with pytest.raises(UserError) as caught:
+            build_learner(parse(words))
+        says = "two examples became [2, 2]; outputs must be [2, 1], one for each number of an answer"
+        assert f"--network {own}:two: {says} (others are for a learner" in str(caught.value)
+    images = ["maml-glyphs-5way-1shot", "--network", f"{own}:two", "--data", f"{own}:tags"]
+    with pytest.raises((UserError, DataError), match="two"):
+        build_learner(parse(images))

@@ -77,24 +77,26 @@ class _Looking:
             raise
 
     def _made(self, ids: Tensor) -> Task:
-        listed = ", ".join(map(str, ids.tolist()))
-        where = self.where.format(f" {listed}" if len(ids) == 1 else f"s {listed}")
         with calling({FLAG: self.known}):
             try:
                 made = self.make(ids)
             except Exception as error:
-                error.add_note(where)
+                error.add_note(self._named(ids))
                 raise
         parts = {name: getattr(made, name, None) for name in Task._fields}
-        strange = [name for name, part in parts.items() if not isinstance(part, Tensor)]
-        if strange:
-            wrong: str | None = f"{type(made).__name__} without a tensor {strange[0]}"
+        tensors = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+        if missing := [name for name in parts if name not in tensors]:
+            wrong: str | None = f"{type(made).__name__} without a tensor {missing[0]}"
         else:
-            made = made._replace(**{name: self._converted(name, p) for name, p in parts.items()})
+            made = made._replace(**{name: self._converted(name, t) for name, t in tensors.items()})
             wrong = self._wrong(made, len(ids))
         if wrong is not None:
-            raise DataError(f"{FLAG} {self.known.name}: {where}: {wrong}")
+            raise DataError(f"{FLAG} {self.known.name}: {self._named(ids)}: {wrong}")
         return made
+
+    def _named(self, ids: Tensor) -> str:
+        listed = ", ".join(map(str, ids.tolist()))
+        return self.where.format(f" {listed}" if len(ids) == 1 else f"s {listed}")
 
     def _converted(self, name: str, part: Tensor) -> Tensor:
         if part.dtype == torch.uint8 and name.endswith("_x") and part.dim() == 5:

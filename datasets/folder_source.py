@@ -181,7 +181,9 @@ def _eight_bits(opened: Image.Image) -> tuple[Image.Image, int]:
     if not image.mode.startswith("I"):
         if ";16" not in stored or not image.mode.startswith("RGB"):
             return image, 0
-        return image, 256 * max(most for _, most in image.getextrema()[:3]) + 255
+        return image, 256 * max(
+            most for _, most in np.reshape(image.getextrema(), (-1, 2))[:3].tolist()
+        ) + 255
     pixels = np.asarray(image).astype(np.int64)
     if pixels.min() < 0 or pixels.max() > 65535:
         raise ValueError("pixels of more than 16 bits: their range is not known")

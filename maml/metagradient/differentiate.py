@@ -185,7 +185,9 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
 def _explain_dtypes(params: Params, task: Any, error: RuntimeError) -> None:
     """Raise `UserError` where a loss may have failed as tasks and parameters are of two dtypes."""
     of_task, of_params = (
-        " and ".join(sorted({str(t.dtype) for t in pytree.tree_leaves(of) if t.is_floating_point()}))
+        " and ".join(
+            sorted({str(t.dtype) for t in pytree.tree_leaves(of) if t.is_floating_point()})
+        )
         for of in (task, params)
     )
     if of_task and of_params and of_task != of_params:

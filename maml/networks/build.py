@@ -135,9 +135,7 @@ def _check_parameters(network: nn.Module, name: str) -> None:
                 )
 
 
-def _try(
-    network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str] | None
-) -> None:
+def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str] | None) -> None:
     """Call a user's network on ``examples [2, …]``: mistakes show at once.
 
     ``wanted``: how many outputs it must have, and for what; None: any number.

@@ -200,7 +200,8 @@ def test_in_every_process_it_is_one_line(strategy: str, own: str, cache_dir: Pat
     words = ["maml-glyphs-5way-1shot", "--data", f"{own}:bad(change='above')", "--network",
              f"{own}:flat", *BRIEF, "--iterations", "3", "--strategy", strategy]  # fmt: skip
     done = run(
-        [str(REPO / "launch" / "local"), *words, "--workers", "2"], 120, expect=None, cwd=Path.cwd(),
+        [str(REPO / "launch" / "local"), *words, "--workers", "2"], 120,
+        expect=None, cwd=Path.cwd(),
         env={"MAML_CACHE": str(cache_dir), "PYTHONPATH": str(REPO), "VENV": sys.prefix},
     )  # fmt: skip
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -265,7 +266,9 @@ def test_a_network_embeds_integers(way: str, own: str, tmp_path: Path) -> None:
     assert adapted.predict(task.query_x.tolist()).shape == (10, 5)
     with pytest.raises(UserError, match=r"^query_x: float32 .*; the model takes integers \[n, 7\]"):
         adapted.predict(task.query_x.float())
-    with pytest.raises(UserError, match="^--network mlp takes floats, and the examples of the data"):
+    with pytest.raises(
+        UserError, match=r"^--network mlp takes floats, and the examples of the data"
+    ):
         build_learner(parse(words))
 
 
@@ -311,7 +314,9 @@ def test_other_outputs_without_a_loss_for_them_are_refused(own: str) -> None:
         words = ["maml-sinusoid-10shot", "--learner", learner, "--network", f"{own}:two"]
         with pytest.raises(UserError) as caught:
             build_learner(parse(words))
-        says = "two examples became [2, 2]; outputs must be [2, 1], one for each number of an answer"
+        says = (
+            "two examples became [2, 2]; outputs must be [2, 1], one for each number of an answer"
+        )
         assert f"--network {own}:two: {says} (others are for a learner" in str(caught.value)
     images = ["maml-glyphs-5way-1shot", "--network", f"{own}:two", "--data", f"{own}:tags"]
     with pytest.raises((UserError, DataError), match="two"):

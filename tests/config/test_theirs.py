@@ -972,7 +972,9 @@ def test_points_of_any_size(
     with pytest.raises(UserError, match=r"support_x: .*; the model takes floats \[n, 3\]"):
         model.adapt(x[:, :1], y)
     if data == "classes":
-        with pytest.raises(DataError, match=f"--data {name}: train task 0 .* has the label 4; of 4"):
+        with pytest.raises(
+            DataError, match=f"--data {name}: train task 0 .* has the label 4; of 4"
+        ):
             Worker(parse([*words, "--ways", "4"]), torch.device("cpu"))
     if data == "pairs":
         with pytest.raises(UserError, match=r"support_y: .*; the model takes floats \[n, 2\]"):

@@ -19,7 +19,7 @@ from datasets import DataError, FewShotImages, folder
 from datasets.cache import cache_root
 from datasets.folder import parse_fractions, read_images
 from maml.errors import UserError
-from maml.library.inputs import images
+from maml.library import inputs
 
 SIZE = 12
 
@@ -324,7 +324,7 @@ def test_palettes_cmyk_one_bit_and_sixteen(tmp_path):
 
 
 def sixteen_bits(path: Path, values: np.ndarray) -> Path:
-    """A PNG of 16 bits a value, grey ``[H, W]`` or colours ``[H, W, 3]``, which Pillow cannot write."""
+    """Write a PNG of 16 bits a value, grey ``[H, W]`` or of colours ``[H, W, 3]``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     height, width = values.shape[:2]
     lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
@@ -348,11 +348,13 @@ def test_few_of_16_bits_are_told_never_black(tmp_path, bits, factor, colours):
     most = 2**bits - 1 if not colours else ((2**bits - 1) // 256) * 256 + 255
     says = rf"images? of 16 bits a value, none of which is above {most}: as 16 bits they are black"
     message = refused(root)
-    assert re.search(rf"^{re.escape(str(root))}: 21 {says}.* multiply the values by {factor},", message)
+    assert re.search(
+        rf"^{re.escape(str(root))}: 21 {says}.* multiply the values by {factor},", message
+    )
     with pytest.raises(UserError, match=rf"^support_x: 2 {says}"):
-        images(files[:2], (1, SIZE, SIZE), "folder", "support_x")
+        inputs.images(files[:2], (1, SIZE, SIZE), "folder", "support_x")
     bright = sixteen_bits(files[0], deep * factor)
-    found = images(files[:2], (1, SIZE, SIZE), "folder", "support_x")
+    found = inputs.images(files[:2], (1, SIZE, SIZE), "folder", "support_x")
     assert found[0].max() > 0.9 and found[1].max() < 0.1
     assert open_them(root).tasks(torch.arange(9)).support_x.isfinite().all()
     assert (pixels(sixteen_bits(tmp_path / "x" / bright.name, deep * factor)) > 200).any()
@@ -363,7 +365,17 @@ def test_twelve_bits_of_a_tiff_are_scaled(tmp_path):
     values = np.linspace(0, 4095, SIZE * SIZE).round().astype(int).reshape(SIZE, SIZE)
     pairs = values.reshape(-1, 2).tolist()
     data = b"".join((a << 12 | b).to_bytes(3, "big") for a, b in pairs)
-    tags = {256: SIZE, 257: SIZE, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: SIZE, 279: len(data)}
+    tags = {
+        256: SIZE,
+        257: SIZE,
+        258: 12,
+        259: 1,
+        262: 1,
+        273: 8,
+        277: 1,
+        278: SIZE,
+        279: len(data),
+    }
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     path = tmp_path / "x" / "a.tiff"
     path.parent.mkdir()

@@ -69,34 +69,27 @@ def measure(network: Network, iterations: int) -> list[dict[str, Any]]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Return a record as Markdown."""
-    rows = report["rows"]
-    # The last to be entered is the one with the least delay.
-    base = {
-        (row["strategy"], row["loss"]): row
-        for row in sorted(rows, key=lambda row: row["delay_ms"], reverse=True)
-    }
-    slowest = max(row["delay_ms"] for row in rows)
+    """Return a record as Markdown: a row for each strategy and loss, a column for each delay."""
+    found = {(row["strategy"], row["loss"], row["delay_ms"]): row for row in report["rows"]}
+    delays = sorted({delay for _, _, delay in found})
     cells = []
-    for row in sorted(rows, key=lambda row: (STRATEGIES.index(row["strategy"]), row["loss"])):
-        low, high = row["quartiles"]
-        first = base[row["strategy"], row["loss"]]
-        more = row["delay_ms"] - first["delay_ms"]
-        longer = low - first["quartiles"][0]
+    for name, loss in itertools.product(STRATEGIES, sorted({loss for _, loss, _ in found})):
+        rows = [found[name, loss, delay] for delay in delays]
+        first, last = rows[0], rows[-1]
+        longer = 1e3 * (last["quartiles"][0] - first["quartiles"][0])
         cells.append(
             [
-                f"`{row['strategy']}`",
-                f"{row['delay_ms']:g} ms",
-                f"{100 * row['loss']:g} %",
-                f"{1e3 * row['seconds']:.1f} ({1e3 * low:.1f}–{1e3 * high:.1f})",
-                f"{1e3 * longer / more:.1f}" if more and row["delay_ms"] == slowest else "",
-                f"{row['link_bytes'] / 1e3:.0f}",
-                f"{row['wire_bytes'] / 1e3:.0f}",
+                f"`{name}`",
+                f"{100 * loss:g} %",
+                *(f"{1e3 * row['seconds']:.1f}" for row in rows),
+                f"{longer / (delays[-1] - delays[0]):.1f}" if len(delays) > 1 else "",
+                f"{max(row['link_bytes'] for row in rows) / 1e3:.0f}",
+                f"{last['wire_bytes'] / 1e3:.0f}",
             ]
         )
     header = [
-        *("strategy", "delay each way", "loss", "ms a step (quartiles)", "trips"),
-        *("kB a step on rank 0's link", "counted by the run"),
+        *("strategy", "loss", *(f"ms a step with {delay:g} ms" for delay in delays), "trips"),
+        *("kB a step on rank 0's link, at most", "counted by the run"),
     ]
     return grid(header, cells)
 

@@ -23,7 +23,6 @@ from tests.runs import glyphs
 
 COMMANDS = (
     "adaptation",
-    "communication",
     "functional_memory",
     "hosts",
     "memory",
@@ -56,9 +55,7 @@ def test_help_says_how_it_is_called(monkeypatch, capsys, name):
     assert f"python -m benchmarks.{name}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in COMMANDS if name not in ("communication", "tables")]
-)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "tables"])
 def test_a_file_that_cannot_be_written_is_refused_at_once(monkeypatch, capsys, tmp_path, name):
     for path in (tmp_path, tmp_path / "none" / "record.json"):
         line = refusal(monkeypatch, capsys, name, "--json", str(path))
@@ -76,9 +73,6 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(monkeypatch, capsys, t
         ("hosts", "--iterations", "0"),
         ("rows", "--seconds", "0"),
         ("rows", "--presets", "maml-glyphs-*"),
-        ("communication", "--gbits", "0"),
-        ("communication", "--share", "nan"),
-        ("communication", "--micros", "inf"),
     ],
 )
 def test_a_number_out_of_range_is_refused(monkeypatch, capsys, name, flag, value):

@@ -164,8 +164,7 @@ def test_what_is_imported_is_declared() -> None:
     needed = {
         canonicalize_name(distributions[name][0]) for name in imports if name in distributions
     }
-    # launch/lacking.py says so where there is no packaging.
-    assert needed - {"maml-research", "packaging"} <= least.keys()
+    assert needed - {"maml-research"} <= least.keys()
 
 
 @pytest.mark.parametrize("path", SOURCES, **IDS)

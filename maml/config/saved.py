@@ -27,7 +27,7 @@ def read(path: Path, *, trust: bool = False) -> Config:
         UserError: naming the file, if there is none, it is of another version of this project, or
             its values cannot work.
     """
-    # Imported late: flags are checked before there is an environment (launch/flags_first.py).
+    # Imported late: flags are checked at once.
     import yaml
 
     try:

@@ -9,7 +9,8 @@ A table that shows a measurement stands between two comments:
     <!-- /table -->
 
 The first word names the benchmark, whose ``table(record, *words)`` returns Markdown; below it
-stands where the record is and what it was measured on. Where records are folders, as those of
+stands where the record is and what it was measured on. ``tables`` shows a record that was put
+together by hand. Where records are folders, as those of
 ``launch/records``, the first word is ``launch.table``: a module that takes their folder, and says
 itself what they were measured on.
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import command_line
+from benchmarks.markdown import grid
 from maml.errors import UserError
 
 REPO = Path(__file__).resolve().parent.parent
@@ -60,6 +62,27 @@ def render(call: str, document: Path) -> str:
         raise ValueError(f"table: {call}: {error}") from error
     link = os.path.relpath(REPO / path, document.parent)
     return f"{shown}\n\n[Record]({link}): {source}\n"
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return a record that says how it is shown: ``{field: {"title": …, "format": …}}``.
+
+    A list fills several places of its format. A row that lacks a field shows a dash.
+    """
+    columns = record["columns"]
+
+    def cell(value: Any, shown: str) -> str:
+        if value is None:
+            return "–"
+        return shown.format(*(value if isinstance(value, list) else [value]))
+
+    return grid(
+        [column["title"] for column in columns.values()],
+        [
+            [cell(row.get(field), of.get("format", "{}")) for field, of in columns.items()]
+            for row in record["rows"]
+        ],
+    )
 
 
 def measured_on(record: dict[str, Any]) -> str:

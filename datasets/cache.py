@@ -6,8 +6,7 @@ always whole: a crash, a full disk or a kill leaves at most a temporary file, wh
 removes.
 
 What happens to it later, on a disk that loses bits or by another program, is found by its digest:
-each start of a run checks a file on each host before it maps it, one process for all of the host.
-A damaged file is built anew. ``python -m datasets.check`` checks all files at once.
+each process checks a file before it maps it first. A damaged file is built anew.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import IO, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from datasets import digest, siblings, whole
+from datasets import digest, whole
 from datasets.errors import DataError
 from datasets.locks import Lock
 from datasets.paths import cache_root
@@ -37,8 +36,10 @@ REPORT_S = 30.0
 Chunks = Iterable[NDArray[np.uint8]]
 Part = TypeVar("Part", NDArray[np.uint8], int)
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
+Stamp: TypeAlias = tuple[int, int, int, int]
+"""What is another one when a file was written to or replaced."""
 
-_checked: set[tuple[Path, siblings.Stamp]] = set()
+_checked: set[tuple[Path, Stamp]] = set()
 """What this process knows to be as it was written."""
 
 
@@ -98,19 +99,21 @@ def cached(
     return _map_checked(path, shape)
 
 
-def check(path: Path) -> siblings.Stamp:
-    """Compare a file of the cache with its digest, once for all processes of this start and host.
+def _stamp(found: os.stat_result) -> Stamp:
+    return found.st_ino, found.st_size, found.st_ctime_ns, found.st_mtime_ns
+
+
+def _check(path: Path) -> Stamp:
+    """Compare a file of the cache with its digest, once in this process.
 
     Returns the stamp of the file that was compared. Raises :class:`DataError` naming it if it is
     damaged, has no digest or cannot be read.
     """
     try:
         with open(path, "rb") as file:
-            stamp = siblings.stamp(os.fstat(file.fileno()))
+            stamp = _stamp(os.fstat(file.fileno()))
             if (path, stamp) not in _checked:
-                with siblings.once(path, stamp) as done:
-                    if not done:
-                        _compare(path, file)
+                _compare(path, file)
                 _checked.add((path, stamp))
             return stamp
     except ValueError as error:
@@ -127,11 +130,11 @@ def _compare(path: Path, file: IO[bytes]) -> None:
 def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
     """:func:`map_array`, of a file that is as it was written."""
     while True:
-        stamp = check(path)
+        stamp = _check(path)
         array = map_array(path, shape)
         # Another builder may have put a new file in its place between the two.
         with contextlib.suppress(OSError):
-            if siblings.stamp(os.stat(path)) == stamp:
+            if _stamp(os.stat(path)) == stamp:
                 return array
 
 

@@ -49,6 +49,7 @@ find_python() {
 # $1: the Python of a new environment; empty to update the one that is there.
 install() {
     local python=$VENV/bin/python index
+    echo "Working on $VENV"
     if [ -n "$1" ]; then
         rm -rf "$VENV"/* # but its stamp and its log; VENV itself may be a link to another disk
         if [ -n "$uv" ]; then
@@ -69,8 +70,7 @@ install() {
         "$python" -m pip --version || "$python" -m ensurepip || return # uv leaves pip out
         "$python" -m pip install --requirement requirements.txt --constraint requirements.lock || return
     }
-    # It works, and what many processes import is compiled to bytecode once.
-    echo "Importing torch for the first time"
+    echo "Importing torch for the first time" # does it work? And it is compiled to bytecode once
     "$python" -I -W ignore -c 'import torchvision, torchopt, torch._inductor.compile_fx, scipy.stats, wandb' &&
         whole_stamp >"$stamp"
 }
@@ -105,7 +105,7 @@ make_environment() {
     trap 'kill -- -$installer 2>/dev/null' EXIT
     while kill -0 $installer 2>/dev/null; do
         sleep 1
-        [ $(((SECONDS - began) % 10)) -ne 9 ] || say "  $((SECONDS - began)) s: $(tail -n 1 "$log" | cut -c 1-100)"
+        [ $(((SECONDS - began) % 10)) -ne 9 ] || say "  $((SECONDS - began)) s: $(grep . "$log" | tail -n 1 | cut -c 1-100)"
     done
     trap - EXIT
     if wait $installer; then

@@ -23,7 +23,6 @@ from tests.runs import glyphs
 
 COMMANDS = (
     "adaptation",
-    "functional_memory",
     "hosts",
     "memory",
     "observers",

@@ -128,7 +128,7 @@ def test_other_requirements_are_installed_in_place(machine: Machine) -> None:
     machine.write("repo/requirements.lock", "qpth==1\n")
     assert "in place" in machine.make()
     assert mine.exists()
-    # With another Python it is made anew; and where an update was cut off, as a package may be half there.
+    # With another Python it is made anew; and after half an update, as a package may be half there.
     machine.write("version", "3.13")
     assert "installing requirements.txt" in machine.make()
     assert not mine.exists()
@@ -165,9 +165,7 @@ def test_a_failure_is_one_line(machine: Machine) -> None:
     machine.write("installing", "echo 'error: no such package'; kill $PPID")
     said = machine.start().communicate(timeout=300)[1].splitlines()
     log = machine.venv / ".install.log"
-    assert said[1:] == [
-        f"the installation failed: error: no such package; the whole log is {log}"
-    ]
+    assert said[1:] == [f"the installation failed: error: no such package; the whole log is {log}"]
     machine.write("installing", "")
     assert "ready" in machine.make()
 

@@ -31,7 +31,7 @@ FLOORS = (
     ("scores",),
     ("best", "by_class"),
     ("initial",),
-    ("library", "evaluate", "replay", "relog"),
+    ("library", "evaluate", "replay"),
     ("plots",),
     ("trainer", "predict"),
 )

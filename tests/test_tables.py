@@ -58,9 +58,7 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     (tmp_path / "record.json").write_text(json.dumps(record))
     path = tmp_path / "README.md"
-    path.write_text(
-        "Before.\n\n<!-- table: transcribed record.json -->\n<!-- /table -->\n\nAfter.\n"
-    )
+    path.write_text("Before.\n\n<!-- table: tables record.json -->\n<!-- /table -->\n\nAfter.\n")
     monkeypatch.setattr(tables, "REPO", tmp_path)
     return path
 
@@ -74,7 +72,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | Non
 
 def test_tables_are_written_and_a_digit_that_differs_is_found(document, monkeypatch, capsys):
     assert command(monkeypatch, "--check") == 1  # nothing is written yet
-    assert "README.md: differs from its record: table: transcribed" in capsys.readouterr().err
+    assert "README.md: differs from its record: table: tables" in capsys.readouterr().err
     assert command(monkeypatch) == 0
     text = document.read_text()
     assert "| ours   | 97.5 ± 0.2 % |" in text and "| theirs | –            |" in text
@@ -88,7 +86,7 @@ def test_tables_are_written_and_a_digit_that_differs_is_found(document, monkeypa
 
 
 def test_a_record_or_benchmark_that_is_not_there_is_one_line(document, monkeypatch, capsys):
-    for old, new in (("record.json", "none.json"), ("transcribed", "astrology")):
+    for old, new in (("record.json", "none.json"), ("tables", "astrology")):
         text = document.read_text()
         document.write_text(text.replace(old, new))
         for arguments in ([], ["--check"]):

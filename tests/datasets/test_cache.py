@@ -277,49 +277,6 @@ def test_what_cannot_be_read_is_built_anew(empty_cache, monkeypatch):
     assert (cached("x/a.npy", SHAPE, chunks) == VALUES).all()
 
 
-CHECKS = """
-import sys, time
-from datasets import cache
-real = cache._compare
-def compare(*args):
-    print("compared", flush=True)
-    time.sleep(0.5)
-    real(*args)
-cache._compare = compare
-for _ in range(2):
-    cache.cached("x/a.npy", (6, 4), lambda: sys.exit("built again"))
-"""
-
-
-def test_processes_of_one_start_check_once(empty_cache, run_python):
-    """The next start checks again, and a process that is alone checks for itself."""
-    cached("x/a.npy", SHAPE, chunks)
-    compared = []
-    for local, port in ((3, "1"), (3, "2"), (1, "2")):
-        environment = {"LOCAL_WORLD_SIZE": str(local), "MASTER_PORT": port}
-        children = [run_python(CHECKS, **environment) for _ in range(local)]
-        said = [child.communicate(timeout=600) for child in children]
-        assert not any(child.returncode for child in children), said
-        compared.append([out.split() for out, _ in said].count(["compared"]))
-    assert compared == [1, 1, 1]
-
-
-def test_all_are_checked_on_demand(empty_cache, run_python):
-    for name in ("a", "b"):
-        cached(f"x/{name}.npy", SHAPE, chunks)
-    codes, said = [], []
-    for spoil in (False, True):
-        if spoil:
-            path = empty_cache / "x" / "b.npy"
-            path.write_bytes(flipped(path.read_bytes(), 3))
-        child = run_python("import runpy; runpy.run_module('datasets.check', run_name='__main__')")
-        said.append(child.communicate(timeout=600)[0].splitlines())
-        codes.append(child.returncode)
-    assert codes == [0, 1]
-    assert [": whole, " in line for line in said[0] + said[1]] == [True, True, True, False]
-    assert "b.npy" in said[1][1] and "damaged" in said[1][1]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

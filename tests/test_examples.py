@@ -1,0 +1,64 @@
+"""The examples: they run, and compute what the program computes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from datasets.tasks import Task
+from examples import maml_from_scratch as scratch
+from maml.config.presets import PRESETS, with_values
+from maml.learners import build_learner
+from tests.launching import REPO, run
+
+
+def test_the_program_s_gradient_is_the_taught_one() -> None:
+    """Of the same weights and tasks, in float64; the weights have the same names, too."""
+    generator = torch.Generator().manual_seed(0)
+    drawings = torch.rand(9, 20, 28, 28, generator=generator)
+    tasks = [
+        tuple(part.double() if part.is_floating_point() else part for part in task)
+        for task in (scratch.sample_task(drawings, generator) for _ in range(3))
+    ]
+    begun = scratch.initial_weights(generator).items()
+    weights = {name: w.detach().double().requires_grad_() for name, w in begun}
+    loss = scratch.outer_loss(weights, tasks)
+    taught = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+
+    config = with_values(
+        PRESETS["maml-omniglot-5way-1shot"], dtype="float64",
+        inner_lr=scratch.INNER_RATE, inner_steps=scratch.INNER_STEPS, queries=scratch.QUERIES,
+    )  # fmt: skip
+    learner = build_learner(config).double()
+    params = {f"network.{name}": w.detach() for name, w in weights.items()}
+    assert params.keys() == learner.meta_parameters().keys()
+    batch = Task(*(torch.stack(parts) for parts in zip(*tasks, strict=True)))
+    found = learner.outer_gradient(params, batch)
+    assert found.losses.mean() == pytest.approx(loss.item(), abs=1e-10)
+    for name, gradient in taught.items():
+        assert gradient.abs().max() > 1e-7 or name.endswith("conv.bias")
+        assert (found.gradients[f"network.{name}"] / 3 - gradient).abs().max() < 1e-10
+
+
+def test_it_trains_and_tests(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On patterns that are easy to tell apart, in place of characters."""
+    patterns = (torch.rand(1623, 1, 28, 28) > 0.5).float().expand(-1, 20, -1, -1)
+    monkeypatch.setattr(scratch, "read_characters", lambda folder: patterns)
+    for name, value in {"FILTERS": 8, "META_BATCH": 4, "TESTS": 20}.items():
+        monkeypatch.setattr(scratch, name, value)
+    monkeypatch.setattr(sys, "argv", ["maml_from_scratch.py", "--iterations", "50"])
+    scratch.main()
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("test accuracy ") and float(line.split()[2]) > 40
+
+
+def test_without_data_it_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(REPO / "examples/maml_from_scratch.py")]
+    done = run(command, 60, expect=1, env={"MAML_DATA": str(tmp_path)})
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: no {tmp_path}/omniglot/images_background.zip: $MAML_DATA ")

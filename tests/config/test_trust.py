@@ -19,7 +19,7 @@ import maml
 from datasets.trust import FromFile, source_of
 from launch import check_record, compare, record, table, workers
 from launch.sweeping import file
-from maml import evaluate, predict, relog, replay
+from maml import evaluate, predict, replay
 from maml.config import registry
 from maml.config.cli import parse
 from maml.config.saved import believed
@@ -164,7 +164,6 @@ def test_what_needs_no_component_imports_none(
          f"left out: pictures of the model: {made}/config.yaml: it names code to import: --"),
         (compare.main, [made, again], 0, "Comparing 2 by test accuracy"),
         (table.main, ["--records", str(strange["record"].parent)], 0, ""),
-        (relog.main, [made], 2, "was not logged to W&B"),
         (lambda words: Trainer(parse([*WORDS, *words])).run(), begun, 0, ""),
     ]  # fmt: skip
     for main, words, expected, says in commands:

@@ -46,7 +46,7 @@ OURS = ["${env}", "${interpreter}", "${program}", "maml-glyphs-5way-1shot", "${a
         ({"command": ["/bin/sh", "-c", "touch MARK", "${args}"]}, "command: it runs /bin/sh, "),
         ({"command": ["${interpreter}", "-c", "1", "${args}"]}, "command: it runs -c, "),
         ({"command": ["${interpreter}", "-m", "evil", "${args}"]}, "command: it runs -m evil, "),
-        ({"command": ["${interpreter}", "-m", "launch.over_ssh", "${args}"]}, "runs -m launch.ov"),
+        ({"command": ["${interpreter}", "-m", "launch.record", "${args}"]}, "runs -m launch.re"),
         ({"command": ["${env}", "PYTHONSTARTUP=x", *OURS[1:]]}, "command: it runs PYTHONSTARTUP=x"),
         ({"command": ["${envvar:SHELL}", "${args}"]}, "command: it runs "),
         ({"command": ["${args}"]}, "command: it runs --seed=0, "),

@@ -7,12 +7,13 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar, cast
 
 import torch.distributed.rpc as rpc
+from torch.distributed.rpc.internal import RemoteException
 
 from datasets.errors import DataError
-from maml.errors import UserError
+from maml.errors import UserError, WorkerLostError
 from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
 
@@ -91,9 +92,10 @@ def reported(liveness: Callable[[], Liveness]) -> Callable[[Callable[P, T]], Cal
                     return function(*args, **kwargs)
             except Exception as error:
                 liveness().report(error)
-                if not isinstance(error, (UserError, DataError)):
+                if not isinstance(error, (UserError, DataError, WorkerLostError)):
                     traceback.print_exc()
-                raise RuntimeError("it has told why") from None
+                # As RPC returns an exception, which it would print with a traceback of this file.
+                return cast("T", RemoteException("it has told why", RuntimeError))
 
         return call
 

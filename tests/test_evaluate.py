@@ -488,6 +488,8 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         ("--iteration", "best"): "--iteration best: no kept checkpoint was validated",
         ("--ensemble", "1"): "--ensemble must be at least 2",
         ("--ensemble", "2", "--watch"): "--ensemble: --watch evaluates every checkpoint",
+        ("--poll", "0", "--watch"): "--poll must be positive and finite, not 0.0",
+        ("--patience", "3"): "--patience goes with --watch",
         ("--by-class", "--watch"): "--by-class: --watch evaluates every checkpoint",
         ("--iteration", "2", "--watch"): "--iteration: --watch evaluates every checkpoint",
         ("--data", "glyfs"): "--data glyfs",

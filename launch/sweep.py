@@ -19,6 +19,7 @@ from launch.sweeping.sweep import FAILED, LOST, RUNNING, WAITING, Sweep, counts,
 from launch.sweeping.worker import Workers, progress
 from maml.config.parser import Parser, add_trust, whole_number
 from maml.errors import UserError
+from maml.processes.signals import exit_code
 
 
 def main(arguments: list[str]) -> int:
@@ -91,7 +92,7 @@ def _work(sweep: Sweep, workers: int, total: int | None) -> int:
     _say(f"sweep {sweep.name} in {sweep.folder}: {progress(sweep, total)}")
     if by is not None:
         _say(f"stopped by {by}; the same command continues")
-        return 130 if by == "SIGINT" else 143
+        return exit_code(by)
     found = counts(latest(sweep.trials()))
     if found.keys() & {RUNNING, LOST}:
         _say("other processes run the rest")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING
 
 from maml.config.cli import parse
 from maml.errors import UserError
+from maml.processes.memory import OutOfMemory
 from maml.processes.program import run_program
+from maml.processes.signals import heeded, leave_lost_terminal
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
@@ -89,8 +92,9 @@ def _launch(workers: int, restarts: int, arguments: list[str]) -> int:
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=workers, rdzv_backend="loopback",
         run_id=f"local-{os.getpid()}", max_restarts=restarts, monitor_interval=0.1,
-        local_addr="127.0.0.1",
+        local_addr="127.0.0.1", signals_to_handle=",".join(number.name for number in heeded()),
     )  # fmt: skip
+    memory = OutOfMemory()
     try:
         launch_agent(config, sys.executable, [str(TRAIN), *arguments])
     except ChildFailedError as error:
@@ -99,9 +103,13 @@ def _launch(workers: int, restarts: int, arguments: list[str]) -> int:
         if code == 2:  # bad input, of which the last line is the worker's own
             return code
         by = signal.Signals(-code).name if code < 0 else f"with exit code {code}"
+        if code == -signal.SIGKILL:
+            largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+            by += memory.cause("the largest process", largest)
         print(f"launch/local: rank {rank} (pid {first.pid}) ended {by}", file=sys.stderr)
         return code if code > 0 else 128 - code
     except SignalException as stopped:
+        leave_lost_terminal()
         return 128 + int(stopped.sigval)
     return 0
 

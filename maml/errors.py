@@ -8,7 +8,15 @@ class UserError(Exception):
 
 
 class WorkerLostError(Exception):
-    """A process of the run stopped answering or failed. Exit code 1, without a graceful wait."""
+    """A process of the run stopped answering or failed. No graceful wait.
+
+    Attributes:
+        code: The exit code.
+    """
+
+    def __init__(self, line: str, code: int = 1) -> None:
+        super().__init__(line)
+        self.code = code
 
 
 class DivergedError(WorkerLostError):

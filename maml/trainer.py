@@ -30,6 +30,7 @@ from maml.plots.tasks import panel
 from maml.processes.device import choose_device
 from maml.processes.garbage import settled
 from maml.processes.setup import init_process
+from maml.processes.signals import exit_code
 from maml.processes.world import World
 from maml.run import checkpoint, directory, progress
 from maml.run.guard import Guard
@@ -187,6 +188,7 @@ class _Run:
         self._whole, self._saved = True, -1
         self._done = False
         self._best_model = BestModel(transductive=config.transductive)
+        self._window = Window(worker.metric_names)
         if start is not None:
             self._restore(start)
         self.began_at = self.iteration
@@ -264,13 +266,14 @@ class _Run:
 
     def _stopped(self, by: str | None) -> int:
         """Say that the run was stopped, and has its checkpoint; return the exit code."""
+        assert by is not None
         self._status("stopped")
         self._say(
             f"stopped by {by} after iteration {self.iteration}; checkpoint "
             f"{self._last()}; the same command with "
             f"--run-dir {self.run_dir} continues"
         )
-        return _exit_code(by)
+        return exit_code(by)
 
     def _stopped_drawing(self, by: str) -> int:
         """Say that the run is finished, but for its pictures; return the exit code."""
@@ -278,7 +281,7 @@ class _Run:
             f"stopped by {by} while pictures were drawn; the run is finished, and its result in "
             f"{self.run_dir}; python -m maml.plots {self.run_dir} draws"
         )
-        return _exit_code(by)
+        return exit_code(by)
 
     def _last_words(self, line: str) -> None:
         """Save the last whole iteration, in a thread, as this process ends for another's loss."""
@@ -310,7 +313,6 @@ class _Run:
 
     def _train(self) -> None:
         config = self.config
-        window = Window(self.worker.metric_names)
         episodes = self.worker.training
         bar = progress.bar(
             config.iterations, "training", "it", speaks=self.speaks, initial=self.iteration
@@ -324,16 +326,16 @@ class _Run:
                 ids = episodes.ids(self.iteration, config.meta_batch_size)
                 share = self.strategy.meta_step(self.meta_params, ids)
                 with self._between:
-                    self._step(share, ids, began, window, bar)
+                    self._step(share, ids, began, bar)
                 if self._due(config.checkpoint_every):
                     self._save()
-                    self._status("training")
                 if self._due(config.eval_every):
                     self._validate(bar)
 
-    def _step(self, share: Share, ids: Tensor, began: float, window: Window, bar: Any) -> None:
+    def _step(self, share: Share, ids: Tensor, began: float, bar: Any) -> None:
         """Step along the gradient that has come home; write the row that is due."""
         self._patience.end()
+        window = self._window
         number, loss = self.iteration + 1, float(share.totals[0]) / share.n_tasks
 
         def warn(line: str) -> None:
@@ -346,12 +348,12 @@ class _Run:
             self._guard.taken(number, loss, self.optimizer.peak, warn)
         except NotFiniteError as error:
             took = time.perf_counter() - began
-            window.skip(took)
             tasks = self.strategy.tasks_of_step(ids)
             try:
                 self._guard.refuse(number, loss, str(error), tasks, self.meta_params, warn)
             except UserError as end:
                 raise self._with_checkpoint(end) from None
+            window.skip(took)
         self.iteration, self._whole = number, True
         self.seconds += took
         bar.update()
@@ -511,6 +513,10 @@ class _Run:
         if not self.speaks:
             return
         with self._between:
+            # First: a status is never behind a checkpoint, whenever this process is killed. Where
+            # it cannot be written, that is no reason not to save.
+            with contextlib.suppress(UserError):
+                self._status("training")
             checkpoint.save_in(
                 self.run_dir,
                 {
@@ -521,6 +527,8 @@ class _Run:
                     "strategy": self.strategy.state(),
                     "division": self.worker.training.division,
                     "guard": self._guard.state(),
+                    "window": self._window.state(),
+                    "wire_bytes": self.strategy.wire_bytes,
                     "own_files": self._own_files,
                     "starts": self._starts,
                     "best": self._best_model.state(),
@@ -564,16 +572,12 @@ class _Run:
     def _restore(self, saved: dict[str, Any]) -> None:
         for name, tensor in self.meta_params.items():
             tensor.copy_(saved["model"][name])
-        try:
-            self.optimizer.load_state_dict(saved["optimizer"])
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise UserError(
-                f"--resume {self.config.resume}: its optimizer is from another version of this "
-                f"program ({error}); --resume never and another --run-dir begin anew"
-            ) from error
+        self.optimizer.load_state_dict(saved["optimizer"])
         self.iteration, self.seconds = saved["iteration"], saved["seconds"]
         self.strategy.restore(saved.get("strategy", {}))
         self._guard.restore(saved.get("guard", {}))
+        self._window.restore(saved.get("window", {}), self.strategy.home)
+        self.strategy.wire_bytes = saved.get("wire_bytes", 0)
         self._best_model.restore(saved.get("best", {}), self.strategy.home)
         self._saved = self.iteration
 
@@ -584,7 +588,3 @@ class _Run:
 
 class _Stopped(Exception):
     """A stop signal came: end in good order."""
-
-
-def _exit_code(signal_name: str | None) -> int:
-    return 130 if signal_name == "SIGINT" else 143

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from maml.processes.signals import SIGNALS
+
 REPO = Path(__file__).resolve().parents[1]
 _MAML_DATA = os.environ.get("MAML_DATA")
 
@@ -71,7 +73,7 @@ def _as_found() -> Iterator[None]:
     # The tensors are too small to share out, and the subprocesses of other tests want cores too.
     torch.set_num_threads(1)
     float32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     torch.set_float32_matmul_precision(float32[0])
     torch.backends.cudnn.allow_tf32 = float32[1]

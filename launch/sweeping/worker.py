@@ -34,6 +34,7 @@ from launch.sweeping.sweep import (
     latest,
 )
 from maml.errors import UserError
+from maml.processes.signals import heeded, leave_lost_terminal
 from maml.run import directory
 
 T = TypeVar("T")
@@ -77,10 +78,11 @@ class Workers:
         signalled: list[str] = []
 
         def handle(number: int, frame: object) -> None:
+            leave_lost_terminal()
             signalled.append(signal.Signals(number).name)
             self._stop.set()
 
-        before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, handle) for n in heeded()}
         shares = _shares(workers)
         threads = [threading.Thread(target=self._work, args=(share,)) for share in shares]
         try:

@@ -34,9 +34,11 @@ from typing import NamedTuple, TypeVar
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from tqdm import tqdm
 
-from maml.errors import DivergedError, WorkerLostError, timed_out
+from datasets.errors import DataError
+from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
 from maml.processes.clock import Clock
 from maml.processes.member import Member
+from maml.processes.memory import OutOfMemory, resident
 from maml.processes.store import START_TIMEOUT, launcher_holds_store, own_connection
 from maml.processes.world import World
 
@@ -63,10 +65,11 @@ T = TypeVar("T")
 
 
 class Finding(NamedTuple):
-    """Why processes are to end: the line for it, and which rank was lost, if one was."""
+    """Why processes are to end: the line, which rank was lost, if one was, and the exit code."""
 
     line: str
     rank: int | None = None
+    code: int = 1
 
     @classmethod
     def from_text(cls, text: str) -> Finding:
@@ -110,6 +113,7 @@ class Liveness:
         # and who is not missed.
         self._failed, self._suspected = b"", ""
         self._ended: dict[int, float] = {}
+        self._memory, self._resident = OutOfMemory(), dict[int, int]()
         self._excused: set[int] = set()
         # Since when this process waits for others, in each of its threads that do; whether it does
         # only what it is called for, and the calls that it is in.
@@ -230,7 +234,7 @@ class Liveness:
     def report(self, error: BaseException) -> None:
         """Tell the others that this process has failed by ``error``: they end, for this reason."""
         if not self._failed:
-            self._failed = _FAILED + self._line_of(error).encode()
+            self._failed = self._failure(self._line_of(error), exit_code(error))
 
     def fail(self, error: BaseException) -> str:
         """End the others, as this process fails by ``error``.
@@ -241,10 +245,11 @@ class Liveness:
         if not self._threads or self._over.is_set():
             return self._line_of(error)
         self.report(error)
-        line = self._failed[1:].decode()
+        found = Finding.from_text(self._failed[1:].decode())
+        line = found.line
         with self._ending:
             if self.world.rank == 0:
-                line = self._tell(Finding(line)).line
+                line = self._tell(found).line
                 speaks = self._may_speak()
                 self._wait_for_all()
             else:
@@ -290,8 +295,11 @@ class Liveness:
         """
         with contextlib.suppress(RuntimeError):
             self._store = PrefixStore(self._room, own_connection(self.world, timeout=BEAT))
-            self._failed = self._failed or _FAILED + self._cut_off(how).encode()
+            self._failed = self._failed or self._failure(self._cut_off(how))
         self._broken = how
+
+    def _failure(self, line: str, code: int = 1) -> bytes:
+        return _FAILED + Finding(line, self.world.rank, code).to_text().encode()
 
     def _cut_off(self, how: str) -> str:
         return f"{self.name([self.world.rank])} lost its connections: {how}"
@@ -318,10 +326,11 @@ class Liveness:
         for rank in self._judged():
             beat = self._beats.get(rank, b"")
             if beat.startswith(_FAILED):
-                return Finding(beat[1:].decode(), rank)
+                return Finding.from_text(beat[1:].decode())
             # Whether it has left in good order is in its last heartbeat.
             if self._has_ended(rank) and self._has_been_read(since=self._ended[rank]):
-                return Finding(f"{self.members[rank]} was killed", rank)
+                why = self._memory.cause("it", self._resident.get(rank))
+                return Finding(f"{self.members[rank]} was killed{why}", rank)
         now = self.clock.now()
         if now > self._answered + self.timeout:
             silent = f"silent for {now - self._answered:.0f} s (--timeout {self.timeout:g})"
@@ -372,8 +381,11 @@ class Liveness:
     def _has_ended(self, rank: int) -> bool:
         """Say whether a process of this host has ended; of other hosts nothing is known."""
         member = self.members[rank]
-        if rank not in self._ended and member.has_ended():
-            self._ended[rank] = self.clock.now()
+        if rank not in self._ended:
+            if member.has_ended():
+                self._ended[rank] = self.clock.now()
+            elif member.is_near:
+                self._resident[rank] = resident(member.identity.pid) or self._resident.get(rank, 0)
         return rank in self._ended
 
     def _has_been_read(self, since: float) -> bool:
@@ -393,7 +405,7 @@ class Liveness:
         with self._ending:
             if self._over.is_set():
                 return
-            line, lost = self._tell(found)
+            line, lost, code = self._tell(found)
             lost_zero = lost == 0 or bool(self._broken)
             wait = 0.0 if self.world.rank == 0 else (0.2 * self.world.rank if lost_zero else SPEAK)
             if self._may_speak(wait):
@@ -404,7 +416,7 @@ class Liveness:
             _within(LAST_WORDS, lambda: self.last_words(line), None)
             if self.world.rank == 0:
                 self._wait_for_all()
-            os._exit(1)
+            os._exit(code)
 
     def _kill_stopped(self, lost: int | None) -> None:
         """Kill who is stopped, on this host: a launcher would wait for half a minute."""
@@ -471,6 +483,13 @@ class Liveness:
         if isinstance(error, KeyboardInterrupt):
             return f"{me} was interrupted"
         return f"{me} failed: {type(error).__name__}: {text}"
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of all processes of a run where one fails by ``error``."""
+    if isinstance(error, WorkerLostError):
+        return error.code
+    return 2 if isinstance(error, (UserError, DataError)) else 1
 
 
 def _within(seconds: float, action: Callable[[], T], otherwise: T) -> T:

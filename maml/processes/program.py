@@ -40,7 +40,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     except WorkerLostError as error:
         if str(error):
             _say(error)
-        _exit(1)
+        _exit(error.code)
     except BrokenPipeError:
         # Whoever reads has enough, as `head` has; the interpreter would complain at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

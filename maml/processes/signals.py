@@ -6,17 +6,43 @@ import contextlib
 import os
 import select
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterator
 
 PATIENCE = 10.0
 """Seconds that a step may still take once a stop signal has come. Launchers kill after 30."""
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""What stops a run. A terminal sends SIGHUP when it is closed, or its connection lost."""
+
+
+def heeded() -> list[signal.Signals]:
+    """Return the `SIGNALS` that stop this process: not what nohup or a shell lets it ignore.
+
+    SIGINT stops it in any case: a shell lets every job in the background ignore that.
+    """
+    always = (signal.SIGINT, signal.SIGTERM)
+    return [n for n in SIGNALS if n in always or signal.getsignal(n) != signal.SIG_IGN]
+
+
+def exit_code(name: str) -> int:
+    """Return the exit code of a process that a signal has stopped, as shells have it."""
+    return 128 + signal.Signals[name]
+
+
+def leave_lost_terminal() -> None:
+    """Let what is printed go nowhere where the terminal is gone: it would be an error each time."""
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream)
+                os.close(nowhere)
 
 
 class StopRequest:
-    """SIGINT or SIGTERM, remembered until the loop can end in good order.
+    """One of `SIGNALS`, remembered until the loop can end in good order.
 
     A second SIGINT raises KeyboardInterrupt at once.
     """
@@ -29,14 +55,15 @@ class StopRequest:
         return self.signal is not None
 
     def install(self) -> None:
-        """Take the handlers of SIGINT and SIGTERM; call it in the main thread."""
+        """Take the handlers of the signals that are `heeded`; call it in the main thread."""
 
         def handle(number: int, frame: object) -> None:
             if self.signal is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
+            leave_lost_terminal()
             self.signal = signal.Signals(number).name
 
-        for number in SIGNALS:
+        for number in heeded():
             signal.signal(number, handle)
 
     def heed(self) -> None:
@@ -72,4 +99,5 @@ class StopRequest:
             came = os.read(reader, 64) if ready else b""
             name = self.signal or next((signal.Signals(n).name for n in came if n in SIGNALS), None)
         if name is not None and not self._heeded.wait(PATIENCE):
+            leave_lost_terminal()
             action(name)

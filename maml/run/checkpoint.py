@@ -144,12 +144,19 @@ def save(path: Path, content: dict[str, Any]) -> None:
         raise UserError(f"{path}: cannot write the checkpoint: {_reason(error)}{kept}") from error
 
 
-def newest_intact(run_dir: Path) -> tuple[Path, dict[str, Any], list[DamagedError]]:
+def newest_intact(
+    run_dir: Path, check: Callable[[dict[str, Any], Path], object]
+) -> tuple[Path, dict[str, Any], list[DamagedError]]:
     """Return a run's newest checkpoint that is whole and finite, its content, and what newer ones
     lack.
 
+    Args:
+        run_dir: The run directory.
+        check: Raises `DamagedError` for another reason not to go on from a content and its path.
+
     Raises:
-        UserError: if none is whole, naming the newest; or if one is of another format.
+        UserError: if none is whole, naming the newest; if one is of another format; or as
+            ``check``.
     """
     damaged: list[DamagedError] = []
     numbered = reversed(numbered_checkpoints(run_dir).values())
@@ -157,6 +164,7 @@ def newest_intact(run_dir: Path) -> tuple[Path, dict[str, Any], list[DamagedErro
         try:
             content = load(path)
             check_finite(content, path)
+            check(content, path)
             return path, content, damaged
         except DamagedError as error:
             damaged.append(error)

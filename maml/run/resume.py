@@ -9,6 +9,7 @@ from typing import Any
 from maml.config import MUST_MATCH, Config, flag, must_match
 from maml.config.presets import spelled
 from maml.errors import UserError
+from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.params import Params
 from maml.run import checkpoint, directory, files
 from maml.run.log import read_metrics
@@ -47,8 +48,9 @@ def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] |
         )
     if config.resume == "never":
         return None
-    saved = _checked(checkpoint.load(path), path, config, params)
+    saved = checkpoint.load(path)
     checkpoint.check_finite(saved, path)
+    _check(saved, path, config, params)
     return saved
 
 
@@ -72,8 +74,9 @@ def bring_history(run_dir: Path, config: Config) -> None:
 
 def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
     """Return the newest checkpoint that is whole."""
-    path, saved, damaged = checkpoint.newest_intact(run_dir)
-    saved = _checked(saved, path, config, params)
+    path, saved, damaged = checkpoint.newest_intact(
+        run_dir, lambda saved, path: _check(saved, path, config, params)
+    )
     if damaged:
         aside = ", ".join(each.name for each in checkpoint.set_aside(run_dir, until=path))
         kept = f"; kept aside as {aside}" if aside else ""
@@ -86,8 +89,13 @@ def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
     return saved
 
 
-def _checked(saved: dict[str, Any], path: Path, config: Config, params: Params) -> dict[str, Any]:
-    """Return the checkpoint of ``path``; refuse one that was made otherwise."""
+def _check(saved: dict[str, Any], path: Path, config: Config, params: Params) -> None:
+    """Refuse a checkpoint, that of ``path``, which was made otherwise.
+
+    Raises:
+        DamagedError: if its optimizer cannot go on: another one of the run may be whole.
+        UserError: naming the flag that differs, or the parameter.
+    """
     # What an earlier version did not have yet, it did as the default does. It did not save all else
     # that must match by now.
     then = {name: getattr(Config(), name) for name in MUST_MATCH} | saved["config"]
@@ -105,4 +113,10 @@ def _checked(saved: dict[str, Any], path: Path, config: Config, params: Params) 
         raise UserError(
             f"--iterations {config.iterations}: {path} was made after {saved['iteration']}"
         )
-    return saved
+    try:
+        OuterOptimizer(config, params).load_state_dict(saved["optimizer"])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise checkpoint.DamagedError(
+            f"{path}: its optimizer is damaged, or from another version of this program ({error}); "
+            "--resume never and another --run-dir begin anew"
+        ) from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from maml.worker import Share
@@ -34,6 +37,21 @@ class Window:
         """Add a step that was not taken: its numbers would spoil the means."""
         self._skipped += 1
         self.seconds += seconds
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it: the row that it is part of may come much later."""
+        totals = None if self._totals is None else self._totals.cpu()
+        return {
+            "totals": totals, "count": self._count, "skipped": self._skipped,
+            "seconds": self.seconds,
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
+        """Go on from what `state` returned, on ``home``; empty, as of an earlier version: anew."""
+        if state:
+            self._totals = None if state["totals"] is None else state["totals"].to(home)
+            self._count, self._skipped = state["count"], state["skipped"]
+            self.seconds = state["seconds"]
 
     def row(self) -> dict[str, float]:
         """Return means over tasks by name, if there are any, and tasks per second."""

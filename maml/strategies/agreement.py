@@ -56,7 +56,7 @@ def agree(config: Config, world: World, device: torch.device) -> None:
         who = "rank 0" if world.rank else "a process"
         raise WorkerLostError(f"{who} did not come to the start: {line}") from error
     if difference:
-        raise WorkerLostError("") if world.rank else UserError(difference)
+        raise WorkerLostError("", code=2) if world.rank else UserError(difference)
 
 
 def _compare(values: dict[str, Any], world: World, store: Store) -> str:

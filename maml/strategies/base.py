@@ -17,7 +17,7 @@ from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.params import Params
 from maml.processes.goodbye import let_rank_zero_be_last
-from maml.processes.liveness import Liveness
+from maml.processes.liveness import Liveness, exit_code
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
 from maml.strategies.agreement import agree
@@ -110,7 +110,7 @@ class Strategy(ABC):
                 return
         elif not isinstance(error, WorkerLostError):
             traceback.print_exception(error)
-        raise WorkerLostError(line) from error.__cause__
+        raise WorkerLostError(line, exit_code(error)) from error.__cause__
 
     def transport(self) -> AbstractContextManager[None]:
         """Join the other processes; leave when all are done, and on an error wait for nobody."""

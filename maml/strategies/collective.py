@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +15,11 @@ from maml.config import Config
 from maml.processes.collectives import Groups, collective_world
 from maml.processes.device import shares_gpu
 from maml.processes.setup import init_process
+from maml.processes.signals import SIGNALS
 from maml.processes.world import World
 from maml.strategies.base import Strategy
 from maml.strategies.packing import Packing
 from maml.worker import Worker
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Collective(Strategy):

@@ -369,7 +369,8 @@ class Rpc(Strategy):
         self._sums += 1
         cpu, rank = part.cpu(), self.world.rank
         if rank:
-            total: Tensor = rpc.rpc_sync(0, _add, (self._sums, rank, cpu))
+            with self.guard():
+                total: Tensor = rpc.rpc_sync(0, _add, (self._sums, rank, cpu))
             return total.to(part.device)
         answer = self.summing.call(self._sums, rank, cpu)
         answer.add_done_callback(self._news.put)

@@ -49,8 +49,8 @@ def check_stopped(run_dir: Path, name: str, stdout: str, stderr: str) -> int:
 
 
 def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """SIGINT ends with 130, SIGTERM with 143; the same command continues."""
-    signals = {"SIGINT": 130, "SIGTERM": 143}
+    """SIGINT ends with 130, SIGTERM with 143, SIGQUIT with 131; the same command continues."""
+    signals = {"SIGINT": 130, "SIGTERM": 143, "SIGQUIT": 131}
     configs = {name: with_values(ENDLESS, run_dir=str(tmp_path / name)) for name in signals}
     runs = {name: start([*TRAIN, *as_flags(config)]) for name, config in configs.items()}
     for name, launched in runs.items():
@@ -91,13 +91,13 @@ run_program(main, [])
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """A terminal's SIGINT, or a scheduler's SIGTERM to all, ends two workers with one checkpoint.
+    """A terminal's SIGINT or SIGQUIT, or a scheduler's SIGTERM to all: one checkpoint of both.
 
     torchrun adds words of its own; the launch checks that no process survives.
     """
     configs = {
         name: with_values(ENDLESS, run_dir=str(tmp_path / name), partition="chunk")
-        for name in ("SIGINT", "SIGTERM")
+        for name in ("SIGINT", "SIGTERM", "SIGQUIT")
     }
     runs = {name: start([*torchrun(2), *as_flags(config)]) for name, config in configs.items()}
     for name, launched in runs.items():
@@ -110,6 +110,47 @@ def test_torchrun(tmp_path: Path) -> None:
         assert not any("File " in line for line in ours), done.stderr
         torchruns_own = done.stderr.split("Traceback")[0]
         assert check_stopped(tmp_path / name, name, done.stdout, torchruns_own) >= 3
+
+
+TERMINAL = """
+import contextlib, os, pty, select, signal, sys, time
+from pathlib import Path
+
+pid, terminal = pty.fork()
+if not pid:
+    os.execvp(sys.argv[2], sys.argv[2:])
+signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+    with contextlib.suppress(OSError):  # nobody writes there
+        if select.select([terminal], [], [], 0.1)[0]:
+            os.read(terminal, 4096)
+os.close(terminal)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+"""Runs a command in a terminal, which is closed once a file is there; ends as the command does."""
+
+
+@pytest.mark.parametrize("nohup", [False, True], ids=["", "nohup"])
+def test_a_closed_terminal(nohup: bool, tmp_path: Path) -> None:
+    """A closed laptop, a lost connection: SIGHUP comes, and whatever is printed fails.
+
+    What was started under nohup goes on.
+    """
+    run_dir, closed = tmp_path / "run", tmp_path / "closed"
+    config = with_values(ENDLESS, run_dir=str(run_dir))
+    command = [sys.executable, "-m", "launch.workers", *as_flags(config), "--workers", "2"]
+    within = [sys.executable, "-c", TERMINAL, str(closed), *(["nohup"] if nohup else []), *command]
+    launched = start(within, cwd=tmp_path)
+    wait_for_rows(launched, run_dir, 3, timeout=120)
+    closed.touch()
+    if nohup:
+        wait_for_rows(launched, run_dir, len(metrics(run_dir)) + 20, timeout=60)
+        launched.process.send_signal(signal.SIGTERM)
+    launched.wait(90, expect=143 if nohup else 129)
+    assert json.loads((run_dir / "status.json").read_text())["state"] == "stopped"
+    reached = last(run_dir)["iteration"]
+    assert [row["iteration"] for row in metrics(run_dir)] == list(range(1, reached + 1))
 
 
 def test_while_testing(tmp_path: Path) -> None:

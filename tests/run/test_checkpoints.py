@@ -8,8 +8,10 @@ import json
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from maml.best import best
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity
+from maml.processes.signals import SIGNALS
 from maml.run import checkpoint
 from maml.run.checkpoint import last_checkpoint, numbered_checkpoint, numbered_checkpoints
 from maml.run.directory import read_status
@@ -187,7 +190,16 @@ def frozen(path: Path) -> None:
         torch.save(content, file)
 
 
-@pytest.mark.parametrize("spoil", [truncated, flipped, frozen])
+def reshaped(path: Path) -> None:
+    """An optimizer's state of fewer elements."""
+    content = checkpoint.load(path)
+    state = content["optimizer"]["state"][0]
+    state["exp_avg"] = state["exp_avg"][:-1].clone()
+    with open(path, "r+b") as file:
+        torch.save(content, file)
+
+
+@pytest.mark.parametrize("spoil", [truncated, flipped, frozen, reshaped])
 @pytest.mark.parametrize("others", [(), (6,), (6, 4, 2)], ids=str)
 def test_a_damaged_one_is_set_aside(
     spoil: Any, others: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -346,14 +358,14 @@ def test_status_of_a_run_from_beginning_to_end(
     monkeypatch.setattr(trainer._Run, "_test", look)
     train(CONFIG, tmp_path)
     # Not finished before result.json is there.
-    assert seen == [status("training", 6)] * 2
+    assert seen == [status("training", 7)] * 2
     assert json.loads((tmp_path / "status.json").read_text()) == status("finished", 7)
     train(CONFIG, tmp_path, iterations=9)
-    assert seen[2:] == [status("training", 8, start=7)] * 2
+    assert seen[2:] == [status("training", 9, start=7)] * 2
     assert read_status(tmp_path) == status("finished", 9, start=7)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_status_of_a_stopped_run(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +382,23 @@ def test_status_of_a_stopped_run(
     assert Trainer(with_values(CONFIG, run_dir=str(tmp_path))).run() == 128 + number
     assert read_status(tmp_path) == status("stopped", 3)
     assert kept(tmp_path) == [2, 3]
+
+
+def test_the_status_is_never_behind_a_checkpoint(tmp_path: Path) -> None:
+    """Here it is killed as soon as last.pt is there."""
+    code = """
+import os, signal, sys
+from maml.config.cli import parse
+from maml.trainer import Trainer
+
+os.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+Trainer(parse(sys.argv[1:])).run()
+"""
+    config = with_values(CONFIG, run_dir=str(tmp_path))
+    launched = start([sys.executable, "-c", code, *as_flags(config)])
+    launched.wait(60, expect=-signal.SIGKILL)
+    assert last(tmp_path)["iteration"] == 2
+    assert read_status(tmp_path) == status("lost", 2) | {"process": ANY}
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, UserError])

@@ -49,13 +49,13 @@ def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:
 
 
 def test_optimizer_of_another_version(tmp_path: Path) -> None:
-    """One line, and the checkpoint is left as it was: here, one tensor a parameter."""
+    """One line, and the checkpoints are left as they were: here, one tensor a parameter."""
     saved = train(sinusoid(iterations=2), tmp_path)
     state = saved["optimizer"]
     state["state"][1] = state["state"][0]
     path = checkpoint.last_checkpoint(tmp_path)
     torch.save(saved, path)
-    with pytest.raises(UserError, match="--resume auto: its optimizer is from another"):
+    with pytest.raises(UserError, match="last.pt: its optimizer is damaged, or from another"):
         train(sinusoid(iterations=4), tmp_path)
     assert same(last(tmp_path), saved)
 
@@ -87,6 +87,44 @@ def test_seconds_go_on(tmp_path: Path) -> None:
     second = train(sinusoid(iterations=4), tmp_path)["seconds"]
     assert second > first
     assert metrics(tmp_path)[-1]["seconds"] == second
+
+
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_rows_are_means_since_the_row_before(
+    on_nonfinite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a run was stopped: here twice between two rows, or killed before a row, too."""
+    config = glyphs(iterations=8, log_every=4, checkpoint_every=3, on_nonfinite=on_nonfinite)
+    real = Local.meta_step
+    endings: dict[int, Any] = {2: "SIGTERM", 6: KeyboardInterrupt, 7: KeyboardInterrupt}
+
+    def step(strategy: Local, params: Any, ids: Any) -> Any:
+        share = real(strategy, params, ids)
+        number = int(ids[0]) // config.meta_batch_size + 1
+        if on_nonfinite == "skip" and number in (1, 6):
+            share.totals[0] = torch.nan
+        end = endings.pop(number, None)
+        if isinstance(end, str):
+            strategy.stop.signal = end
+        elif end is not None:
+            raise end
+        return share
+
+    monkeypatch.setattr(Local, "meta_step", step)
+    parted = str(tmp_path / "parted")
+    assert Trainer(with_values(config, run_dir=parted)).run() == 143
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "parted")
+    train(config, tmp_path / "parted")
+    assert not endings
+    train(config, tmp_path / "straight")
+    rows = [
+        [{**row, **NO_TIME} for row in metrics(tmp_path / name)] for name in ("straight", "parted")
+    ]
+    assert [row["iteration"] for row in rows[0]] == [4, 8]
+    assert rows[0] == rows[1]
+    assert [row.get("skipped", 0) for row in rows[0]] == [on_nonfinite == "skip"] * 2
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:

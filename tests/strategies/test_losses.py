@@ -82,14 +82,16 @@ def _check_end(run_dir: Path, strategy: str, fault: Fault, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy",
+    ("strategy", "number"),
     [
-        "rpc chunk",
-        "param-server sync",
-        pytest.param("param-server collective", marks=pytest.mark.slow),
+        ("rpc chunk", signal.SIGHUP),
+        ("param-server sync", signal.SIGTERM),
+        pytest.param("param-server collective", signal.SIGQUIT, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_a_worker_stops_all(tmp_path: Path, strategy: str) -> None:
+def test_a_signal_to_a_worker_stops_all(
+    tmp_path: Path, strategy: str, number: signal.Signals
+) -> None:
     """As when one host of a job is taken away: in good order, with a checkpoint.
 
     With allreduce all ranks drive: `test_allreduce.py`, which also goes on from there.
@@ -98,9 +100,9 @@ def test_a_signal_to_a_worker_stops_all(tmp_path: Path, strategy: str) -> None:
     ranks = start_ranks(3, args)
     try:
         wait_for_iteration(ranks[0], tmp_path, 10, limit=90)
-        os.kill(ranks[2].process.pid, signal.SIGTERM)
+        os.kill(ranks[2].process.pid, number)
     finally:
         done = [launched.wait(60, expect=None) for launched in ranks]
-    assert "stopped by SIGTERM" in done[0].stdout
-    assert [rank.returncode for rank in done] == [143, 0, 0]
+    assert f"stopped by {number.name}" in done[0].stdout
+    assert [rank.returncode for rank in done] == [128 + number, 0, 0]
     assert (tmp_path / "checkpoints" / "last.pt").exists()

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,6 +20,9 @@ from maml.errors import UserError, WorkerLostError
 _PR_SET_PDEATHSIG = 1
 """prctl(2)."""
 
+_NO_MEMORY = ("failed to map segment", "allocate memory", "bad_alloc", "can't start new thread")
+"""Words by which libraries tell that the system gave them no memory; they share no exception."""
+
 RANK_ZERO_GRACE = 20.0
 """Seconds that another rank gives rank zero to meet the same bad input."""
 
@@ -31,7 +35,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     """
     speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
     try:
-        code = main(arguments)
+        code = _within_limits(main, arguments)
     except _bad_input() as error:
         if not speaks:
             _let_rank_zero_speak()
@@ -56,6 +60,26 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
             print("interrupted", file=sys.stderr)
         _exit(130)
     _exit(code if isinstance(code, int) else 0)
+
+
+def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) -> object:
+    """Return ``main(arguments)``; name the limit of memory where one is what it fails by.
+
+    Raises:
+        UserError: naming ``ulimit -v``. Libraries do not load, with a traceback as if damaged.
+    """
+    try:
+        return main(arguments)
+    except Exception as error:
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        told = isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY)
+        if limit == resource.RLIM_INFINITY or not told:
+            raise
+        reason = " ".join(str(error).split())[:100] or "MemoryError"
+        raise UserError(
+            f"ulimit -v {limit // 1024}: memory ends at this limit of {limit / 2**30:.1f} GiB of "
+            f"addresses (RLIMIT_AS), and libraries need several ({reason}); raise it"
+        ) from error
 
 
 def end_with_launcher() -> None:

@@ -55,7 +55,7 @@ def test_optimizer_of_another_version(tmp_path: Path) -> None:
     state["state"][1] = state["state"][0]
     path = checkpoint.last_checkpoint(tmp_path)
     torch.save(saved, path)
-    with pytest.raises(UserError, match="last.pt: its optimizer is damaged, or from another"):
+    with pytest.raises(UserError, match=r"last\.pt: its optimizer is damaged, or from another"):
         train(sinusoid(iterations=4), tmp_path)
     assert same(last(tmp_path), saved)
 

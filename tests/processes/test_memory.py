@@ -1,0 +1,102 @@
+"""Where memory ends: the kernel's OOM killer, and a limit that a user has set."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from maml.processes.memory import OutOfMemory
+from tests.launching import SLACK, TRAIN, run, start
+from tests.runs import as_flags, sinusoid
+
+V1, V2 = "3:cpu,memory:/job\n0::/\n", "0::/job\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "file", "where"),
+    [
+        (V2, "sys/fs/cgroup/job/memory.events", "in this control group"),
+        (V2, "sys/fs/cgroup/memory.events", "in this control group"),  # a container's own
+        (V1, "sys/fs/cgroup/memory/job/memory.oom_control", "in this control group"),
+        (V1, "sys/fs/cgroup/memory/memory.oom_control", "in this control group"),
+        (V2, "proc/vmstat", "on this host"),
+    ],
+)
+def test_what_the_kernel_counts(groups: str, file: str, where: str, tmp_path: Path) -> None:
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert OutOfMemory(tmp_path).cause("it", 1) == ""  # another system
+    write("proc/self/cgroup", groups)
+    write("proc/vmstat", "nr_free_pages 5\noom_kill 7\n")
+    write(file, "oom 0\noom_kill 3\n")
+    memory = OutOfMemory(tmp_path)
+    assert memory.cause("it", 1) == ""
+    write(file, "oom 2\noom_kill 5\n")
+    says = f": memory ran out {where}, and the kernel killed 2 processes during this run"
+    assert memory.cause("it", 3 * 2**29) == f"{says}; it had 1.50 GiB"
+    assert memory.cause("it", None) == says
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group within that of this process."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, name = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            made = Path(f"/sys/fs/cgroup/memory{name}/maml-test-{os.getpid()}")
+            try:
+                made.mkdir()
+            except OSError as error:
+                pytest.skip(f"no control group of version 1 can be made: {error}")
+            yield made
+            deadline = time.monotonic() + SLACK * 10
+            while (made / "cgroup.procs").read_text() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            made.rmdir()
+            return
+    pytest.skip("no control groups of version 1 here: those of version 2 belong to the system")
+
+
+def test_the_kernel_kills_a_worker(group: Path, tmp_path: Path) -> None:
+    """It is named with its memory, by who lives and by the launcher."""
+    code = """
+import os, sys
+import launch.workers
+from maml.processes.program import run_program
+
+open(sys.argv[1], "w").write(str(os.getpid()))
+launch.workers.TRAIN = "tests/strategies/faulty.py"
+run_program(launch.workers.main, sys.argv[2:])
+"""
+    config = sinusoid(iterations=10**9, run_dir=str(tmp_path / "run"))
+    marker = tmp_path / "fault"
+    env = {"FAULT": "fills_memory", "FAULT_RANK": "1", "FAULT_FILE": str(marker)}
+    within = [sys.executable, "-c", code, str(group / "cgroup.procs")]
+    launched = start([*within, *as_flags(config), "--workers", "2"], env=env)
+    launched.wait_for("iterations 0 to", timeout=120)
+    usage = int((group / "memory.usage_in_bytes").read_text())
+    (group / "memory.limit_in_bytes").write_text(str(usage + 2**28))
+    marker.touch()
+    done = launched.wait(60, expect=128 + 9)
+    says = "memory ran out in this control group, and the kernel killed 1 process during this run"
+    had = r"had \d\.\d\d GiB"
+    assert re.search(rf"error: rank 1 \(.*\) was killed: {says}; it {had}\n", done.stderr)
+    assert re.search(rf"rank 1 \(.*\) ended SIGKILL: {says}; the largest .* {had}\n", done.stderr)
+
+
+@pytest.mark.parametrize("command", [TRAIN, [sys.executable, "-m", "launch.workers"]])
+def test_a_limit_of_addresses(command: list[str], tmp_path: Path) -> None:
+    """A library that finds no room says what it likes; the line names the limit."""
+    within = ["bash", "-c", 'ulimit -v 300000; exec "$@"', "-", *command]
+    done = run([*within, *as_flags(sinusoid(run_dir=str(tmp_path / "run")))], 60, expect=2)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ulimit -v 300000: ")
+    assert not (tmp_path / "run").exists()

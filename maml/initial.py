@@ -1,11 +1,12 @@
 """``--init PATH``: training begins with weights that another run, or another program, has made.
 
 Tensors are taken by name. Those of another program have the names that the network's author gave
-them, as ``state_dict`` has them.
+them, as ``state_dict`` has them; perhaps with the names of what it was a part of before them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from maml.run import checkpoint, directory
 BEFORE = ("", "network.", f"network.{AROUND}")
 """What stands before the names in a run, where in another program nothing does."""
 
+COMPILED = "_orig_mod."
+"""What stands before the names in whatever ``torch.compile`` has wrapped, at any place."""
+
 
 def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     """Return meta-parameters to begin with, and a line: what was taken from where.
@@ -44,12 +48,11 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     """
     what = f"--init {source}"
     try:
-        given = _saved(Path(source))
+        given, under = _saved(Path(source))
     except UserError as error:
         raise UserError(f"--init {error}") from error
     params = learner.meta_parameters()
-    around = max(BEFORE, key=lambda before: sum(before + name in params for name in given))
-    given = {around + name: tensor for name, tensor in given.items()}
+    given, stripped = _named_as_here(given, params)
     head = getattr(learner.network, "head_prefix", None)
     begun, anew = dict(params), []
     for name, own in params.items():
@@ -68,6 +71,8 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
             f"it has {in_short(list(given)) or 'none'}"
         )
     line = f"weights: {len(params) - len(anew)} of {len(params)} tensors from {source}"
+    line += f", its {under}" if under else ""
+    line += f", without {stripped} before their names" if stripped else ""
     line += f"; anew: {in_short(anew)}" if anew else ""
     # Each process builds them for itself.
     buffers = sorted(learner.network.state_dict().keys() & dict(learner.network.named_buffers()))
@@ -129,10 +134,33 @@ def _alike(one: str, other: str) -> bool:
     return registry.data_set(one).module == registry.data_set(other).module
 
 
-def _saved(path: Path) -> Params:
-    """Return the parameters that are kept at ``path``."""
+def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
+    """Return tensors by the names that they have in ``params``, and what was stripped of them.
+
+    A network that was trained as a part of another module, or wrapped by one, has that before its
+    names: ``module.``, ``backbone.``, ``model.encoder.``. It is whatever lets most names match.
+    """
+    plain = {name.replace(COMPILED, ""): tensor for name, tensor in given.items()}
+    matches = Counter(
+        (name[:cut], before)
+        for name in plain
+        for cut in (0, *(i + 1 for i, letter in enumerate(name) if letter == "."))
+        for before in BEFORE
+        if before + name[cut:] in params
+    )
+    # Of equals, the one with the least before the names.
+    part, before = min(
+        matches, key=lambda found: (-matches[found], len(found[0])), default=("", "")
+    )
+    named = {before + n[len(part) :]: tensor for n, tensor in plain.items() if n.startswith(part)}
+    stripped = [COMPILED] if plain.keys() != given.keys() else []
+    return named, " and ".join([*stripped, part] if part else stripped)
+
+
+def _saved(path: Path) -> tuple[Params, str]:
+    """Return the parameters that are kept at ``path``, and under which key of a file they lie."""
     if path.is_dir():
         transductive = directory.read_config(path).transductive
         found: Params = best.content_of(path, None, transductive=transductive)["model"]
-        return found
+        return found, ""
     return checkpoint.load_any_parameters(path)

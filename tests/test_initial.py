@@ -72,6 +72,39 @@ def test_what_was_tested_is_tested_again(tmp_path: Path) -> None:
         assert result(again)["changed"]["init"] == str(init)
 
 
+@pytest.mark.parametrize(
+    ("before", "key", "says"),
+    [
+        ("", "state_dict", ", its state_dict;"),
+        ("_orig_mod.", None, ", without _orig_mod. before their names;"),
+        ("module.", None, ", without module. before their names;"),
+        ("backbone.", "model", ", its model, without backbone. before their names;"),
+        ("module._orig_mod.net.encoder.", "weights",
+         ", its weights, without _orig_mod. and module.net.encoder. before their names;"),
+    ],
+)  # fmt: skip
+def test_what_other_programs_publish(
+    before: str, key: str | None, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A dictionary of more than weights; a part of another network, wrapped; with a head apart."""
+    theirs = train(glyphs(seed=1, iterations=1), tmp_path / "theirs")["model"]
+    weights = {
+        before + name.removeprefix("network."): tensor
+        for name, tensor in theirs.items()
+        if "head" not in name
+    }
+    weights["classifier.weight"] = torch.zeros(64, 3)
+    saved = {key: weights, "epoch": 3, "optimizer": {"state": {0: {"step": torch.zeros(1)}}}}
+    torch.save(saved if key else weights, tmp_path / "saved.pt")
+    capfd.readouterr()
+    ours = begun(tmp_path / "ours", init=str(tmp_path / "saved.pt"))
+    taken = {name for name in theirs if "head" not in name}
+    assert all(torch.equal(ours[name], theirs[name]) for name in taken)
+    said = capfd.readouterr().err
+    line = f"weights: {len(taken)} of {len(ours)} tensors from {tmp_path / 'saved.pt'}"
+    assert f"{line}{says} anew: network.head" in said
+
+
 def test_a_stopped_run_goes_on_without_it(tmp_path: Path) -> None:
     """Its own checkpoint has more than the weights it began with, which may be gone."""
     train(glyphs(iterations=1), tmp_path / "theirs")
@@ -142,6 +175,10 @@ def test_who_learned_all_of_cifar_100_has_met_the_classes_of_its_splits(tmp_path
         ("text", "not a readable checkpoint"),
         ([1, 2], "neither a checkpoint nor a state_dict of tensors"),
         ({}, "neither a checkpoint nor a state_dict of tensors"),
+        (
+            {"student": {"a": torch.zeros(1)}, "teacher": {"a": torch.zeros(1)}},
+            "holds tensors under student, teacher; save those that are meant alone",
+        ),
         ({"other": torch.zeros(1)}, "none of its tensors has a name and shape of these: network."),
         ({"blocks.0.conv.weight": torch.zeros(9, 1, 3, 3)}, r"is \[9, 1, 3, 3\] there, \[8, 1, 3,"),
         ({"blocks.0.conv.bias": torch.full((8,), torch.nan)}, "conv.bias is not finite there"),

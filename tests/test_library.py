@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import pickle
 import shutil
 import sys
 import traceback
@@ -154,6 +156,24 @@ def test_threads_share_a_model(
         for id, found in enumerate(threads.map(answer, range(40))):
             assert torch.equal(found, alone[id % 5])
     assert torch.equal(answer(0), alone[0])
+
+
+def test_what_has_adapted_can_be_pickled(model: maml.Model, task: Any, tmp_path: Path) -> None:
+    """For another process, too, as a queue or a server of answers hands it on."""
+    adapted = model.adapt(task.support_x, [NAMES[label] for label in task.support_y])
+    expected = adapted.predict(task.query_x)
+    (tmp_path / "adapted").write_bytes(pickle.dumps((adapted, task.query_x)))
+    again = copy.deepcopy(adapted)
+    assert again.classes == NAMES and torch.equal(again.predict(task.query_x), expected)
+    code = """
+import pickle, sys, torch
+torch.set_num_threads(1)
+with open(sys.argv[1] + "/adapted", "rb") as file:
+    adapted, x = pickle.load(file)
+torch.save(adapted.predict(x), sys.argv[1] + "/answers")
+"""
+    run([sys.executable, "-c", code, str(tmp_path)], 60)
+    assert torch.equal(torch.load(tmp_path / "answers"), expected)
 
 
 def test_whose_statistics_an_answer_depends_on(model: maml.Model, task: Any) -> None:

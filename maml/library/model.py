@@ -315,6 +315,15 @@ class AdaptedModel:
         self._params = {name: tensor.detach().clone() for name, tensor in model.meta_params.items()}
         self._adapted = learner.adapt(self._params, task, steps)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Compiled kernels are this process's own.
+        return {k: v for k, v in self.__dict__.items() if k not in ("_adapted", "module")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Adapt again, to the same."""
+        self.__dict__.update(state)
+        self._adapted = self._learner.adapt(self._params, self._task, self._steps)
+
     def __repr__(self) -> str:
         n, config = self._task.support_x.shape[1], self._model.config
         to = f"{n} examples"

@@ -249,7 +249,8 @@ class Liveness:
         line = found.line
         with self._ending:
             if self.world.rank == 0:
-                line = self._tell(found).line
+                # No rank was lost, that others might have to end: this one ends by itself.
+                line = self._tell(found._replace(rank=None)).line
                 speaks = self._may_speak()
                 self._wait_for_all()
             else:

@@ -239,14 +239,31 @@ def load_parameters(path: Path) -> Params:
     return found
 
 
-def load_any_parameters(path: Path) -> Params:
-    """Read the parameters of a checkpoint, or of a file that holds them alone; raises as `load`."""
+def load_any_parameters(path: Path) -> tuple[Params, str]:
+    """Read the parameters of a checkpoint, of ours or another program's, or of a ``state_dict``.
+
+    Returns:
+        Them, and under which key they lay in another program's; "" elsewhere.
+
+    Raises:
+        UserError: as `load`, or if there are none, or several that could be meant.
+    """
     content = _content(path)
     if isinstance(content, dict) and "model" in content and "format" in content:
-        content = load(path)["model"]
-    if not PARTS["model"](content) or not content:
+        return dict(load(path)["model"]), ""
+    if PARTS["model"](content) and content:
+        return dict(content), ""
+    parts = content if isinstance(content, dict) else {}
+    found = {key: part for key, part in parts.items() if part and PARTS["model"](part)}
+    if not found:
         raise UserError(f"{path}: neither a checkpoint nor a state_dict of tensors")
-    return dict(content)
+    key = next(iter(found)) if len(found) == 1 else "state_dict"
+    if key not in found:
+        raise UserError(
+            f"{path}: holds tensors under {', '.join(map(str, found))}; save those that are meant "
+            "alone"
+        )
+    return dict(found[key]), str(key)
 
 
 def _content(path: Path) -> Any:

@@ -79,8 +79,9 @@ class WandbSink:
             mode=mode,  # type: ignore[arg-type]
             settings=settings,
         )
-        # After init, which makes the folder where there is none.
-        write_text(known, f"{self._run.id}\n")
+        if not self._run.disabled:
+            # After init, which makes the folder where there is none.
+            write_text(known, f"{self._run.id}\n")
         self._run.define_metric("iteration")
         self._run.define_metric("*", step_metric="iteration")
 

@@ -320,6 +320,15 @@ def test_wandb_without_a_key_runs_offline(tmp_path: Path) -> None:
     assert b"git_commit" in content  # what it was made with
 
 
+def test_wandb_is_switched_off(tmp_path: Path) -> None:
+    """As its users do, for one run or for all."""
+    config = sinusoid(run_dir=str(tmp_path / "run"), logger="wandb", test_tasks=2)
+    done = run([*TRAIN, *as_flags(config)], 120, env={"WANDB_MODE": "disabled"})
+    assert "wandb" not in done.stderr, done.stderr
+    assert (tmp_path / "run" / "curves.png").exists()
+    assert not (tmp_path / "run" / "wandb").exists()
+
+
 def test_wandb_knows_a_run_again_that_goes_on(tmp_path: Path) -> None:
     """Two starts in one run directory are two parts of one run; another directory is another."""
     one, other = tmp_path / "one", tmp_path / "other"
@@ -397,6 +406,26 @@ def test_a_disk_that_fills_up_while_training(
     assert status is not None and status["state"] == "failed"
     (small_disk / "filler").unlink()
     assert train(sinusoid(iterations=4), directory)["iteration"] == 4
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "allreduce",
+        pytest.param("rpc", marks=pytest.mark.slow),
+        pytest.param("param-server", marks=pytest.mark.slow),
+    ],
+)
+def test_a_full_disk_under_every_strategy(strategy: str, small_disk: Path) -> None:
+    """One line, and the exit code of bad files, whichever process ends first."""
+    config = sinusoid(iterations=10**9, run_dir=str(small_disk / "run"), strategy=strategy)
+    launched = start([sys.executable, "-m", "launch.workers", *as_flags(config), "--workers", "2"])
+    launched.wait_for("iterations 0 to", timeout=120)
+    fill(small_disk)
+    done = launched.wait(60, expect=2)
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "rror" in line or "launch/" in line]
+    assert re.match(rf"error: {small_disk}/run/.*: No space left on device", line)
 
 
 def test_every_file_on_a_full_disk_is_one_line(tmp_path: Path) -> None:

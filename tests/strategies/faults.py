@@ -35,6 +35,7 @@ PARAM_SERVER = ["--strategy", "param-server"]
 STRATEGIES = {
     "rpc exclusive": ["--strategy", "rpc"],
     "rpc chunk": ["--strategy", "rpc", "--partition", "chunk"],
+    "rpc nested": ["--strategy", "rpc", "--partition", "nested"],
     "allreduce": ["--strategy", "allreduce"],
     "param-server sync": PARAM_SERVER,
     "param-server async": [*PARAM_SERVER, "--ps-mode", "async"],
@@ -84,6 +85,7 @@ class Outcome(NamedTuple):
         seconds: From the fault to the end of the last process.
         codes: The exit code of each rank.
         said: The lines with "error: ", of all ranks.
+        stderr: All that they have printed there.
         pid: Of the process that the fault was of.
         state: What status.json says.
     """
@@ -91,6 +93,7 @@ class Outcome(NamedTuple):
     seconds: float
     codes: list[int]
     said: list[str]
+    stderr: str
     pid: int
     state: str
 
@@ -121,10 +124,11 @@ def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float
         seconds = time.monotonic() - began
     finally:
         done = [launched.wait(30, expect=None) for launched in ranks]
-    lines = [line for one in done for line in one.stderr.replace("\r", "\n").splitlines()]
-    said = [line for line in lines if re.search("(?<!Fatal Python )error: ", line)]
+    stderr = "\n".join(one.stderr.replace("\r", "\n") for one in done)
+    said = [s for s in stderr.splitlines() if re.search("(?<!Fatal Python )error: ", s)]
     status = json.loads((run_dir / "status.json").read_text())
-    return Outcome(seconds, [one.returncode for one in done], said, pid, status["state"])
+    codes = [one.returncode for one in done]
+    return Outcome(seconds, codes, said, stderr, pid, status["state"])
 
 
 def suspend(ranks: Sequence[Launched], seconds: float) -> None:

@@ -21,6 +21,7 @@ QUICK = (
     ("rpc exclusive", "killed", 0),
     ("rpc exclusive", "failed", 2),
     ("rpc chunk", "stopped", 2),
+    ("rpc nested", "crashed", 0),
     ("allreduce", "stopped", 2),
     ("allreduce", "holds the interpreter's lock", 0),
     ("param-server sync", "crashed", 2),
@@ -73,6 +74,9 @@ def _check_end(run_dir: Path, strategy: str, fault: Fault, rank: int) -> None:
     assert f"rank {rank} (host " in line
     assert f"pid {done.pid})" in line
     assert re.search(fault.cause, line)
+    # That of an error in the program is to be seen, and no other.
+    tracebacks = re.findall(r"Traceback .*\n(?: .*\n)*(.*)", done.stderr)
+    assert all("ValueError: " in told for told in tracebacks), done.stderr
     assert done.state == "failed"
     assert all(code in (1, -signal.SIGKILL, fault.code) for code in done.codes), done.codes
     assert sum(code < 0 for code in done.codes) <= 1, done.codes

@@ -20,7 +20,7 @@ from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.run import log
 from maml.run.directory import read_status
 from maml.run.log import RunLog
-from tests.launching import TRAIN, run
+from tests.launching import TRAIN, run, start
 from tests.runs import as_flags, glyphs, last, metrics, result, sinusoid, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -16,13 +16,14 @@ import sys
 
 from maml.config.cli import parse
 from maml.processes import allocator, scheduling
-from maml.processes.program import end_with_launcher, run_program
+from maml.processes.launcher import watch_launcher
+from maml.processes.program import run_program
 from maml.processes.world import World
 
 
 def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
-    end_with_launcher()
+    watch_launcher()
     # Torch's sockets would tell of every look at a store that finds nothing yet.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Before anything imports torch, which a user's own component may do as soon as it is named:

@@ -18,7 +18,7 @@ def table(record: dict[str, Any]) -> str:
         (
             f"`{row['strategy']}`",
             row["fault"],
-            str(row["rank"]),
+            "launcher" if row["rank"] < 0 else str(row["rank"]),
             ", ".join(f"{seconds:.0f} s" for seconds in row["seconds"]),
             row["state"],
             "; ".join(f"`{_anonymous(line)}`" for line in row["said"]) or "–",
@@ -32,5 +32,5 @@ def table(record: dict[str, Any]) -> str:
 
 def _anonymous(line: str) -> str:
     """Return the line without what is different each time."""
-    line = line[line.index("error: ") :].replace("|", "/")
+    line = line[max(line.find("error: "), 0) :].replace("|", "/")
     return re.sub(r"pid \d+", "pid …", re.sub(r"host \S+,", "host …,", line))

@@ -3,35 +3,43 @@
     launch/local PRESET [--workers N] [--restarts N] [--flag value …]
 
 torchrun's key-value store listens at every address of a host, and whoever reaches it can write
-there. Here the store, RPC and gloo listen at the loopback alone. The rest is torchrun's: its agent
-starts the workers, watches them, and starts all again when one was lost, which continue from the
-last checkpoint.
+there. Here the store, RPC and gloo listen at the loopback alone. And torchrun ends all workers when
+one is lost. Here they decide themselves, once they have met: a run that can do without one goes on.
+Where all have ended, all are started again if that was asked for, and continue from the last
+checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
+import contextlib
+import math
 import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
-from datetime import timedelta
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from maml.config.cli import parse
 from maml.errors import UserError
+from maml.processes.launcher import LOCAL, MET, STORE
 from maml.processes.memory import OutOfMemory
 from maml.processes.program import run_program
 from maml.processes.signals import heeded, leave_lost_terminal
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.rendezvous import RendezvousHandler
-
 TRAIN = Path(__file__).resolve().parents[1] / "train_maml.py"
-TIMEOUT = timedelta(minutes=5)
+
+LOOK = 0.1
+"""Seconds between two looks at the workers."""
+
+PATIENCE = 30.0
+"""Seconds that workers have to end in once they are told to. Then they are killed."""
+
+AFTER = 30.0
+"""Seconds that workers have to end in after rank 0, by themselves."""
 
 
 def main(arguments: list[str]) -> int:
@@ -79,81 +87,119 @@ def _default_workers() -> int:
 
 
 def _launch(workers: int, restarts: int, arguments: list[str]) -> int:
-    # Only so that the agent does not warn: the program shares the cores out among its workers.
+    # As torchrun does: the program shares the cores out among its workers.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
-    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+    signals: list[int] = []
+    for number in heeded():
+        signal.signal(number, lambda number, _: signals.append(number))
+    for attempt in range(restarts + 1):
+        started = _Workers(workers, attempt, arguments)
+        try:
+            code = started.wait(signals)
+        finally:
+            started.kill()
+        if code == 0 or started.stopped_by:
+            break
+    return code
 
-    # Each process says itself what is wrong.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    rendezvous_handler_registry.register("loopback", lambda _: _loopback())
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=workers, rdzv_backend="loopback",
-        run_id=f"local-{os.getpid()}", max_restarts=restarts, monitor_interval=0.1,
-        local_addr="127.0.0.1", signals_to_handle=",".join(number.name for number in heeded()),
-    )  # fmt: skip
-    memory = OutOfMemory()
-    try:
-        launch_agent(config, sys.executable, [str(TRAIN), *arguments])
-    except ChildFailedError as error:
-        rank, first = error.get_first_failure()
-        code = first.exitcode
+
+class _Workers:
+    """The workers of one start. Rank 0 holds the store; where it listens is inherited."""
+
+    def __init__(self, count: int, attempt: int, arguments: list[str]) -> None:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self._met, told = os.pipe()
+        self._said, self._alone_since = b"", 0.0
+        os.set_blocking(self._met, False)
+        size, port = str(count), str(listener.getsockname()[1])
+        common = os.environ | {
+            "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": f"{LOCAL}{os.getpid()}",
+            "TORCHELASTIC_RESTART_COUNT": str(attempt), "TORCHELASTIC_USE_AGENT_STORE": "False",
+        }  # fmt: skip
+        inherited = {STORE: listener.fileno(), MET: told}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        with listener, os.fdopen(told):
+            for rank in map(str, range(count)):
+                own = {} if self._processes else inherited
+                self._processes.append(subprocess.Popen(
+                    [sys.executable, str(TRAIN), *arguments],
+                    env=common | {name: str(fd) for name, fd in own.items()}
+                    | {"RANK": rank, "LOCAL_RANK": rank},
+                    pass_fds=list(own.values()),
+                ))  # fmt: skip
+        self._failed: subprocess.Popen[bytes] | None = None
+        self._memory = OutOfMemory()
+        self.stopped_by = 0
+
+    def wait(self, signals: list[int]) -> int:
+        """Wait until all have ended, and hand on the ``signals`` that come; return the exit code.
+
+        It is 0 if rank 0's is: the run is done, whoever was lost. Else it is that of the first that
+        failed.
+        """
+        deadline = math.inf
+        while self._living():
+            if signals:
+                self.stopped_by = signals.pop(0)
+                deadline = min(deadline, self._end(self.stopped_by))
+            elif deadline == math.inf and self._must_end():
+                deadline = self._end(signal.SIGTERM)
+            if time.monotonic() > deadline:
+                self.kill()
+            time.sleep(LOOK)
+        if self.stopped_by:
+            leave_lost_terminal()
+            return 128 + self.stopped_by
+        if self._failed is None or self._processes[0].returncode == 0:
+            return 0
+        return self._code(self._failed)
+
+    def kill(self) -> None:
+        """Kill those that are left."""
+        for process in self._living():
+            process.kill()
+            process.wait()
+
+    def _living(self) -> list[subprocess.Popen[bytes]]:
+        """Return those that have not ended; note which one failed first."""
+        living = [process for process in self._processes if process.poll() is None]
+        failed = [process for process in self._processes if process.returncode]
+        self._failed = self._failed or (failed[0] if failed else None)
+        return living
+
+    def _must_end(self) -> bool:
+        """Whether the others must be ended, as one has: they would wait for it."""
+        if self._processes[0].returncode is None:
+            self._alone_since = time.monotonic()
+        elif time.monotonic() > self._alone_since + AFTER:
+            return True
+        return self._failed is not None and not self._have_met()
+
+    def _have_met(self) -> bool:
+        """Whether all have met, and so see by themselves what becomes of the others."""
+        with contextlib.suppress(BlockingIOError):
+            self._said += os.read(self._met, 1)
+        return bool(self._said)
+
+    def _end(self, number: int) -> float:
+        """Tell all to end; return when they are killed that have not."""
+        for process in self._living():
+            process.send_signal(number)
+        return time.monotonic() + PATIENCE
+
+    def _code(self, failed: subprocess.Popen[bytes]) -> int:
+        """Say how a worker failed; return the exit code."""
+        code: int = failed.returncode
         if code == 2:  # bad input, of which the last line is the worker's own
             return code
         by = signal.Signals(-code).name if code < 0 else f"with exit code {code}"
         if code == -signal.SIGKILL:
             largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-            by += memory.cause("the largest process", largest)
-        print(f"launch/local: rank {rank} (pid {first.pid}) ended {by}", file=sys.stderr)
+            by += self._memory.cause("the largest process", largest)
+        rank = self._processes.index(failed)
+        print(f"launch/local: rank {rank} (pid {failed.pid}) ended {by}", file=sys.stderr)
         return code if code > 0 else 128 - code
-    except SignalException as stopped:
-        leave_lost_terminal()
-        return 128 + int(stopped.sigval)
-    return 0
-
-
-def _loopback() -> RendezvousHandler:
-    """Return the rendezvous of one host alone: a store that listens at the loopback."""
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
-    from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    port = listener.getsockname()[1]
-    served = TCPStore(
-        "127.0.0.1", port, None, True, TIMEOUT, False, master_listen_fd=listener.detach()
-    )
-
-    class Loopback(RendezvousHandler):  # type: ignore[misc, unused-ignore]
-        """One agent, which is there."""
-
-        use_agent_store = True
-
-        def get_backend(self) -> str:
-            return "loopback"
-
-        def next_rendezvous(self) -> RendezvousInfo:
-            store = PrefixStore("agent", served)
-            return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", port))
-
-        def is_closed(self) -> bool:
-            return False
-
-        def set_closed(self) -> None:
-            """There is nobody else to be told."""
-
-        def num_nodes_waiting(self) -> int:
-            return 0
-
-        def get_run_id(self) -> str:
-            return f"local-{os.getpid()}"
-
-        def shutdown(self) -> bool:
-            return True
-
-    return Loopback()
 
 
 if __name__ == "__main__":

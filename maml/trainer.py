@@ -151,6 +151,7 @@ class Trainer:
             )
             config = with_values(self.config, run_dir=run_dir)
             return _Run(config, self.worker, strategy, start, initial).run()
+        return 0  # all was done when another one was lost
 
 
 class _Run:
@@ -239,10 +240,12 @@ class _Run:
                     self._heed_stop()
                     self._save()
                     result = self._test()
-                    # A stop that comes while pictures are drawn takes nothing of it back.
-                    self._status("finished")
-                    self._done = True
+                    # What comes while pictures are drawn, a stop or a loss, takes nothing back.
+                    with self._between:
+                        self._status("finished")
+                        self._done = True
                     if self.speaks:
+                        self.strategy.liveness.finish()
                         self._draw(result)
                 return 0
             except _Stopped:
@@ -285,7 +288,7 @@ class _Run:
 
     def _last_words(self, line: str) -> None:
         """Save the last whole iteration, in a thread, as this process ends for another's loss."""
-        if self._between.acquire(timeout=5):
+        if self._between.acquire(timeout=5) and not self._done:
             self._rescue()
             with contextlib.suppress(UserError):
                 self._status("failed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -39,16 +39,18 @@ _worlds = itertools.count()
 """A process may do several runs, one after the other; the launcher's store outlives them all."""
 
 
-def wait_idly(work: dist.Work) -> None:
+def wait_idly(work: dist.Work | None, missed: Collection[int] = ()) -> None:
     """Wait for a collective that rank zero begins when it pleases.
 
     Args:
         work: What ``async_op=True`` returned.
+        missed: Ranks without which it cannot be done; there may be some later.
 
     Raises:
-        RuntimeError: as ``work`` does.
+        RuntimeError: as ``work`` does, or if one is missed.
     """
-    while True:
+    assert work is not None
+    while not missed:
         try:
             # Python heeds no signal within a collective.
             work.wait(timedelta(seconds=POLL))
@@ -58,13 +60,17 @@ def wait_idly(work: dist.Work) -> None:
                 # It has failed, or was done just after the time was up.
                 work.wait()
                 return
+    raise RuntimeError("one that takes part is gone")
 
 
 @contextlib.contextmanager
-def collective_world(world: World, *, timeout: float, shared_gpu: bool = False) -> Iterator[Groups]:
+def collective_world(
+    world: World, *, timeout: float, shared_gpu: bool = False, missed: Collection[int] = ()
+) -> Iterator[Groups]:
     """Join all processes for collectives: gloo between CPUs, nccl between GPUs of one process each.
 
-    A body that ends well leaves when all are done; one that ends in an error waits for nobody.
+    A body that ends well leaves when all are done, but those ``missed``; one that ends in an error
+    waits for nobody.
     """
     choose_interface(world)
     nccl = torch.cuda.is_available() and not shared_gpu
@@ -96,10 +102,9 @@ def collective_world(world: World, *, timeout: float, shared_gpu: bool = False) 
         dist.set_timeout(FOR_EVER, idle)
         yield groups
         # Rank zero may still write for long; once it is done, so is everyone, or is lost.
-        end = dist.broadcast(torch.zeros(1), src=0, group=groups.idle, async_op=True)
-        assert end is not None
-        wait_idly(end)
-        dist.barrier(groups.work)
+        wait_idly(dist.broadcast(torch.zeros(1), src=0, group=groups.idle, async_op=True))
+        # Not a barrier, which would be nccl's: it cannot be left.
+        wait_idly(dist.all_reduce(torch.zeros(1), group=groups.idle, async_op=True), missed)
     except BaseException:
         without_waiting(dist.destroy_process_group)
         raise

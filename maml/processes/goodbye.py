@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 from torch.distributed.distributed_c10d import PrefixStore
@@ -21,8 +21,8 @@ _departures = itertools.count()
 """A process may do several runs, one after the other; the launcher's store outlives them all."""
 
 
-def let_rank_zero_be_last(world: World, timeout: float) -> None:
-    """On rank zero wait until the others have left in good order; there, say so.
+def let_rank_zero_be_last(world: World, timeout: float, missed: Collection[int] = ()) -> None:
+    """On rank zero wait until the others, but those ``missed``, have left; there, say so.
 
     Where no launcher holds the store, rank zero does, and it goes with its process: leaving RPC,
     a slower peer then failed at the very end. One that does not come is not waited for longer
@@ -35,7 +35,7 @@ def let_rank_zero_be_last(world: World, timeout: float) -> None:
         if world.rank:
             store.set(str(world.rank), "left")
         else:
-            others = [str(rank) for rank in range(1, world.size)]
+            others = [str(rank) for rank in range(1, world.size) if rank not in missed]
             store.wait(others, timedelta(seconds=min(timeout, GOODBYE)))
 
 

@@ -11,11 +11,13 @@ those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0.
 - A failure that a process tells of itself, in place of its next number.
 - A wait that lasts longer than ``--timeout``, although all live. A heartbeat says whether its
   process waits for others, too: whoever does not is the one that they wait for.
+- The launcher of this host, which is gone.
 
 Time is that of `maml.processes.clock`: a job that was suspended as a whole goes on.
 
-Then all end: one process says in one line who was lost, and how. A thread does all this, as the
-main thread may wait in a transport's call, where Python runs nothing else.
+Then all end: one process says in one line who was lost, and how. But once all is done, which rank 0
+says, rank 0 ends as if nobody was lost. A thread does all this, as the main thread may wait in a
+transport's call, where Python runs nothing else.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ from tqdm import tqdm
 from datasets.errors import DataError
 from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
 from maml.processes.clock import Clock
+from maml.processes.launcher import launcher_holds_store, say_all_have_met, when_lost
 from maml.processes.member import Member
 from maml.processes.memory import OutOfMemory, resident
-from maml.processes.store import START_TIMEOUT, launcher_holds_store, own_connection
+from maml.processes.store import START_TIMEOUT, own_connection
 from maml.processes.world import World
 
 BEAT = 1.0
@@ -90,6 +93,7 @@ class Liveness:
         last_words: Called in a thread before this process ends, with the line: to save what it has.
         note: Rank 0's, a text for all; the others have it once they `watch`.
         clock: By which a wait for others is too long; it runs from `watch` to `leave`.
+        excused: On rank 0, the ranks without which the others go on.
     """
 
     def __init__(self, world: World, timeout: float) -> None:
@@ -100,6 +104,7 @@ class Liveness:
         self.note = ""
         self.members: dict[int, Member] = {}
         self.clock = Clock()
+        self.excused: set[int] = set()
         self._over = threading.Event()
         self._ending = threading.RLock()
         self._threads: list[threading.Thread] = []
@@ -109,12 +114,12 @@ class Liveness:
         self._beats: dict[int, bytes] = {}
         self._heard: dict[int, float] = {}
         self._told = b""
-        # Its own failure; why it suspects another; who has ended, and since when;
-        # and who is not missed.
+        # Its own failure; why it suspects another; who has ended, and since when; whether all is
+        # done, and a loss after that was said.
         self._failed, self._suspected = b"", ""
         self._ended: dict[int, float] = {}
         self._memory, self._resident = OutOfMemory(), dict[int, int]()
-        self._excused: set[int] = set()
+        self._done, self._said = b"", False
         # Since when this process waits for others, in each of its threads that do; whether it does
         # only what it is called for, and the calls that it is in.
         self._waits: dict[object, float] = {}
@@ -128,13 +133,16 @@ class Liveness:
         Raises:
             RuntimeError: if one does not come.
         """
-        if self.world.size == 1:
-            return
+        if self.world.size > 1:
+            self._meet()
+        when_lost(lambda line: self._meet_end(Finding(line)))
+
+    def _meet(self) -> None:
         self._room = f"members {next(_runs)}"
         store = PrefixStore(self._room, own_connection(self.world))
         rank, ranks = self.world.rank, range(self.world.size)
         if rank == 0:
-            for key, value in (("told", ""), ("spoken", ""), ("note", self.note)):
+            for key, value in (("told", ""), ("spoken", ""), ("done", ""), ("note", self.note)):
                 store.set(key, value)
         store.set(f"beat {rank}", "0")
         store.set(f"spared {rank}", "")
@@ -144,6 +152,7 @@ class Liveness:
         *members, note = store.multi_get([*keys, "note"])
         self.members = dict(enumerate(Member.from_text(text.decode()) for text in members))
         self.note = note.decode()
+        say_all_have_met()
         self._store: Store = store
         self._answered = self.clock.now()
         judged = range(1, self.world.size) if rank == 0 else [0]
@@ -152,9 +161,22 @@ class Liveness:
             self._threads.append(threading.Thread(target=action, name=name, daemon=True))
             self._threads[-1].start()
 
+    def finish(self) -> None:
+        """On rank 0: all is done, and written. Whoever is lost from here on takes nothing back."""
+        if not self._done:
+            self._done = b"yes"
+            if self._threads:
+                _within(2.0, lambda: self._store.set("done", "yes"), None)
+
+    @property
+    def finished(self) -> bool:
+        """Whether rank 0 has said that all is done, as far as this process knows."""
+        return bool(self._done)
+
     def leave(self) -> None:
         """Watch no more, and be missed by nobody: all is done."""
         self._over.set()
+        when_lost(lambda line: None)
         for thread in self._threads:
             # One that is in a question to the store must not meet the interpreter's end; but a
             # frozen store does not answer.
@@ -224,7 +246,9 @@ class Liveness:
         if self._threads:
             overdue = f"--timeout {self.timeout:g}"
             self._suspected = overdue if late else "a connection broke"
-            time.sleep(self._grace())
+            until = time.monotonic() + self._grace()
+            while not self._need_not_know() and time.monotonic() < until:
+                time.sleep(0.1)
         if late:
             alive = f", {self._busy()}" if self._threads else ""
             more = "" if line in alive else f": {line}"
@@ -273,7 +297,8 @@ class Liveness:
                 self._store.set(f"beat {self.world.rank}", mine.decode())
                 if over:
                     return
-                *beats, self._told = self._store.multi_get([*keys, "told"])
+                *beats, self._told, done = self._store.multi_get([*keys, "told", "done"])
+                self._done = self._done or done
             except RuntimeError as error:
                 if over:
                     return
@@ -311,14 +336,29 @@ class Liveness:
         """Look around, until something is found that ends this process."""
         while not self._over.wait(BEAT / 2):
             found = self._look()
-            if found is None:
-                continue
-            if found.rank is not None and self.survives(found.rank, found.line):
-                self._excused.add(found.rank)
-                with contextlib.suppress(RuntimeError):
-                    self._store.set(f"spared {found.rank}", "yes")
-                continue
+            if found is not None:
+                self._meet_end(found)
+
+    def _meet_end(self, found: Finding) -> None:
+        """End, unless this process goes on without what was lost; then let all know that."""
+        if self._done and self.world.rank == 0:
+            if not self._said and self._may_speak():
+                _say(f"{found.line}; all work is done")
+            self._said = True
+            self._kill_stopped(found.rank)
+        elif found.rank is None or not self.survives(found.rank, found.line):
             self._end(found)
+            return
+        if found.rank is None:
+            self._over.wait()
+            return
+        self.excused.add(found.rank)
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"spared {found.rank}", "yes")
+
+    def _need_not_know(self) -> bool:
+        """Whether it is all the same why a connection broke: all is done, and rank 0 lives."""
+        return self.finished and (self.world.rank == 0 or self._beats.get(0) == _LEFT)
 
     def _look(self) -> Finding | None:
         """Return what ends this process, if anything."""
@@ -377,7 +417,7 @@ class Liveness:
     def _judged(self) -> list[int]:
         """Return who is still to be there."""
         gone = {rank for rank, beat in self._beats.items() if beat == _LEFT}
-        return [rank for rank in self._heard if rank not in gone | self._excused]
+        return [rank for rank in self._heard if rank not in gone | self.excused]
 
     def _has_ended(self, rank: int) -> bool:
         """Say whether a process of this host has ended; of other hosts nothing is known."""
@@ -410,9 +450,7 @@ class Liveness:
             lost_zero = lost == 0 or bool(self._broken)
             wait = 0.0 if self.world.rank == 0 else (0.2 * self.world.rank if lost_zero else SPEAK)
             if self._may_speak(wait):
-                # A bar may be drawn at this moment.
-                tqdm.write(f"error: {line}", file=sys.stderr)
-                sys.stderr.flush()
+                _say(f"error: {line}")
             self._kill_stopped(lost)
             _within(LAST_WORDS, lambda: self.last_words(line), None)
             if self.world.rank == 0:
@@ -428,7 +466,8 @@ class Liveness:
             m for m in near if m.rank in hangs or (m.rank != self.world.rank and m.is_stopped())
         ]
         # One process of a host does it: another one might still look at how it was lost.
-        if self.world.rank == min(member.rank for member in near if member not in stopped):
+        others = [member.rank for member in near if member not in stopped]
+        if self.world.rank == min(others, default=None):
             for member in stopped:
                 member.kill()
 
@@ -461,7 +500,7 @@ class Liveness:
 
     def _from_store(self, ask: Callable[[], T], otherwise: T, wait: float = 0.0) -> T:
         """Return what the store answers to a question that takes ``wait`` seconds, if it does."""
-        if self.clock.now() > self._answered + EVIDENCE:
+        if not self._threads or self.clock.now() > self._answered + EVIDENCE:
             return otherwise
         return _within(wait + 2.0, ask, otherwise)
 
@@ -491,6 +530,12 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, WorkerLostError):
         return error.code
     return 2 if isinstance(error, (UserError, DataError)) else 1
+
+
+def _say(line: str) -> None:
+    # A bar may be drawn at this moment.
+    tqdm.write(line, file=sys.stderr)
+    sys.stderr.flush()
 
 
 def _within(seconds: float, action: Callable[[], T], otherwise: T) -> T:

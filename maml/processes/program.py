@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -16,9 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from maml.errors import UserError, WorkerLostError
-
-_PR_SET_PDEATHSIG = 1
-"""prctl(2)."""
+from maml.processes.launcher import let_it_be_named
 
 _NO_MEMORY = ("failed to map segment", "allocate memory", "bad_alloc", "can't start new thread")
 """Words by which libraries tell that the system gave them no memory; they share no exception."""
@@ -42,6 +38,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
         _say(error)
         _exit(2)
     except WorkerLostError as error:
+        let_it_be_named()
         if str(error):
             _say(error)
         _exit(error.code)
@@ -80,28 +77,6 @@ def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) ->
             f"ulimit -v {limit // 1024}: memory ends at this limit of {limit / 2**30:.1f} GiB of "
             f"addresses (RLIMIT_AS), and libraries need several ({reason}); raise it"
         ) from error
-
-
-def end_with_launcher() -> None:
-    """Be told to stop (SIGTERM) when torchrun is gone (Linux): nobody would end this process then.
-
-    A killed launcher's processes would train on beside those that take their place.
-
-    Raises:
-        WorkerLostError: if it is gone already.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    # It may have ended before it was asked for. Torchrun opens its store before any process.
-    where = (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and all(where):
-        try:
-            socket.create_connection((where[0], int(where[1])), timeout=10).close()
-        except ConnectionRefusedError:
-            raise WorkerLostError("torchrun is gone: its store refuses connections") from None
-        except (OSError, ValueError):
-            pass  # What else is wrong with the address is said later, by whoever needs it.
 
 
 def _bad_input() -> tuple[type[Exception], ...]:

@@ -8,7 +8,6 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator
 
-import torch
 import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 
@@ -24,9 +23,9 @@ def rpc_world(
 ) -> Iterator[None]:
     """TorchOpt's ``auto_init_rpc`` with a say in how it ends.
 
-    Every process calls ``worker_init`` before any is served. A body that ends well leaves through
-    a graceful shutdown, which waits for all; one that ends in an error waits for nobody: a frozen
-    peer would hold a graceful shutdown for ever.
+    Every process calls ``worker_init`` before any is served. The end waits for nobody: RPC's own
+    graceful shutdown needs the launcher's store, and a frozen peer would hold it for ever. Whoever
+    must wait for others does so before, by `maml.strategies.shutdown`.
     """
     choose_interface(world)
     options = rpc.TensorPipeRpcBackendOptions(
@@ -55,21 +54,8 @@ def rpc_world(
     rpc._set_rpc_timeout(0)  # type: ignore[attr-defined]
     try:
         yield
-    except BaseException:
-        leave_rpc()
-        raise
-    if not left_rpc():
-        rpc.shutdown(graceful=True)
-
-
-def leave_rpc() -> None:
-    """Leave the RPC world without waiting for anyone."""
-    without_waiting(lambda: rpc.shutdown(graceful=False))
-
-
-def left_rpc() -> bool:
-    """Return whether this process has left the RPC world already."""
-    return not torch._C._distributed_rpc._is_current_rpc_agent_set()
+    finally:
+        without_waiting(lambda: rpc.shutdown(graceful=False))
 
 
 def _free_port() -> int:

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
+from maml.processes.launcher import STORE, launcher_holds_store
 from maml.processes.rendezvous import meet
 from maml.processes.world import World
 
@@ -36,11 +37,6 @@ def _connect(world: World, timeout: float) -> Store:
     return TCPStore(*address, None, False, seconds, False)
 
 
-def launcher_holds_store() -> bool:
-    """Whether the store is torchrun's: it outlives the processes, and their restarts."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 _served: list[TCPStore] = []
 """Rank 0's own, kept as long as its process."""
 
@@ -53,6 +49,8 @@ def _listener(world: World, address: tuple[str, int]) -> socket.socket:
     """
     host, port = address
     try:
+        if STORE in os.environ:
+            return socket.socket(fileno=int(os.environ[STORE]))
         if world.size > world.local_size:
             return socket.create_server(("", port), backlog=2048)
         family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

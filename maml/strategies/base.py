@@ -43,7 +43,7 @@ class Strategy(ABC):
         self.stop = StopRequest()
         self.liveness = Liveness(world, config.timeout)
         self.wire_bytes = 0
-        self._entered = ExitStack()
+        self._transport = ExitStack()
 
     @property
     def drives(self) -> bool:
@@ -65,8 +65,7 @@ class Strategy(ABC):
         try:
             with self.guard(limited=False):
                 self.liveness.watch()
-                self._entered.push(self._leave)
-                self._entered.enter_context(self.transport())
+                self._transport.enter_context(self.transport())
         except BaseException as error:
             self._fail(error)
             raise
@@ -77,22 +76,28 @@ class Strategy(ABC):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            try:
-                with self.guard(limited=False), self._entered:
-                    self.finish()
-                return
-            except BaseException as at_the_end:
-                error = at_the_end
-        self._fail(error)
-        raise error
-
-    def _leave(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Leave those who watch over each other; rank zero last, if all is done."""
+    ) -> bool:
+        error = error or self._part()
+        if error is not None:
+            if not (self.liveness.finished and isinstance(error, WorkerLostError)):
+                self._fail(error)
+                raise error
+            # All was done: what is finished stays so.
+            self._transport.__exit__(type(error), error, error.__traceback__)
         self.liveness.leave()
-        if kind is None:
-            let_rank_zero_be_last(self.world, self.config.timeout)
+        let_rank_zero_be_last(self.world, self.config.timeout, self.liveness.excused)
+        return True
+
+    def _part(self) -> BaseException | None:
+        """Leave the transport, while all still watch over each other; return what fails."""
+        if self.world.rank == 0:
+            self.liveness.finish()
+        try:
+            with self.guard(limited=False), self._transport:
+                self.finish()
+        except BaseException as error:
+            return error
+        return None
 
     def _fail(self, error: BaseException) -> None:
         """End all processes, as this one fails by ``error``; one of all says why.
@@ -102,7 +107,8 @@ class Strategy(ABC):
                 without a word.
         """
         line = self.liveness.fail(error)
-        self._entered.__exit__(type(error), error, error.__traceback__)
+        self._transport.__exit__(type(error), error, error.__traceback__)
+        self.liveness.leave()
         if self.world.size == 1 or not isinstance(error, Exception):
             return
         if isinstance(error, (UserError, DataError)):

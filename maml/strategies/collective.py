@@ -38,7 +38,10 @@ class Collective(Strategy):
         init_process(self.config, self.world)
         shared = shares_gpu(self.config, self.worker.device, self.world)
         with collective_world(
-            self.world, timeout=self.config.timeout, shared_gpu=shared
+            self.world,
+            timeout=self.config.timeout,
+            shared_gpu=shared,
+            missed=self.liveness.excused,
         ) as self.groups:
             yield
 

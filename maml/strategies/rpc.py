@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import queue
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from maml.metagradient.divided import DividedDerivatives, losses_obstacle, obsta
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Problem
 from maml.params import Params
+from maml.processes.goodbye import GOODBYE
 from maml.processes.liveness import Liveness
 from maml.processes.rpc_world import rpc_world
 from maml.processes.setup import init_process
@@ -43,6 +44,7 @@ from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.strategies.serving import Seat, heed, reported, wait_for
+from maml.strategies.shutdown import Shutdown, leave
 from maml.worker import Share, Worker
 
 COMPONENTS = {
@@ -220,6 +222,7 @@ class Rpc(Strategy):
         init_process(self.config, self.world)
         if self.drives:
             heed(self.stop)
+            self._shutdown = Shutdown(self.liveness)
         _this.take(self)
 
     @property
@@ -228,11 +231,14 @@ class Rpc(Strategy):
         return self.world.rank == 0
 
     def finish(self) -> None:
-        """Release the serving processes."""
+        """Release the serving processes; wait for those who live."""
         if self.drives:
-            with self.guard():
-                for rank in range(1, self.world.size):
-                    rpc.rpc_sync(rank, _finish)
+            others = range(1, self.world.size)
+            for rank in others:
+                with suppress(RuntimeError):
+                    rpc.rpc_async(rank, _finish)
+            patience = GOODBYE if self.stop else self.config.timeout
+            self._shutdown.take(others, set(), patience)
 
     def share_sizes(self) -> set[int]:
         """As many as the partitioners hand this rank; nested, it has a part of all."""
@@ -244,6 +250,7 @@ class Rpc(Strategy):
         """Answer calls until the driver says that it is done."""
         self.stop.install()
         wait_for(_this.finished, self.stop, self.liveness)
+        leave(self.world.rank)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or each other worker's chunk, or its part of each task's sets."""

@@ -1,7 +1,9 @@
-"""The end of a run over RPC that may have lost some: all wait for all, but for nobody gone."""
+"""The end of a run over RPC: all wait for all, but for nobody gone."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import threading
 from collections.abc import Iterable
@@ -11,25 +13,24 @@ from torch.futures import Future
 
 from maml.processes.goodbye import GOODBYE
 from maml.processes.liveness import BEAT, Liveness
-from maml.processes.rpc_world import leave_rpc
 
 SILENT = 3.0
 """Seconds without a heartbeat after which a process is not waited for, once all is done."""
 
 
 class Shutdown:
-    """On rank 0: where the others run, who has left, and whether all have."""
+    """On rank 0: who of the others is about to leave, and waits for all."""
 
     def __init__(self, liveness: Liveness) -> None:
         global _shutdown
         self._liveness = liveness
         self._changed = threading.Condition()
-        self._leaving: dict[int, Future[bool]] = {}
+        self._leaving: dict[int, Future[None]] = {}
         _shutdown = self
 
-    def leave(self, rank: int) -> Future[bool]:
-        """Return the future of whether all leave."""
-        future: Future[bool] = Future()
+    def leave(self, rank: int) -> Future[None]:
+        """Return the future of when all leave."""
+        future: Future[None] = Future()
         with self._changed:
             self._leaving[rank] = future
             self._changed.notify_all()
@@ -40,42 +41,28 @@ class Shutdown:
 
         Args:
             others: The ranks that were told that all is done.
-            failed: Those of them that are known to be gone.
+            failed: Those of them that are known to be gone, beside those that are `excused`.
             patience: Seconds for one that is slow but answers.
         """
-        clock = self._liveness.clock
-        deadline = clock.now() + patience
-        missing = self._missing(set(others) - failed, GOODBYE)
-        while missing and clock.now() < deadline:
-            slow = missing - self._liveness.silent(SILENT)
-            if not slow:
-                break
-            left = min(GOODBYE, deadline - clock.now())
-            missing = missing - slow | self._missing(slow, max(left, 0))
+        clock, excused = self._liveness.clock, self._liveness.excused
+        began = clock.now()
+        with self._changed:
+            while missing := set(others) - failed - excused - self._leaving.keys():
+                waited = clock.now() - began
+                silent = self._liveness.silent(SILENT if waited > GOODBYE else math.inf)
+                if missing <= silent or waited > patience:
+                    break
+                # In pieces, as the clock may stand still meanwhile.
+                self._changed.wait(BEAT)
+            leaving = list(self._leaving.values())
         for rank in sorted(missing):
             self._leave_behind(rank)
-        for rank in failed:
+        for rank in failed | excused:
             # One that was given up may be stopped, and would wait for ever.
             if self._liveness.members[rank].is_near:
                 self._liveness.members[rank].kill()
-        all_leave = not missing and not failed
-        with self._changed:
-            leaving = list(self._leaving.values())
         for future in leaving:
-            future.set_result(all_leave)
-        if not all_leave:
-            # Not gracefully: that would wait for those who are gone.
-            leave_rpc()
-
-    def _missing(self, expected: set[int], seconds: float) -> set[int]:
-        """Wait for ``expected`` to leave, not longer than ``seconds``; return who has not."""
-        clock = self._liveness.clock
-        until = clock.now() + seconds
-        with self._changed:
-            # In pieces, as the clock may stand still meanwhile.
-            while not expected <= self._leaving.keys() and clock.now() < until:
-                self._changed.wait(BEAT)
-            return expected - self._leaving.keys()
+            future.set_result(None)
 
     def _leave_behind(self, rank: int) -> None:
         """End a process that does not answer, if it is one of this host's: it may be frozen."""
@@ -90,20 +77,17 @@ _shutdown: Shutdown | None = None
 
 
 @rpc.functions.async_execution
-def _leave(rank: int) -> Future[bool]:
+def _leave(rank: int) -> Future[None]:
     """Run on rank 0: another one leaves."""
     assert _shutdown is not None
     return _shutdown.leave(rank)
 
 
 def leave(rank: int) -> None:
-    """On another rank, ``rank``: leave, when all do; without them if some were lost.
+    """On another rank, ``rank``: wait until all leave.
 
-    There is no time limit: rank 0, which is watched over, may still wait for one that is slow.
+    There is no time limit: rank 0, which is watched over, may still wait for one that is slow. It
+    may be gone before its answer is here.
     """
-    try:
-        all_leave = rpc.rpc_sync(0, _leave, (rank,), timeout=0)
-    except RuntimeError:
-        all_leave = False
-    if not all_leave:
-        leave_rpc()
+    with contextlib.suppress(RuntimeError):
+        rpc.rpc_sync(0, _leave, (rank,), timeout=0)

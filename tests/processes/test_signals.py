@@ -191,19 +191,6 @@ run_program(lambda arguments: maml.trainer.Trainer(parse(arguments)).run(), sys.
     assert (tmp_path / "result.json").exists() and "Traceback" not in done.stderr
 
 
-def test_a_killed_launcher_leaves_nobody_behind(tmp_path: Path) -> None:
-    """Its processes stop in good order: they would train on beside those that take their place."""
-    config = with_values(ENDLESS, run_dir=str(tmp_path), strategy="allreduce")
-    launched = start([*torchrun(2), *as_flags(config)])
-    wait_for_rows(launched, tmp_path, 3, timeout=120)
-    launched.process.kill()
-    deadline = time.monotonic() + SLACK * 60
-    while len(launched.processes()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    done = launched.wait(10, expect=-signal.SIGKILL)
-    check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr)
-
-
 def test_in_the_middle_of_a_long_iteration(tmp_path: Path) -> None:
     """The step is abandoned: what was whole is saved, within seconds, whatever computes.
 

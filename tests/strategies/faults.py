@@ -4,7 +4,7 @@
 
 ``docs/faults.md`` is made from that record; `test_losses.py` has the same as tests. Every rank is
 started on its own, as a cluster's launcher does: the end of one is not the end of all, and each has
-an exit code.
+an exit code. But a launcher starts them where it is itself what dies, or what may end the others.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import json
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +25,8 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from benchmarks.hardware import describe
-from tests.launching import SLACK, Launched, start_ranks
-from tests.strategies.waiting import wait_for_iteration
+from tests.launching import SLACK, Launched, start, start_ranks, torchrun
+from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
@@ -42,6 +43,13 @@ STRATEGIES = {
     "param-server collective": [*PARAM_SERVER, "--ps-transport", "collective"],
     "param-server remote": [*PARAM_SERVER, "--ps-forward", "remote"],
 }
+ALL = STRATEGIES | {
+    "rpc nested": ["--strategy", "rpc", "--partition", "nested"],
+    "param-server backup": [*PARAM_SERVER, "--ps-mode", "backup"],
+    "observers": ["--strategy", "observers", "--horizon", "40", "--queries", "2"],
+}
+SHORT = ["--iterations", "10", "--test-tasks", "8", "--eval-every", "5", "--eval-tasks", "8"]
+"""A run that comes to its end."""
 WORLD = 3
 DEATH_S = 10.0
 """Seconds after which a run has ended that has lost a process by its death."""
@@ -55,13 +63,20 @@ class Fault(NamedTuple):
         cause: What the line says by which the run ends, a regular expression.
         ends: Whether the process is gone, and so seen to be; else silence tells.
         code: The exit code that it may have, beside 1 and that of a killed one.
+        phase: What rank 0 is in when it happens, one of `PHASES`; "": in training, some time.
+        launcher: Who starts the processes, "torchrun" or "launch/local"; "": each on its own.
     """
 
     by: signal.Signals | str
     cause: str
     ends: bool
     code: int = 1
+    phase: str = ""
+    launcher: str = ""
 
+
+LAUNCHER = -1
+"""In place of a rank: the fault is the launcher's."""
 
 FAULTS = {
     "killed": Fault(signal.SIGKILL, "was killed", ends=True),
@@ -74,6 +89,17 @@ FAULTS = {
         "disconnects", "lost its connections|was killed", ends=True, code=-signal.SIGABRT
     ),
 }
+KILLED = FAULTS["killed"]
+AFTER_TEST = KILLED._replace(phase="tested")
+WHILE_DRAWING = KILLED._replace(phase="drawing", cause=r"\) was killed; all work is done$")
+GOES_ON = KILLED._replace(launcher="launch/local", phase="training", cause="training goes on")
+OTHERS = {
+    "after the test's line": (AFTER_TEST, 0),
+    "while pictures are drawn": (WHILE_DRAWING, 2),
+    "torchrun": (KILLED._replace(launcher="torchrun"), LAUNCHER),
+    "launch/local": (KILLED._replace(launcher="launch/local"), LAUNCHER),
+}
+"""By what is said in the record beside "killed": faults that every strategy meets in one rank."""
 ALIVE = Fault("sleeps", r"had no answer .* alive: rank \d .* hangs, or needs more time", ends=False)
 """Not in the record: who waits for whom depends on the strategy, and rank 0 may wait for nobody."""
 
@@ -104,31 +130,77 @@ def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float
     env, script = {}, "train_maml.py"
     if isinstance(fault.by, str):
         env = {"FAULT": fault.by, "FAULT_RANK": str(rank), "FAULT_FILE": str(marker)}
+    if fault.phase:
+        env |= {"HOLD": fault.phase, "HOLD_FILE": str(marker)}
+    if env:
         script = "tests/strategies/faulty.py"
-    args = [*SINUSOID, *STRATEGIES[strategy], "--run-dir", str(run_dir)]
-    ranks = start_ranks(WORLD, [*args, "--timeout", f"{timeout:g}"], script=script, env=env)
-    pid = ranks[rank].process.pid
+    args = [*arguments(strategy), "--run-dir", str(run_dir), "--timeout", f"{timeout:g}"]
+    if fault.phase:
+        args += SHORT
+    started = _start(fault.launcher, script, args, env)
     try:
-        wait_for_iteration(ranks[0], run_dir, 10, limit=90)
+        if fault.phase:
+            _wait_until(marker.exists, f"{fault} has not come to its phase")
+        else:
+            wait_for_iteration(started[0], run_dir, 10, limit=90)
+        pid = _process(started, fault, rank)
         if isinstance(fault.by, str):
             marker.touch()
-            deadline = time.monotonic() + 60 * SLACK
-            while marker.exists():
-                assert time.monotonic() < deadline, f"{fault} never happened"
-                time.sleep(0.01)
+            _wait_until(lambda: not marker.exists(), f"{fault} never happened")
         else:
             os.kill(pid, fault.by)
         began = time.monotonic()
-        for launched in ranks:
-            launched.process.wait((timeout + 60) * SLACK)
+        marker.unlink(missing_ok=True)
+        limit = began + (timeout + 60) * SLACK
+        while any(one.processes() for one in started) and time.monotonic() < limit:
+            time.sleep(0.1)
         seconds = time.monotonic() - began
     finally:
-        done = [launched.wait(30, expect=None) for launched in ranks]
+        done = [launched.wait(30, expect=None) for launched in started]
     stderr = "\n".join(one.stderr.replace("\r", "\n") for one in done)
-    said = [s for s in stderr.splitlines() if re.search("(?<!Fatal Python )error: ", s)]
-    status = json.loads((run_dir / "status.json").read_text())
-    codes = [one.returncode for one in done]
-    return Outcome(seconds, codes, said, stderr, pid, status["state"])
+    said = [line for line in stderr.splitlines() if re.search(SAID, line)]
+    status = run_dir / "status.json"
+    state = json.loads(status.read_text())["state"] if status.exists() else "–"
+    return Outcome(seconds, [one.returncode for one in done], said, stderr, pid, state)
+
+
+SAID = r"(?<!Fatal Python )error: |was killed"
+"""What tells of a loss. torchrun's report of what it was told repeats such a line: not here."""
+
+
+def arguments(strategy: str) -> list[str]:
+    """Return the command line of an endless run with ``strategy``."""
+    preset, *flags = SINUSOID
+    if strategy == "observers":
+        preset, flags = "reinforce-cartpole", [*flags, "--meta-batch-size", "4"]
+    return [preset, *flags, *ALL[strategy]]
+
+
+def _start(
+    launcher: str, script: str, args: Sequence[str], env: Mapping[str, str]
+) -> list[Launched]:
+    """Start the ranks: each on its own, or all by a launcher."""
+    if launcher == "torchrun":
+        return [start([*torchrun(WORLD, [script]), *args], env=env)]
+    if launcher:
+        code = f"import sys\nfrom launch import workers\nworkers.TRAIN = {script!r}\n"
+        code += "sys.exit(workers.main(sys.argv[1:]))"
+        return [start([sys.executable, "-c", code, *args, "--workers", str(WORLD)], env=env)]
+    return start_ranks(WORLD, args, script=script, env=env)
+
+
+def _process(started: Sequence[Launched], fault: Fault, rank: int) -> int:
+    """Return the process id of ``rank``, or of the launcher."""
+    if not fault.launcher:
+        return started[rank].process.pid
+    return started[0].process.pid if rank == LAUNCHER else process_of_rank(started[0], rank)
+
+
+def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + 60 * SLACK
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
 
 
 def suspend(ranks: Sequence[Launched], seconds: float) -> None:
@@ -146,7 +218,7 @@ def main() -> None:
     """Inject all; write what came of it after each. What is in the file already is kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--strategies", nargs="+", choices=ALL, default=list(ALL))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=20)
     own = parser.parse_args()
@@ -154,21 +226,14 @@ def main() -> None:
     if own.json.exists():
         record = json.loads(own.json.read_text())
     done = {(row["strategy"], row["fault"], row["rank"]) for row in record["rows"]}
-    injections = [
-        (strategy, name, rank)
-        for strategy in own.strategies
-        for name, fault in FAULTS.items()
-        for rank in (0, 2)
-        if not isinstance(fault.by, str) or _computes(strategy, rank)
-    ]
-    for strategy, name, rank in tqdm(injections, unit="fault"):
+    for strategy, name, fault, rank in tqdm(_injections(own.strategies), unit="fault"):
         if (strategy, name, rank) in done:
             continue
         outcomes = []
         for _ in range(own.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder) / "run"
-                outcomes.append(inject(run_dir, strategy, FAULTS[name], rank, own.timeout))
+                outcomes.append(inject(run_dir, strategy, fault, rank, own.timeout))
         row = {
             "strategy": strategy, "fault": name, "rank": rank,
             "seconds": [round(one.seconds, 1) for one in outcomes],
@@ -176,6 +241,24 @@ def main() -> None:
         }  # fmt: skip
         record["rows"].append(row)
         own.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _injections(strategies: Sequence[str]) -> list[tuple[str, str, Fault, int]]:
+    """Return what is injected: the strategy, the fault with its name, and the rank."""
+    found = [
+        (strategy, name, fault, rank)
+        for strategy in strategies
+        if strategy in STRATEGIES
+        for name, fault in FAULTS.items()
+        for rank in (0, 2)
+        if not isinstance(fault.by, str) or _computes(strategy, rank)
+    ]
+    for strategy in strategies:
+        found += [(strategy, f"killed, {name}", *of) for name, of in OTHERS.items()]
+        if strategy in ("param-server backup", "observers"):
+            found.append((strategy, "killed, under launch/local", GOES_ON, 2))
+    start = KILLED._replace(launcher="torchrun", phase="start")
+    return [*found, ("rpc exclusive", "killed, torchrun, at the start", start, LAUNCHER)]
 
 
 def _computes(strategy: str, rank: int) -> bool:

@@ -1,12 +1,14 @@
-"""``train_maml.py``, in which one rank goes wrong in the middle of a gradient.
+"""``train_maml.py``, in which one rank goes wrong in the middle of a gradient, or waits in a phase.
 
 ``FAULT`` names a function here, ``FAULT_RANK`` the rank, ``FAULT_FILE`` a file: once it is there,
-the fault happens, and the file is removed.
+the fault happens, and the file is removed. ``HOLD`` names one of `PHASES` instead: rank 0 makes
+``HOLD_FILE`` when it comes to it, and goes on once the file is gone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import socket
 import sys
@@ -17,6 +19,18 @@ from typing import Any
 import train_maml
 from maml.processes.program import run_program
 from maml.worker import Worker
+
+PHASES = {
+    "start": ("maml.trainer", "build_strategy"),
+    "training": ("maml.trainer", "_Run._step"),
+    "validation": ("maml.trainer", "evaluate"),
+    "test": ("maml.trainer", "of_tasks"),
+    "tested": ("maml.run.directory", "write_result"),
+    "drawing": ("maml.trainer", "draw_curves"),
+    "parting": ("maml.strategies.base", "Strategy._part"),
+}
+"""What rank 0 calls first in a phase. Before the start's no process has met another one; the test's
+line is printed when it comes to "tested"."""
 
 TEXT = "C:\\users\\new\nand a second line"
 """What an exception may say: no escape sequence, though it looks like one, and two lines."""
@@ -69,6 +83,28 @@ def _meta_gradient(*args: Any) -> Any:
     return _right(*args)
 
 
+def hold(phase: str, file: Path) -> None:
+    """Let this process wait where ``phase`` begins, the first time."""
+    module, path = PHASES[phase]
+    *names, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in names:
+        owner = getattr(owner, part)
+    right = getattr(owner, name)
+
+    def held(*args: Any, **options: Any) -> Any:
+        setattr(owner, name, right)
+        file.touch()
+        while file.exists():
+            time.sleep(0.01)
+        return right(*args, **options)
+
+    setattr(owner, name, held)
+
+
 if __name__ == "__main__":
-    Worker.meta_gradient = _meta_gradient  # type: ignore[method-assign]
+    if "FAULT" in os.environ:
+        Worker.meta_gradient = _meta_gradient  # type: ignore[method-assign]
+    if "HOLD" in os.environ and os.environ["RANK"] == "0":
+        hold(os.environ["HOLD"], Path(os.environ["HOLD_FILE"]))
     run_program(train_maml.main, sys.argv[1:])

@@ -6,11 +6,26 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.launching import SLACK, start_ranks
-from tests.strategies.faults import ALIVE, DEATH_S, FAULTS, SINUSOID, STRATEGIES, Fault, inject
+from tests.runs import result
+from tests.strategies.faults import (
+    ALIVE,
+    ALL,
+    DEATH_S,
+    FAULTS,
+    GOES_ON,
+    KILLED,
+    LAUNCHER,
+    SINUSOID,
+    STRATEGIES,
+    WHILE_DRAWING,
+    Fault,
+    inject,
+)
 from tests.strategies.waiting import wait_for_iteration
 
 SILENT_S = 20
@@ -68,7 +83,121 @@ def test_who_hangs_while_its_heart_beats_is_named(tmp_path: Path, strategy: str,
     _check_end(tmp_path / "run", strategy, ALIVE, rank)
 
 
-def _check_end(run_dir: Path, strategy: str, fault: Fault, rank: int) -> None:
+def _slow(*cases: tuple[object, ...]) -> list[Any]:
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "phase"),
+    [
+        ("allreduce", "tested"),
+        *_slow(
+            *(("allreduce", phase) for phase in ("validation", "test", "drawing")),
+            *(("rpc nested", phase) for phase in ("validation", "tested")),
+            *(("rpc chunk", phase) for phase in ("test", "tested", "drawing")),
+            *(("param-server collective", phase) for phase in ("test", "tested")),
+            *((strategy, "parting") for strategy in ("rpc exclusive", "allreduce")),
+        ),
+    ],
+)
+def test_rank_zero_is_named_in_every_phase(tmp_path: Path, strategy: str, phase: str) -> None:
+    state = "finished" if phase in ("drawing", "parting") else "failed"
+    _check_end(tmp_path / "run", strategy, KILLED._replace(phase=phase), 0, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["validation", "test"])
+@pytest.mark.parametrize("strategy", ["rpc exclusive", "rpc nested", "allreduce"])
+def test_a_worker_is_named_in_evaluations(tmp_path: Path, strategy: str, phase: str) -> None:
+    _check_end(tmp_path / "run", strategy, KILLED._replace(phase=phase), 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "launcher", "phase"),
+    [
+        ("rpc exclusive", "torchrun", ""),
+        ("param-server sync", "launch/local", ""),
+        ("allreduce", "torchrun", "start"),
+        *_slow(
+            *((strategy, "torchrun", "") for strategy in ALL if strategy != "rpc exclusive"),
+            *(("rpc exclusive", "torchrun", phase) for phase in ("test", "tested")),
+            *(("allreduce", "torchrun", phase) for phase in ("test", "tested")),
+            *((strategy, "launch/local", "") for strategy in ("rpc nested", "allreduce")),
+            ("rpc chunk", "launch/local", "start"),
+        ),
+    ],
+)
+def test_a_killed_launcher_is_named(
+    tmp_path: Path, strategy: str, launcher: str, phase: str
+) -> None:
+    """Once, and all end: they would train on beside those that take their place."""
+    fault = KILLED._replace(launcher=launcher, phase=phase)
+    done = inject(tmp_path / "run", strategy, fault, LAUNCHER, SILENT_S)
+    (line,) = done.said
+    assert line.startswith(f"error: the launcher ({launcher}, host ")
+    assert line.endswith(f"pid {done.pid}) was killed")
+    assert done.seconds < DEATH_S * SLACK
+    if phase != "start":
+        assert done.state == "failed"
+        assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rank"),
+    [
+        ("rpc chunk", 2),
+        *_slow(
+            *((strategy, 2) for strategy in ALL if strategy != "rpc chunk"),
+            *((strategy, LAUNCHER) for strategy in ("rpc exclusive", "allreduce", "observers")),
+        ),
+    ],
+)
+def test_what_is_finished_stays_so(tmp_path: Path, strategy: str, rank: int) -> None:
+    """A worker or the launcher is killed while rank 0 draws: it is said, and the picture comes."""
+    launcher = "torchrun" if rank == LAUNCHER else ""
+    fault = WHILE_DRAWING._replace(launcher=launcher)
+    done = inject(tmp_path / "run", strategy, fault, rank, SILENT_S)
+    (line,) = done.said
+    assert f"pid {done.pid}) was killed; all work is done" in line
+    assert "error: " not in line
+    assert done.state == "finished"
+    assert done.codes == ([-signal.SIGKILL] if launcher else [0, 0, -signal.SIGKILL])
+    assert (tmp_path / "run" / "curves.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fault"),
+    [
+        ("param-server backup", GOES_ON),
+        # In the end all strategies can do without one: all is done.
+        *_slow(
+            ("observers", GOES_ON), ("allreduce", WHILE_DRAWING._replace(launcher="launch/local"))
+        ),
+    ],
+)
+def test_a_launcher_ends_nobody_who_can_go_on(tmp_path: Path, strategy: str, fault: Fault) -> None:
+    """Under launch/local one is killed: the run comes to its end, and that is no failure."""
+    done = inject(tmp_path / "run", strategy, fault, 2, SILENT_S)
+    (line,) = done.said
+    assert re.search(rf"^rank 2 \(host .*, pid {done.pid}\) was killed; ", line)
+    assert re.search(fault.cause, line)
+    assert done.codes == [0]
+    assert done.state == "finished"
+    assert result(tmp_path / "run")["tasks"] == 8
+
+
+def test_one_lost_at_the_start_ends_all_under_launch_local(tmp_path: Path) -> None:
+    """Before all have met, nobody but the launcher sees it."""
+    fault = KILLED._replace(launcher="launch/local", phase="start")
+    done = inject(tmp_path / "run", "allreduce", fault, 1, SILENT_S)
+    assert done.said == []
+    assert done.codes == [128 + signal.SIGKILL]
+    assert done.seconds < DEATH_S * SLACK
+
+
+def _check_end(
+    run_dir: Path, strategy: str, fault: Fault, rank: int, state: str = "failed"
+) -> None:
     done = inject(run_dir, strategy, fault, rank, SILENT_S)
     (line,) = done.said
     assert f"rank {rank} (host " in line
@@ -77,7 +206,7 @@ def _check_end(run_dir: Path, strategy: str, fault: Fault, rank: int) -> None:
     # That of an error in the program is to be seen, and no other.
     tracebacks = re.findall(r"Traceback .*\n(?: .*\n)*(.*)", done.stderr)
     assert all("ValueError: " in told for told in tracebacks), done.stderr
-    assert done.state == "failed"
+    assert done.state == state
     assert all(code in (1, -signal.SIGKILL, fault.code) for code in done.codes), done.codes
     assert sum(code < 0 for code in done.codes) <= 1, done.codes
     limit = DEATH_S if fault.ends else SILENT_S + DEATH_S

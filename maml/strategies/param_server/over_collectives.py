@@ -107,9 +107,7 @@ class CollectiveServer(Collective):
     def _header(self, tensor: Tensor) -> Tensor:
         """Broadcast what comes next. There is no time limit: the server may test for minutes."""
         with self.guard(limited=False):
-            work = dist.broadcast(tensor, src=0, group=self.groups.idle, async_op=True)
-            assert work is not None
-            wait_idly(work)
+            wait_idly(dist.broadcast(tensor, src=0, group=self.groups.idle, async_op=True))
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return tensor
 

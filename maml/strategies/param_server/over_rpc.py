@@ -361,8 +361,6 @@ class ParameterServer(Strategy):
         """Send everyone home; wait for those who live."""
         if not self.drives:
             return
-        # All is done: nobody is missed any more.
-        self._spared = len(self.trainers)
         nothing = torch.empty(0)
         self._inbox.give_all(Order("finish", 0, nothing, nothing))
         patience = GOODBYE if self.stop else self.config.timeout

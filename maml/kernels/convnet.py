@@ -71,6 +71,9 @@ class ConvNet:
 
     Its own coordinates are one tensor `ALL`, in which a convolution is ``[k, k, C, F]``. The biases
     of convolutions are absent: batch norm subtracts them again, and their gradient is zero.
+
+    Attributes:
+        absent: ``{name: shape}`` of these.
     """
 
     def __init__(self, network: Conv4, *, head: bool = True) -> None:
@@ -96,7 +99,7 @@ class ConvNet:
         self._size = sum(shape.numel() for shape in self._shapes.values())
         assert self._size == _library().parameter_count(self._plan)
         biases = {f"blocks.{i}.conv.bias" for i in range(len(network.blocks))}
-        self._zeros = {name: weights[name].shape for name in weights if name in biases}
+        self.absent = {name: weights[name].shape for name in weights if name in biases}
 
     def enter(self, weights: Params) -> Params:
         """See `Derivatives.enter`."""
@@ -109,7 +112,7 @@ class ConvNet:
             name: _turn_back(part, shape)
             for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)
         }
-        return named | {name: parts[0].new_zeros(shape) for name, shape in self._zeros.items()}
+        return named | {name: parts[0].new_zeros(shape) for name, shape in self.absent.items()}
 
     def places(self, weights: Params) -> list[tuple[slice, Tensor]]:
         """Return where in `ALL` some of the weights lie, and their values there, flat."""

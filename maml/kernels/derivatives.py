@@ -8,7 +8,7 @@ Shape legend: B tasks, E examples of a set.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -44,9 +44,11 @@ class Derivatives(Protocol):
     Attributes:
         whole: Whether the gradient of the support loss is that by every parameter. Otherwise it is
             by those that adapt alone, under their own names.
+        absent: Names of parameters without coordinates, as no loss depends on them.
     """
 
     whole: bool
+    absent: Collection[str]
 
     def enter(self, params: Params) -> Params:
         """Return parameters ``{name: […]}``, all of a problem's, in its own coordinates."""
@@ -109,6 +111,7 @@ class ByName(Derivatives):
     """`Derivatives` whose coordinates are the problem's own names."""
 
     whole = False
+    absent: Collection[str] = ()
 
     def leave(self, gradients: Params) -> Params:
         """See `Derivatives.leave`."""

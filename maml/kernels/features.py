@@ -28,6 +28,7 @@ class NativeFeatures(Derivatives):
     def __init__(self, query: FeatureLoss) -> None:
         assert isinstance(query.network, Conv4)
         self.query, self.convnet = query, ConvNetFeatures(query.network)
+        self.absent = self.convnet.absent
         self._weights = frozenset(tensors(query.network))
 
     def enter(self, params: Params) -> Params:

@@ -22,6 +22,7 @@ class NativeDerivatives(Derivatives):
     def __init__(self, network: Conv4, batches: MiniBatches | None = None) -> None:
         """``batches``: of the support loss, see `NetworkLoss`."""
         self.loss, self._batches = ConvNetLoss(network), batches
+        self.absent = self.loss.absent
 
     def enter(self, params: Params) -> Params:
         """See `Derivatives.enter`."""

@@ -23,17 +23,19 @@ class Moment(NamedTuple):
         total: ``{name: […]}``; zero before the first gradient.
         weight: What the gradients in it count together: 1 − βᵗ after t of them; a number, or a
             tensor ``[]`` where the moment is another's, who has averaged it.
+        kept: How much is left of the total that it began with: βᵗ after t gradients.
     """
 
     total: Params
     weight: float | Tensor = 0.0
+    kept: float = 1.0
 
     def with_new(self, gradients: Params, beta: float) -> Moment:
         """Return the moment with one more gradient, or its square."""
         total = {
             n: torch.add(g * (1 - beta), self.total[n], alpha=beta) for n, g in gradients.items()
         }
-        return Moment(total, beta * self.weight + (1 - beta))
+        return Moment(total, beta * self.weight + (1 - beta), beta * self.kept)
 
     def mean(self) -> Params:
         """Return the mean of what was seen: the bias correction."""

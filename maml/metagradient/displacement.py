@@ -52,5 +52,7 @@ def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
 def _moved(start: Moment, end: Moment, derivatives: Derivatives, n_tasks: int) -> Params:
     """Return what B tasks have moved a second moment by, reversed, as `by_name`."""
     ends = derivatives.leave({name: tensor.sum(0) for name, tensor in end.total.items()})
+    for name in start.total.keys() & set(derivatives.absent):
+        ends[name] = (n_tasks * end.kept) * start.total[name]  # its gradients are zero
     total = {name: n_tasks * tensor - ends[name] for name, tensor in start.total.items()}
     return by_name(Moment(total, n_tasks * (start.weight - end.weight)))

@@ -64,7 +64,7 @@ class DividedDerivatives(Derivatives):
             self._batches[part] = loss.batches
             losses[part] = dataclasses.replace(loss, batches=None)
         self._own = make(dataclasses.replace(problem, **losses))
-        self.whole = self._own.whole
+        self.whole, self.absent = self._own.whole, self._own.absent
 
     def enter(self, params: Params) -> Params:
         """See `Derivatives.enter`."""

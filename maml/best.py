@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,15 +17,18 @@ from maml.run.files import read_object, read_rows
 from maml.run.provenance import digest_of
 from maml.scores import headline
 
+_Score: TypeAlias = tuple[float, float]
+"""What a model is judged by, and less its loss, which decides between equals."""
+
 RECORDED = "model.pt"
 """The parameters in a record: see `launch.recorded`."""
 
 
 def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> list[int]:
-    """Return those of ``iterations`` that were validated, the best first; of equals, the latest.
+    """Return those of ``iterations`` that were validated, the best first.
 
-    The best has the greatest accuracy or return, or the least loss; one that is no number is worse
-    than any that is.
+    The best has the greatest accuracy or return, of equals the least loss, and of these the latest.
+    What is no number is worse than any that is.
 
     Args:
         run_dir: The run, whose metrics.jsonl has the validations.
@@ -36,7 +39,7 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
         UserError: as `read_rows`.
     """
     there = set(iterations)
-    scores: dict[int, float] = {}
+    scores: dict[int, _Score] = {}
     for row in read_rows(run_dir / "metrics.jsonl"):
         if row.get("split") == "validation" and row["iteration"] in there:
             score = _score(row, transductive=transductive)
@@ -45,14 +48,21 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
     return sorted(scores, key=lambda iteration: (scores[iteration], iteration), reverse=True)
 
 
-def _score(row: dict[str, Any], *, transductive: bool) -> float | None:
+def _score(row: dict[str, Any], *, transductive: bool) -> _Score | None:
     """Return what a validation is judged by, more being better; None if it has no such answer."""
+    prefix = "" if transductive else "non_transductive_"
     judged = headline(row)
-    value = row.get(judged if transductive else f"non_transductive_{judged}")
-    if value is None:  # who mixes examples has transductive answers alone
+    value, loss = row.get(f"{prefix}{judged}"), row.get(f"{prefix}loss")
+    if value is None:  # a network that mixes examples has transductive answers alone
         return None
+    return _or_worst(-value if judged == "loss" else value), _or_worst(
+        -math.inf if loss is None else -loss
+    )
+
+
+def _or_worst(score: float) -> float:
     # A comparison with nan says nothing, and a sort would leave the others in any order.
-    return -math.inf if math.isnan(value) else -value if judged == "loss" else value
+    return -math.inf if math.isnan(score) else score
 
 
 class BestModel:
@@ -67,7 +77,7 @@ class BestModel:
     """
 
     def __init__(self, *, transductive: bool) -> None:
-        self._transductive, self._score = transductive, -math.inf
+        self._transductive, self._score = transductive, (-math.inf, -math.inf)
         self.iteration: int | None = None
         self.model: Params = {}
 
@@ -84,14 +94,17 @@ class BestModel:
             return {}
         model = {name: tensor.cpu() for name, tensor in self.model.items()}
         return {
-            "iteration": self.iteration, "score": self._score, "model": model,
+            "iteration": self.iteration, "score": list(self._score), "model": model,
             "transductive": self._transductive,
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
         """Take back what `state` has returned, onto the device ``home``."""
         if state:
-            self.iteration, self._score = state["iteration"], state["score"]
+            score = state["score"]
+            # A checkpoint of an earlier version has no loss: of equals, the later is taken.
+            self._score = (score, -math.inf) if isinstance(score, float) else tuple(score)
+            self.iteration = state["iteration"]
             self.model = {name: tensor.to(home) for name, tensor in state["model"].items()}
 
 

@@ -89,7 +89,17 @@ def test_one_run_each_says_nothing_of_other_seeds(there: Path, capsys: Any) -> N
     assert compare.main([str(trials / "3"), str(trials / "0"), str(trials / "0/../0")]) == 0
     said = capsys.readouterr().out
     assert said.count("holds for these runs; over seeds not shown (one seed)") == 2
-    assert "Holm's, for 2 comparisons" in said
+    assert "Holm's, for 2 comparisons" in said and "Too few tasks" not in said
+
+
+def test_few_tasks_near_100_percent_are_warned_of(tmp_path: Path, capsys: Any) -> None:
+    """There most tasks score the same, and intervals over tasks are too narrow."""
+    sides = [
+        str(made(tmp_path / name, edge, tasks))
+        for name, edge, tasks in (("few", 0.5, 199), ("many", 0.5, 200), ("low", 0.2, 199))
+    ]
+    assert compare.main(sides) == 0
+    assert f"**Too few tasks** near 100 %: {sides[0]}. Below" in capsys.readouterr().out
 
 
 def test_the_headline_is_each_run_s_own_unless_a_metric_is_named(tmp_path: Path) -> None:

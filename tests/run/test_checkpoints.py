@@ -18,7 +18,7 @@ import torch
 
 from maml import evaluate as evaluation
 from maml import trainer
-from maml.best import best
+from maml.best import BestModel, best
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity
@@ -85,6 +85,27 @@ def test_a_score_that_is_no_number_is_the_worst(judged: str, tmp_path: Path) -> 
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         found = [order[i] for i in best(tmp_path, range(5), transductive=True)]
         assert found[:3] == [0.3, 0.2, 0.1]
+
+
+def test_the_loss_decides_between_equals(tmp_path: Path) -> None:
+    """Also after a resumption; a checkpoint of an earlier version holds no loss."""
+    rows = [
+        {"iteration": i, "split": "validation", "accuracy": accuracy, "loss": loss}
+        for i, (accuracy, loss) in enumerate([(0.9, 0.2), (1.0, 0.1), (1.0, 0.3), (1.0, 0.1)])
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert best(tmp_path, range(4), transductive=True) == [3, 1, 2, 0]
+    model, home = {"weight": torch.ones(1)}, torch.device("cpu")
+    for earlier, expected in (({}, [0, 1, 1, 3]), ({"score": 1.0}, [7, 1, 1, 3])):
+        kept, found = BestModel(transductive=True), []
+        if earlier:
+            kept.restore(earlier | {"iteration": 7, "model": model}, home)
+        for row in rows:
+            kept.offer(row, row["iteration"], model)
+            state, kept = kept.state(), BestModel(transductive=True)
+            kept.restore(state, home)
+            found.append(kept.iteration)
+        assert found == expected
 
 
 def test_each_is_the_run_as_it_was_then(tmp_path: Path) -> None:

@@ -162,11 +162,11 @@ def _patterns(words: tuple[str, ...]) -> list[str]:
 
 
 def _claim(preset: Config, *, together: bool = False) -> str:
-    """Return the published number, and where only our ensemble is of its kind, say that it is."""
+    """Return the published number, its interval, and of what kind it is unless of the row's own."""
     if preset.published is None:
         return "–"
-    of_ensemble = preset.keep_best > 0 and not together
-    return _percent(preset.published) + (" (ensemble)" if of_ensemble else "")
+    claim = preset.claim or _percent(preset.published)
+    return claim.removesuffix(" (ensemble)") if together else claim
 
 
 def _row(preset: Config, records: list[Record]) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ def as_flags(config: Config) -> list[str]:
     """Return the command-line arguments that parse to ``config``."""
     flags = [config.preset]
     for name, value in vars(config).items():
-        if name in ("preset", "source", "published") or value is None:
+        if name in ("preset", "source", "published", "claim") or value is None:
             continue
         flag = name.replace("_", "-")
         if isinstance(value, bool):

@@ -28,11 +28,10 @@ networks on other tasks, by a BCa bootstrap over pairs of seed and task, and p b
 """
 
 ENOUGH, NEAR = 200, 0.97
-FEW = """
-
-**Too few tasks** near 100 %: {names}. Below 200 tasks an interval of 95 % over tasks holds the
-truth in 89 to 92 % of studies alone, as most tasks score the same. Test on more (`--test-tasks`).
-"""
+FEW = (
+    "\n\n**Too few tasks** near 100 %: {names}. Below 200 tasks a 95 % interval over tasks holds "
+    "the truth in only 89 to 92 % of studies, as most score the same. Test more (`--test-tasks`)."
+)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Config:
     preset: str = ""
     source: str = ""
     published: float | None = None
+    claim: str = ""  # as the table says it: with its interval, and what it is of
 
     learner: str = _learner("maml", SAME_RUN, "What a task's outer loss is.", names=True)
     network: str = _learner("conv4", SAME_RUN, "What maps examples to outputs.", names=True)

@@ -30,12 +30,13 @@ PRESETS: dict[str, Config] = {config.preset: config for config in ROWS}
 
 
 def describe() -> str:
-    """Return one line per preset: its name, its published accuracy and its source."""
+    """Return one line per preset: its name, its published accuracy, its source and claim."""
     width = max(map(len, PRESETS))
     lines = []
     for name, config in PRESETS.items():
         published = f"{100 * config.published:.1f} %" if config.published is not None else ""
-        lines.append(f"  {name:<{width}}  {published:>7}  {config.source}")
+        claim = f": {config.claim}" if config.claim else ""
+        lines.append(f"  {name:<{width}}  {published:>7}  {config.source}{claim}")
     return "\n".join(lines)
 
 
@@ -86,14 +87,15 @@ def spelled(values: Mapping[str, Any]) -> str:
 
 
 def published_row(config: Config) -> dict[str, Any]:
-    """Return ``published``, ``source`` and ``deviations`` of the preset's row.
+    """Return ``published``, ``claim``, ``source`` and ``deviations`` of the preset's row.
 
     The last are sentences: what differs between it and the published experiment. Of another
-    row than the preset's, the first two are None, and there is no sentence.
+    row than the preset's, the others are None, and there is no sentence.
     """
     of_row = not _other_row(config)
     return {
         "published": config.published if of_row else None,
+        "claim": (config.claim or None) if of_row else None,
         "source": config.source if of_row else None,
         "deviations": deviations(config.preset) if of_row else [],
     }

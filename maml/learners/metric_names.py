@@ -19,7 +19,7 @@ TAKEN = {
     *("forwards", "requests", "requests_per_second", "agent_latency_us", "observer_latency_us"),
     *("flushed", "missed_tasks"),
     # result.json, also of a record.
-    *("ci95", "transductive", "preset", "published", "source", "deviations", "changed"),
+    *("ci95", "transductive", "preset", "published", "claim", "source", "deviations", "changed"),
     *("iterations", "tested_iteration", "test_images", "diverged"),
     *("iterations_left", "iterations_per_second", "ensemble"),
     # evaluations.jsonl: what was asked.

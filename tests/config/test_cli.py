@@ -33,7 +33,7 @@ SUPERVISED = "supervised-glyphs-lenet"
 FIRST_USE = r"(drawing|decoding|reading|downloading) "
 # What the help may be framed with, depending on the terminal.
 FRAME = r"[│╭╮╰╯─]+"
-NOT_FLAGS = ("preset", "source", "published")
+NOT_FLAGS = ("preset", "source", "published", "claim")
 FIELDS = list(FLAGS)
 
 COUNTED = [

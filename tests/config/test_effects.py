@@ -126,6 +126,7 @@ BY_THEMSELVES = {
     "preset": "test_presets.py",
     "source": "test_presets.py",
     "published": "test_presets.py",
+    "claim": "test_presets.py",
     "learner": "test_learner",
     "data": "test_data_and_network",
     "omniglot_split": "test_omniglot_split",

@@ -34,7 +34,7 @@ OMNIGLOT = {
 def test_a_name_says_what_the_preset_is(name: str) -> None:
     config = PRESETS[name]
     assert config.preset == name
-    few_shot = re.fullmatch(r"([a-z0-9]+)-([a-z0-9]+)-(\d+)way-(\d+)shot", name)
+    few_shot = re.fullmatch(r"([a-z0-9]+)-([a-z0-9]+)-(\d+)way-(\d+)shot(-\w+)?", name)
     experiment = re.fullmatch(r"([a-z]+)-([a-z]+)-(\d+)shot", name)
     classifier = re.fullmatch(r"(supervised)-([a-z0-9-]+)-([a-z0-9]+)", name)
     policy = re.fullmatch(r"(reinforce|maml)-(cartpole|navigation)", name)
@@ -50,6 +50,8 @@ def test_a_name_says_what_the_preset_is(name: str) -> None:
         return
     if few_shot:
         said = (few_shot[1], few_shot[2], int(few_shot[3]), int(few_shot[4]))
+        # A row of the same problem with another network than the first's.
+        assert few_shot[5] in (None, f"-{config.network}", f"-{config.filters}filters")
     else:
         assert experiment
         said = (experiment[1], experiment[2], config.ways, int(experiment[3]))
@@ -68,6 +70,13 @@ def test_a_preset_works_as_it_is_and_names_its_source(name: str) -> None:
     assert config.source in listed[0]
     if config.published is not None:
         assert f" {100 * config.published:.1f} % " in listed[0]
+        # The same number with its interval, and what it is of where that is another kind than ours.
+        assert listed[0].endswith(f": {config.claim}")
+        said = re.fullmatch(r"(\d\d\.\d+)( ± \d\.\d+)? %( \(.*\))?", config.claim)
+        assert said and float(said[1]) == pytest.approx(100 * config.published, abs=1e-9)
+        kind = said[3] or ""
+        assert config.transductive or config.data == "mnist" or "(non-transductive" in kind
+        assert ("(ensemble)" in kind) == (config.learner in ("mamlpp", "metacurv"))
 
 
 @pytest.mark.parametrize(("ways", "shots"), OMNIGLOT)
@@ -199,12 +208,12 @@ def test_a_run_of_another_row_has_no_published_number() -> None:
     preset = PRESETS["maml-omniglot-5way-1shot"]
     longer = with_values(preset, iterations=7)
     assert title(longer) == preset.preset
-    of_row = {"published": 0.987, "source": preset.source}
+    of_row = {"published": 0.987, "claim": "98.7 ± 0.4 %", "source": preset.source}
     said = published_row(longer)
     assert of_row.items() < said.items() and "200,000" in said["deviations"][0]
     own = with_values(preset, data="folder", data_root="here", ways=3)
     assert title(own) == "maml-omniglot-5way-1shot with --data folder --ways 3"
-    assert published_row(own) == {"published": None, "source": None, "deviations": []}
+    assert published_row(own) == dict.fromkeys(of_row) | {"deviations": []}
     other = with_values(longer, network="my:Net", transductive=False, adapt="*,@norm=0")
     assert experiment(preset) == preset.preset
     assert experiment(other) == (

@@ -104,7 +104,7 @@ def test_every_field_is_a_flag_of_one_kind() -> None:
     of_the_way = [name for name in facts if facts[name].role is WAY]
     kinds = [*MUST_MATCH, *OF_THE_RESULT, *OF_A_HOST, *of_the_way]
     assert sorted(kinds) == sorted(FIELDS)
-    assert FIELDS - set(FLAGS) == {"preset", "source", "published"}
+    assert FIELDS - set(FLAGS) == {"preset", "source", "published", "claim"}
     # Where and how tasks run is no result; what they are is.
     assert {"strategy", "partition", "kernels", "meta_gradient", "timeout"} <= set(of_the_way)
     assert {"data_root", "device", "threads", "run_dir", "logger"} <= set(OF_A_HOST)

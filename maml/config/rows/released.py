@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+
+def claimed(claim: str | None) -> dict[str, Any]:
+    """Return the fields of a published number as its source has it, as ``"47.1 ± 0.3 %"``.
+
+    In brackets follows what else than a single model's transductive answers it is of.
+    """
+    if claim is None:
+        return {}
+    return {"published": round(float(claim.split()[0]) / 100, 6), "claim": claim}
+
+
 FINN = "MAML, Finn et al. 2017, arXiv:1703.03400"
 OH = "BOIL, Oh et al. 2021, arXiv:2008.08882"
 ANTONIOU = "MAML++, Antoniou et al. 2019, arXiv:1810.09502"
 RAGHU = "ANIL, Raghu et al. 2020, arXiv:1909.09157"
+ANIL = f"{RAGHU}, table 2, with MAML's protocol"
 SNELL = "ProtoNet, Snell et al. 2017, arXiv:1703.05175"
 BERTINETTO = "R2D2, Bertinetto et al. 2019, arXiv:1805.08136"
 NICHOL = "Reptile, Nichol et al. 2018, arXiv:1803.02999"
 CHEN = "Chen et al. 2019, arXiv:1904.04232"
 ZINTGRAF = "CAVIA, Zintgraf et al. 2019, arXiv:1810.03642"
 PARK = "Meta-Curvature, Park and Oliva 2019, arXiv:1902.03356"
+LIBFEWSHOT = "as measured by LibFewShot, Li et al. 2021, arXiv:2109.04898, reproduce/README.md"
 LI = "Meta-SGD, Li et al. 2017, arXiv:1707.09835"
+YE = "MAML by Ye and Chao 2022 (UNICORN-MAML), arXiv:2106.16245"
 RAJESWARAN = "iMAML, Rajeswaran et al. 2019, arXiv:1909.04630"
 
 # What MAML++'s released configurations share, of whatever data. Those of MiniImageNet say

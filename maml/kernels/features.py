@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class NativeFeatures(Derivatives):
     def __init__(self, query: FeatureLoss) -> None:
         assert isinstance(query.network, Conv4)
         self.query, self.convnet = query, ConvNetFeatures(query.network)
-        self.absent = self.convnet.absent
+        self.absent: Collection[str] = self.convnet.absent
         self._weights = frozenset(tensors(query.network))
 
     def enter(self, params: Params) -> Params:

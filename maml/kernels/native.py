@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +23,7 @@ class NativeDerivatives(Derivatives):
     def __init__(self, network: Conv4, batches: MiniBatches | None = None) -> None:
         """``batches``: of the support loss, see `NetworkLoss`."""
         self.loss, self._batches = ConvNetLoss(network), batches
-        self.absent = self.loss.absent
+        self.absent: Collection[str] = self.loss.absent
 
     def enter(self, params: Params) -> Params:
         """See `Derivatives.enter`."""

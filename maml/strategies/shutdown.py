@@ -41,13 +41,13 @@ class Shutdown:
 
         Args:
             others: The ranks that were told that all is done.
-            failed: Those of them that are known to be gone, beside those that are `excused`.
+            failed: Those of them that are known to be gone.
             patience: Seconds for one that is slow but answers.
         """
-        clock, excused = self._liveness.clock, self._liveness.excused
+        clock = self._liveness.clock
         began = clock.now()
         with self._changed:
-            while missing := set(others) - failed - excused - self._leaving.keys():
+            while missing := set(others) - failed - self._leaving.keys():
                 waited = clock.now() - began
                 silent = self._liveness.silent(SILENT if waited > GOODBYE else math.inf)
                 if missing <= silent or waited > patience:
@@ -55,9 +55,9 @@ class Shutdown:
                 # In pieces, as the clock may stand still meanwhile.
                 self._changed.wait(BEAT)
             leaving = list(self._leaving.values())
-        for rank in sorted(missing):
+        for rank in sorted(missing - self._liveness.excused):
             self._leave_behind(rank)
-        for rank in failed | excused:
+        for rank in failed:
             # One that was given up may be stopped, and would wait for ever.
             if self._liveness.members[rank].is_near:
                 self._liveness.members[rank].kill()

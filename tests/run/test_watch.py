@@ -62,11 +62,9 @@ def test_from_before_the_beginning_to_the_end(tmp_path: Path, cache_dir: Path) -
     (directory / "checkpoints" / "iteration-00000003.pt.part").write_bytes(b"half a checkpoint")
     train(CONFIG, directory)
     done = watching.wait(60)
-    # It may be the first to need the test split, too.
     said = [line for line in done.stderr.splitlines() if not line.startswith("drawing glyphs")]
     assert said == [f"watching {directory}"]
     assert done.stdout.splitlines()[-1] == "training has finished after iteration 7"
-    # The numbers are those of an evaluation alone.
     for n in ("2", "7"):
         assert evaluation.main([str(directory), "--tasks", "4", "--iteration", n]) == 0
     assert iterations(directory) == [2, 4, 6, 7, 2, 7]

@@ -84,6 +84,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "discount": (["--discount", "0.5", "--learner", "reinforce", *POLE], 0.5),
     "meta_gradient": (["--meta-gradient", "mixed"], "mixed"),
     "kernels": (["--kernels", "torch"], "torch"),
+    "batching": (["--batching", "tasks"], "tasks"),
     "compile": (["--compile", "on"], "on"),
     "data": (["--data", "omniglot"], "omniglot"),
     "data_root": (["--data-root", "/some/where"], "/some/where"),

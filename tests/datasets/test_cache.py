@@ -260,7 +260,7 @@ def test_no_flipped_bit_and_no_cut_is_overlooked(empty_cache):
     for damaged in damages:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=f"^{path}: it"):
-            cache.check(path)
+            cache._check(path)
 
 
 def test_what_cannot_be_read_is_built_anew(empty_cache, monkeypatch):

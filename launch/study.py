@@ -77,7 +77,13 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
             f"{folder}: {left} {many} not finished{early}; a study is of a sweep whose trials were "
             "all tested"
         )
-    target = studies / sweep.name.rpartition("-")[0]
+    named = sweep.name.rpartition("-")[0]
+    # Its journal may be anybody's, and what is there already is replaced.
+    if named in ("", "..") or Path(named).name != named:
+        raise UserError(
+            f"{folder / 'journal.log'}: its sweep is called {named!r}: no folder's name"
+        )
+    target = studies / named
     files.make_folder(studies, "--studies")
     with tempfile.TemporaryDirectory(dir=studies, prefix=".") as made_in:
         made = Path(made_in) / target.name

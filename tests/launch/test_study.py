@@ -73,6 +73,17 @@ def test_a_sweep_is_kept_whole_and_compared_by_its_own_parameters(
     with pytest.raises(UserError, match="no sweep there"):
         study.main([str(folder), "--against", "part=none"])
     assert not (folder / "journal.log").exists()
+    # A stranger's sweep may not say which folder of its reader's is replaced.
+    config.write_text(config.read_text().replace("-dirty", ""))
+    journal = there / "journal.log"
+    own = journal.read_text()
+    for name in (str(folder), "../mine", "..", ""):
+        journal.write_text(own.replace(f'"{path.stem}-', f'"{name}-'))
+        with pytest.raises(
+            UserError, match=r"journal\.log: its sweep is called '.*': no folder's n"
+        ):
+            study.main(asked)
+    assert study.table(folder) == shown
     for damaged in ("{}", '{"trials": [{'):
         (folder / "study.json").write_text(damaged)
         with pytest.raises(UserError, match=r"study\.json: damaged"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from maml.metagradient import differentiate
@@ -24,6 +25,9 @@ TRIED = 3
 KNOWN = 32
 """Problems that are remembered, the latest ones; what their losses hold stays in memory."""
 _KNOWN: OrderedDict[Any, Batching] = OrderedDict()
+HELD = 100
+"""Of what an object or a container holds, so many are looked at."""
+_MAY_DIFFER = (nn.Module, FunctionType, MethodType, functools.partial, dict, list, tuple)
 
 
 def meta_gradient(
@@ -81,10 +85,11 @@ def _batching_of(
 def _identity(loss: Any) -> tuple[Any, ...]:
     """Return what tells a loss from others: its code and the objects that it reads, not the data.
 
-    Functions of the loss's own module are looked into; a function of another module is itself.
+    Functions of the loss's own module are looked into; a function of another module is itself. A
+    container, and an object's attributes, may hold another network or function each time.
     """
     found: list[Any] = []
-    waiting, functions, own = [loss], set[FunctionType](), None
+    waiting, seen, own = [loss], set[int](), None
     while waiting:
         value = waiting.pop(0)
         if isinstance(value, Tensor):
@@ -93,15 +98,32 @@ def _identity(loss: Any) -> tuple[Any, ...]:
             waiting += [value.__func__, value.__self__]
         elif isinstance(value, functools.partial):
             waiting += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, nn.Module):
+            found.append(tuple((part, part.training) for part in value.modules()))
         elif isinstance(value, FunctionType) and value.__globals__ is (own or value.__globals__):
-            if value not in functions:
-                functions.add(value)
+            if id(value) not in seen:
+                seen.add(id(value))
                 own = value.__globals__
                 found.append(value.__code__)
                 waiting += _read_by(value)
         else:
             found.append(value if _is_hashable(value) else type(value))
+            if id(value) not in seen:
+                seen.add(id(value))
+                waiting += _held_by(value)
     return tuple(found)
+
+
+def _held_by(value: Any) -> Iterator[Any]:
+    """Yield the networks and functions that an object holds, and what may hold some in turn."""
+    if isinstance(value, (type, ModuleType)):
+        return
+    if not isinstance(value, (dict, list, tuple)):
+        value = getattr(value, "__dict__", {})
+    parts = value.values() if isinstance(value, dict) else value
+    for part in itertools.islice(parts, HELD):
+        if isinstance(part, _MAY_DIFFER):
+            yield part
 
 
 def _is_hashable(value: Any) -> bool:

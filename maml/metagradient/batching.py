@@ -52,7 +52,7 @@ def batching_of(
     def by(batching: Batching, params: Params, tasks: Any) -> Tensor:
         found = meta_gradient(problem_of, params, tasks, way, allowed, None, batching)
         parts = [found.losses, *(found.gradients[name] for name in sorted(found.gradients))]
-        return torch.cat([part.detach().flatten() for part in parts])
+        return torch.cat([part.detach().to_dense().flatten() for part in parts])
 
     given = meta_params, tasks
     try:

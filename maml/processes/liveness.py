@@ -42,7 +42,7 @@ from maml.processes.clock import Clock
 from maml.processes.launcher import launcher_holds_store, say_all_have_met, when_lost
 from maml.processes.member import Member
 from maml.processes.memory import OutOfMemory, resident
-from maml.processes.store import START_TIMEOUT, own_connection
+from maml.processes.store import START_TIMEOUT, new_connection, own_connection
 from maml.processes.world import World
 
 BEAT = 1.0
@@ -319,8 +319,8 @@ class Liveness:
 
         Where the store is gone, or out of reach, nothing is told: `_look` finds the reason.
         """
-        with contextlib.suppress(RuntimeError):
-            self._store = PrefixStore(self._room, own_connection(self.world, timeout=BEAT))
+        with contextlib.suppress(OSError, RuntimeError):
+            self._store = PrefixStore(self._room, new_connection(self.world, timeout=BEAT))
             self._failed = self._failed or self._failure(self._cut_off(how))
         self._broken = how
 

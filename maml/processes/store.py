@@ -85,6 +85,17 @@ def own_connection(world: World, timeout: float = START_TIMEOUT) -> Store:
     return PrefixStore(_meet(world)[1], _connect(world, timeout))
 
 
+def new_connection(world: World, timeout: float) -> Store:
+    """Return `own_connection` to a store that may be gone.
+
+    Raises:
+        OSError: if nothing listens there. torch would wait, and print a page of its own frames.
+    """
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    socket.create_connection(address, timeout).close()
+    return own_connection(world, timeout)
+
+
 def _rendezvous(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
     """Serve ``maml://``, the rendezvous of RPC, which takes no store but a URL."""
     world = World.from_environment()

@@ -60,19 +60,26 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
 
 
 def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) -> object:
-    """Return ``main(arguments)``; name the limit of memory where one is what it fails by.
+    """Return ``main(arguments)``; say so where memory is what it fails by.
 
     Raises:
-        UserError: naming ``ulimit -v``. Libraries do not load, with a traceback as if damaged.
+        UserError: naming ``ulimit -v``, where that is set. Libraries do not load then, with a
+            traceback as if damaged.
     """
     try:
         return main(arguments)
     except Exception as error:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         told = isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY)
-        if limit == resource.RLIM_INFINITY or not told:
+        # Without a limit of addresses, threads end at one of processes.
+        if not told or (limit == resource.RLIM_INFINITY and "thread" in str(error)):
             raise
-        reason = " ".join(str(error).split())[:100] or "MemoryError"
+        reason = " ".join(str(error).split())[-100:] or "MemoryError"
+        if limit == resource.RLIM_INFINITY:
+            raise UserError(
+                f"the system gives no more memory ({reason}): a smaller network, --task-batch or "
+                "task needs less"
+            ) from error
         raise UserError(
             f"ulimit -v {limit // 1024}: memory ends at this limit of {limit / 2**30:.1f} GiB of "
             f"addresses (RLIMIT_AS), and libraries need several ({reason}); raise it"

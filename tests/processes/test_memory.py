@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from maml.processes.memory import OutOfMemory
+from maml.processes.program import run_program
 from tests.launching import SLACK, TRAIN, run, start
 from tests.runs import as_flags, sinusoid
 
@@ -100,3 +102,10 @@ def test_a_limit_of_addresses(command: list[str], tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ulimit -v 300000: ")
     assert not (tmp_path / "run").exists()
+
+
+def test_more_than_the_system_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_program(lambda _: torch.empty(2**50), [])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2 and line.startswith("error: the system gives no more memory (")

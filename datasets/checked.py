@@ -99,6 +99,9 @@ class _Looking:
         return self.where.format(f" {listed}" if len(ids) == 1 else f"s {listed}")
 
     def _converted(self, name: str, part: Tensor) -> Tensor:
+        part = part.detach()  # data, whatever it was computed from
+        if part.is_complex():
+            return part
         if part.dtype == torch.uint8 and name.endswith("_x") and part.dim() == 5:
             return part.to(self.dtype).div_(255)
         return part.to(self.dtype if part.is_floating_point() else torch.int64)
@@ -109,6 +112,10 @@ class _Looking:
             x, y = getattr(made, f"{part}_x"), getattr(made, f"{part}_y")
             if x.dim() < 2 or x.shape[:2] != y.shape[:2] or len(x) != count:
                 return f"{part}_x is {_of(x)} and {part}_y {_of(y)}; give [{count}, E, …] each"
+            if x.is_complex() or y.is_complex():
+                return f"{part}_x is {_of(x)} and {part}_y {_of(y)}; numbers must be real"
+            if part == "query" and not x.numel():
+                return f"query_x is {_of(x)}: there is nothing to answer"
             if self.classes is not None and not y.is_floating_point() and y.numel():
                 least, most = (int(label) for label in y.aminmax())
                 if least < 0 or most >= self.classes:

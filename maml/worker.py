@@ -137,8 +137,13 @@ class Worker:
                 which = "network" if network.is_theirs else "learner"
                 spelled = getattr(self.config, which)
                 raise UserError(f"--{which} {spelled}: {error}. {NO_DRAWS}") from error
-        if self.config.batching == "auto":
-            self.learner.batching = found
+        if self.config.batching == "vmap" and found == "tasks":
+            which = "network" if network.is_theirs else "learner"
+            raise UserError(
+                f"--batching vmap: --{which} {getattr(self.config, which)} cannot be batched, or "
+                "has another gradient then than in a plain loop; leave it out, or give tasks"
+            )
+        self.learner.batching = found if self.config.batching == "auto" else self.config.batching
 
     def _naming_theirs(self) -> AbstractContextManager[None]:
         """Turn what a user's own learner or network raises into a line that names it."""

@@ -115,7 +115,7 @@ class ExplicitNorm(nn.Module):
 
     def __init__(self, norm: _BatchNorm, tape: _Tape) -> None:
         super().__init__()
-        self.eps, self.tape = norm.eps, tape
+        self.eps, self.tape, self.training = norm.eps, tape, norm.training
         # None where the layer has no scale and shift of its own.
         self.weight, self.bias = norm.weight, norm.bias
         self.running_mean: nn.Parameter | None = None

@@ -656,6 +656,14 @@ from tests.config.test_theirs import Doubling, Tied, Whole
 def whole(shape, ways): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), Whole())
 def tied(shape, ways): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), Tied())
 def doubling(shape, ways): return nn.Sequential(Doubling(1), nn.Flatten(), nn.Linear(784, ways))
+class Switching(nn.Module):
+    def __init__(self, shape, ways):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(1), nn.Linear(784, ways)
+    def forward(self, x):
+        x = self.norm.eval()(x)
+        self.norm.train()
+        return self.head(x.flatten(1))
 class Shared(nn.Module):
     def __init__(self, shape, ways):
         super().__init__()
@@ -676,7 +684,8 @@ def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(
 ) -> None:
     module = write(ODD_NETWORKS)
     lines = {"whole": "which cannot learn; make it a buffer", "tied": "are one parameter",
-             "doubling": "has a forward or hooks of its own"}  # fmt: skip
+             "doubling": "has a forward or hooks of its own",
+             "Switching": "forward switches the mode of norm"}  # fmt: skip
     for name, line in lines.items():
         with pytest.raises(UserError, match=f"--network {module}:{name}: .*{line}"):
             build_learner(parse([*IMAGES, "--network", f"{module}:{name}"]))
@@ -751,6 +760,9 @@ def test_what_cannot_be_batched_trains_and_is_evaluated(
     before = result(tmp_path)["accuracy"]
     assert evaluate([str(tmp_path), "--tasks", "2", "--trust"]) == 0
     assert read_rows(tmp_path / "evaluations.jsonl")[-1]["accuracy"] == before
+    asked = parse(["imaml-glyphs-5way-1shot", *words, "--batching", "vmap"])
+    with pytest.raises(UserError, match=f"^--batching vmap: --network {network} cannot be batched"):
+        Worker(asked, torch.device("cpu"))
 
 
 def test_a_norm_in_evaluation_mode_keeps_its_statistics(
@@ -947,7 +959,13 @@ class Mine(Episodes):
         return Task(x[:, :10], y[:, :10], x[:, 10:], y[:, 10:])
 def three(x): return x[..., 0, 0, :3]
 def labels(x): return (torch.arange(20) % 5).expand(len(x), 20)
-def classes(split): return Mine(split, lambda x: (three(x), labels(x)))
+def classes(split): return Mine(split, lambda x: (three(x).requires_grad_(), labels(x)))
+def waves(split): return Mine(split, lambda x: (x.to(torch.complex64), labels(x)))
+class Unasked(Mine):
+    def tasks(self, ids):
+        found = super().tasks(ids)
+        return found._replace(query_x=found.query_x[:, :0], query_y=found.query_y[:, :0])
+def unasked(split): return Unasked(split, lambda x: (x, labels(x)))
 def pairs(split): return Mine(split, lambda x: (three(x), three(x)[..., :2]))
 def flat(split): return Mine(split, lambda x: (three(x), three(x)[..., 0]))
 def rows(split): return Mine(split, lambda x: (x[:, :, 0], labels(x)))
@@ -986,6 +1004,11 @@ def test_points_of_any_size(
     [
         ("flat", r"query_y of one task is torch.float32 of shape \[1, 10\]; give classes as"),
         ("rows", r"query_x of one task is \[1, 10, 28, 28\]; give \[1, E, C, H, W\], or of points"),
+        ("waves", r"train task 0 .*: support_x is complex64 .*; numbers must be real"),
+        (
+            "unasked",
+            r"train task 0 .*: query_x is float32 \[1, 0, 1, 28, 28\]: there is nothing to an",
+        ),
     ],
 )
 def test_examples_that_are_neither_images_nor_points(

@@ -56,7 +56,11 @@ def test_files(finished: Finished) -> None:
 
 def test_config_is_resolved(finished: Finished) -> None:
     resolved = with_values(
-        finished.config, run_dir=str(finished.directory), strategy="local", resume="auto"
+        finished.config,
+        run_dir=str(finished.directory),
+        strategy="local",
+        batching="vmap",
+        resume="auto",
     )
     assert read_config(finished.directory) == resolved
 
@@ -166,11 +170,13 @@ def test_each_test_task_is_kept(finished: Finished) -> None:
 def test_config_repeats_a_run(finished: Finished, tmp_path: Path) -> None:
     """`--config` of the file or its folder: the same bits; flags are given on top of it."""
     config = parse([f"--config={finished.directory / 'config.yaml'}", "--run-dir", str(tmp_path)])
-    assert config == with_values(finished.config, run_dir=str(tmp_path), strategy="local")
+    assert config == with_values(
+        finished.config, run_dir=str(tmp_path), strategy="local", batching="vmap"
+    )
     assert same(train(config, tmp_path)["model"], finished.checkpoint["model"])
     assert not metrics(tmp_path)[0].keys() ^ metrics(finished.directory)[0].keys()
     other = parse(["--config", str(finished.directory), "--seed", "3"])
-    assert other == with_values(finished.config, seed=3, strategy="local")
+    assert other == with_values(finished.config, seed=3, strategy="local", batching="vmap")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,13 @@ from maml.processes.signals import SIGNALS
 REPO = Path(__file__).resolve().parents[1]
 _MAML_DATA = os.environ.get("MAML_DATA")
 
+# A job in the background, or under nohup, ignores some of them, and so would all that tests start.
+for _number in SIGNALS:
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(
+            _number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
+        )
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: in several processes, what is short then fills the rest."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from datasets.tasks import Task
 from maml.metagradient import differentiate
 from maml.metagradient.batching import batching_of
 from maml.metagradient.by_task import Batching
@@ -55,8 +56,11 @@ def meta_gradient(
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
             parameter that no loss reads: mistakes, not zeros.
-        ValueError: for losses that draw random numbers or count their calls.
+        ValueError: for losses that draw random numbers or count their calls, and for a
+            `datasets.tasks.Task` that is not a batch.
     """
+    if isinstance(tasks, Task) and tasks.support_y.dim() < 2:
+        raise ValueError("tasks is a single task, not a batch of tasks: take episodes.tasks([0])")
     if batching == "auto":
         batching = _batching_of(state, meta_params, tasks, way, allowed)
     return differentiate.meta_gradient(state, meta_params, tasks, way, allowed, None, batching)

@@ -206,6 +206,12 @@ def test_what_draws_or_counts_is_refused(draw: Any) -> None:
         maml.meta_gradient(state, dict(network.named_parameters()), tasks)
 
 
+def test_a_single_task_is_refused() -> None:
+    task = maml.episodes("glyphs", ways=2, shots=1, queries=1).task(0)
+    with pytest.raises(ValueError, match=r"a single task.*episodes\.tasks\(\[0\]\)"):
+        maml.meta_gradient(lambda _: pytest.fail("the problem was stated"), {}, task)
+
+
 def test_problems_are_told_apart_by_what_their_losses_read() -> None:
     """One function may read another network each time it is called; each is tried for itself."""
     own = _Own()

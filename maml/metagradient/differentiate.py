@@ -125,7 +125,7 @@ def _check_read(problem: Problem, tasks: Any) -> None:
         name = min(unread)
         what = "adapt"
         if name not in problem.start:
-            what = "be learned (if it is frozen, it must be used all the same, without no_grad)"
+            what = "be learned; if it is frozen, call its layers without torch.no_grad()"
         raise RuntimeError(
             f"{name!r} appears to not have been used by any loss, but it is to {what}"
         )

@@ -346,7 +346,7 @@ class Liveness:
                 _say(f"{found.line}; all work is done")
             self._said = True
             self._kill_stopped(found.rank)
-        elif found.rank is None or not self.survives(found.rank, found.line):
+        elif self.world.rank or found.rank is None or not self.survives(found.rank, found.line):
             self._end(found)
             return
         if found.rank is None:

@@ -96,6 +96,7 @@ def _slow(*cases: tuple[object, ...]) -> list[Any]:
             *(("rpc nested", phase) for phase in ("validation", "tested")),
             *(("rpc chunk", phase) for phase in ("test", "tested", "drawing")),
             *(("param-server collective", phase) for phase in ("test", "tested")),
+            ("param-server backup", "tested"),
             *((strategy, "parting") for strategy in ("rpc exclusive", "allreduce")),
         ),
     ],

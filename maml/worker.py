@@ -120,6 +120,8 @@ class Worker:
         learner, network = self._components()
         if not (learner.is_theirs or network.is_theirs):
             return
+        which = "network" if network.is_theirs else "learner"
+        flag = f"--{which} {getattr(self.config, which)}"
         with self._naming_theirs():
             some = self._on_device(self.training.tasks(torch.arange(2)))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
@@ -132,16 +134,14 @@ class Worker:
                     params,
                     made,
                     self.config.meta_gradient,
+                    self.learner.kernels,
                 )
             except NotRepeatedError as error:
-                which = "network" if network.is_theirs else "learner"
-                spelled = getattr(self.config, which)
-                raise UserError(f"--{which} {spelled}: {error}. {NO_DRAWS}") from error
+                raise UserError(f"{flag}: {error}. {NO_DRAWS}") from error
         if self.config.batching == "vmap" and found == "tasks":
-            which = "network" if network.is_theirs else "learner"
             raise UserError(
-                f"--batching vmap: --{which} {getattr(self.config, which)} cannot be batched, or "
-                "has another gradient then than in a plain loop; leave it out, or give tasks"
+                f"--batching vmap: {flag} cannot be batched, or has another gradient then than in "
+                "a plain loop; leave it out, or give tasks"
             )
         self.learner.batching = found if self.config.batching == "auto" else self.config.batching
 

@@ -59,12 +59,9 @@ class Derivatives(Protocol):
     def put(self, at: Params, params: Params) -> Params:
         """Return ``at {name: [B, …]}`` with ``params {name: […]}``, which all tasks share."""
 
-    def each(self, function: Callable[..., Any], *arguments: Any, dims: Any) -> Any:
-        """Return what a function of one task returns for each of B, ``[B, …]``.
-
-        ``dims`` holds 0 for each argument ``[B, …]``, and None for each that all tasks share.
-        """
-        return torch.func.vmap(function, in_dims=dims)(*arguments)
+    def each(self, function: Callable[[Any], Any], tasks: Any) -> Any:
+        """Return what a function of one task's tensors returns for each of B, ``[B, …]``."""
+        return torch.func.vmap(function)(tasks)
 
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
         """Return losses, outputs and gradients.

@@ -380,7 +380,7 @@ class Learner(nn.Module, ABC):
             meta_params,
             tasks,
             self.config.meta_gradient,
-            self._kernels,
+            self.kernels,
             derivatives_of,
             self.batching,
         )
@@ -521,7 +521,7 @@ class Learner(nn.Module, ABC):
         problem = self.training_problem(self.meta_parameters(), self.last_phase)
         if device.type != "cpu":
             return f"the compiled kernels run on the CPU, not on --device {device.type}"
-        return differentiate.obstacle(problem, self.config.meta_gradient, self._kernels)
+        return differentiate.obstacle(problem, self.config.meta_gradient, self.kernels)
 
     def in_torch(self, device: torch.device) -> bool:
         """Say whether `outer_gradient` is made of torch's operations alone.
@@ -531,11 +531,12 @@ class Learner(nn.Module, ABC):
         return self.obstacle(device) is not None
 
     @property
-    def _kernels(self) -> differentiate.Kernels:
+    def kernels(self) -> differentiate.Kernels:
+        """Which compiled kernels may serve: those that can, or none."""
         return "torch" if self.config.kernels == "torch" else "auto"
 
     def _native(self, problem: Problem) -> differentiate.Compiled | None:
-        return differentiate.native(problem, self.config.meta_gradient, self._kernels)
+        return differentiate.native(problem, self.config.meta_gradient, self.kernels)
 
     def _answers_plainly(self) -> bool:
         return self._is_own("answers") and self._is_own("call_network")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import itertools
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -26,9 +24,8 @@ TRIED = 3
 KNOWN = 32
 """Problems that are remembered, the latest ones; what their losses hold stays in memory."""
 _KNOWN: OrderedDict[Any, Batching] = OrderedDict()
-HELD = 100
-"""Of what an object or a container holds, so many are looked at."""
-_MAY_DIFFER = (nn.Module, FunctionType, MethodType, functools.partial, dict, list, tuple)
+HELD = 10_000
+"""Objects that are looked at, at most, to tell a problem from others."""
 
 
 def meta_gradient(
@@ -69,11 +66,9 @@ def meta_gradient(
 def _batching_of(
     state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way, allowed: Kernels
 ) -> Batching:
-    problem = state(meta_params)
     leaves, spec = pytree.tree_flatten(tasks)
-    stated = (problem.support, problem.query, problem.transform and problem.transform.function)
     kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
-    key = (*map(_identity, stated), problem.optimizer, kinds, str(spec), way, allowed)
+    key = (_identity(state), kinds, str(spec), way, allowed)
     if key in _KNOWN:
         _KNOWN.move_to_end(key)
         return _KNOWN[key]
@@ -86,67 +81,41 @@ def _batching_of(
     return _KNOWN[key]
 
 
-def _identity(loss: Any) -> tuple[Any, ...]:
-    """Return what tells a loss from others: its code and the objects that it reads, not the data.
+def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:
+    """Return what tells a problem from others: all code and networks that lead from it, not data.
 
-    Functions of the loss's own module are looked into; a function of another module is itself. A
-    container, and an object's attributes, may hold another network or function each time.
+    Torch's own functions are themselves; a rate may be another at each call.
     """
     found: list[Any] = []
-    waiting, seen, own = [loss], set[int](), None
-    while waiting:
+    waiting: list[Any] = [state]
+    seen = set[int]()
+    while waiting and len(seen) < HELD:
         value = waiting.pop(0)
-        if isinstance(value, Tensor):
-            found.append((value.dim(), value.dtype))
-        elif isinstance(value, MethodType):
-            waiting += [value.__func__, value.__self__]
-        elif isinstance(value, functools.partial):
-            waiting += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, nn.Module):
-            found.append(tuple((part, part.training) for part in value.modules()))
-        elif isinstance(value, FunctionType) and value.__globals__ is (own or value.__globals__):
-            if id(value) not in seen:
-                seen.add(id(value))
-                own = value.__globals__
-                found.append(value.__code__)
-                waiting += _read_by(value)
+        if id(value) in seen or isinstance(value, (ModuleType, Tensor)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, (int, str)):
+            found.append(value)
+        elif isinstance(value, (type, FunctionType)):
+            found.append(value)
+            if (value.__module__ or "").split(".")[0] in ("torch", "builtins"):
+                continue
+            if isinstance(value, type):
+                waiting += [*vars(value).values(), *value.__bases__]
+            else:
+                found[-1] = value.__code__
+                waiting += [value.__defaults__, value.__kwdefaults__, value.__closure__]
+                waiting += [value.__globals__.get(name) for name in _names(value.__code__)]
         else:
-            found.append(value if _is_hashable(value) else type(value))
-            if id(value) not in seen:
-                seen.add(id(value))
-                waiting += _held_by(value)
+            if isinstance(value, nn.Module):
+                found.append((value, value.training))
+            waiting += gc.get_referents(value)
     return tuple(found)
 
 
-def _held_by(value: Any) -> Iterator[Any]:
-    """Yield the networks and functions that an object holds, and what may hold some in turn."""
-    if isinstance(value, (type, ModuleType)):
-        return
-    if not isinstance(value, (dict, list, tuple)):
-        value = getattr(value, "__dict__", {})
-    parts = value.values() if isinstance(value, dict) else value
-    for part in itertools.islice(parts, HELD):
-        if isinstance(part, _MAY_DIFFER):
-            yield part
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _read_by(function: FunctionType) -> Iterator[Any]:
-    """Yield what a function reads beside its arguments."""
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # not set yet
-            yield cell.cell_contents
-    codes = [function.__code__]
-    for code in codes:
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-        for name in code.co_names:
-            yield function.__globals__.get(name)
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that code looks up, and the code of functions in it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)

@@ -16,36 +16,21 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from maml.kernels.derivatives import ByName, Gradient, Part
-from maml.metagradient.problem import Problem, called
+from maml.kernels.derivatives import Gradient, Part
+from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.problem import called
 from maml.params import Params
 
 Batching: TypeAlias = Literal["vmap", "tasks"]
 """vmap: all tasks at once; tasks: one after the other, by plain autograd."""
 
 
-class TaskDerivatives(ByName):
+class TaskDerivatives(FunctionDerivatives):
     """See `maml.kernels.derivatives.Derivatives`: the tasks one after the other."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._losses = {"support": problem.support, "query": problem.query}
-        self._moving = tuple(problem.start)
-
-    def enter(self, params: Params) -> Params:
-        """See `Derivatives.enter`."""
-        return params
-
-    def each(self, function: Callable[..., Any], *arguments: Any, dims: Any) -> Any:
+    def each(self, function: Callable[[Any], Any], tasks: Any) -> Any:
         """See `Derivatives.each`."""
-        varying = tuple(a for a, dim in zip(arguments, dims, strict=True) if dim == 0)
-
-        def of_one(*own: Any) -> Any:
-            rest = iter(own)
-            return function(
-                *(next(rest) if dim == 0 else a for a, dim in zip(arguments, dims, strict=True))
-            )
-
-        return each_task(of_one, "tasks")(*varying)
+        return each_task(function, "tasks")(tasks)
 
     @torch.enable_grad()
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
@@ -118,5 +103,5 @@ def stacked(results: list[Any]) -> Any:
 
 def one_by_one(tasks: Any) -> Iterator[Any]:
     """Yield each of B tasks as a batch of one: all tensors ``[1, …]``."""
-    for i in range(len(pytree.tree_leaves(tasks)[0])):
-        yield pytree.tree_map(lambda tensor, i=i: tensor[i : i + 1], tasks)
+    for task in unstacked(tasks):
+        yield pytree.tree_map(lambda tensor: tensor[None], task)

@@ -20,15 +20,15 @@ class Transformed:
         assert problem.transform is not None
         function, tensors = problem.transform
 
-        def one(gradients: Params, tensors: Params) -> Params:
+        def one(gradients: Params) -> Params:
             named = derivatives.leave(gradients)
             own = {name: named[name] for name in problem.start}
-            return derivatives.enter(named | function(own, tensors))
+            return derivatives.enter(named | function(own, self._tensors))
 
         with torch.enable_grad():
             self._before = {n: g.detach().requires_grad_() for n, g in gradients.items()}
             self._tensors = {n: t.detach().requires_grad_() for n, t in tensors.items()}
-            self._after = derivatives.each(one, self._before, self._tensors, dims=(0, None))
+            self._after = derivatives.each(one, self._before)
         self.gradients = {name: tensor.detach() for name, tensor in self._after.items()}
 
     def pull_back(self, v: Params, scale: float) -> tuple[Params, Params]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.networks.ordinary import ExplicitNorm, explicit, own_name
+from maml.networks.ordinary import explicit, own_name
 from maml.params import same_numbers
 
 
@@ -141,7 +140,7 @@ def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str
 
     ``wanted``: how many outputs it must have, and for what; None: any number.
     """
-    with torch.no_grad(), _keeping_modes(network, name):
+    with torch.no_grad():
         outputs, _ = network(torch.zeros_like(examples))
         # Once more, as what the first call has made may stay.
         before = {path: buffer.clone() for path, buffer in network.named_buffers()}
@@ -162,29 +161,3 @@ def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str
             f"{list(outputs.shape)}; outputs must be [2, {count}], one for {what} (others "
             "are for a learner of your own, which overrides loss(outputs, y))"
         )
-
-
-@contextlib.contextmanager
-def _keeping_modes(network: nn.Module, name: str) -> Iterator[None]:
-    """Refuse a forward that switches a batch norm's mode: the mode that it was made in counts."""
-
-    def watched(path: str, layer: nn.Module) -> Any:
-        made_in = layer.training
-
-        def look(layer: nn.Module, _: Any) -> None:
-            if layer.training != made_in:
-                raise UserError(
-                    f"--network {name}: forward switches the mode of {own_name(network, path)}; a "
-                    "batch norm keeps the mode that it has when the network is made: call train() "
-                    "or eval() in __init__"
-                )
-
-        return layer.register_forward_pre_hook(look)
-
-    norms = [(p, layer) for p, layer in network.named_modules() if isinstance(layer, ExplicitNorm)]
-    handles = [watched(path, layer) for path, layer in norms]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

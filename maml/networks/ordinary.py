@@ -115,7 +115,8 @@ class ExplicitNorm(nn.Module):
 
     def __init__(self, norm: _BatchNorm, tape: _Tape) -> None:
         super().__init__()
-        self.eps, self.tape, self.training = norm.eps, tape, norm.training
+        self.eps, self.tape = norm.eps, tape
+        self.training = self._made_in = norm.training
         # None where the layer has no scale and shift of its own.
         self.weight, self.bias = norm.weight, norm.bias
         self.running_mean: nn.Parameter | None = None
@@ -125,7 +126,12 @@ class ExplicitNorm(nn.Module):
             self.running_var = nn.Parameter(norm.running_var, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x``."""
+        """Normalise ``x``; refuse another mode than that which ``norm`` was made in."""
+        if self.training != self._made_in:
+            raise RuntimeError(
+                "forward switches the mode of a batch norm, which keeps the one that it has when "
+                "the network is made: call train() or eval() in __init__"
+            )
         if self.running_mean is not None and self.running_var is not None:
             mean: Tensor = self.running_mean
             variance: Tensor = self.running_var

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -47,27 +48,44 @@ def test_what_the_kernel_counts(groups: str, file: str, where: str, tmp_path: Pa
     assert memory.cause("it", None) == says
 
 
+class Group(NamedTuple):
+    """A control group: its directory, and its files for what it has and what it may have."""
+
+    at: Path
+    usage: str
+    limit: str
+
+
 @pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group within that of this process."""
+def group() -> Iterator[Group]:
+    """A control group within that of this process, of version 1 or 2."""
+    made = None
     for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, name = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            made = Path(f"/sys/fs/cgroup/memory{name}/maml-test-{os.getpid()}")
-            try:
-                made.mkdir()
-            except OSError as error:
-                pytest.skip(f"no control group of version 1 can be made: {error}")
-            yield made
-            deadline = time.monotonic() + SLACK * 10
-            while (made / "cgroup.procs").read_text() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            made.rmdir()
-            return
-    pytest.skip("no control groups of version 1 here: those of version 2 belong to the system")
+        number, controllers, name = line.split(":", 2)
+        if number == "0":
+            made = Group(Path(f"/sys/fs/cgroup{name}"), "memory.current", "memory.max")
+        elif "memory" in controllers.split(","):
+            files = "memory.usage_in_bytes", "memory.limit_in_bytes"
+            made = Group(Path(f"/sys/fs/cgroup/memory{name}"), *files)
+            break
+    if made is None:
+        pytest.skip("no control group counts memory here")
+    made = made._replace(at=made.at / f"maml-test-{os.getpid()}")
+    try:
+        made.at.mkdir()
+    except OSError as error:
+        pytest.skip(f"this user may make no control group: {error}")
+    if not (made.at / made.limit).exists():
+        made.at.rmdir()
+        pytest.skip(f"the control groups of {made.at.parent} do not limit memory")
+    yield made
+    deadline = time.monotonic() + SLACK * 10
+    while (made.at / "cgroup.procs").read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    made.at.rmdir()
 
 
-def test_the_kernel_kills_a_worker(group: Path, tmp_path: Path) -> None:
+def test_the_kernel_kills_a_worker(group: Group, tmp_path: Path) -> None:
     """It is named with its memory, by who lives and by the launcher."""
     code = """
 import os, sys
@@ -81,11 +99,11 @@ run_program(launch.workers.main, sys.argv[2:])
     config = sinusoid(iterations=10**9, run_dir=str(tmp_path / "run"))
     marker = tmp_path / "fault"
     env = {"FAULT": "fills_memory", "FAULT_RANK": "1", "FAULT_FILE": str(marker)}
-    within = [sys.executable, "-c", code, str(group / "cgroup.procs")]
+    within = [sys.executable, "-c", code, str(group.at / "cgroup.procs")]
     launched = start([*within, *as_flags(config), "--workers", "2"], env=env)
     launched.wait_for("iterations 0 to", timeout=120)
-    usage = int((group / "memory.usage_in_bytes").read_text())
-    (group / "memory.limit_in_bytes").write_text(str(usage + 2**28))
+    usage = int((group.at / group.usage).read_text())
+    (group.at / group.limit).write_text(str(usage + 2**28))
     marker.touch()
     done = launched.wait(60, expect=128 + 9)
     says = "memory ran out in this control group, and the kernel killed 1 process during this run"

@@ -18,7 +18,6 @@ from typing import Any
 
 import train_maml
 from maml.processes.program import run_program
-from maml.worker import Worker
 
 PHASES = {
     "start": ("maml.trainer", "build_strategy"),
@@ -72,15 +71,18 @@ def fills_memory() -> None:
         time.sleep(0.05)
 
 
-_right = Worker.meta_gradient
+def go_wrong(fault: str, rank: str, file: Path) -> None:
+    """Let ``fault`` happen to ``rank`` in a gradient, once the file is there."""
+    worker = importlib.import_module("maml.worker").Worker
+    right = worker.meta_gradient
 
+    def meta_gradient(*args: Any) -> Any:
+        if os.environ["RANK"] == rank and file.exists():
+            file.unlink()
+            globals()[fault]()
+        return right(*args)
 
-def _meta_gradient(*args: Any) -> Any:
-    file = Path(os.environ["FAULT_FILE"])
-    if os.environ["RANK"] == os.environ["FAULT_RANK"] and file.exists():
-        file.unlink()
-        globals()[os.environ["FAULT"]]()
-    return _right(*args)
+    worker.meta_gradient = meta_gradient
 
 
 def hold(phase: str, file: Path) -> None:
@@ -103,8 +105,11 @@ def hold(phase: str, file: Path) -> None:
 
 
 if __name__ == "__main__":
+    # As the program does it, before anything imports torch.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "FAULT" in os.environ:
-        Worker.meta_gradient = _meta_gradient  # type: ignore[method-assign]
+        fault, rank, file = (os.environ[name] for name in ("FAULT", "FAULT_RANK", "FAULT_FILE"))
+        go_wrong(fault, rank, Path(file))
     if "HOLD" in os.environ and os.environ["RANK"] == "0":
         hold(os.environ["HOLD"], Path(os.environ["HOLD_FILE"]))
     run_program(train_maml.main, sys.argv[1:])

@@ -91,4 +91,6 @@ def _as_found() -> Iterator[None]:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave curves.png out: drawing it is most of a tiny run."""
-    monkeypatch.setattr("maml.trainer.draw_curves", lambda run_dir, *rest: run_dir / "curves.png")
+    monkeypatch.setattr(
+        "maml.training.testing.draw_curves", lambda run_dir, *rest: run_dir / "curves.png"
+    )

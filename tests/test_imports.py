@@ -33,7 +33,8 @@ FLOORS = (
     ("initial",),
     ("library", "evaluate", "replay"),
     ("plots",),
-    ("trainer", "predict"),
+    ("training", "predict"),
+    ("trainer",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = sorted(

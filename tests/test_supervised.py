@@ -89,7 +89,7 @@ def test_epochs_say_how_many_iterations(
 
 def test_evaluation_sees_each_example_once(tmp_path: Path) -> None:
     """Asked for more, it ends: 16 test examples are two batches of 8."""
-    trainer = Trainer(supervised(run_dir=str(tmp_path)))
+    trainer = Trainer(supervised(run_dir=str(tmp_path))).setup
     from maml.strategies.local import Local
 
     strategy = Local(trainer.config, trainer.world, trainer.worker)

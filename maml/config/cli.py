@@ -8,13 +8,15 @@ from typing import get_type_hints
 
 from maml.config import FLAGS, Config, flag, saved, user_path
 from maml.config.checks import check
-from maml.config.parser import Parser, add_fields, add_trust
+from maml.config.parser import Parser, add_fields, add_trust, show
 from maml.config.presets import PRESETS, describe, hint, with_values
 from maml.errors import UserError
 
 USAGE = "train_maml.py PRESET"
 AGAIN = "--config"
 """In place of PRESET: the config.yaml of a run that is to be repeated."""
+LIST = "--presets"
+"""In place of PRESET: list them."""
 
 
 def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
@@ -27,11 +29,14 @@ def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
 
     Raises:
         UserError: for an unknown preset, an unknown flag or a value that cannot work.
-        SystemExit: with code 0 after ``--help``.
+        SystemExit: with code 0 after ``--help``, and after ``--presets``, which lists them.
     """
     if not arguments:
-        raise UserError("no PRESET given; `train_maml.py --help` lists them all")
+        raise UserError("no PRESET given; `train_maml.py --presets` lists them all")
     name, *flags = arguments
+    if name == LIST:
+        show(describe() + "\n")
+        raise SystemExit(0)
     if name in ("-h", "--help"):
         name, flags = "maml-glyphs-5way-1shot", ["--help"]
     if name.partition("=")[0] == AGAIN:
@@ -39,7 +44,7 @@ def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
     elif name in PRESETS:
         base = PRESETS[name]
     elif name.startswith("-"):
-        raise UserError(f"{name}: the PRESET comes before the flags; `--help` lists them all")
+        raise UserError(f"{name}: the PRESET comes before the flags; `--presets` lists them all")
     else:
         raise UserError(f"unknown preset {name!r}: {hint(name)}")
     given = vars(_parser(base, also).parse_args(list(map(_as_spelled, flags))))
@@ -70,8 +75,10 @@ def _parser(default: Config, also: Sequence[str]) -> Parser:
         also,
         prog=USAGE,
         usage="%(prog)s [--flag value …]\n"
-        f"       train_maml.py {AGAIN} RUN_DIR/config.yaml [--flag value …]",
-        description=f"{Config.__doc__}\n\npresets (published accuracy, source):\n{describe()}",
+        f"       train_maml.py {AGAIN} RUN_DIR/config.yaml [--flag value …]\n"
+        f"       train_maml.py {LIST}",
+        description=f"{Config.__doc__}\n\n{LIST}: all presets, with sources and published numbers."
+        "\nPRESET --help: first the flags that this preset reads, with its values.",
     )
     add_trust(parser, f"the file of {AGAIN}")
     add_fields(parser, default)

@@ -85,13 +85,17 @@ def add_trust(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
-    """Add a flag for every field, in groups; one that is not given leaves no value behind."""
+    """Add a flag for every field, in groups; one that is not given leaves no value behind.
+
+    The last group has the flags that none of ``default``'s components reads.
+    """
     types = get_type_hints(Config)
     groups: dict[str, Any] = {}
-    for name in FLAGS:
+    title = {name: FACTS[name].group if _is_read(name, default) else OTHERS for name in FLAGS}
+    for name in sorted(FLAGS, key=lambda name: title[name] == OTHERS):
         facts = FACTS[name]
-        if facts.group not in groups:
-            groups[facts.group] = parser.add_argument_group(facts.group)
+        if title[name] not in groups:
+            groups[title[name]] = parser.add_argument_group(title[name])
         text = f"{_readers(name)}{facts.help} (default: {getattr(default, name)})"
         if facts.names:
             known = registry.known(name)
@@ -101,13 +105,26 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
         options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if types[name] is not bool:
             options = {"type": _value_of(types[name]), "metavar": _metavar(name, types[name])}
-        groups[facts.group].add_argument(
+        groups[title[name]].add_argument(
             flag(name),
             dest=name,
             default=argparse.SUPPRESS,
             help=text.replace("%", "%%"),
             **options,
         )
+
+
+OTHERS = "other learners, networks, data sets and strategies"
+
+
+def _is_read(name: str, config: Config) -> bool:
+    """Say whether a field has an effect with the components of ``config``, as far as is known."""
+    for kind in registry.KINDS:
+        chosen = registry.find(kind, getattr(config, kind)).reads
+        others = (each.reads or () for each in registry.known(kind).values())
+        if chosen is not None and name not in chosen and any(name in reads for reads in others):
+            return False
+    return True
 
 
 def _readers(name: str) -> str:

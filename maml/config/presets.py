@@ -119,7 +119,7 @@ def hint(name: str) -> str:
                 f"none is of --{kind} {there}; begin with the one that is most like your "
                 f"experiment, as in maml-omniglot-5way-1shot --{kind} {there}"
             )
-    return "--help lists them all"
+    return "--presets lists them all"
 
 
 def _by_flags(learner: str, data: str, ways: int, shots: int) -> str:
@@ -144,4 +144,4 @@ def _by_flags(learner: str, data: str, ways: int, shots: int) -> str:
 def _some(names: list[str]) -> str:
     """List names, but not a screen of them."""
     more = len(names) - 6
-    return ", ".join(names[:6]) + (f" and {more} more (--help)" if more > 0 else "")
+    return ", ".join(names[:6]) + (f" and {more} more (--presets)" if more > 0 else "")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from maml.config import Config
@@ -100,7 +101,7 @@ class Guard:
         """Return what a resumed run needs: plain numbers, for its checkpoint."""
         return self._divergence.state()
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
         """Go on from what `state` returned."""
         self._divergence.restore(state)
 

@@ -160,11 +160,11 @@ class Strategy(ABC):
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs beside parameters: of rank zero, for its checkpoint."""
-        return {}
+        return {"wire_bytes": self.wire_bytes}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned; empty, or another strategy's: begin anew."""
-        return None
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
+        """Go on from what `state` returned, be it of another strategy; empty: begin anew."""
+        self.wire_bytes = state.get("wire_bytes", 0)
 
     def report(self) -> dict[str, Any]:
         """Return what the transport has to say since the last call: columns of metrics.jsonl."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import queue
 import time
-from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -33,18 +32,12 @@ from maml.metagradient.divided import DividedDerivatives, losses_obstacle, obsta
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Problem
 from maml.params import Params
-from maml.processes.goodbye import GOODBYE
-from maml.processes.liveness import Liveness
-from maml.processes.rpc_world import rpc_world
-from maml.processes.setup import init_process
 from maml.processes.world import World
-from maml.strategies.base import Strategy
 from maml.strategies.gathering import Answer, Gathering
 from maml.strategies.outer_loss import OuterLosses
+from maml.strategies.over_rpc import OverRpc, reported, this
 from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
-from maml.strategies.serving import Seat, heed, reported, wait_for
-from maml.strategies.shutdown import Shutdown, leave
 from maml.worker import Share, Worker
 
 COMPONENTS = {
@@ -58,33 +51,23 @@ COMPONENTS = {
 YIELD = 0.0005
 """Seconds that sending a call takes the transport's threads."""
 
-_this: Seat[Rpc] = Seat()
 
-
-def _liveness() -> Liveness:
-    return _this().liveness
-
-
-def _finish() -> None:
-    _this.finished.set()
-
-
-@reported(_liveness)
+@reported
 def _learn(reference: Reference) -> None:
     """Run on a worker, before its first step: take the learner that calls are for."""
-    reference.hold_buffers(_this().worker.device)
-    _this().arrived = reference
+    reference.hold_buffers(this(Rpc).worker.device)
+    this(Rpc).arrived = reference
 
 
 def _begin(step: int, flat: Tensor, calls: int) -> None:
     """Run on a worker: take the parameters ``flat [P]`` of a step that has ``calls`` for it."""
-    _this().gathering.begin(step, flat, calls)
+    this(Rpc).gathering.begin(step, flat, calls)
 
 
-@reported(_liveness)
+@reported
 def _walk(ids: Tensor, flat: Tensor) -> None:
     """Run on a worker: go through the tasks ``ids`` in step with all others; rank 0 has it all."""
-    worker, packing = _this().worker, _this().packing
+    worker, packing = this(Rpc).worker, this(Rpc).packing
     params = packing.to_params(flat)
     worker.on_own_thread(lambda: worker.meta_gradient(params, ids, worker.learner))
     worker.look_ahead(ids)
@@ -93,7 +76,7 @@ def _walk(ids: Tensor, flat: Tensor) -> None:
 @rpc.functions.async_execution
 def _add(number: int, rank: int, part: Tensor) -> Answer:
     """Run on rank 0: the sum ``number`` over ranks, of which ``part`` is that of ``rank``."""
-    return _this().summing.call(number, rank, part)
+    return this(Rpc).summing.call(number, rank, part)
 
 
 def _sum_up(ranks: list[int], parts: list[Tensor], _: None) -> list[Tensor]:
@@ -104,10 +87,10 @@ def _sum_up(ranks: list[int], parts: list[Tensor], _: None) -> list[Tensor]:
     return [total] * len(ranks)
 
 
-@reported(_liveness)
+@reported
 def _share(ids: Tensor, flat: Tensor) -> Tensor:
     """Run on a worker: the packed share of the tasks ``ids`` at the parameters ``flat [P]``."""
-    worker, packing = _this().worker, _this().packing
+    worker, packing = this(Rpc).worker, this(Rpc).packing
     params = packing.to_params(flat)
     share = worker.on_own_thread(lambda: worker.meta_gradient(params, ids, worker.learner))
     # Not before the share is on its way.
@@ -115,10 +98,10 @@ def _share(ids: Tensor, flat: Tensor) -> Tensor:
     return packing.share(share).cpu()
 
 
-@reported(_liveness)
+@reported
 def _evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
     """Run on a worker: per-task metrics of ``split``'s tasks ``ids`` at ``flat [P]``."""
-    worker, params = _this().worker, _this().packing.to_params(flat)
+    worker, params = this(Rpc).worker, this(Rpc).packing.to_params(flat)
     return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
 
 
@@ -152,7 +135,7 @@ def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
     A row ``[1 + M + 1]`` is loss, metrics and a one. A call is answered with the step's others, and
     holds no thread until then.
     """
-    return _this().gathering.call(step, int(ids))
+    return this(Rpc).gathering.call(step, int(ids))
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)
@@ -167,14 +150,14 @@ def chunk_evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
     return _evaluations(ids, flat, split)
 
 
-class Rpc(Strategy):
+class Rpc(OverRpc):
     """Map-reduce over RPC, in TorchOpt's way or with one call a worker."""
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         self.arrived: Reference | None = None
-        self.gathering = Gathering(reported(_liveness)(self._gathered_rows))
+        self.gathering = Gathering(reported(self._gathered_rows))
         self._taught = False
         self.summing = Gathering(_sum_up)
         self._sums = 0
@@ -209,48 +192,11 @@ class Rpc(Strategy):
         if reason is not None:
             raise UserError(f"--partition nested: {reason}")
 
-    def transport(self) -> AbstractContextManager[None]:
-        """Join the RPC world."""
-        return rpc_world(
-            self.world,
-            threads=self.config.rpc_threads,
-            timeout=self.config.timeout,
-            worker_init=self._init_worker,
-        )
-
-    def _init_worker(self) -> None:
-        init_process(self.config, self.world)
-        if self.drives:
-            heed(self.stop)
-            self._shutdown = Shutdown(self.liveness)
-        _this.take(self)
-
-    @property
-    def drives(self) -> bool:
-        """Rank 0 drives."""
-        return self.world.rank == 0
-
-    def finish(self) -> None:
-        """Release the serving processes; wait for those who live."""
-        if self.drives:
-            others = range(1, self.world.size)
-            for rank in others:
-                with suppress(RuntimeError):
-                    rpc.rpc_async(rank, _finish)
-            patience = GOODBYE if self.stop else self.config.timeout
-            self._shutdown.take(others, set(), patience)
-
     def share_sizes(self) -> set[int]:
         """As many as the partitioners hand this rank; nested, it has a part of all."""
         if self.config.partition == "nested":
             return {self.config.meta_batch_size}
         return {self.part_size(self.world.rank, self.world.size)}
-
-    def serve(self) -> None:
-        """Answer calls until the driver says that it is done."""
-        self.stop.install()
-        wait_for(_this.finished, self.stop, self.liveness)
-        leave(self.world.rank)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or each other worker's chunk, or its part of each task's sets."""
@@ -300,7 +246,7 @@ class Rpc(Strategy):
         """Send the learner to the other ranks, once."""
         if not self._taught:
             reference = Reference(self.worker.learner)
-            others = range(1, self.world.size)
+            others = self.others
             torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
             self._taught = True
 
@@ -358,9 +304,7 @@ class Rpc(Strategy):
         flat = self.packing.params(meta_params)
         self._news = queue.SimpleQueue()
         with self.guard():
-            walking = [
-                rpc.rpc_async(rank, _walk, (ids, flat)) for rank in range(1, self.world.size)
-            ]
+            walking = [rpc.rpc_async(rank, _walk, (ids, flat)) for rank in self.others]
             for call in walking:
                 # It ends before its time only if it fails: then no sum will come any more.
                 call.add_done_callback(self._news.put)

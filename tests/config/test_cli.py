@@ -226,9 +226,10 @@ def test_contract_has_choices(help_text: str) -> None:
 
 
 def test_help_has_groups_and_lists_components(help_text: str) -> None:
-    titles = re.findall(r"^(\w[\w ]*):$", help_text, flags=re.MULTILINE)
+    titles = re.findall(r"^(\w[\w ,]*):$", help_text, flags=re.MULTILINE)
     assert titles == [
-        "options", "learner", "data", "outer loop", "distribution", "evaluation", "output"
+        "options", "learner", "data", "outer loop", "distribution", "evaluation", "output",
+        "other learners, networks, data sets and strategies",
     ]  # fmt: skip
     for kind in registry.KINDS:
         block = re.split(r"\n  (?=-)", help_text.partition(f"--{kind} NAME")[2])[0]
@@ -273,15 +274,20 @@ def test_spellings(words: list[str], name: str, value: Any) -> None:
     assert (found, type(found)) == (value, type(value))
 
 
-def test_help_lists_every_preset(help_text: str) -> None:
-    assert [name for name in PRESETS if name not in help_text.split()] == []
+def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(["--presets"])
+    listed = capsys.readouterr().out.split()
+    assert stop.value.code == 0 and [name for name in PRESETS if name not in listed] == []
 
 
-def test_help_of_a_preset_shows_its_own_values() -> None:
+def test_help_of_a_preset_shows_its_own_values_first() -> None:
     done = run([*TRAIN, "maml-omniglot-20way-5shot", "--help"], timeout=60)
     text = re.sub(r"[│\s]+", " ", done.stdout)
     assert re.search(r"--ways INT [^(]*\(default: 20\)", text)
     assert re.search(r"--inner-lr FLOAT [^(]*\(default: 2\.0\)", text)
+    own, others = text.split("other learners, networks, data sets and strategies:")
+    assert "--omniglot-split" in own and "--proximal" in others
 
 
 @pytest.mark.parametrize(

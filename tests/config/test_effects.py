@@ -22,6 +22,7 @@ from maml.errors import UserError
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.run import checkpoint
 from maml.trainer import Trainer
+from maml.training.setup import Setup
 from tests.datasets import tiny_miniimagenet
 from tests.runs import (
     as_flags,
@@ -264,7 +265,7 @@ def test_what_a_field_says_of_itself_is_so() -> None:
 
 
 def test_seed_has_a_say_in_weights_and_tasks(tmp_path: Path) -> None:
-    workers = [Trainer(sinusoid(seed=seed, run_dir=str(tmp_path))).worker for seed in (0, 1, 0)]
+    workers = [Setup(sinusoid(seed=seed, run_dir=str(tmp_path))).worker for seed in (0, 1, 0)]
     weights = [
         {name: tensor.detach() for name, tensor in worker.learner.meta_parameters().items()}
         for worker in workers
@@ -281,7 +282,7 @@ def test_grad_clip_bounds_each_element(tmp_path: Path) -> None:
     where Adam's ε rules: there the step is rate · g / (g + ε).
     """
     config = sinusoid(dtype="float64", iterations=1, meta_lr=1.0)
-    initial = Trainer(with_values(config, run_dir=str(tmp_path / "0"))).worker.learner
+    initial = Setup(with_values(config, run_dir=str(tmp_path / "0"))).worker.learner
     start = {name: tensor.detach().clone() for name, tensor in initial.meta_parameters().items()}
     clip = 1e-8  # Adam's ε
     clipped = train(config, tmp_path / "1", grad_clip=clip)["model"]
@@ -292,7 +293,7 @@ def test_grad_clip_bounds_each_element(tmp_path: Path) -> None:
 def test_meta_momentum(tmp_path: Path) -> None:
     """θ ← θ − α (g₁ + (1 + μ) g₂ …): the second step repeats μ of the first."""
     config = sinusoid(dtype="float64", meta_optimizer="sgd", meta_lr=1e-5, iterations=2)
-    start = Trainer(with_values(config, run_dir=str(tmp_path / "0"))).worker.learner
+    start = Setup(with_values(config, run_dir=str(tmp_path / "0"))).worker.learner
     initial = {name: tensor.detach().clone() for name, tensor in start.meta_parameters().items()}
     one = train(config, tmp_path / "1", iterations=1, meta_momentum=0.5)["model"]
     with_it = train(config, tmp_path / "2", meta_momentum=0.5)["model"]
@@ -438,8 +439,8 @@ def test_miniimagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_data_root(data_root: Path, tmp_path: Path) -> None:
     """The same flags but for the data set: other images, and from where --data-root says."""
     config = glyphs(iterations=0, run_dir=str(tmp_path))
-    drawn = Trainer(config).worker.training.tasks(torch.arange(2))
-    read = Trainer(with_values(config, data="omniglot", data_root=str(data_root)))
+    drawn = Setup(config).worker.training.tasks(torch.arange(2))
+    read = Setup(with_values(config, data="omniglot", data_root=str(data_root)))
     assert not torch.equal(read.worker.training.tasks(torch.arange(2)).support_x, drawn.support_x)
 
 
@@ -464,7 +465,7 @@ def test_folder(tmp_path: Path) -> None:
         test_tasks=2,
         run_dir=str(tmp_path / "run"),
     )
-    worker = Trainer(config).worker
+    worker = Setup(config).worker
     assert len(worker.training.counts) == 12  # type: ignore[attr-defined]
     assert worker.training.tasks(torch.arange(2)).support_x.shape == (2, config.ways, 1, 20, 20)
     model = train(with_values(config, image_mode="rgb", image_size=32), tmp_path / "run")["model"]
@@ -479,7 +480,7 @@ def test_folder(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="trained on other classes than the training split has"):
             command()
     begins = with_values(again, init=str(tmp_path / "run"), run_dir=str(tmp_path / "begun"))
-    said = "\n".join(Trainer(begins).lines)
+    said = "\n".join(Setup(begins).lines)
     assert re.search(r"--init .*: it was trained on \d of the 6 .* classes, by their names", said)
 
 
@@ -489,7 +490,7 @@ def test_omniglot_split(data_root: Path, tmp_path: Path) -> None:
         config = glyphs(
             data="omniglot", data_root=str(data_root), omniglot_split=split, run_dir=str(tmp_path)
         )
-        training = Trainer(config).worker.training
+        training = Setup(config).worker.training
         assert len(training.counts) == classes  # type: ignore[attr-defined]
         tasks.append(training.tasks(torch.arange(4)).support_x)
     assert not torch.equal(tasks[0], tasks[1])

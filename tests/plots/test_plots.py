@@ -32,7 +32,9 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "b-0": glyphs(inner_lr=0.1, **BRIEF), "c-0": metasgd, "d-0": sinusoid(**BRIEF),
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("maml.trainer.draw_curves", lambda run_dir, *rest: run_dir / "curves.png")
+        patch.setattr(
+            "maml.training.testing.draw_curves", lambda run_dir, *rest: run_dir / "curves.png"
+        )
         for name, config in made.items():
             train(config, folder / name)
     return folder

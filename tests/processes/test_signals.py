@@ -170,7 +170,7 @@ def test_while_pictures_are_drawn(tmp_path: Path) -> None:
     """A stop takes nothing back: the run is finished, and what draws the pictures is said."""
     code = """
 import os, signal, sys, time
-import maml.trainer
+import maml.trainer, maml.training.testing
 from maml.config.cli import parse
 from maml.processes import signals
 from maml.processes.program import run_program
@@ -180,7 +180,7 @@ def draw(*_):
     time.sleep(100)
 
 signals.PATIENCE = 0.1
-maml.trainer.draw_curves = draw
+maml.training.testing.draw_curves = draw
 run_program(lambda arguments: maml.trainer.Trainer(parse(arguments)).run(), sys.argv[1:])
 """
     config = sinusoid(iterations=1, test_tasks=2, run_dir=str(tmp_path))

@@ -21,6 +21,7 @@ from maml import trainer
 from maml.best import BestModel, best
 from maml.config.presets import with_values
 from maml.errors import UserError
+from maml.metagradient import outer_optimizer
 from maml.processes.identity import Identity
 from maml.processes.signals import SIGNALS
 from maml.run import checkpoint
@@ -136,7 +137,7 @@ def test_going_back_counts_from_the_first_moment(
     train(CONFIG, tmp_path)
     older = str(numbered_checkpoint(tmp_path, 4))
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.OuterOptimizer, "step", killed)
+        patched.setattr(outer_optimizer.OuterOptimizer, "step", killed)
         with pytest.raises(KeyboardInterrupt):
             Trainer(with_values(CONFIG, run_dir=str(tmp_path), resume=older)).run()
     assert last(tmp_path)["iteration"] == 4
@@ -162,7 +163,7 @@ def test_from_another_run_nothing_is_taken_over(
     train(CONFIG, tmp_path / "first")
     there = str(numbered_checkpoint(tmp_path / "first", 4))
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.OuterOptimizer, "step", killed)
+        patched.setattr(outer_optimizer.OuterOptimizer, "step", killed)
         with pytest.raises(KeyboardInterrupt):
             train(CONFIG, tmp_path / "second", resume=there)
     train(CONFIG, tmp_path / "second", resume=there)
@@ -369,14 +370,15 @@ def status(state: str, iteration: int, start: int = 0) -> dict[str, Any]:
 def test_status_of_a_run_from_beginning_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, seen = trainer._Run._test, []
+    real, seen = trainer.Trainer._test, []
 
-    def look(run: Any) -> None:
+    def look(run: Any) -> Any:
         seen.append(read_status(tmp_path))
-        real(run)
+        result = real(run)
         seen.append(read_status(tmp_path))
+        return result
 
-    monkeypatch.setattr(trainer._Run, "_test", look)
+    monkeypatch.setattr(trainer.Trainer, "_test", look)
     train(CONFIG, tmp_path)
     # Not finished before result.json is there.
     assert seen == [status("training", 7)] * 2
@@ -390,7 +392,7 @@ def test_status_of_a_run_from_beginning_to_end(
 def test_status_of_a_stopped_run(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = trainer.OuterOptimizer.step
+    real = outer_optimizer.OuterOptimizer.step
 
     steps = itertools.count()
 
@@ -399,7 +401,7 @@ def test_status_of_a_stopped_run(
         if next(steps) == 2:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(trainer.OuterOptimizer, "step", stop)
+    monkeypatch.setattr(outer_optimizer.OuterOptimizer, "step", stop)
     assert Trainer(with_values(CONFIG, run_dir=str(tmp_path))).run() == 128 + number
     assert read_status(tmp_path) == status("stopped", 3)
     assert kept(tmp_path) == [2, 3]
@@ -426,7 +428,7 @@ Trainer(parse(sys.argv[1:])).run()
 def test_status_of_a_failed_run(
     error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = trainer.OuterOptimizer.step
+    real = outer_optimizer.OuterOptimizer.step
 
     steps = itertools.count()
 
@@ -435,7 +437,7 @@ def test_status_of_a_failed_run(
         if next(steps) == 4:
             raise error
 
-    monkeypatch.setattr(trainer.OuterOptimizer, "step", fail)
+    monkeypatch.setattr(outer_optimizer.OuterOptimizer, "step", fail)
     with pytest.raises(error):
         train(CONFIG, tmp_path)
     assert read_status(tmp_path) == status("failed", 4)

@@ -20,12 +20,12 @@ import train_maml
 from maml.processes.program import run_program
 
 PHASES = {
-    "start": ("maml.trainer", "build_strategy"),
-    "training": ("maml.trainer", "_Run._step"),
-    "validation": ("maml.trainer", "evaluate"),
-    "test": ("maml.trainer", "of_tasks"),
+    "start": ("maml.training.setup", "build_strategy"),
+    "training": ("maml.trainer", "Trainer._step"),
+    "validation": ("maml.training.validations", "evaluate"),
+    "test": ("maml.training.testing", "of_tasks"),
     "tested": ("maml.run.directory", "write_result"),
-    "drawing": ("maml.trainer", "draw_curves"),
+    "drawing": ("maml.training.testing", "draw_curves"),
     "parting": ("maml.strategies.base", "Strategy._part"),
 }
 """What rank 0 calls first in a phase. Before the start's no process has met another one; the test's

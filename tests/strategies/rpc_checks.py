@@ -65,7 +65,7 @@ def parameter_is_detached() -> None:
 
 def _forget(step: int, flat: torch.Tensor, calls: int) -> None:
     """In place of `rpc_module._begin`: parameters arrive outside the graph."""
-    rpc_module._this().gathering.begin(step, flat.detach(), calls)
+    rpc_module.this(rpc_module.Rpc).gathering.begin(step, flat.detach(), calls)
 
 
 def missing_gradient_is_refused() -> None:

@@ -48,7 +48,7 @@ class Play:
 
     def ask(self, rank: int, result: Result | None = None) -> Any:
         """Push ``result`` and return the future of the next order."""
-        return self.server._inbox.exchange(rank, result)
+        return self.server.inbox.exchange(rank, result)
 
     def work(self, order: Order) -> Result:
         """Do what a trainer does."""
@@ -164,7 +164,7 @@ def test_async_resumed_hands_out_each_batch_once(pool: ThreadPoolExecutor) -> No
     state = play.server.state()
 
     resumed = Play(pool, trainers=3, ps_mode="async")
-    resumed.server.restore(state)
+    resumed.server.restore(state, resumed.server.home)
     step = resumed.step(2)
     orders = {rank: resumed.ask(rank).wait() for rank in (1, 2, 3)}
     assert [orders[rank].ids.tolist() for rank in (1, 2, 3)] == [

@@ -30,15 +30,14 @@ def main(arguments: list[str]) -> None:
     for name, flags in configurations.items():
         rows: dict[str, list[Tensor]] = {}
         with (
-            mock.patch("maml.trainer.build_strategy", functools.partial(recorded, rows)),
+            mock.patch("maml.training.setup.build_strategy", functools.partial(recorded, rows)),
             # Most of a tiny run: pictures, and a look at all objects of the process.
-            mock.patch("maml.trainer.draw_curves"),
-            mock.patch("maml.trainer._Run._picture"),
-            mock.patch("maml.trainer.settled", contextlib.nullcontext),
+            mock.patch("maml.training.testing.draw"),
+            mock.patch("maml.training.setup.settled", contextlib.nullcontext),
         ):
             trainer = Trainer(with_values(parse(flags), run_dir=str(folder / name)))
             assert trainer.run() == 0
-        if trainer.world.rank == 0:
+        if trainer.setup.world.rank == 0:
             content = {split: torch.cat(rounds) for split, rounds in rows.items()}
             torch.save(content, folder / name / "rows.pt")
             print(f"{name}: done", flush=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import sys
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,30 +23,14 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.learners.reinforce import Reinforce, as_played
 from maml.params import Params
-from maml.processes.goodbye import GOODBYE
-from maml.processes.liveness import Liveness
-from maml.processes.rpc_world import rpc_world
-from maml.processes.setup import init_process
 from maml.processes.world import World
-from maml.strategies.base import Strategy
 from maml.strategies.gathering import Answer
 from maml.strategies.observers.inference import Batches, Inference, percentiles
-from maml.strategies.serving import Seat, heed, reported, wait_for
-from maml.strategies.shutdown import Shutdown, leave
+from maml.strategies.over_rpc import OverRpc, reported, this
 from maml.worker import Batch, Share, Worker
 
 LATE = 5.0
 """Seconds that an observer may always take, once another one is done."""
-
-_this: Seat[Observers] = Seat()
-
-
-def _liveness() -> Liveness:
-    return _this().liveness
-
-
-def _finish() -> None:
-    _this.finished.set()
 
 
 class _Late(Exception):
@@ -55,33 +39,33 @@ class _Late(Exception):
 
 def _answer(number: int, request: Tensor) -> Tensor:
     """Run on the agent: the actions of one request, at once; none to a step that is over."""
-    this = _this()
-    if number != this.number:
+    agent = this(Observers)
+    if number != agent.number:
         return torch.empty(0)
-    return this.inference([request])[0]
+    return agent.inference([request])[0]
 
 
 @rpc.functions.async_execution
 def _answer_with_others(number: int, rank: int, request: Tensor) -> Answer:
     """Run on the agent: the same, by one forward pass for all observers."""
-    this = _this()
-    if number != this.number:
+    agent = this(Observers)
+    if number != agent.number:
         late: Answer = torch.futures.Future()
         late.set_result(torch.empty(0))
         return late
-    return this.batches.ask(rank, request)
+    return agent.batches.ask(rank, request)
 
 
-@reported(_liveness)
+@reported
 def _observe(number: int, ids: Tensor) -> tuple[Trajectory, list[float]] | None:
     """Run on an observer: play the tasks ``ids``; None if the agent does not wait for it."""
     try:
-        return _this().observe(number, ids)
+        return this(Observers).observe(number, ids)
     except _Late:
         return None
 
 
-class Observers(Strategy):
+class Observers(OverRpc):
     """The agent on rank 0, an observer on each other rank.
 
     Attributes:
@@ -97,40 +81,21 @@ class Observers(Strategy):
         if world.size == 1:
             raise UserError("--strategy observers: needs 2 processes: an agent, and who observes")
         self.learner = worker.learner
-        self.observers = range(1, world.size)
         self.number = 0
         if self.drives:
             self.liveness.survives = self._survives
-        self._lost: set[int] = set()
         self._busy: set[int] = set()
         self._news: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
         self._played = torch.empty(0, dtype=torch.int64)
         self._missed, self._waits, self._acting = 0, list[float](), 0.0
 
-    def transport(self) -> AbstractContextManager[None]:
-        """Join the RPC world."""
-        return rpc_world(
-            self.world,
-            threads=max(self.config.rpc_threads, self.world.size),
-            timeout=self.config.timeout,
-            worker_init=self._init_worker,
-        )
-
-    def _init_worker(self) -> None:
-        init_process(self.config, self.world)
+    def get_ready(self) -> None:
+        """Be the agent, or an observer with its environment."""
         if self.drives:
-            heed(self.stop)
-            self._shutdown = Shutdown(self.liveness)
             self.inference = Inference(self.learner)
             self.batches = Batches(self.inference, self.config.batch_wait)
         else:
             self._environment = self.learner.environment.of_library()
-        _this.take(self)
-
-    @property
-    def drives(self) -> bool:
-        """Rank 0 is the agent, and drives the outer loop."""
-        return self.world.rank == 0
 
     def share_sizes(self) -> set[int]:
         """Only the agent differentiates."""
@@ -142,7 +107,7 @@ class Observers(Strategy):
         """Let all observers play their part of ``ids``; differentiate what has come back."""
         self.number += 1
         self.inference.follow(meta_params)
-        free = [rank for rank in self.observers if rank not in self._lost | self._busy]
+        free = [rank for rank in self.others if rank not in self.gone | self._busy]
         if not free:
             free = self._wait_for_one()
         parts = dict(zip(free, ids.tensor_split(len(free)), strict=True))
@@ -187,7 +152,7 @@ class Observers(Strategy):
         clock, found = self.liveness.clock, dict[int, Trajectory]()
         began = clock.now()
         deadline = began + self.config.timeout
-        while missing := playing - found.keys() - self._lost:
+        while missing := playing - found.keys() - self.gone:
             try:
                 # In pieces: who is lost is said by another thread.
                 number, rank, what = self._news.get(timeout=min(0.2, deadline - clock.now()))
@@ -219,29 +184,25 @@ class Observers(Strategy):
         self._busy.discard(rank)
         self.batches.leave(rank)
         if isinstance(what, Exception):
-            self._lost.add(rank)
+            self.gone.add(rank)
 
     def _wait_for_one(self) -> list[int]:
         """Wait until an observer that was late is there again; return who is."""
         clock = self.liveness.clock
         deadline = clock.now() + self.config.timeout
-        while clock.now() < deadline and self._busy - self._lost:
+        while clock.now() < deadline and self._busy - self.gone:
             with suppress(queue.Empty):
                 _, rank, what = self._news.get(timeout=0.2)
                 self._take(rank, what)
-                if rank not in self._lost:
+                if rank not in self.gone:
                     return [rank]
-        names = self.liveness.name(self.observers)
+        names = self.liveness.name(self.others)
         raise self.liveness.explain(TimeoutError(f"no observer is left of {names}"))
 
     def _survives(self, rank: int, line: str) -> bool:
         """Say whether training goes on without an observer; in a thread of its own."""
-        self._lost.add(rank)
         self.batches.leave(rank)
-        if self._lost >= set(self.observers):
-            return False
-        print(f"{line}; training goes on without it", file=sys.stderr, flush=True)
-        return True
+        return self.go_on_without(rank, line, spared=len(self.others) - 1)
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
         """Return those that were played."""
@@ -300,19 +261,3 @@ class Observers(Strategy):
 
         played = play(self._environment, tasks.query_x, tasks.query_y, choose, self.worker.dtype)
         return played, waits
-
-    def serve(self) -> None:
-        """Play whenever the agent asks, until it says that all is done."""
-        self.stop.install()
-        wait_for(_this.finished, self.stop, self.liveness)
-        leave(self.world.rank)
-
-    def finish(self) -> None:
-        """Send the observers home; wait for those who live."""
-        if not self.drives:
-            return
-        for rank in set(self.observers) - self._lost:
-            with suppress(RuntimeError):
-                rpc.rpc_async(rank, _finish)
-        patience = GOODBYE if self.stop else self.config.timeout
-        self._shutdown.take(self.observers, self._lost, patience)

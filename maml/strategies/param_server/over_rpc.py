@@ -8,12 +8,10 @@ step is the outer loop's business, as for every strategy.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,29 +22,22 @@ from torch.futures import Future
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.params import Params
-from maml.processes.goodbye import GOODBYE
-from maml.processes.rpc_world import rpc_world
-from maml.processes.setup import init_process
 from maml.processes.world import World
-from maml.strategies.base import Strategy
+from maml.strategies.over_rpc import OverRpc, this
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
-from maml.strategies.serving import Seat, heed, wait_for
-from maml.strategies.shutdown import Shutdown, leave
 from maml.worker import Share, Worker
-
-_open_inbox: Seat[Inbox] = Seat()
 
 
 @rpc.functions.async_execution
 def _exchange(rank: int, result: Result | None) -> Future[Order]:
     """Run on the server: push a result, get the next order; holds no thread meanwhile."""
-    return _open_inbox().exchange(rank, result)
+    return this(ParameterServer).inbox.exchange(rank, result)
 
 
-class ParameterServer(Strategy):
+class ParameterServer(OverRpc):
     """The server and, on the other ranks, a trainer.
 
     Modes (``--ps-mode``): sync sums the gradients of all trainers; backup those of the first
@@ -57,21 +48,19 @@ class ParameterServer(Strategy):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        self.trainers = range(1, world.size)
-        if not self.trainers:
+        if not self.others:
             raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
         self._spared = config.ps_backup_workers if config.ps_mode == "backup" else 0
-        if self._spared >= len(self.trainers):
+        if self._spared >= len(self.others):
             raise UserError(
                 f"--ps-backup-workers {self._spared}: a step would wait for none of the "
-                f"{len(self.trainers)} trainers"
+                f"{len(self.others)} trainers"
             )
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         self.liveness.survives = self._survives
-        self._inbox = Inbox()
+        self.inbox = Inbox()
         self._served: ServedModel | None = None
         self._idle: set[int] = set()
-        self._failures: set[int] = set()
         self._backlog: deque[tuple[int, Result]] = deque()
         self._step = 0
         self._evaluations = 0
@@ -81,39 +70,20 @@ class ParameterServer(Strategy):
         self._first_ids: Tensor | None = None
         # async: meta-batches that were handed out and not taken in, of each rank in their order;
         # and those of a run that was stopped.
-        self._under_way: dict[int, deque[Tensor]] = {rank: deque() for rank in self.trainers}
+        self._under_way: dict[int, deque[Tensor]] = {rank: deque() for rank in self.others}
         self._left_over: deque[Tensor] = deque()
         self._taken_in = torch.empty(0, dtype=torch.int64)
         self._forget_counts()
 
-    def transport(self) -> AbstractContextManager[None]:
-        """Join the RPC world."""
-        return rpc_world(
-            self.world,
-            threads=max(self.config.rpc_threads, self.world.size),
-            timeout=self.config.timeout,
-            worker_init=self._init_worker,
-        )
-
-    def _init_worker(self) -> None:
-        init_process(self.config, self.world)
-        if self.drives:
-            heed(self.stop)
-            _open_inbox.take(self._inbox)
-            self._shutdown = Shutdown(self.liveness)
-            if self.config.ps_forward == "remote":
-                self._served = ServedModel(
-                    self.worker,
-                    self._inbox,
-                    self.liveness,
-                    self.trainers,
-                    of_its_order=self.config.ps_mode != "async",
-                )
-
-    @property
-    def drives(self) -> bool:
-        """Rank 0 serves, and drives the outer loop."""
-        return self.world.rank == 0
+    def get_ready(self) -> None:
+        """Serve the model, where trainers call it on the server."""
+        if self.drives and self.config.ps_forward == "remote":
+            self._served = ServedModel(
+                self.worker,
+                self.inbox,
+                self.others,
+                of_its_order=self.config.ps_mode != "async",
+            )
 
     def share_sizes(self) -> set[int]:
         """Where the model is called, the parts of all trainers who call it there."""
@@ -121,8 +91,8 @@ class ParameterServer(Strategy):
             return set()
         if self.config.ps_mode == "async":
             return {self.config.meta_batch_size}
-        callers = self.trainers if self.drives else [self.world.rank]
-        return {self.part_size(rank - 1, len(self.trainers)) for rank in callers}
+        callers = self.others if self.drives else [self.world.rank]
+        return {self.part_size(rank - 1, len(self.others)) for rank in callers}
 
     # ---- the server -------------------------------------------------------------------------
 
@@ -148,7 +118,7 @@ class ParameterServer(Strategy):
 
     def _sum_of_step(self, params: Tensor, ids: Tensor) -> Tensor:
         """Return the sum over the first n − b trainers' shares of this step."""
-        parts = dict(zip(self.trainers, ids.tensor_split(len(self.trainers)), strict=True))
+        parts = dict(zip(self.others, ids.tensor_split(len(self.others)), strict=True))
         shares: dict[int, Tensor] = {}
         ordered: set[int] = set()
         deadline = self.liveness.clock.now() + self.config.timeout
@@ -180,7 +150,7 @@ class ParameterServer(Strategy):
                 batch = self._following_batch(self._first_ids)
                 self._under_way[rank].append(batch)
                 self._give(rank, Order("train", self._step, batch, params))
-            arrived = self._next(deadline, missing=set(self.trainers))
+            arrived = self._next(deadline, missing=set(self.others))
             if arrived is None:
                 continue
             rank, result = arrived
@@ -208,14 +178,17 @@ class ParameterServer(Strategy):
         ``ahead`` is how many more were handed out than steps were taken.
         """
         if self.config.ps_mode != "async":
-            return {}
+            return super().state()
         out = [ids for batches in self._under_way.values() for ids in batches]
         out += self._left_over
-        return {"ahead": self._handed_out - self._step, "under_way": [ids.clone() for ids in out]}
+        return super().state() | {
+            "ahead": self._handed_out - self._step, "under_way": [ids.clone() for ids in out]
+        }  # fmt: skip
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
         """Hand out first what was under way."""
-        if self.config.ps_mode == "async" and state:
+        super().restore(state, home)
+        if self.config.ps_mode == "async" and "ahead" in state:
             self._handed_out = state["ahead"]
             self._left_over.extend(state["under_way"])
 
@@ -223,7 +196,7 @@ class ParameterServer(Strategy):
         """Evaluate a piece on each trainer; pieces of silent ones are handed out again."""
         if self._served is not None:
             return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
-        pieces = ids.tensor_split(min(len(self.trainers), len(ids)))
+        pieces = ids.tensor_split(min(len(self.others), len(ids)))
         params = self.packing.params(meta_params)
         piece_of: dict[int, int] = {}
         rows: dict[int, Tensor] = {}
@@ -245,7 +218,7 @@ class ParameterServer(Strategy):
             arrived = self._take(until - clock.now())
             if arrived is None:
                 if clock.now() >= deadline:
-                    raise self._lost(set(self.trainers) - self._idle)
+                    raise self._lost(set(self.others) - self._idle)
                 todo.extend(set(range(len(pieces))) - rows.keys() - set(todo))
                 handed = clock.now()
                 continue
@@ -277,7 +250,7 @@ class ParameterServer(Strategy):
     def _take(self, timeout: float) -> tuple[int, Result | None] | None:
         """Return what arrives next, None after ``timeout`` seconds; keep account of both."""
         began = time.monotonic()
-        event = self._inbox.take(max(timeout, 0))
+        event = self.inbox.take(max(timeout, 0))
         self._waited += time.monotonic() - began
         if event is None:
             return None
@@ -290,15 +263,11 @@ class ParameterServer(Strategy):
     def _give(self, rank: int, order: Order) -> None:
         self._idle.discard(rank)
         self.wire_bytes += order.nbytes
-        self._inbox.give(rank, order)
+        self.inbox.give(rank, order)
 
     def _survives(self, rank: int, line: str) -> bool:
         """Say whether training goes on without a trainer that was lost; in a thread of its own."""
-        self._failures.add(rank)
-        if len(self._failures) > self._spared:
-            return False
-        print(f"{line}; training goes on without it", file=sys.stderr, flush=True)
-        return True
+        return self.go_on_without(rank, line, spared=self._spared)
 
     def _lost(self, missing: set[int]) -> WorkerLostError:
         return self.liveness.explain(TimeoutError(self.liveness.name(missing)))
@@ -320,18 +289,15 @@ class ParameterServer(Strategy):
 
     # ---- a trainer --------------------------------------------------------------------------
 
-    def serve(self) -> None:
+    def answer(self) -> None:
         """Do what the server orders, until it says that all is done."""
-        self.stop.install()
+        # A caller's references to the server's model end with this call, before it leaves.
         do: Callable[[Order], Result | None] = self._do
         if self.config.ps_forward == "remote":
             do = Caller(self.worker, self.world.rank, self.guard)
         result: Result | None = None
         while (order := self._order(result)).kind != "finish":
             result = do(order)
-        # Its references to the server's model, if any, must be gone before it leaves.
-        del do
-        leave(self.world.rank)
 
     def _do(self, order: Order) -> Result:
         params = self.packing.to_params(order.params)
@@ -350,18 +316,14 @@ class ParameterServer(Strategy):
         answer.then(lambda _: arrived.set())
         if result is not None and result.kind == "train":
             self.worker.look_ahead(self._latest)
-        wait_for(arrived, self.stop, self.liveness)
+        self.wait_for(arrived)
         with self.guard():
             order: Order = answer.wait()
         return order
 
     # ---- the end ----------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Send everyone home; wait for those who live."""
-        if not self.drives:
-            return
+    def send_home(self) -> None:
+        """Order all trainers to leave."""
         nothing = torch.empty(0)
-        self._inbox.give_all(Order("finish", 0, nothing, nothing))
-        patience = GOODBYE if self.stop else self.config.timeout
-        self._shutdown.take(self.trainers, self._failures, patience)
+        self.inbox.give_all(Order("finish", 0, nothing, nothing))

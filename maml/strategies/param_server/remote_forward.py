@@ -22,12 +22,11 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.params import Params
-from maml.processes.liveness import Liveness
 from maml.strategies.outer_loss import OuterLosses
+from maml.strategies.over_rpc import reported
 from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox
 from maml.strategies.param_server.messages import Order, Result
-from maml.strategies.serving import Seat, reported
 from maml.worker import Batch, Share, Worker
 
 if TYPE_CHECKING:
@@ -56,7 +55,6 @@ class ServedModel:
         self,
         worker: Worker,
         inbox: Inbox,
-        liveness: Liveness,
         trainers: Iterable[int],
         *,
         of_its_order: bool,
@@ -66,13 +64,11 @@ class ServedModel:
         Args:
             worker: Computes the forward.
             inbox: Takes the gradients.
-            liveness: Is told if a forward fails.
             trainers: The ranks that will call.
             of_its_order: Whether a gradient belongs to the step that ordered it, as its tasks do:
                 one that comes when that step is over is late, although it is of a newer model.
         """
         self.worker, self.inbox, self._of_its_order = worker, inbox, of_its_order
-        self.liveness = liveness
         self._model: _Model | None = None
         self._packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         # The leaf of the graph, all parameters in one; its values are never read.
@@ -81,7 +77,8 @@ class ServedModel:
         # One for each: its forward may run beside another's, and beside an evaluation. Made now,
         # while nobody calls the one that is copied.
         self._learners = {rank: copy.deepcopy(worker.learner) for rank in trainers}
-        _this_served.take(self)
+        global _served
+        _served = self
 
     def publish(self, step: int, meta_params: Params) -> None:
         """Let trainers call the forward of this step's model."""
@@ -116,7 +113,12 @@ class ServedModel:
         return totals
 
 
-_this_served: Seat[ServedModel] = Seat()
+_served: ServedModel | None = None
+
+
+def _this_served() -> ServedModel:
+    assert _served is not None
+    return _served
 
 
 def _parameters() -> rpc.RRef[Tensor]:
@@ -124,7 +126,7 @@ def _parameters() -> rpc.RRef[Tensor]:
     return rpc.RRef(_this_served().leaf)
 
 
-@reported(lambda: _this_served().liveness)
+@reported
 def _forward(rank: int, number: int, batches: list[Batch]) -> Tensor:
     """Run on the server: see `ServedModel.forward`."""
     return _this_served().forward(rank, number, batches)

@@ -1,0 +1,133 @@
+"""What a process needs for its part of a run, opened and checked before any waits for another."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from maml.config import Config
+from maml.config.fields import with_values
+from maml.initial import initial_weights, met_before
+from maml.learners.data import class_names
+from maml.processes.device import choose_device
+from maml.processes.garbage import settled
+from maml.processes.setup import init_process
+from maml.processes.world import World
+from maml.run import checkpoint, directory
+from maml.run.lock import Lock
+from maml.run.resume import beginning, choose_run_dir
+from maml.scores import check_headline, few_classes, same_classes
+from maml.strategies import build_strategy, resolve_strategy
+from maml.worker import Worker
+
+ONE_BY_ONE = (
+    "--batching tasks: tasks are computed one after the other, as torch.func.vmap cannot batch "
+    "them, or finds another gradient"
+)
+
+
+class Setup:
+    """Everything that a run is started with.
+
+    Attributes:
+        world: The processes of the run.
+        config: The configuration, resolved: config.yaml says what was used.
+        worker: This process's learner and episodes.
+        strategy: Where tasks run; not entered yet.
+        lines: What rank 0 says before training begins.
+        classes: The names of each split's classes, where the data set has some.
+        begun: The checkpoint that the run goes on from, and the weights of ``--init``; None where
+            there are none. Rank 0 knows them first, the other driving processes once `entered`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.world = World.from_environment()
+        self.config = with_values(config, strategy=resolve_strategy(config, self.world))
+        init_process(self.config, self.world)
+        # Before any image is decoded, which may take long.
+        self.classes = class_names(self.config)
+        self.worker = Worker(self.config, choose_device(self.config, self.world))
+        self.config = with_values(self.config, batching=self.worker.learner.batching)
+        one_pass = self.worker.training.one_pass
+        if config.epochs is not None and one_pass is not None:
+            iterations = math.ceil(config.epochs * one_pass / config.meta_batch_size)
+            self.config = with_values(self.config, iterations=iterations)
+        self.lines = self._open_evaluations()
+        if config.batching == "auto" and self.config.batching == "tasks":
+            self.lines.insert(0, ONE_BY_ONE)
+        # Its errors occur on every rank, so it is built before rank 0 writes files.
+        self.strategy = build_strategy(self.config, self.world, self.worker)
+        self.begun: list[Any] = [None, None]
+        self._lock: Lock | None = None
+        self._made: list[Path] = []
+        if self.world.rank == 0:
+            self._claim_run_dir()
+
+    def _open_evaluations(self) -> list[str]:
+        """Open the splits that are evaluated; return warnings about them."""
+        config, lines = self.config, []
+        asked = {"validation": config.eval_every, "test": config.test_tasks}
+        splits = [split for split, count in asked.items() if count]
+        for split in splits:
+            self.worker.evaluation(split)
+            lines += [
+                check_headline(self.worker, split, config.transductive, "--no-transductive"),
+                few_classes(self.worker, split),
+            ]
+        return [*lines, same_classes(self.worker, splits)]
+
+    def _claim_run_dir(self) -> None:
+        """Lock the run directory, and find where the run begins.
+
+        A bad ``--run-dir`` or ``--resume`` ends the run here, before any worker is waited for.
+        """
+        run_dir = choose_run_dir(self.config, self._made)
+        self.config = config = with_values(self.config, run_dir=str(run_dir))
+        self._lock = Lock(run_dir)
+        try:
+            learner = self.worker.learner
+            start = self.begun[0] = beginning(run_dir, config, learner.meta_parameters())
+            if start is not None:
+                checkpoint.check_division(start, self.worker.training.division, run_dir)
+            elif config.init is not None:
+                self.begun[1], line = initial_weights(config.init, learner)
+                self.lines += [line, met_before(config.init, config, self.classes)]
+        except BaseException:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        """Give the run directory back; one that was made for nothing is removed."""
+        if self._lock is not None:
+            self._lock.release()
+            directory.unmake(Path(self.config.run_dir or ""), self._made)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[bool]:
+        """Enter the strategy; yield whether this process drives the outer loop."""
+        strategy, liveness = self.strategy, self.strategy.liveness
+        try:
+            # Before any peer waits for this process.
+            self.worker.get_ready(strategy.share_sizes())
+            liveness.note = self.config.run_dir or ""
+            if self.world.rank:
+                liveness.last_words = lambda line: directory.lose(Path(liveness.note))
+            else:
+                # Each once: both splits may say the same.
+                for line in filter(None, dict.fromkeys(self.lines)):
+                    print(line, file=sys.stderr, flush=True)
+            with settled(), strategy:
+                if strategy.drives:
+                    if self.world.rank == 0 and self.classes is not None:
+                        directory.write_classes(Path(self.config.run_dir or ""), self.classes)
+                    run_dir, *self.begun = strategy.from_rank_zero(
+                        (self.config.run_dir, *self.begun)
+                    )
+                    self.config = with_values(self.config, run_dir=run_dir)
+                yield strategy.drives
+        finally:
+            self._release()

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from datasets.flags import OwnFlag, own_flags
 from datasets.spelling import is_theirs
 
 LITERAL = "COMPONENTS"
@@ -44,6 +45,7 @@ class Component:
             None: any, as of a user's own, of which nothing is known.
         ignores: Fields that all others of its kind read, and why it does not: a predicate.
         refuses: Values that it cannot work with, by field, and why not: a predicate.
+        flags: The fields of its own file (:mod:`datasets.flags`), which it reads as well.
     """
 
     GIVEN: ClassVar[int] = 1
@@ -57,6 +59,7 @@ class Component:
     reads: tuple[str, ...] | None = ()
     ignores: Mapping[str, str] = field(default_factory=dict)
     refuses: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)
+    flags: Mapping[str, OwnFlag] = field(default_factory=dict)
 
     @property
     def is_theirs(self) -> bool:
@@ -89,10 +92,13 @@ def scan(folder: Path, package: str, kind: type[Kind]) -> dict[str, Kind]:
             continue
         parts = path.relative_to(folder).with_suffix("").parts
         module = ".".join((package, *(part for part in parts if part != "__init__")))
-        for name, facts in _literal(ast.parse(text)).items():
+        tree = ast.parse(text)
+        flags = own_flags(tree)
+        for name, facts in _literal(tree).items():
             if name in found:
                 raise ValueError(f"{module} and {found[name].module} both have {name!r}")
-            found[name] = kind(name=name, module=module, **facts)
+            facts["reads"] = (*facts.get("reads", ()), *flags)
+            found[name] = kind(name=name, module=module, flags=flags, **facts)
     return found
 
 

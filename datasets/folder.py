@@ -20,7 +20,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from datasets import addresses
 from datasets.cache import cached
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
+from datasets.flags import flag
 from datasets.folder_source import (
     Content,
     Decoding,
@@ -48,10 +49,25 @@ COMPONENTS = {
         "episodes": "open_classes",
         "image_shape": "image_shape",
         "classes": "list_classes",
-        "reads": ("image_size", "image_mode", "split_fractions"),
         "own_images": True,
     }
 }
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    image_size: int = flag(
+        84,
+        "Width and height of the images; the shorter side is resized, the longer one cut.",
+        least=1,
+    )
+    image_mode: Literal["rgb", "grey"] = flag("rgb", "Colour or grey.")
+    split_fractions: str = flag(
+        "0.64,0.16,0.2",
+        "Of the classes, for train, validation and test, where they are not divided.",
+    )
+
 
 # What the folder of a split may be called.
 SPLITS: dict[str, tuple[str, ...]] = {

@@ -11,10 +11,12 @@ import sys
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from datasets.cache import Mapped, cached, map_array
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
+from datasets.flags import flag
 from datasets.omniglot_alphabets import DRAWINGS, PARTS, class_names
 from datasets.omniglot_source import SIZE, Part
 from datasets.omniglot_splits import SPLITS, split_classes
@@ -29,9 +31,18 @@ COMPONENTS = {
         "examples": "datasets.drawings:open_omniglot",
         "image_shape": (1, 28, 28),
         "ink": True,
-        "reads": ("omniglot_split",),
     }
 }
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    omniglot_split: Literal["maml", "mamlpp", "vinyals"] = flag(
+        "maml",
+        "Which named split of Omniglot's classes: 1100/100/423, 1150/50/423 or 1028/172/423.",
+    )
+
 
 __all__ = ["SPLITS", "class_names", "open_classes", "open_images", "split_classes"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import os
 
+from datasets.flags import MOST
 from datasets.spelling import is_theirs
 from maml.config import registry
-from maml.config.facts import MOST
 from maml.config.fields import FACTS, Config, flag
 from maml.errors import UserError
 

@@ -77,7 +77,8 @@ def _parser(default: Config, also: Sequence[str]) -> Parser:
         usage="%(prog)s [--flag value …]\n"
         f"       train_maml.py {AGAIN} RUN_DIR/config.yaml [--flag value …]\n"
         f"       train_maml.py {LIST}",
-        description=f"{Config.__doc__}\n\n{LIST}: all presets, with sources and published numbers."
+        description="Train a few-shot learner or a classifier. PRESET fills every flag."
+        f"\n\n{LIST}: all presets, with sources and published numbers."
         "\nPRESET --help: first the flags that this preset reads, with its values.",
     )
     add_trust(parser, f"the file of {AGAIN}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from datasets import paths
-from maml.config.facts import HOST, RESULT, SAME_RUN, WAY, Role, facts_of, group
+from datasets.flags import HOST, RESULT, SAME_RUN, WAY, OwnFlag, Role, facts_of, group
+from maml.config import registry
 from maml.errors import UserError
 
 _learner = group("learner")
@@ -25,8 +26,8 @@ def default_data_root() -> str:
 
 
 @dataclass(frozen=True)
-class Config:
-    """Train a few-shot learner or a classifier. PRESET fills every flag below; a flag overrides."""
+class Common:
+    """The fields that no component has for itself alone."""
 
     # What a preset is: no flags.
     preset: str = ""
@@ -36,31 +37,15 @@ class Config:
 
     learner: str = _learner("maml", SAME_RUN, "What a task's outer loss is.", names=True)
     network: str = _learner("conv4", SAME_RUN, "What maps examples to outputs.", names=True)
-    filters: int = _learner(
-        64, SAME_RUN,
-        "Channels of each of the network's convolutions; compiled kernels need a multiple of the "
-        "processor's vector: 8, or 16 with AVX-512 (in float64 of half of that).",
-        least=1,
-    )  # fmt: skip
-    leak: float = _learner(
-        0.0, SAME_RUN,
-        "Slope of the networks' activations below zero: 0 is ReLU, MAML++'s leaky ReLU has 0.01.",
-        least=0, below=1,
-    )  # fmt: skip
-    norm_eps: float = _learner(
-        1e-3, SAME_RUN, "Added to the variance by batch normalisation.", above=0
-    )
-    head_init: Literal["small", "normal", "xavier"] = _learner(
-        "small", SAME_RUN,
-        "Initial weights of the output layer: normal with σ 0.01, N(0, 1), or Xavier's uniform.",
-    )  # fmt: skip
     inner_lr: float = _learner(
         0.4, SAME_RUN,
         "Inner-loop learning rate, on the mean loss over the support set; metasgd: to begin with.",
         above=0,
     )  # fmt: skip
     inner_steps: int = _learner(1, SAME_RUN, "Inner-loop steps while training.", least=0)
-    eval_inner_steps: int = _learner(3, RESULT, "Inner-loop steps at validation and test.", least=0)
+    eval_inner_steps: int = _learner(
+        3, RESULT, "Inner-loop steps at validation and test.", least=0, chooses=True
+    )
     inner_optimizer: Literal[
         "sgd", "momentum", "adam", "adamw", "adamax", "radam", "rmsprop", "adagrad", "adadelta",
         "adam0",
@@ -68,18 +53,6 @@ class Config:
         "sgd", SAME_RUN,
         "Inner-loop optimizer, differentiated through (TorchOpt's, and Adam); adam0: with β1 = 0.",
     )  # fmt: skip
-    keep_moment: bool = _learner(
-        False, SAME_RUN,
-        "reptile's second moment goes on from the tasks before, averaged over those of an "
-        "iteration, instead of beginning anew with each.",
-        read_with=("inner_optimizer", "adam0"),
-    )  # fmt: skip
-    inner_batch: int | None = _learner(
-        None, SAME_RUN, "Support examples of an inner step while training [all].", least=1
-    )
-    eval_inner_batch: int | None = _learner(
-        None, RESULT, "The same at validation and test [all].", least=1
-    )
     order: Literal["second", "first"] = _learner(
         "second", SAME_RUN,
         "Order of the meta-gradient: second differentiates through the inner gradients.",
@@ -89,56 +62,6 @@ class Config:
         "What the inner loop adapts: PATTERN[=RATE],… over the parameters' names, where * is any "
         "text, @head the output layer, @body all else, @norm batch norms; RATE multiplies "
         "--inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
-    )  # fmt: skip
-    context: int = _learner(100, SAME_RUN, "Numbers of the context, which alone adapts.", least=1)
-    lslr: bool = _learner(
-        True, SAME_RUN, "Learn an inner rate for each tensor and step, from --inner-lr on."
-    )
-    per_step_norm: bool = _learner(
-        True, SAME_RUN, "Learn the batch norms' scale and shift for each inner step."
-    )
-    msl_epochs: int = _learner(
-        10, SAME_RUN,
-        "Epochs in which the query loss after each step counts, less and less; 0: the last alone.",
-        least=0,
-    )  # fmt: skip
-    first_order_epochs: int = _learner(
-        0, SAME_RUN, "Epochs of first-order meta-gradients to begin with.", least=0
-    )
-    iterations_per_epoch: int = _learner(
-        500, SAME_RUN, "Iterations that --msl-epochs and --first-order-epochs count as an epoch.",
-        least=1,
-    )  # fmt: skip
-    proximal: float = _learner(
-        2.0, SAME_RUN,
-        "Strength λ of the pull that the initial weights exert on the adapted ones.",
-        above=0,
-    )  # fmt: skip
-    cg_steps: int = _learner(
-        5, SAME_RUN, "Steps of conjugate gradient for each task's meta-gradient.", least=0
-    )
-    cg_damping: float = _learner(
-        0.0, SAME_RUN,
-        "Added to the identity in what conjugate gradient solves; 0: the paper's equation.",
-        least=0,
-    )  # fmt: skip
-    cg_lambda: float | None = _learner(
-        None, SAME_RUN,
-        "What conjugate gradient divides the Hessian by, if not by λ [--proximal].",
-        above=0,
-    )  # fmt: skip
-    pull: Literal["each-step", "end"] = _learner(
-        "each-step",
-        SAME_RUN,
-        "When the initial weights pull: with each inner step, or once, after.",
-    )
-    eval_proximal: float | None = _learner(
-        None, RESULT, "λ at validation and test, where it pulls with each step [--proximal].",
-        least=0,
-    )  # fmt: skip
-    estimator: Literal["dice", "lvc"] = _learner(
-        "dice", SAME_RUN,
-        "Of policy gradients' derivatives: dice is unbiased, lvc biased and of low variance.",
     )  # fmt: skip
     discount: float = _learner(
         0.99, SAME_RUN, "What a reward counts, for each step that it comes later.",
@@ -176,20 +99,6 @@ class Config:
         "Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]; folder: of your images, "
         "as train/CLASS/*, validation/CLASS/* and test/CLASS/*, or CLASS/* alone.",
     )  # fmt: skip
-    omniglot_split: Literal["maml", "mamlpp", "vinyals"] = _data(
-        "maml", SAME_RUN,
-        "Which named split of Omniglot's classes: 1100/100/423, 1150/50/423 or 1028/172/423.",
-    )  # fmt: skip
-    image_size: int = _data(
-        84, SAME_RUN,
-        "Width and height of the images; the shorter side is resized, the longer one cut.",
-        least=1,
-    )  # fmt: skip
-    image_mode: Literal["rgb", "grey"] = _data("rgb", SAME_RUN, "Colour or grey.")
-    split_fractions: str = _data(
-        "0.64,0.16,0.2", SAME_RUN,
-        "Of the classes, for train, validation and test, where they are not divided.",
-    )  # fmt: skip
     ways: int = _data(5, SAME_RUN, "Classes a task; supervised: classes in all.", least=1)
     shots: int = _data(1, SAME_RUN, "Support examples per class.", least=1)
     train_ways: int | None = _data(
@@ -201,7 +110,7 @@ class Config:
     )  # fmt: skip
     queries: int = _data(1, SAME_RUN, "Query examples per class while training.", least=1)
     eval_queries: int = _data(
-        1, RESULT, "Query examples per class at validation and test.", least=1
+        1, RESULT, "Query examples per class at validation and test.", least=1, chooses=True
     )
     horizon: int = _data(
         200, SAME_RUN, "Steps that an episode of acting takes at most.",
@@ -221,10 +130,6 @@ class Config:
     iterations: int = _outer_loop(
         1000, RESULT, "Outer-loop iterations in all, a resumed run's earlier ones included.",
         least=0,
-    )  # fmt: skip
-    epochs: int | None = _outer_loop(
-        None, RESULT, "Passes over the training examples, in place of --iterations.",
-        least=1,
     )  # fmt: skip
     meta_batch_size: int = _outer_loop(
         32, SAME_RUN, "Tasks per iteration, over all workers.", least=1
@@ -285,32 +190,6 @@ class Config:
         120.0, WAY, "Seconds without a peer's answer after which the run ends.",
         above=0, most=2_000_000,  # RPC keeps a time limit as int32 milliseconds
     )  # fmt: skip
-    check_every: int = _distribution(
-        100, WAY,
-        "Iterations between checks that all ranks hold the same parameters; 0: never.",
-        least=0,
-    )  # fmt: skip
-    ps_mode: Literal["sync", "async", "backup"] = _distribution(
-        "sync", RESULT,
-        "All gradients of a step; each as it arrives; or the first n - b of a step.",
-    )  # fmt: skip
-    ps_transport: Literal["rpc", "collective"] = _distribution(
-        "rpc", WAY, "RPC, or (sync alone) broadcast and gather."
-    )
-    ps_forward: Literal["local", "remote"] = _distribution(
-        "local", WAY,
-        "Trainers pull the model, or call its forward where it is (distributed "
-        "autograd, DistributedOptimizer).",
-    )  # fmt: skip
-    ps_max_staleness: int = _distribution(
-        8, RESULT,
-        "Updates that a gradient may be behind; older ones are dropped and counted.",
-        least=0, read_with=("ps_mode", "async"),
-    )  # fmt: skip
-    ps_backup_workers: int = _distribution(
-        1, RESULT, "Trainers b that a step does not wait for.",
-        least=0, read_with=("ps_mode", "backup"),
-    )  # fmt: skip
     batched_inference: Literal["true", "false"] = _distribution(
         "true", WAY, "One forward for all observers of a step, or one for each request."
     )
@@ -330,8 +209,10 @@ class Config:
         "cpu, cuda, cuda:N, or auto: a GPU where there is one, shared out by local rank.",
     )  # fmt: skip
 
-    eval_every: int = _evaluation(500, WAY, "Iterations between validations; 0: never.", least=0)
-    eval_tasks: int = _evaluation(100, WAY, "Validation tasks each time.", least=1)
+    eval_every: int = _evaluation(
+        500, WAY, "Iterations between validations; 0: never.", least=0, chooses=True
+    )
+    eval_tasks: int = _evaluation(100, WAY, "Validation tasks each time.", least=1, chooses=True)
     test_tasks: int = _evaluation(
         600, RESULT, "Test tasks at the end of the run; 0: no test.", least=0
     )
@@ -342,6 +223,7 @@ class Config:
     transductive: bool = _evaluation(
         True, RESULT,
         "Headline accuracy with batch statistics of the query set (both are always reported).",
+        chooses=True,
     )  # fmt: skip
 
     run_dir: str | None = _output(None, HOST, "The run directory, exactly [runs/<preset>-<time>].")
@@ -370,6 +252,36 @@ class Config:
     )  # fmt: skip
 
 
+def _own_flags() -> dict[str, OwnFlag]:
+    """Return the flags that components declare in their own files (`datasets.flags`)."""
+    titles = {"learner": "learner", "network": "learner", "data": "data"}
+    found = {}
+    for kind in registry.KINDS:
+        for component in registry.known(kind).values():
+            for name, own in component.flags.items():
+                title = titles.get(kind, "distribution")
+                found[name] = own._replace(field=own.in_group(title))
+    return found
+
+
+if TYPE_CHECKING:
+
+    class Config(Common):
+        """A `Common` with the components' own flags, whose types their files state."""
+
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Config = dataclasses.make_dataclass(
+        "Config",
+        [(name, own.type, own.field) for name, own in _own_flags().items()],
+        bases=(Common,),
+        namespace={"__module__": __name__},
+        frozen=True,
+    )
+
+
 FACTS = facts_of(Config)
 """What each field says of itself, by name."""
 FLAGS = tuple(name for name, facts in FACTS.items() if facts.group)
@@ -384,10 +296,7 @@ MUST_MATCH = _with_role(SAME_RUN)
 """What a resumed run must share with its beginning to be the same run."""
 OF_THE_RESULT = _with_role(RESULT)
 """What else a result depends on; a resumed run may have it otherwise."""
-CHOOSING = (
-    *("eval_every", "eval_tasks", "eval_queries", "eval_inner_steps", "eval_inner_batch"),
-    *("eval_proximal", "transductive"),
-)
+CHOOSING = tuple(name for name, facts in FACTS.items() if facts.chooses)
 """What a validation is asked, which with ``--test-model best`` chooses the model."""
 OF_A_CHECKPOINT = tuple(dict.fromkeys((*MUST_MATCH, *CHOOSING, *OF_THE_RESULT)))
 """What a checkpoint tells of its configuration."""
@@ -424,9 +333,13 @@ def from_values(values: dict[str, Any]) -> Config:
             raise UserError(f"unknown field {name!r}")
         if not _fits(value, types[name]):
             choices = get_args(types[name]) if get_origin(types[name]) is Literal else ()
-            expected = f"one of {', '.join(choices)}" if choices else Config.__annotations__[name]
+            expected = f"one of {', '.join(choices)}" if choices else _spelled(types[name])
             raise UserError(f"{name}: {value!r} is not {expected}")
     return Config(**values)
+
+
+def _spelled(type_: Any) -> str:
+    return type_.__name__ if isinstance(type_, type) else str(type_)
 
 
 def _fits(value: object, type_: Any) -> bool:

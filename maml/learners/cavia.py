@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from datasets.flags import flag
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
@@ -23,12 +24,18 @@ COMPONENTS = {
         "attribute": "CAVIA",
         "help": "a small context adapts, which modulates one layer of the network",
         "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "context",
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order",
             "shots", "queries", "eval_queries",
         ),
         "refuses": {"inner_steps": {0: "would have no use for its context"}},
     }
 }  # fmt: skip
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    context: int = flag(100, "Numbers of the context, which alone adapts.", least=1)
 
 
 class CAVIA(MAML):

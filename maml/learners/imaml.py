@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from datasets.flags import RESULT, flag
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.maml import MAML
@@ -18,13 +19,39 @@ COMPONENTS = {
         "attribute": "IMAML",
         "help": "the implicit gradient of a regularised inner loop",
         "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "proximal",
-            "cg_steps", "cg_damping", "cg_lambda", "pull", "eval_proximal", "shots", "queries",
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "shots", "queries",
             "eval_queries",
         ),
         "refuses": {"meta_gradient": {"reverse": "is implicit: no way is gone back"}},
     }
 }  # fmt: skip
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    proximal: float = flag(
+        2.0, "Strength λ of the pull that the initial weights exert on the adapted ones.", above=0
+    )
+    cg_steps: int = flag(5, "Steps of conjugate gradient for each task's meta-gradient.", least=0)
+    cg_damping: float = flag(
+        0.0,
+        "Added to the identity in what conjugate gradient solves; 0: the paper's equation.",
+        least=0,
+    )
+    cg_lambda: float | None = flag(
+        None, "What conjugate gradient divides the Hessian by, if not by λ [--proximal].", above=0
+    )
+    pull: Literal["each-step", "end"] = flag(
+        "each-step", "When the initial weights pull: with each inner step, or once, after."
+    )
+    eval_proximal: float | None = flag(
+        None,
+        "λ at validation and test, where it pulls with each step [--proximal].",
+        RESULT,
+        least=0,
+        chooses=True,
+    )
 
 
 class IMAML(MAML):

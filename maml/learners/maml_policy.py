@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from datasets.acting import Trajectory
+from datasets.flags import flag
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.learners.estimators import ESTIMATORS
@@ -25,7 +26,7 @@ COMPONENTS = {
         "tasks": "environments",
         "reads": (
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
-            "queries", "eval_queries", "estimator", "discount",
+            "queries", "eval_queries", "discount",
         ),
         "refuses": {
             "kernels": {"native": "has a loss of its own"},
@@ -34,6 +35,16 @@ COMPONENTS = {
         },
     }
 }  # fmt: skip
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    estimator: Literal["dice", "lvc"] = flag(
+        "dice",
+        "Of policy gradients' derivatives: dice is unbiased, lvc biased and of low variance.",
+    )
+
 
 _TURN = 0.6180339887498949
 """The golden ratio's fraction: see `_turned`."""

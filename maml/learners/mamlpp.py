@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from datasets.flags import flag
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.base import without_prefix
@@ -21,13 +22,30 @@ COMPONENTS = {
         "help": "MAML++: rates, norms and query losses of each step",
         "reads": (
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
-            "shots", "queries", "eval_queries", "lslr", "per_step_norm", "msl_epochs",
-            "first_order_epochs", "iterations_per_epoch",
+            "shots", "queries", "eval_queries",
         ),
         "refuses": {"inner_steps": {0: "would have no step to learn rates of"}},
         "adapts": "*,@norm=0",
     }
 }  # fmt: skip
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    lslr: bool = flag(True, "Learn an inner rate for each tensor and step, from --inner-lr on.")
+    per_step_norm: bool = flag(True, "Learn the batch norms' scale and shift for each inner step.")
+    msl_epochs: int = flag(
+        10,
+        "Epochs in which the query loss after each step counts, less and less; 0: the last alone.",
+        least=0,
+    )
+    first_order_epochs: int = flag(
+        0, "Epochs of first-order meta-gradients to begin with.", least=0
+    )
+    iterations_per_epoch: int = flag(
+        500, "Iterations that --msl-epochs and --first-order-epochs count as an epoch.", least=1
+    )
 
 
 class MAMLpp(MAML):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from datasets.episodes import Episodes
+from datasets.flags import RESULT, flag
 from datasets.shuffled import ShuffledSupport
 from maml.config import Config
 from maml.learners.base import without_prefix
@@ -28,8 +29,7 @@ COMPONENTS = {
         "help": "moves the initial weights towards the adapted ones",
         "reads": (
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "adapt",
-            "inner_batch", "eval_inner_batch", "keep_moment", "train_shots", "shots", "queries",
-            "eval_queries",
+            "train_shots", "shots", "queries", "eval_queries",
         ),
         "refuses": {
             "meta_gradient": {"reverse": "goes back no way: its gradient is a difference"},
@@ -37,6 +37,23 @@ COMPONENTS = {
         },
     }
 }  # fmt: skip
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    inner_batch: int | None = flag(
+        None, "Support examples of an inner step while training [all].", least=1
+    )
+    eval_inner_batch: int | None = flag(
+        None, "The same at validation and test [all].", RESULT, least=1, chooses=True
+    )
+    keep_moment: bool = flag(
+        False,
+        "reptile's second moment goes on from the tasks before, averaged over those of an "
+        "iteration, instead of beginning anew with each.",
+        read_with=("inner_optimizer", "adam0"),
+    )
 
 
 class Reptile(MAML):

@@ -9,6 +9,7 @@ import torch
 
 from datasets import open_batches
 from datasets.batches import Batches
+from datasets.flags import RESULT, flag
 from maml.config import Config
 from maml.learners.base import Learner
 from maml.learners.data import data_options
@@ -22,13 +23,21 @@ COMPONENTS = {
         "adapts_at_test": False,
         "help": "ordinary classification: a task is a mini-batch, without an inner loop",
         "tasks": "batches",
-        "reads": ("batch_size", "epochs"),
+        "reads": ("batch_size",),
         "refuses": {
             "kernels": {"native": "has no inner loop"},
             "meta_gradient": {"mixed": "has no inner loop"},
         },
     }
 }
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    epochs: int | None = flag(
+        None, "Passes over the training examples, in place of --iterations.", RESULT, least=1
+    )
 
 
 class Supervised(Learner):

@@ -12,10 +12,12 @@ Shape legend: E examples, C channels, H W pixels, N ways.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from datasets.flags import flag
 from maml.errors import UserError
 from maml.networks.statistics import EPS, BatchNorm, Statistics
 
@@ -23,22 +25,41 @@ COMPONENTS = {
     "conv4": {
         "attribute": "Conv4",
         "help": "four strided blocks, spatial mean",
-        "reads": ("filters", "leak", "norm_eps", "head_init"),
         "options": {"pool": False, "mean": True},
     },
     "conv4-flat": {
         "attribute": "Conv4",
         "help": "four strided blocks, flattened",
-        "reads": ("filters", "leak", "norm_eps", "head_init"),
         "options": {"pool": False, "mean": False},
     },
     "conv4-pool": {
         "attribute": "Conv4",
         "help": "four blocks with max-pools, flattened",
-        "reads": ("filters", "leak", "norm_eps", "head_init"),
         "options": {"pool": True, "mean": False},
     },
 }
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    filters: int = flag(
+        64,
+        "Channels of each of the network's convolutions; compiled kernels need a multiple of the "
+        "processor's vector: 8, or 16 with AVX-512 (in float64 of half of that).",
+        least=1,
+    )
+    leak: float = flag(
+        0.0,
+        "Slope of the networks' activations below zero: 0 is ReLU, MAML++'s leaky ReLU has 0.01.",
+        least=0,
+        below=1,
+    )
+    norm_eps: float = flag(1e-3, "Added to the variance by batch normalisation.", above=0)
+    head_init: Literal["small", "normal", "xavier"] = flag(
+        "small",
+        "Initial weights of the output layer: normal with σ 0.01, N(0, 1), or Xavier's uniform.",
+    )
 
 
 HEAD_INITS: dict[str, Callable[[Tensor], object]] = {

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from datasets.flags import WAY, flag
 from maml.config import Config
 from maml.errors import DivergedError
 from maml.params import Params
@@ -26,9 +27,20 @@ COMPONENTS = {
     "allreduce": {
         "attribute": "AllReduce",
         "help": "every process, all in step; one flat all-reduce (gloo, nccl)",
-        "reads": ("check_every",),
     }
 }
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    check_every: int = flag(
+        100,
+        "Iterations between checks that all ranks hold the same parameters; 0: never.",
+        WAY,
+        least=0,
+    )
+
 
 T = TypeVar("T")
 

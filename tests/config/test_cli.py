@@ -30,7 +30,7 @@ from tests.runs import as_flags, glyphs, sinusoid
 GLYPHS = "maml-glyphs-5way-1shot"
 SINUSOID = "maml-sinusoid-10shot"
 SUPERVISED = "supervised-glyphs-lenet"
-FIRST_USE = r"(drawing|decoding|reading|downloading) "
+FIRST_USE = r"(drawing|decoding|reading|downloading|compiling) "
 # What the help may be framed with, depending on the terminal.
 FRAME = r"[│╭╮╰╯─]+"
 NOT_FLAGS = ("preset", "source", "published", "claim")
@@ -336,7 +336,7 @@ def test_data_root_is_absolute(
         (["anil-sinusoid-10shot"], "did you mean maml-sinusoid-10shot"),
         (["mnist"], "those of --data mnist are supervised-mnist-lenet"),
         (["metasgd"], "those of --learner metasgd are metasgd-glyphs-5way-1shot"),
-        (["nonsense"], "'nonsense'.*--help"),
+        (["nonsense"], "'nonsense'.*--presets"),
         (["--ways", "5"], "--ways: the PRESET comes before the flags"),
         (["--config"], "--config: needs"),
         (["--config=/no/where"], "/no/where: No such file"),

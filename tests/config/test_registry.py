@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from datasets.components import scan
+from datasets.flags import WAY, facts_of
 from maml.config import FLAGS, MUST_MATCH, OF_A_HOST, OF_THE_RESULT, Config, registry
-from maml.config.facts import WAY, facts_of
 from maml.config.presets import PRESETS
 from tests.launching import REPO, run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import start
+from tests.launching import TRAIN, run, start
 from tests.runs import as_flags, glyphs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux's sched(7)")
@@ -25,19 +25,24 @@ def policies(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [("SCHED_OTHER", "SCHED_BATCH"), ("SCHED_IDLE", "SCHED_IDLE")],
-)
-def test_policy(tmp_path: Path, chosen: str, expected: str) -> None:
+def test_policy(tmp_path: Path) -> None:
     """Every thread of a run has it: the transport's and those that make the next tasks, too."""
     config = glyphs(iterations=10**6, run_dir=str(tmp_path), strategy="allreduce", log_every=1)
-    begin = f"import os, runpy; os.sched_setscheduler(0, os.{chosen}, os.sched_param(0)); "
-    code = begin + "runpy.run_path('train_maml.py', run_name='__main__')"
-    launched = start([sys.executable, "-c", code, *as_flags(config)])
+    launched = start([*TRAIN, *as_flags(config)])
     launched.wait_for("iterations 0 to", timeout=60)
     found = policies(launched.process.pid)
     launched.process.send_signal(signal.SIGTERM)
     launched.wait(60, expect=143)
     assert len(found) > 3
-    assert set(found) == {getattr(os, expected)}
+    assert set(found) == {os.SCHED_BATCH}
+
+
+def test_a_policy_that_the_user_has_chosen_is_kept() -> None:
+    code = """
+import os
+from maml.processes.scheduling import give_way
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+give_way()
+assert os.sched_getscheduler(0) == os.SCHED_IDLE
+"""
+    run([sys.executable, "-c", code], timeout=60)

@@ -6,6 +6,9 @@ the model where it is, ``over_collectives`` the synchronous server without RPC.
 
 from __future__ import annotations
 
+from typing import Literal
+
+from datasets.flags import RESULT, WAY, flag
 from maml.config import Config
 from maml.processes.world import World
 from maml.strategies.base import Strategy
@@ -17,12 +20,40 @@ COMPONENTS = {
     "param-server": {
         "attribute": "build_param_server",
         "help": "rank 0 serves the model, the others train",
-        "reads": (
-            "rpc_threads", "ps_mode", "ps_transport", "ps_forward", "ps_max_staleness",
-            "ps_backup_workers",
-        ),
+        "reads": ("rpc_threads",),
     }
 }  # fmt: skip
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    ps_mode: Literal["sync", "async", "backup"] = flag(
+        "sync", "All gradients of a step; each as it arrives; or the first n - b of a step.", RESULT
+    )
+    ps_transport: Literal["rpc", "collective"] = flag(
+        "rpc", "RPC, or (sync alone) broadcast and gather.", WAY
+    )
+    ps_forward: Literal["local", "remote"] = flag(
+        "local",
+        "Trainers pull the model, or call its forward where it is (distributed "
+        "autograd, DistributedOptimizer).",
+        WAY,
+    )
+    ps_max_staleness: int = flag(
+        8,
+        "Updates that a gradient may be behind; older ones are dropped and counted.",
+        RESULT,
+        least=0,
+        read_with=("ps_mode", "async"),
+    )
+    ps_backup_workers: int = flag(
+        1,
+        "Trainers b that a step does not wait for.",
+        RESULT,
+        least=0,
+        read_with=("ps_mode", "backup"),
+    )
 
 
 def build_param_server(config: Config, world: World, worker: Worker) -> Strategy:

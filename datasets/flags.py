@@ -1,0 +1,125 @@
+"""Flags: the fields of the configuration, each with what it says of itself.
+
+A component's own flags are a class ``Flags`` at the top level of its file::
+
+    class Flags:
+        context: int = flag(100, "Numbers of the context, which alone adapts.", least=1)
+
+It is read as text (:mod:`datasets.components`), so ``--help`` imports no component. Every component
+of the file reads these flags. What components of several files read is in ``maml.config.fields``.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+MOST = 2**31 - 1
+"""What is counted is at most this: beyond, some library's int32 overflows, far from the flag."""
+
+
+class Role(enum.Enum):
+    """What else depends on a field's value."""
+
+    SAME_RUN = "a resumed run must share it with its beginning to be the same run"
+    RESULT = "a result depends on it, too; a resumed run may have it otherwise"
+    WAY = "how it is computed or written down: no result depends on it"
+    HOST = "what a host has, or rank 0 alone reads: may differ between processes"
+
+
+SAME_RUN, RESULT, WAY, HOST = Role
+
+
+@dataclass(frozen=True)
+class FieldFacts:
+    """Facts of a field.
+
+    Attributes:
+        group: Its heading in ``--help``; "" for what is no flag.
+        role: What else depends on it.
+        help: For ``--help``.
+        least: The least value that it may have.
+        above: What its value must exceed.
+        below: What its value must stay below.
+        most: The greatest value that it may have.
+        names: Whether its values are names of components, of the kind that is called as it is.
+        read_with: ``(field, value)``: it has an effect only where that field has that value. Which
+            component reads it is said by the component.
+        chooses: Whether validations, and so the model that validated best, depend on it.
+    """
+
+    group: str = ""
+    role: Role = WAY
+    help: str = ""
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    most: float | None = None
+    names: bool = False
+    read_with: tuple[str, str] | None = None
+    chooses: bool = False
+
+
+_KEY = "facts"
+
+
+def flag(default: Any, help: str, role: Role = SAME_RUN, **facts: Any) -> Any:
+    """Return a dataclass field with `FieldFacts`.
+
+    A default that is a function is called for each configuration.
+    """
+    metadata = {_KEY: FieldFacts(role=role, help=help, **facts)}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def group(title: str) -> Callable[..., Any]:
+    """Return what declares the fields of one group: ``default, role, help, fact=…``."""
+
+    def declare(default: Any, role: Role, help: str, **facts: Any) -> Any:
+        return flag(default, help, role, group=title, **facts)
+
+    return declare
+
+
+def facts_of(config: Any) -> dict[str, FieldFacts]:
+    """Return the facts of each field of a configuration, or of its class, in order."""
+    return {each.name: each.metadata.get(_KEY, FieldFacts()) for each in dataclasses.fields(config)}
+
+
+class OwnFlag(NamedTuple):
+    """A component's own flag: its type, and its field."""
+
+    type: Any
+    field: Any
+
+    def in_group(self, title: str) -> Any:
+        """Return its field with a heading for ``--help``."""
+        facts = dataclasses.replace(self.field.metadata[_KEY], group=title)
+        return dataclasses.field(default=self.field.default, metadata={_KEY: facts})
+
+
+def own_flags(tree: ast.Module) -> dict[str, OwnFlag]:
+    """Return the flags that a file's class ``Flags`` declares, by name."""
+    found = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef) and statement.name == "Flags":
+            for line in statement.body:
+                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                    found[line.target.id] = OwnFlag(*map(_value, (line.annotation, line.value)))
+    return found
+
+
+def _value(node: ast.expr | None) -> Any:
+    """Return what an annotation, or a call of `flag`, means."""
+    names = {"flag": flag, "Literal": Literal, **{role.name: role for role in Role}}
+    code = compile(ast.Expression(node), "<flags>", "eval")  # type: ignore[arg-type]
+    # Of this project's own files, which are imported anyway.
+    return eval(code, names)

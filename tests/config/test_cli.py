@@ -12,7 +12,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -53,32 +53,19 @@ OBSERVERS = ["--strategy", "observers", "--learner", "reinforce", *POLE]
 VALUES: dict[str, tuple[list[str], Any]] = {
     "learner": (["--learner", "supervised"], "supervised"),
     "network": (["--network", "mlp", "--data", "sinusoid"], "mlp"),
-    "filters": (["--filters", "32"], 32),
     "inner_lr": (["--inner-lr", "0.125"], 0.125),
     "inner_steps": (["--inner-steps", "4"], 4),
     "eval_inner_steps": (["--eval-inner-steps", "7"], 7),
     "inner_optimizer": (["--inner-optimizer", "adam"], "adam"),
     "order": (["--order", "first"], "first"),
-    "proximal": (["--proximal", "0.5", "--learner", "imaml"], 0.5),
     "leak": (["--leak", "0.01"], 0.01),
-    "norm_eps": (["--norm-eps", "1e-5"], 1e-5),
-    "head_init": (["--head-init", "xavier"], "xavier"),
-    "context": (["--context", "9", "--learner", "cavia"], 9),
-    "lslr": (["--no-lslr", "--learner", "mamlpp"], False),
-    "per_step_norm": (["--no-per-step-norm", "--learner", "mamlpp"], False),
-    "msl_epochs": (["--msl-epochs", "3", "--learner", "mamlpp"], 3),
-    "first_order_epochs": (["--first-order-epochs", "3", "--learner", "mamlpp"], 3),
-    "iterations_per_epoch": (["--iterations-per-epoch", "9", "--learner", "mamlpp"], 9),
     "meta_schedule": (["--meta-schedule", "cosine"], "cosine"),
     "meta_lr_end": (["--meta-lr-end", "1e-5", "--meta-schedule", "linear"], 1e-5),
     "meta_halve_every": (["--meta-halve-every", "5", "--meta-schedule", "halving"], 5),
     "meta_decay": (["--meta-decay", "0.9", "--meta-schedule", "halving"], 0.9),
     "meta_eps": (["--meta-eps", "1e-3"], 1e-3),
     "adapt": (["--adapt", "@head"], "@head"),
-    "cg_steps": (["--cg-steps", "9", "--learner", "imaml"], 9),
-    "cg_damping": (["--cg-damping", "1.5", "--learner", "imaml"], 1.5),
     "cg_lambda": (["--cg-lambda", "12", "--learner", "imaml"], 12.0),
-    "pull": (["--pull", "end", "--learner", "imaml"], "end"),
     "eval_proximal": (["--eval-proximal", "0", "--learner", "imaml"], 0.0),
     "estimator": (["--estimator", "lvc", "--learner", "maml-policy", *POLE], "lvc"),
     "discount": (["--discount", "0.5", "--learner", "reinforce", *POLE], 0.5),
@@ -90,10 +77,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "data_root": (["--data-root", "/some/where"], "/some/where"),
     "init": (["--init", "/some/run"], "/some/run"),
     "horizon": (["--horizon", "50", "--learner", "reinforce", *POLE], 50),
-    "image_size": (["--image-size", "28", "--data", "folder"], 28),
-    "image_mode": (["--image-mode", "grey", "--data", "folder"], "grey"),
     "split_fractions": (["--split-fractions", "0.5,0.2,0.3", "--data", "folder"], "0.5,0.2,0.3"),
-    "omniglot_split": (["--omniglot-split", "vinyals", "--data", "omniglot"], "vinyals"),
     "ways": (["--ways", "3"], 3),
     "shots": (["--shots", "2"], 2),
     "keep_moment": (["--keep-moment", *KEPT], True),
@@ -119,10 +103,6 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "partition": (["--partition", "chunk"], "chunk"),
     "rpc_threads": (["--rpc-threads", "4"], 4),
     "timeout": (["--timeout", "30.5"], 30.5),
-    "check_every": (["--check-every", "7", "--strategy", "allreduce"], 7),
-    "ps_mode": (["--ps-mode", "backup", "--strategy", "param-server"], "backup"),
-    "ps_transport": (["--ps-transport", "collective", "--strategy", "param-server"], "collective"),
-    "ps_forward": (["--ps-forward", "remote", "--strategy", "param-server"], "remote"),
     "ps_max_staleness": (["--ps-max-staleness", "3", *ASYNC], 3),
     "ps_backup_workers": (["--ps-backup-workers", "2", *BACKUP], 2),
     "batched_inference": (["--batched-inference", "false", *OBSERVERS], "false"),
@@ -145,6 +125,22 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "log_every": (["--log-every", "1"], 1),
     "logger": (["--logger", "tensorboard"], "tensorboard"),
 }
+
+
+def _of_own_flag(kind: str, component: str, name: str) -> tuple[list[str], Any]:
+    """Another value of a component's own flag than its default, and the words for it."""
+    default = getattr(Config(), name)
+    if isinstance(default, bool):
+        return [flag(name if not default else f"no_{name}"), f"--{kind}", component], not default
+    choices = get_args(get_type_hints(Config)[name])
+    value = next(c for c in choices if c != default) if isinstance(default, str) else default + 1
+    return [flag(name), str(value), f"--{kind}", component], value
+
+
+for _kind in registry.KINDS:
+    for _component in registry.known(_kind).values():
+        for _name in _component.flags.keys() - VALUES.keys():
+            VALUES[_name] = _of_own_flag(_kind, _component.name, _name)
 
 # The contract: these flags must exist under these names.
 CONTRACT = [

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 from maml import evaluate
-from maml.config import MUST_MATCH, Config
+from maml.config import MUST_MATCH
 from maml.config.cli import parse
+from maml.config.fields import Common
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.metagradient.optimizers import OPTIMIZERS
@@ -130,13 +131,8 @@ BY_THEMSELVES = {
     "claim": "test_presets.py",
     "learner": "test_learner",
     "data": "test_data_and_network",
-    "omniglot_split": "test_omniglot_split",
-    "image_size": "test_folder",
     "horizon": "datasets/test_acting.py",
-    "estimator": "learners/test_policies.py",
     "discount": "learners/test_policies.py",
-    "image_mode": "test_folder",
-    "split_fractions": "test_folder",
     "test_model": "run/test_best_model.py",
     "run_dir": "test_run_directory.py",
     "logger": "run/test_log.py",
@@ -144,20 +140,9 @@ BY_THEMSELVES = {
     "init": "test_initial.py",
     "train_ways": "learners/test_embedding.py",
     "train_shots": "learners/test_embedding.py",
-    "keep_moment": "learners/test_reptile.py",
-    "inner_batch": "learners/test_reptile.py",
-    "eval_inner_batch": "learners/test_reptile.py",
-    "eval_proximal": "learners/test_imaml.py",
-    "context": "learners/test_cavia.py",
     "meta_lr_end": "metagradient/test_outer_optimizer.py",
     "meta_decay": "metagradient/test_outer_optimizer.py",
     "meta_halve_every": "metagradient/test_outer_optimizer.py",
-    "check_every": "strategies/test_allreduce.py",
-    "ps_mode": "strategies/test_param_server.py, test_server_logic.py",
-    "ps_transport": "strategies/test_param_server.py",
-    "ps_forward": "strategies/test_param_server.py",
-    "ps_max_staleness": "strategies/test_server_logic.py",
-    "ps_backup_workers": "strategies/test_server_logic.py",
     "batched_inference": "strategies/test_observers.py",
     "batch_wait": "strategies/test_observers.py",
     "on_nonfinite": "run/test_guard.py",
@@ -252,12 +237,16 @@ def test_trains_the_same(
 def test_what_a_field_says_of_itself_is_so() -> None:
     """What a resumed run must share changes the parameters, as does how long it trains: each such
     field is tried above, or has a test of its own; and whatever else there is changes nothing.
+
+    A component's own flags are tested with the component.
     """
+    common = {field.name for field in dataclasses.fields(Common)}
     otherwise = {name for _, name, _ in TRAINS_OTHERWISE}
     the_same = {name for name, _ in TRAINS_THE_SAME}
     how_long = {"iterations", "epochs"}
-    assert otherwise - how_long <= set(MUST_MATCH) <= otherwise | BY_THEMSELVES.keys()
-    others = {field.name for field in dataclasses.fields(Config)} - set(MUST_MATCH) - how_long
+    assert otherwise - how_long <= set(MUST_MATCH)
+    assert set(MUST_MATCH) & common <= otherwise | BY_THEMSELVES.keys()
+    others = common - set(MUST_MATCH) - how_long
     assert the_same <= others <= the_same | BY_THEMSELVES.keys()
 
 

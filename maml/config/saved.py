@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def read(path: Path, *, trust: bool = False) -> Config:
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise UserError("damaged or empty: no mapping of values called config")
         config = from_values(content["config"])
+        if not re.fullmatch(r"[\w.+-]*\w|", config.preset):
+            raise UserError(f"preset {config.preset!r}: no name of a folder")  # of what is made
         check_values(config, own=False)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a run directory") from error

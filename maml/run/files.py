@@ -10,6 +10,9 @@ from typing import Any
 
 from maml.errors import UserError
 
+TEXTS = ("split", "data", "time", "reason", "action")
+"""What a row may say in words."""
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file atomically; a failure is one line that names it."""
@@ -84,6 +87,8 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
                 continue
             raise _damaged(path, number) from error
         if not isinstance(row, dict) or type(row.get("iteration")) is not int:
+            raise _damaged(path, number)
+        if any(isinstance(value, str) for name, value in row.items() if name not in TEXTS):
             raise _damaged(path, number)
         rows.append(row)
     return rows

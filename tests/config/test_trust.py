@@ -20,7 +20,7 @@ from datasets.trust import FromFile, source_of
 from launch import check_record, compare, record, table, workers
 from launch.sweeping import file
 from maml import evaluate, predict, replay
-from maml.config import registry
+from maml.config import registry, saved
 from maml.config.cli import parse
 from maml.config.saved import believed
 from maml.errors import UserError
@@ -311,6 +311,16 @@ def test_a_package_offers_what_its_modules_define(home: Path) -> None:
         assert registry.find("network", f"offering:{name}").attribute == name
     with pytest.raises(UserError, match="is defined in subprocess, not in offering"):
         registry.find("network", "offering:Popen")
+
+
+@pytest.mark.parametrize("preset", ["..", "../maml", "/tmp/x", "a/b"])
+def test_a_file_names_no_other_folder(home: Path, tmp_path: Path, preset: str) -> None:
+    """A preset's name is that of the folders that are made for it."""
+    content = yaml.safe_load((home / "mine" / "config.yaml").read_text())
+    content["config"]["preset"] = preset
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=f"preset '{preset}': no name of a folder"):
+        saved.read(tmp_path / "config.yaml")
 
 
 def test_other_formats_that_could_hold_code_are_refused(home: Path, tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ DAMAGE = {
     "no row": (b'{"a": 1}\n', 1),
     "no iteration": (b'{"iteration": 1}\n{"iteration": "2"}\n', 2),
     "no object": (b"3\n", 1),
+    "no number": (b'{"iteration": 1, "loss": "0.5"}\n', 1),
     "no text": (b'{"iteration": 1}\n\xff\xfe\n{"iteration": 2}\n', 2),
     "garbage": (b'{"iteration": 1}\n{"iteration": 2, "lo\n{"iteration": 3}\n', 2),
 }

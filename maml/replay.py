@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     bad = [task for task in tasks.tolist() if not _is_fine(worker, model, task)]
     print(_verdict(bad, len(tasks)))
     if not bad:
-        share = worker.meta_gradient(model, tasks, worker.learner)
+        share = worker.share(model, tasks, worker.learner)
         print(f"together: {_numbers(worker, share)}{_faults(share.gradients)}")
     return 0
 
@@ -78,7 +78,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _is_fine(worker: Worker, model: Params, task: int) -> bool:
     """Compute one task and print its line; return whether its numbers are finite."""
-    share = worker.meta_gradient(model, torch.tensor([task]), worker.learner)
+    share = worker.share(model, torch.tensor([task]), worker.learner)
     faults = _faults(share.gradients)
     print(f"task {task}: {_numbers(worker, share)}{faults}", flush=True)
     return not faults and bool(share.totals.isfinite().all())

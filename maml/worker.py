@@ -179,7 +179,7 @@ class Worker:
         if self.compiled is None:
             return
         for size in sizes:
-            self.meta_gradient(self.learner.meta_parameters(), torch.arange(size), self.learner)
+            self.share(self.learner.meta_parameters(), torch.arange(size), self.learner)
 
     def why_no_kernels(self) -> str | None:
         """Return why compiled kernels do not serve this run; None where they do, or nobody asks.
@@ -206,7 +206,7 @@ class Worker:
         name = self.config.network
         return f"--network {name} answers an example by the others that are asked together with it"
 
-    def meta_gradient(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
+    def share(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
         """Sum the meta-gradient and the metrics over training tasks.
 
         Args:
@@ -215,7 +215,7 @@ class Worker:
             learner: The learner to call, used by no other thread meanwhile.
         """
         self.progress = (0, len(ids))
-        return self.meta_gradient_of(meta_params, self.training_tasks(ids), learner)
+        return self.share_of(meta_params, self.training_tasks(ids), learner)
 
     def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
         """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
@@ -239,10 +239,8 @@ class Worker:
         if len(ids):
             self._ahead.guess(self._batches(ids)[0] + self.config.meta_batch_size, delay)
 
-    def meta_gradient_of(
-        self, meta_params: Params, batches: Iterable[Batch], learner: Learner
-    ) -> Share:
-        """Sum as `meta_gradient` does, over tasks that are at hand, or are made already."""
+    def share_of(self, meta_params: Params, batches: Iterable[Batch], learner: Learner) -> Share:
+        """Sum as `share` does, over tasks that are at hand, or are made already."""
         params = self._here(meta_params)
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)

@@ -34,6 +34,6 @@ def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
         worker.get_ready({len(ids)})
 
     def repetition() -> Params:
-        return worker.meta_gradient(params, ids, worker.learner).gradients
+        return worker.share(params, ids, worker.learner).gradients
 
     return repetition

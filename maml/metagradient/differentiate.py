@@ -256,22 +256,22 @@ def differentiate(
     else:
         derivatives = derivatives_of(problem)
     if isinstance(derivatives, HeadAlone):
-        return derivatives.meta_gradient(tasks)
+        return derivatives.differentiate(tasks)
     if derivatives is None and batching == "tasks":
         return _task_by_task(problem, tasks)
     unrolls = problem.implicit is None and not problem.displacement
     if derivatives is None and unrolls and not _goes_forward(problem, way):
-        return unrolled.meta_gradient(problem, tasks)
+        return unrolled.through_loop(problem, tasks)
     return _step_by_step(problem, tasks, derivatives or FunctionDerivatives(problem))
 
 
 def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     """Differentiate by the derivatives of the losses alone: memory does not grow with the steps."""
     if problem.implicit is not None:
-        return implicit.meta_gradient(problem, tasks, derivatives)
+        return implicit.at_solution(problem, tasks, derivatives)
     if problem.displacement:
-        return displacement.meta_gradient(problem, tasks, derivatives)
-    return forward_over_reverse.meta_gradient(problem, tasks, derivatives)
+        return displacement.displaced(problem, tasks, derivatives)
+    return forward_over_reverse.step_by_step(problem, tasks, derivatives)
 
 
 def _task_by_task(problem: Problem, tasks: Any) -> Outer:

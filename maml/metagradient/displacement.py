@@ -23,7 +23,7 @@ from maml.params import Params
 
 
 @torch.no_grad()
-def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
+def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     """Return θ − φ, summed over B tasks; the query loss is what is reported.
 
     Args:

@@ -47,7 +47,7 @@ class _Step(NamedTuple):
 
 
 @torch.no_grad()
-def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
+def step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     """Differentiate the outer loss of B tasks by the problem's tensors.
 
     Args:

@@ -62,7 +62,7 @@ class HeadAlone:
         self._head, self._names = head, list(problem.fixed)
 
     @torch.no_grad()
-    def meta_gradient(self, tasks: Task) -> Outer:
+    def differentiate(self, tasks: Task) -> Outer:
         """Differentiate the outer loss of B tasks by the problem's tensors."""
         body = of_each_task(self._body, len(tasks.query_y))
         query, at_query = self._convnet.features(body, tasks.query_x)

@@ -31,7 +31,7 @@ gradient one of rounding, or of chance."""
 
 
 @torch.no_grad()
-def meta_gradient(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
+def at_solution(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     """Differentiate the query loss of B tasks at the inner problem's solution.
 
     Args:

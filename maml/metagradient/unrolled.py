@@ -74,7 +74,7 @@ def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
     return total, outputs
 
 
-def meta_gradient(problem: Problem, tasks: Any) -> Outer:
+def through_loop(problem: Problem, tasks: Any) -> Outer:
     """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps."""
     outer, _ = by_inputs(problem, tasks, [])
     return outer

@@ -82,7 +82,7 @@ class AllReduce(Collective):
             self._check_equal(meta_params)
         self._steps += 1
         mine = ids.tensor_split(self.world.size)[self.world.rank]
-        share = self.worker.meta_gradient(meta_params, mine, self.worker.learner)
+        share = self.worker.share(meta_params, mine, self.worker.learner)
         summed = self._reduce(self.packing.share(share), lambda: self.worker.look_ahead(mine))
         return self.packing.to_share(summed)
 

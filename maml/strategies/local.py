@@ -22,7 +22,7 @@ class Local(Strategy):
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Differentiate all tasks here."""
-        share = self.worker.meta_gradient(meta_params, ids, self.worker.learner)
+        share = self.worker.share(meta_params, ids, self.worker.learner)
         self.worker.look_ahead(ids)
         return share
 

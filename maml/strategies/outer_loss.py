@@ -15,7 +15,7 @@ from maml.worker import Share
 class OuterLosses(torch.autograd.Function):
     """Each task's outer loss as a function of the flat meta-parameters.
 
-    The gradient is taken at once by `Worker.meta_gradient`, in batches of bounded memory, as the
+    The gradient is taken at once by `Worker.share`, in batches of bounded memory, as the
     sum over the tasks. ``backward`` scales it: exact where all tasks weigh the same, as in a sum
     or a mean. So one gradient waits, not the graphs of the tasks. Where the weights differ, each
     task is differentiated again, by itself.

@@ -69,7 +69,7 @@ def _walk(ids: Tensor, flat: Tensor) -> None:
     """Run on a worker: go through the tasks ``ids`` in step with all others; rank 0 has it all."""
     worker, packing = this(Rpc).worker, this(Rpc).packing
     params = packing.to_params(flat)
-    worker.on_own_thread(lambda: worker.meta_gradient(params, ids, worker.learner))
+    worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
     worker.look_ahead(ids)
 
 
@@ -92,7 +92,7 @@ def _share(ids: Tensor, flat: Tensor) -> Tensor:
     """Run on a worker: the packed share of the tasks ``ids`` at the parameters ``flat [P]``."""
     worker, packing = this(Rpc).worker, this(Rpc).packing
     params = packing.to_params(flat)
-    share = worker.on_own_thread(lambda: worker.meta_gradient(params, ids, worker.learner))
+    share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
     # Not before the share is on its way.
     worker.look_ahead(ids, delay=0.001)
     return packing.share(share).cpu()
@@ -268,7 +268,7 @@ class Rpc(OverRpc):
         params = self.packing.to_params(flat.detach())
 
         def share_of(ids: Tensor) -> Share:
-            return self.worker.meta_gradient(params, ids, learner)
+            return self.worker.share(params, ids, learner)
 
         def alone(place: int) -> Share:
             return share_of(ids[place : place + 1])
@@ -288,7 +288,7 @@ class Rpc(OverRpc):
             # The transport's threads first: where all cores compute, they would wait for a time
             # slice of this one, and the other worker for them; it is the one that is done last.
             time.sleep(YIELD)
-        share = self.worker.meta_gradient(meta_params, own, self.worker.learner)
+        share = self.worker.share(meta_params, own, self.worker.learner)
         packed = self.packing.share(share).cpu()
         self.worker.look_ahead(own)
         if pending is not None:
@@ -308,7 +308,7 @@ class Rpc(OverRpc):
             for call in walking:
                 # It ends before its time only if it fails: then no sum will come any more.
                 call.add_done_callback(self._news.put)
-        share = self.worker.meta_gradient(meta_params, ids, self.worker.learner)
+        share = self.worker.share(meta_params, ids, self.worker.learner)
         self.worker.look_ahead(ids)
         with self.guard():
             torch.futures.wait_all(walking)

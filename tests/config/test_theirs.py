@@ -536,7 +536,7 @@ def test_a_network_may_read_other_parameters_of_a_larger_set(write: Callable[[st
     )
     words = [*IMAGES, "--queries", "15", "--network"]
     worker = Worker(parse([*words, f"{module}:Sized"]), torch.device("cpu"))
-    share = worker.meta_gradient(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
+    share = worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
     assert share.gradients["network.module.small"].abs().sum() > 0
     with pytest.raises(DataError, match="the support loss reads parameters that are not among its"):
         Worker(parse([*words, f"{module}:Sneaky"]), torch.device("cpu"))
@@ -557,7 +557,7 @@ def test_a_network_for_observations_gets_their_size(write: Callable[[str], str])
     )
     small = ["reinforce-cartpole", "--meta-batch-size", "2", "--horizon", "5", "--logger", "none"]
     worker = Worker(parse([*small, "--network", f"{module}:policy"]), torch.device("cpu"))
-    share = worker.meta_gradient(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
+    share = worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
     assert share.gradients["network.module.2.weight"].shape == (2, 8)
     with pytest.raises(UserError, match=r"two examples became \[2, 3\]; outputs must be \[2, 2\]"):
         Worker(parse([*small, "--network", f"{module}:wrong"]), torch.device("cpu"))
@@ -621,7 +621,7 @@ def test_every_gradient_of_their_network_is_the_same(folder: Path) -> None:
         config = parse([*SMALL, "--meta-gradient", way])
         worker = Worker(config, torch.device("cpu"))
         params = worker.learner.meta_parameters()
-        found.append(worker.meta_gradient(params, torch.arange(3), worker.learner).gradients)
+        found.append(worker.share(params, torch.arange(3), worker.learner).gradients)
     for name, gradient in found[0].items():
         torch.testing.assert_close(gradient, found[1][name], rtol=1e-10, atol=1e-12)
     assert all(float(gradient.abs().max()) > 0 for gradient in found[0].values())
@@ -799,7 +799,7 @@ def test_lazy_and_shared_layers_and_subclasses_of_ours_train(
     called = "Sequential" if name == "Lazy" else name
     obstacle = worker.learner.obstacle(torch.device("cpu"))
     assert obstacle == f"there are no compiled kernels for the network {called}"
-    share = worker.meta_gradient(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
+    share = worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
     assert all(gradient.isfinite().all() for gradient in share.gradients.values())
 
 

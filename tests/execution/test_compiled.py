@@ -50,7 +50,7 @@ def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     }
     before = {name: tensor.clone() for name, tensor in params.items()}
     expected = plain.meta_gradient(params, IDS, plain.learner)
-    share = worker.meta_gradient(params, IDS, worker.learner)
+    share = worker.share(params, IDS, worker.learner)
     said = capsys.readouterr().err
     assert "warning" not in said
     assert said.count("--compile:") == 1, "it was compiled before the first call, once"
@@ -383,7 +383,7 @@ def test_an_error_of_the_function_is_its_own(capsys: pytest.CaptureFixture[str])
     worker.get_ready(())
     params = worker.learner.meta_parameters() | {"network.stray": torch.zeros(2)}
     with pytest.raises(Exception, match="not have been used"):
-        worker.meta_gradient(params, IDS, worker.learner)
+        worker.share(params, IDS, worker.learner)
     assert capsys.readouterr().err == ""
 
 

@@ -34,7 +34,7 @@ FAMILIES = pytest.mark.parametrize(
 def gradient(config: Any) -> Tensor:
     """The meta-gradient of `IDS`, all of it in one float64 vector."""
     worker = Worker(config, CPU)
-    share = worker.meta_gradient(worker.learner.meta_parameters(), IDS, worker.learner)
+    share = worker.share(worker.learner.meta_parameters(), IDS, worker.learner)
     dtype = getattr(torch, config.dtype)
     assert {tensor.dtype for tensor in share.gradients.values()} == {dtype}
     assert share.totals.dtype == dtype
@@ -75,7 +75,7 @@ class _Dtypes(TorchDispatchMode):
 def test_products_are_rounded_and_nothing_else(name: str, meta_gradient: str) -> None:
     worker = Worker(glyphs(precision=name, kernels="torch", meta_gradient=meta_gradient), CPU)
     with _Dtypes() as dtypes:
-        worker.meta_gradient(worker.learner.meta_parameters(), IDS, worker.learner)
+        worker.share(worker.learner.meta_parameters(), IDS, worker.learner)
     product = torch.bfloat16 if name == "bf16" else torch.float32
     assert dtypes.seen["conv"] == dtypes.seen["mm"] == {product}
     assert dtypes.seen["var_mean"] == dtypes.seen["log_softmax"] == {torch.float32}

@@ -328,9 +328,9 @@ def test_threads_change_nothing() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = worker.meta_gradient(params, ids, worker.learner)
+        alone = worker.share(params, ids, worker.learner)
         torch.set_num_threads(4)
-        together = worker.meta_gradient(params, ids, worker.learner)
+        together = worker.share(params, ids, worker.learner)
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)

@@ -84,7 +84,7 @@ def test_equals_a_walk_by_hand(
             context = context - by
         total = total + loss(network(leaves, context, task.query_x), task.query_y)  # type: ignore[operator]
     expected = torch.autograd.grad(total, list(leaves.values()))
-    found = worker.meta_gradient(params, IDS, worker.learner)
+    found = worker.share(params, IDS, worker.learner)
     assert found.gradients["modulation"].abs().max() > 1e-6
     for (name, gradient), wanted in zip(found.gradients.items(), expected, strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)
@@ -132,7 +132,7 @@ def test_a_network_of_ones_own_says_where_it_goes() -> None:
     worker = make_worker(network=f"{__name__}:Ordinary")
     params = worker.learner.meta_parameters()
     assert params["modulation"].shape == (8, 6)
-    found = worker.meta_gradient(params, IDS, worker.learner)
+    found = worker.share(params, IDS, worker.learner)
     assert found.gradients["modulation"].abs().max() > 1e-6
 
 

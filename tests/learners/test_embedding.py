@@ -91,7 +91,7 @@ def test_gradient_and_answers_by_hand(learner: str, kernels: str) -> None:
         logits = own.logits(extra, features[:7], one_hot, features[7:])
         total = total + F.cross_entropy(logits, query_y)
     expected = torch.autograd.grad(total, list(params.values()))
-    found = worker.meta_gradient(params, IDS, own)
+    found = worker.share(params, IDS, own)
     torch.testing.assert_close(found.totals[0], total.detach(), rtol=1e-11, atol=0)
     for (name, gradient), wanted in zip(found.gradients.items(), expected, strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)

@@ -35,7 +35,7 @@ def test_it_learns_the_training_classes() -> None:
     assert tasks.query_y.shape == (2, 30) and tasks.support_y.shape == (2, 0)
     every = worker.training.tasks(torch.arange(worker.training.one_pass or 0)).query_y
     assert every.unique().numel() == ways  # of all classes, in one pass
-    found = worker.meta_gradient(learner.meta_parameters(), IDS, learner)
+    found = worker.share(learner.meta_parameters(), IDS, learner)
     loss = sum(
         F.cross_entropy(learner.network(x)[0], y)
         for x, y in zip(tasks.query_x, tasks.query_y, strict=True)

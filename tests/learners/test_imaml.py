@@ -33,7 +33,7 @@ def make_worker(preset: str = "maml-sinusoid-10shot", **changes: object) -> Work
 
 
 def share_of(worker: Worker) -> Share:
-    return worker.meta_gradient(worker.learner.meta_parameters(), IDS, worker.learner)
+    return worker.share(worker.learner.meta_parameters(), IDS, worker.learner)
 
 
 def distance(a: Params, b: Params) -> float:
@@ -66,7 +66,7 @@ def stated(loss: Any, start: Params, **values: Any) -> Problem:
 
 
 def solved(problem: Problem, task: Task) -> Outer:
-    return implicit.meta_gradient(problem, task, FunctionDerivatives(problem))
+    return implicit.at_solution(problem, task, FunctionDerivatives(problem))
 
 
 @pytest.mark.parametrize("damping", [0.0, 1.0])
@@ -175,7 +175,7 @@ def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
     def norms(cg_steps: int) -> Tensor:
         worker = make_worker(task_batch=1, cg_steps=cg_steps)
         params = worker.learner.meta_parameters()
-        shares = (worker.meta_gradient(params, task[None], worker.learner) for task in tasks)
+        shares = (worker.share(params, task[None], worker.learner) for task in tasks)
         flat = (torch.cat([g.flatten() for g in share.gradients.values()]) for share in shares)
         return torch.stack([gradient.norm() for gradient in flat])
 
@@ -240,7 +240,7 @@ def test_the_released_command() -> None:
     assert torch.linalg.eigvalsh(matrix).min() > 1  # no step is cut short
     query = torch.func.grad(loss)(phi, task.query_x, task.query_y)
     expected = torch.linalg.solve(matrix, query)
-    found = worker.meta_gradient(params, IDS[:1], worker.learner).gradients
+    found = worker.share(params, IDS[:1], worker.learner).gradients
     flat = torch.cat([found[f"network.{name}"].flatten() for name in start])
     torch.testing.assert_close(flat, expected, rtol=1e-8, atol=1e-10)
 

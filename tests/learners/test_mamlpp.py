@@ -36,7 +36,7 @@ def test_norms_of_each_step_do_not_adapt(adapt: str) -> None:
 
 def of_iteration(worker: Worker, params: Params, iteration: int) -> Share:
     ids = worker.training.ids(iteration, BATCH)
-    return worker.meta_gradient(params, ids, worker.learner)
+    return worker.share(params, ids, worker.learner)
 
 
 def by_hand(worker: Worker, params: Params, iteration: int, weights: list[float]) -> Params:
@@ -123,7 +123,7 @@ def test_tasks_know_their_iteration() -> None:
     """Tasks of several phases in one call, each in its own: where others are late, say."""
     worker = make_worker()
     params = moved(worker)
-    together = worker.meta_gradient(params, torch.arange(4 * BATCH), worker.learner)
+    together = worker.share(params, torch.arange(4 * BATCH), worker.learner)
     apart = [of_iteration(worker, params, iteration) for iteration in range(4)]
     for name, gradient in together.gradients.items():
         total = sum(share.gradients[name] for share in apart)

@@ -49,7 +49,7 @@ def test_transforms_as_learn2learn_does() -> None:
 def test_untrained_it_is_maml() -> None:
     worker, maml = make_worker(), make_worker(learner="maml")
     params = worker.learner.meta_parameters()
-    found = worker.meta_gradient(params, IDS, worker.learner).gradients
+    found = worker.share(params, IDS, worker.learner).gradients
     expected = maml.meta_gradient(maml.learner.meta_parameters(), IDS, maml.learner).gradients
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10)
@@ -73,7 +73,7 @@ def test_equals_a_walk_by_hand(order: str) -> None:
             at = {name: tensor - 0.1 * stepped[name] for name, tensor in at.items()}
         total = total + worker.learner.set_loss(at, task.query_x, task.query_y)[0]
     expected = torch.autograd.grad(total, list(leaves.values()))
-    found = worker.meta_gradient(params, IDS, worker.learner).gradients
+    found = worker.share(params, IDS, worker.learner).gradients
     for (name, gradient), wanted in zip(found.items(), expected, strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)
 
@@ -85,7 +85,7 @@ def test_every_way_is_the_same(adapt: str | None) -> None:
     workers = [make_worker(adapt=adapt, **way) for way in ways]
     workers.append(make_worker(adapt=adapt, meta_gradient="reverse"))
     params = moved(workers[0])
-    shares = [worker.meta_gradient(params, IDS, worker.learner) for worker in workers]
+    shares = [worker.share(params, IDS, worker.learner) for worker in workers]
     for share in shares[1:]:
         torch.testing.assert_close(share.totals, shares[0].totals, rtol=1e-10, atol=1e-10)
         for name, gradient in share.gradients.items():

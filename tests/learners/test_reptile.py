@@ -59,7 +59,7 @@ def test_a_step_is_towards_the_adapted_weights(kind: str, make: Any) -> None:
             torch.nn.functional.cross_entropy(logits, task.support_y[places]).backward()
             optimizer.step()
         ends.append({name: p.detach().clone() for name, p in learner.meta_parameters().items()})
-    share = worker.meta_gradient(params, IDS, learner)
+    share = worker.share(params, IDS, learner)
     outer = OuterOptimizer(config, params)
     outer.step(share.gradients, share.n_tasks, config.iterations // 4)
     for name, start in params.items():
@@ -81,7 +81,7 @@ def test_a_kept_moment_is_that_of_an_adam_that_lives_on() -> None:
     for i in range(4):
         ids = torch.tensor([i])
         task = Task(*(tensor[0] for tensor in worker.training.tasks(ids)))
-        share = worker.meta_gradient(outer.params, ids, learner)
+        share = worker.share(outer.params, ids, learner)
         outer.step(share.gradients, 1)
         for step in range(5):
             optimizer.zero_grad()
@@ -161,7 +161,7 @@ def test_kernels_find_the_same(kept: bool) -> None:
         found = plain.meta_gradient(params, IDS, plain.learner).gradients
         params = {name: p.detach() - found[name] / 3 for name, p in params.items()}
         params |= {name: p + 1e-3 for name, p in params.items() if name.startswith(MOMENT)}
-    a, b = (worker.meta_gradient(params, IDS, worker.learner) for worker in (native, plain))
+    a, b = (worker.share(params, IDS, worker.learner) for worker in (native, plain))
     torch.testing.assert_close(a.totals, b.totals, rtol=1e-10, atol=1e-10)
     for name, gradient in b.gradients.items():
         if name.startswith(MOMENT) or not name.endswith("conv.bias"):
@@ -211,8 +211,8 @@ def test_a_support_loss_of_one_s_own_sees_the_mini_batch() -> None:
 
     mine = Mine(worker.config)
     params = worker.learner.meta_parameters()
-    found = worker.meta_gradient(params, IDS, mine).gradients
-    expected = worker.meta_gradient(params, IDS, worker.learner).gradients
+    found = worker.share(params, IDS, mine).gradients
+    expected = worker.share(params, IDS, worker.learner).gradients
     assert set(seen) <= {6, 15} and 6 in seen  # once it is tried on a whole task
     for name, gradient in expected.items():
         if not name.endswith("conv.bias"):

@@ -62,7 +62,7 @@ PLAIN = {"resnet18": plain_resnet18, "lenet": plain_lenet}
 def test_gradient_is_plain_pytorch_s(network: str) -> None:
     """Three mini-batches, in two batches of tasks, each with batch statistics of its own."""
     worker = make_worker(network=network)
-    share = worker.meta_gradient(worker.learner.meta_parameters(), IDS, worker.learner)
+    share = worker.share(worker.learner.meta_parameters(), IDS, worker.learner)
     peer = PLAIN[network](worker)
     tasks = worker.training.tasks(IDS)
     losses, right = 0.0, 0.0
@@ -88,7 +88,7 @@ NETWORKS = [name for name in get_args(get_type_hints(Config)["network"]) if name
 def test_every_network_has_a_gradient(network: str) -> None:
     """All of it: no parameter is left out of the forward pass, or of the derivative."""
     worker = make_worker(network=network, dtype="float32", batch_size=2)
-    share = worker.meta_gradient(worker.learner.meta_parameters(), IDS[:1], worker.learner)
+    share = worker.share(worker.learner.meta_parameters(), IDS[:1], worker.learner)
     parameters = {f"network.{name}" for name, _ in worker.learner.network.named_parameters()}
     assert share.gradients.keys() == parameters
     for name, gradient in share.gradients.items():
@@ -166,7 +166,7 @@ def test_maml_adapts_these_networks_too(network: str) -> None:
         )
         worker = Worker(config, torch.device("cpu"))
         params = worker.learner.meta_parameters()
-        shares.append(worker.meta_gradient(params, IDS[:1], worker.learner))
+        shares.append(worker.share(params, IDS[:1], worker.learner))
     for name, gradient in shares[0].gradients.items():
         scale = max(1.0, gradient.abs().max().item())
         torch.testing.assert_close(

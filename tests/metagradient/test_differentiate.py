@@ -70,11 +70,11 @@ def test_central_differences(preset: str) -> None:
     """The second-order gradient along random directions, against (f(θ+εv) − f(θ−εv)) / 2ε."""
     worker = make_worker(preset, inner_lr=0.05)
     params = {k: v.detach() for k, v in worker.learner.meta_parameters().items()}
-    share = worker.meta_gradient(params, IDS, worker.learner)
+    share = worker.share(params, IDS, worker.learner)
 
     def total_loss(shift: dict[str, Tensor], scale: float) -> Tensor:
         moved = {k: v + scale * shift[k] for k, v in params.items()}
-        return worker.meta_gradient(moved, IDS, worker.learner).totals[0]
+        return worker.share(moved, IDS, worker.learner).totals[0]
 
     generator = torch.Generator().manual_seed(2)
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_equals_learn2learn(preset: str, first_order: bool) -> None:
     order = "first" if first_order else "second"
     worker = make_worker(preset, order=order, inner_steps=3, inner_lr=0.1)
     params = worker.learner.meta_parameters()
-    share = worker.meta_gradient(params, IDS, worker.learner)
+    share = worker.share(params, IDS, worker.learner)
 
     network = LogitsOnly(worker.learner.network)
     peer = oracle("MAML")(network, lr=0.1, first_order=first_order)
@@ -126,8 +126,8 @@ def test_every_inner_optimizer_batches_over_tasks(name: str, order: str) -> None
         task_batch=5,
     )
     params = worker.learner.meta_parameters()
-    together = worker.meta_gradient(params, IDS, worker.learner)
-    alone = [worker.meta_gradient(params, i[None], worker.learner) for i in IDS]
+    together = worker.share(params, IDS, worker.learner)
+    alone = [worker.share(params, i[None], worker.learner) for i in IDS]
     for key, gradient in together.gradients.items():
         total = sum(share.gradients[key] for share in alone)
         assert gradient.isfinite().all()
@@ -182,14 +182,14 @@ def test_unused_meta_parameter_is_refused() -> None:
         {k: v for k, v in weights.items() if k != "stray"}, x, statistics
     )
     with pytest.raises(RuntimeError, match="not have been used"):
-        worker.meta_gradient(params, IDS, worker.learner)
+        worker.share(params, IDS, worker.learner)
 
 
 def test_non_contiguous_and_repeated_ids_are_summed_as_they_stand() -> None:
     worker = make_worker("maml-sinusoid-10shot")
     params = worker.learner.meta_parameters()
-    once = worker.meta_gradient(params, torch.tensor([4]), worker.learner)
-    twice = worker.meta_gradient(params, torch.tensor([4, 9, 4])[::2], worker.learner)
+    once = worker.share(params, torch.tensor([4]), worker.learner)
+    twice = worker.share(params, torch.tensor([4, 9, 4])[::2], worker.learner)
     assert twice.n_tasks == 2
     for key, gradient in twice.gradients.items():
         torch.testing.assert_close(gradient, 2 * once.gradients[key], rtol=1e-12, atol=1e-13)
@@ -197,7 +197,7 @@ def test_non_contiguous_and_repeated_ids_are_summed_as_they_stand() -> None:
 
 def test_no_tasks_sum_to_zero() -> None:
     worker = make_worker("maml-sinusoid-10shot")
-    share = worker.meta_gradient(worker.learner.meta_parameters(), IDS[:0], worker.learner)
+    share = worker.share(worker.learner.meta_parameters(), IDS[:0], worker.learner)
     assert share.n_tasks == 0
     assert not share.totals.any()
     assert not any(gradient.any() for gradient in share.gradients.values())
@@ -244,7 +244,7 @@ def test_auto_goes_forward_over_reverse_off_the_cpu(
 
     def back_step_by_step(*arguments: Any) -> Outer:
         called.append(arguments)
-        return forward_over_reverse.meta_gradient(*arguments)
+        return forward_over_reverse.step_by_step(*arguments)
 
     def loss(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
         error = task @ params["w"]

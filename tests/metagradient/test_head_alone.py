@@ -100,5 +100,5 @@ def test_steps_cost_no_pass_through_the_network(
     counted(ConvNetFeatures, "features")
     counted(ConvNetFeatures, "pull_back")
     worker = make_worker(inner_steps=steps, task_batch=5)
-    worker.meta_gradient(worker.learner.meta_parameters(), IDS, worker.learner)
+    worker.share(worker.learner.meta_parameters(), IDS, worker.learner)
     assert sorted(passes) == ["features", "features", "pull_back", "pull_back"]

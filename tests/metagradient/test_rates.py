@@ -40,7 +40,7 @@ def start(worker: Worker) -> Params:
 
 
 def share_of(worker: Worker, params: Params) -> Share:
-    return worker.meta_gradient(params, IDS, worker.learner)
+    return worker.share(params, IDS, worker.learner)
 
 
 def assert_same(found: Share, expected: Share, within: float = 1e-10) -> None:

@@ -205,7 +205,7 @@ from maml.run import progress
 from maml.trainer import Trainer
 from maml.worker import Worker
 
-meta_gradient, calls = Worker.meta_gradient, []
+meta_gradient, calls = Worker.share, []
 signals.PATIENCE, progress.FIRST = 1.0, 0.5
 
 def slow(self, *args):
@@ -215,7 +215,7 @@ def slow(self, *args):
             ctypes.CDLL(None).sleep(600)
     return meta_gradient(self, *args)
 
-Worker.meta_gradient = slow
+Worker.share = slow
 run_program(lambda arguments: Trainer(parse(arguments)).run(), sys.argv[1:])
 """
     config = with_values(ENDLESS, run_dir=str(tmp_path))

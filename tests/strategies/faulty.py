@@ -74,7 +74,7 @@ def fills_memory() -> None:
 def go_wrong(fault: str, rank: str, file: Path) -> None:
     """Let ``fault`` happen to ``rank`` in a gradient, once the file is there."""
     worker = importlib.import_module("maml.worker").Worker
-    right = worker.meta_gradient
+    right = worker.share
 
     def meta_gradient(*args: Any) -> Any:
         if os.environ["RANK"] == rank and file.exists():
@@ -82,7 +82,7 @@ def go_wrong(fault: str, rank: str, file: Path) -> None:
             globals()[fault]()
         return right(*args)
 
-    worker.meta_gradient = meta_gradient
+    worker.share = meta_gradient
 
 
 def hold(phase: str, file: Path) -> None:

@@ -98,13 +98,13 @@ from maml.processes.program import run_program
 from maml.strategies import shutdown
 from maml.worker import Worker
 import train_maml
-meta_gradient, calls = Worker.meta_gradient, 0
+meta_gradient, calls = Worker.share, 0
 def planted(*args):
     global calls
     calls += 1
     fault()
     return meta_gradient(*args)
-Worker.meta_gradient = planted
+Worker.share = planted
 {fault}
 run_program(train_maml.main, sys.argv[1:])
 """

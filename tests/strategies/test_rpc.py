@@ -58,7 +58,7 @@ def test_failing_task_names_its_rank(tmp_path: Path, partition: str) -> None:
         "import train_maml\n"
         "if os.environ['RANK'] == '1':\n"
         "    def broken(*args): raise ValueError('planted')\n"
-        "    w.Worker.meta_gradient = broken\n"
+        "    w.Worker.share = broken\n"
         "run_program(train_maml.main, sys.argv[1:])\n"
     )
     script = tmp_path / "broken.py"

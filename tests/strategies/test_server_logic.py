@@ -55,7 +55,7 @@ class Play:
         return self.server._do(order)
 
     def expected(self, ids: torch.Tensor) -> Share:
-        return self.worker.meta_gradient(self.params, ids, self.worker.learner)
+        return self.worker.share(self.params, ids, self.worker.learner)
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ class Observers(OverRpc):
             *(torch.cat(part) for part in zip(*(found[rank] for rank in ranks), strict=True))
         )
         made = Batch(self.learner.last_phase, as_played(joined))
-        return self.worker.meta_gradient_of(meta_params, [made], self.learner)
+        return self.worker.share_of(meta_params, [made], self.learner)
 
     def _call(self, rank: int, part: Tensor) -> None:
         """Let ``rank`` play; what becomes of it is news."""

@@ -72,7 +72,7 @@ class CollectiveServer(Collective):
             params = self.packing.to_params(flat)
             mine = self._parts(ids)[self.world.rank - 1]
             if kind == TRAIN:
-                share = self.worker.meta_gradient(params, mine, learner)
+                share = self.worker.share(params, mine, learner)
                 self._gather(self.packing.share(share).cpu())
                 self.worker.look_ahead(mine)
             else:

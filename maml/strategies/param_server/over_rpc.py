@@ -304,7 +304,7 @@ class ParameterServer(OverRpc):
         if order.kind == "evaluate":
             rows = self.worker.evaluate(params, order.split, order.ids, self.worker.learner)
             return Result("evaluate", order.number, rows)
-        share = self.worker.meta_gradient(params, order.ids, self.worker.learner)
+        share = self.worker.share(params, order.ids, self.worker.learner)
         self._latest = order.ids
         return Result("train", order.number, self.packing.share(share).cpu())
 

@@ -93,7 +93,7 @@ class ServedModel:
 
         def share_of(batches: list[Batch]) -> Share:
             return self.worker.on_own_thread(
-                lambda: self.worker.meta_gradient_of(model.params, batches, learner)
+                lambda: self.worker.share_of(model.params, batches, learner)
             )
 
         def alone(place: int) -> Share:

@@ -65,7 +65,7 @@ def by_class(
     ``transductive``: which of the two answers to a query counts.
 
     Raises:
-        UserError: as `check`, and as `maml.learners.Learner.confusions`.
+        UserError: as `check`, and as `maml.learners.asked.confusions`.
     """
     worker = strategy.worker
     check(worker, split)

@@ -15,3 +15,10 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.allclose(
         one, other, rtol=0.0, atol=0.0, equal_nan=True
     )
+
+
+def without_prefix(params: Params, prefix: str) -> Params:
+    """Return those of ``params`` whose names begin with ``prefix``, without it."""
+    return {
+        name[len(prefix) :]: tensor for name, tensor in params.items() if name.startswith(prefix)
+    }

@@ -109,7 +109,7 @@ def of_tasks(
 def ensemble(
     strategy: Local, models: Sequence[Params], split: str, tasks: int, *, progress: bool = False
 ) -> dict[str, Any]:
-    """Return what `evaluate` does, of an ensemble (`maml.learners.Learner.evaluate_together`)."""
+    """Return what `evaluate` does, of an ensemble (`maml.learners.asked`)."""
     worker = strategy.worker
 
     def evaluated(ids: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ from maml.errors import UserError
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
-from maml.learners import Learner, OuterGradient, build_learner
+from maml.learners import Learner, asked, build_learner
+from maml.metagradient import differentiate
 from maml.metagradient.batching import NotRepeatedError, batching_of
-from maml.metagradient.differentiate import Making
 from maml.params import Params
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Worker:
         with self._naming_theirs():
             self.learner.prepare(device)
         self.compiled: compiled.Compiled | None = None
-        self.derivatives_of: Making | None = None
+        self.derivatives_of: differentiate.Making | None = None
         self.progress = (0, 0)
         self.stopwatch = Stopwatch()
         self.metric_names = ("loss", *self.learner.metric_names)
@@ -196,12 +196,12 @@ class Worker:
     def why_transductive(self, split: str) -> str | None:
         """Return why no answer to the tasks of ``split`` is non-transductive; None: some are."""
         learner, network = self._components()
-        asked = learner.is_theirs or network.is_theirs
-        if not asked or learner.tasks == "environments":
+        theirs = learner.is_theirs or network.is_theirs
+        if not theirs or learner.tasks == "environments":
             return None
         with self._naming_theirs():
             first = self.evaluation(split).tasks(torch.arange(1))
-            if not isinstance(first, Task) or not self.learner.mixes(first.query_x[0]):
+            if not isinstance(first, Task) or not asked.mixes(self.learner, first.query_x[0]):
                 return None
         name = self.config.network
         return f"--network {name} answers an example by the others that are asked together with it"
@@ -263,7 +263,7 @@ class Worker:
 
     def _differentiate(
         self, params: Params, tasks: Any, learner: Learner, phase: int
-    ) -> OuterGradient:
+    ) -> differentiate.OuterGradient:
         # Compiled is one function alone: that of the phase which most of a training is in.
         if self.compiled is None or phase != learner.last_phase:
             return learner.outer_gradient(params, tasks, phase, self.derivatives_of)
@@ -278,19 +278,19 @@ class Worker:
     def evaluate_together(
         self, models: Sequence[Params], split: str, ids: Tensor, learner: Learner
     ) -> Tensor:
-        """Return what `evaluate` does, of an ensemble (`Learner.evaluate_together`)."""
+        """Return what `evaluate` does, of an ensemble (`asked.evaluate_together`)."""
         here = [self._here(params) for params in models]
-        return self._scored(split, ids, lambda tasks: learner.evaluate_together(here, tasks))
+        return self._scored(split, ids, lambda tasks: asked.evaluate_together(learner, here, tasks))
 
     def confusions(
         self, meta_params: Params, split: str, ids: Tensor, learner: Learner, *, transductive: bool
     ) -> Tensor:
-        """Return ``[T, N, N]``, as `Learner.confusions` does for tasks at hand; raises as that."""
+        """Return ``[T, N, N]``, as `asked.confusions` does for tasks at hand; raises as that."""
         params = self._here(meta_params)
         found = self._evaluated(
             split,
             ids,
-            lambda tasks: learner.confusions(params, tasks, transductive=transductive),
+            lambda tasks: asked.confusions(learner, params, tasks, transductive=transductive),
         )
         return torch.cat(found).cpu()
 

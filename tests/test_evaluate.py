@@ -26,6 +26,7 @@ from maml.config import Config
 from maml.config.checks import most_threads
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
+from maml.learners import asked as of_learner
 from maml.learners import build_learner
 from maml.processes.program import run_program
 from maml.processes.world import World
@@ -406,7 +407,7 @@ def test_by_class_of_outputs_that_are_no_numbers() -> None:
     tasks = learner.open_tasks("test", evaluation=True).tasks(torch.arange(2))
     params = {name: tensor * math.nan for name, tensor in learner.meta_parameters().items()}
     with pytest.raises(UserError, match=r"^--by-class: the model's outputs are no numbers"):
-        learner.confusions(params, tasks, transductive=True)
+        of_learner.confusions(learner, params, tasks, transductive=True)
 
 
 @pytest.mark.usefixtures("no_pictures")

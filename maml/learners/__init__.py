@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.learners.base import Learner, OuterGradient
+from maml.learners.base import Learner
 from maml.learners.metric_names import check_metric_names
 from maml.networks.ordinary import own_name
 from maml.params import same_numbers
@@ -64,4 +64,4 @@ def _check_again(learner: Learner, again: Learner, config: Config) -> None:
         )
 
 
-__all__ = ["Learner", "OuterGradient", "build_learner"]
+__all__ = ["Learner", "build_learner"]

@@ -3,84 +3,32 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from datasets import open_episodes
 from datasets.episodes import Episodes
-from datasets.errors import DataError
 from datasets.spelling import is_theirs
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.data import data_contents, data_options, training_task
+from maml.learners.data import data_contents, few_shot_tasks
 from maml.learners.frozen import frozen
 from maml.learners.objectives import objective
+from maml.learners.overriding import check_overrides
+from maml.learners.results import Adapted, Predictions
 from maml.metagradient import differentiate, unrolled
 from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Problem, called
 from maml.networks import build_network, network_options
-from maml.networks.alone import alone_with
 from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss, apply
-from maml.networks.mixing import mixes
 from maml.networks.norms import tensors
 from maml.networks.statistics import Statistics
-from maml.params import Params
+from maml.params import Params, without_prefix
 from maml.seeds import drawn
-
-_GONE = {
-    "outer_loss": "query_loss (and problem, which says which query losses count)",
-    "inner_rates": "problem, with rates",
-    "rates_gradients": "problem, with rates made of meta-parameters",
-    "adapts": "problem, with start and fixed (or give --adapt a pattern)",
-}
-"""Methods that learners had once. To override one would do nothing, without a word."""
-
-
-class OuterGradient(NamedTuple):
-    """The outer loss of B tasks, differentiated.
-
-    Attributes:
-        gradients: Σ over tasks, ``{name: […]}``, of every meta-parameter.
-        losses: ``[B]``.
-        metrics: ``{name: [B]}``.
-    """
-
-    gradients: Params
-    losses: Tensor
-    metrics: dict[str, Tensor]
-
-
-class Predictions(NamedTuple):
-    """What a network answers to the queries of B tasks: ``[B, E, …]`` each.
-
-    Attributes:
-        transductive: Queries are normalised by the statistics of the whole query set, as in MAML's
-            released code.
-        non_transductive: By those of the same network on the support set, so that a query's answer
-            depends on no other query. The same tensor where the network normalises nothing.
-    """
-
-    transductive: Tensor
-    non_transductive: Tensor
-
-
-class Adapted(NamedTuple):
-    """What the inner loop has made of B tasks.
-
-    Attributes:
-        problem: The inner problem.
-        at: What has adapted, ``{name: [B, …]}``; in the coordinates of ``native``, if that served.
-        native: What of the compiled kernels served, and will answer; None: torch did, and will.
-    """
-
-    problem: Problem
-    at: Params
-    native: differentiate.Compiled | None
 
 
 class Learner(nn.Module, ABC):
@@ -117,22 +65,7 @@ class Learner(nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for base in cls.__mro__[1:]:
-            for name, instead in vars(base).get("NO_SAY", {}).items():
-                if name in vars(cls):
-                    raise TypeError(
-                        f"{cls.__name__}.{name}: {base.__name__} calls none; override {instead}"
-                    )
-            for name, too in vars(base).get("NOT_ALONE", {}).items():
-                inherited = getattr(cls, too) is getattr(base, too)
-                if name in vars(cls) and too not in vars(cls) and inherited:
-                    raise TypeError(
-                        f"{cls.__name__}.{name}: in training {base.__name__} calls {too} alone; "
-                        f"override both ({too} = {base.__name__}.{too} leaves training as it is)"
-                    )
-        for name, instead in _GONE.items():
-            if name in vars(cls):
-                raise TypeError(f"{cls.__name__}.{name}: no learner has it; override {instead}")
+        check_overrides(cls)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -295,32 +228,10 @@ class Learner(nn.Module, ABC):
         Raises:
             DataError: naming the flag or the file.
         """
-        config = self.config
-        ways, shots = (config.ways, config.shots) if evaluation else training_task(config)
-        try:
-            return open_episodes(
-                config.data,
-                split,
-                ways=ways,
-                shots=shots,
-                queries=config.eval_queries if evaluation else config.queries,
-                seed=config.seed,
-                data_root=config.data_root,
-                dtype=getattr(torch, config.dtype),
-                form=self.contents.form,
-                classes=ways if self._is_own("loss") else None,
-                **data_options(config),
-            )
-        except DataError as error:
-            # The sampler knows its queries, not which flag they came from.
-            said = str(error)
-            if evaluation:
-                said = said.replace("--queries", "--eval-queries")
-            else:
-                for name, value in {"ways": ways, "shots": shots}.items():
-                    if value == getattr(config, f"train_{name}"):
-                        said = said.replace(f"--{name} ", f"--train-{name} ")
-            raise DataError(said) from error
+        classes = self._is_own("loss")
+        return few_shot_tasks(
+            self.config, split, self.contents.form, evaluation=evaluation, classes=classes
+        )
 
     def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Any:
         """Return the tasks that the losses read; a learner that acts makes them by acting.
@@ -367,7 +278,7 @@ class Learner(nn.Module, ABC):
         tasks: Task,
         phase: int = 0,
         derivatives_of: differentiate.Making | None = None,
-    ) -> OuterGradient:
+    ) -> differentiate.OuterGradient:
         """Differentiate the outer loss summed over B tasks, of one phase, by the meta-parameters.
 
         ``derivatives_of``: see `differentiate.differentiate`.
@@ -384,8 +295,7 @@ class Learner(nn.Module, ABC):
             derivatives_of,
             self.batching,
         )
-        metrics = self._measured(found.outputs, tasks.query_y)
-        return OuterGradient(found.gradients, found.losses, metrics)
+        return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:
         """Return all parameters after ``steps`` inner steps on one task, by their own names."""
@@ -396,7 +306,9 @@ class Learner(nn.Module, ABC):
     def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
         """Adapt to each of B tasks; the learners here read the support sets alone."""
         problem = self.problem(meta_params, steps)
-        native = self._native(problem) if self._answers_plainly() else None
+        native = None
+        if self._answers_plainly():
+            native = differentiate.native(problem, self.config.meta_gradient, self.kernels)
         adapted = differentiate.adapt(problem, tasks, native, self.batching)
         return Adapted(problem, adapted, native)
 
@@ -436,64 +348,6 @@ class Learner(nn.Module, ABC):
         """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
         steps = self.config.eval_inner_steps
         return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
-
-    def evaluate_together(self, models: Sequence[Params], tasks: Task) -> dict[str, Tensor]:
-        """Return the `scores` of an ensemble: of its models' mean outputs.
-
-        Each model adapts by itself. For a classifier, outputs are logits: their mean, not that of
-        probabilities, is what MAML++'s released code takes (experiment_builder.py).
-
-        Raises:
-            UserError: for a learner that is not evaluated by its outputs, as one that acts.
-        """
-        if not self._is_own("evaluate"):
-            learner = self.config.learner
-            raise UserError(f"--ensemble: --learner {learner} is not evaluated by its outputs")
-        steps = self.config.eval_inner_steps
-        answers = [self.predictions(params, tasks, steps) for params in models]
-        together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))
-        return self.scores(together, tasks.query_y)
-
-    @torch.no_grad()
-    def confusions(self, meta_params: Params, tasks: Task, *, transductive: bool) -> Tensor:
-        """Return how often each of B tasks' queries of a label got each label, as `evaluate` does.
-
-        Args:
-            meta_params: The meta-parameters.
-            tasks: Of classes.
-            transductive: Which of the two `Predictions` counts.
-
-        Returns:
-            ``[B, N, N]`` int64: true label, then predicted one.
-
-        Raises:
-            UserError: for a learner that is not evaluated by its outputs; for outputs that are no
-                numbers.
-        """
-        if not self._is_own("evaluate"):
-            learner = self.config.learner
-            raise UserError(f"--by-class: --learner {learner} is not evaluated by its outputs")
-        answers = self.predictions(meta_params, tasks, self.config.eval_inner_steps)
-        outputs = answers.transductive if transductive else answers.non_transductive
-        if outputs.isnan().any():
-            raise UserError("--by-class: the model's outputs are no numbers: it has diverged")
-        ways = outputs.shape[-1]
-        pairs = tasks.query_y * ways + outputs.argmax(-1)
-        counts = pairs.new_zeros(len(pairs), ways * ways)
-        return counts.scatter_add_(1, pairs, torch.ones_like(pairs)).reshape(-1, ways, ways)
-
-    def mixes(self, x: Tensor) -> bool:
-        """Say whether the network answers an example by the others of its set, whatever is given.
-
-        Then no answer is non-transductive; of `answers` that its author overrides nothing is known.
-        See `maml.networks.mixing`, also for ``x [E, …]``.
-        """
-        stated = type(self).answers.__module__.startswith("maml.") and self._is_own("call_network")
-        if not stated:
-            return False
-        with alone_with(self.network):
-            on_cpu = {name: tensor.cpu() for name, tensor in tensors(self.network).items()}
-            return mixes(self.network, on_cpu, x.cpu())
 
     def prepare(self, device: torch.device) -> None:
         """Hold the buffers there, and compile the kernels if they serve; refuse what cannot work.
@@ -535,9 +389,6 @@ class Learner(nn.Module, ABC):
         """Which compiled kernels may serve: those that can, or none."""
         return "torch" if self.config.kernels == "torch" else "auto"
 
-    def _native(self, problem: Problem) -> differentiate.Compiled | None:
-        return differentiate.native(problem, self.config.meta_gradient, self.kernels)
-
     def _answers_plainly(self) -> bool:
         return self._is_own("answers") and self._is_own("call_network")
 
@@ -547,10 +398,3 @@ class Learner(nn.Module, ABC):
         ``of`` None is `Learner` itself.
         """
         return getattr(getattr(self, name), "__func__", None) is getattr(of or Learner, name)
-
-
-def without_prefix(params: Params, prefix: str) -> Params:
-    """Return those of ``params`` whose names begin with ``prefix``, without it."""
-    return {
-        name[len(prefix) :]: tensor for name, tensor in params.items() if name.startswith(prefix)
-    }

@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-from datasets import contents
+from datasets import contents, open_episodes
+from datasets.checked import Form
+from datasets.episodes import Episodes
+from datasets.errors import DataError
 from datasets.opening import Contents, list_classes
 from maml.config import Config, registry
 
@@ -48,6 +51,48 @@ def training_task(config: Config) -> tuple[int, int]:
         return found
 
     return of("ways"), of("shots")
+
+
+def few_shot_tasks(
+    config: Config, split: str, form: Form | None, *, evaluation: bool, classes: bool
+) -> Episodes:
+    """Return the few-shot tasks of ``split``, to learn from or for an ``evaluation``.
+
+    Args:
+        config: The configuration.
+        split: Of the data set.
+        form: What a user's own tasks are held against.
+        evaluation: Whether they have the ways, shots and queries of a test.
+        classes: Whether labels must be classes from 0 to ways − 1.
+
+    Raises:
+        DataError: naming the flag or the file.
+    """
+    ways, shots = (config.ways, config.shots) if evaluation else training_task(config)
+    try:
+        return open_episodes(
+            config.data,
+            split,
+            ways=ways,
+            shots=shots,
+            queries=config.eval_queries if evaluation else config.queries,
+            seed=config.seed,
+            data_root=config.data_root,
+            dtype=getattr(torch, config.dtype),
+            form=form,
+            classes=ways if classes else None,
+            **data_options(config),
+        )
+    except DataError as error:
+        # The sampler knows its queries, not which flag they came from.
+        said = str(error)
+        if evaluation:
+            said = said.replace("--queries", "--eval-queries")
+        else:
+            for name, value in {"ways": ways, "shots": shots}.items():
+                if value == getattr(config, f"train_{name}"):
+                    said = said.replace(f"--{name} ", f"--train-{name} ")
+        raise DataError(said) from error
 
 
 def class_names(config: Config) -> dict[str, list[str]] | None:

@@ -9,12 +9,11 @@ import torch
 from datasets.flags import flag
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.base import without_prefix
 from maml.learners.maml import MAML
 from maml.learners.trees import tree
 from maml.metagradient.problem import Problem
 from maml.networks.norms import norm_parameters, to_buffers
-from maml.params import Params
+from maml.params import Params, without_prefix
 
 COMPONENTS = {
     "mamlpp": {

@@ -7,11 +7,10 @@ import dataclasses
 import torch
 
 from maml.config import Config
-from maml.learners.base import without_prefix
 from maml.learners.maml import MAML
 from maml.learners.trees import tree
 from maml.metagradient.problem import Problem
-from maml.params import Params
+from maml.params import Params, without_prefix
 
 COMPONENTS = {
     "metasgd": {

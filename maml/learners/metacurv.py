@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from maml.config import Config
-from maml.learners.base import without_prefix
 from maml.learners.maml import MAML
 from maml.learners.trees import tree
 from maml.metagradient.problem import Problem, Transform
-from maml.params import Params
+from maml.params import Params, without_prefix
 
 COMPONENTS = {
     "metacurv": {

@@ -19,8 +19,9 @@ from datasets.acting import Acting, Environment, Trajectory, play
 from datasets.tasks import Task
 from maml.config import Config
 from maml.execution.traced import Traced
-from maml.learners.base import Adapted, Learner, Predictions
+from maml.learners.base import Learner
 from maml.learners.data import data_options
+from maml.learners.results import Adapted, Predictions
 from maml.params import Params
 
 SPREAD = 0.05

@@ -13,7 +13,6 @@ from datasets.episodes import Episodes
 from datasets.flags import RESULT, flag
 from datasets.shuffled import ShuffledSupport
 from maml.config import Config
-from maml.learners.base import without_prefix
 from maml.learners.data import training_task
 from maml.learners.maml import MAML
 from maml.learners.objectives import REGRESSION
@@ -21,7 +20,7 @@ from maml.learners.trees import tree
 from maml.metagradient.adam import Moment
 from maml.metagradient.problem import Problem
 from maml.networks.loss import MiniBatches, NetworkLoss, on_batches
-from maml.params import Params
+from maml.params import Params, without_prefix
 
 COMPONENTS = {
     "reptile": {

@@ -18,14 +18,14 @@ from maml.best import RECORDED, content_of, recorded_content
 from maml.config import registry
 from maml.config.presets import title, with_values
 from maml.errors import UserError
-from maml.learners import Learner, build_learner
-from maml.learners.base import OuterGradient
+from maml.learners import Learner, asked, build_learner
 from maml.learners.data import training_task
 from maml.learners.objectives import REGRESSION
 from maml.library import inputs, module
 from maml.library.alone import alone
 from maml.library.module import AdaptedModule, MetaModule
 from maml.library.tasks import Tasks
+from maml.metagradient.differentiate import OuterGradient
 from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.world import World
@@ -388,7 +388,7 @@ class AdaptedModel:
             raise UserError(f"batch_statistics {batch_statistics!r}: support or query")
         model = self._model
         x = model.examples(query_x, "query_x")[None]
-        if batch_statistics == "support" and self._learner.mixes(x[0]):
+        if batch_statistics == "support" and asked.mixes(self._learner, x[0]):
             raise UserError(
                 f'batch_statistics "support": --network {model.config.network} answers an example '
                 'by the others that are asked together with it; ask for "query"'

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from maml.errors import UserError
-from maml.learners import Learner, base
+from maml.learners import Learner
 from maml.learners.trees import tree
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.norms import tensors
@@ -105,7 +105,7 @@ def own_names(learner: Learner, params: Params) -> Params:
     }
 
 
-def set_gradients(params: nn.Module | Params, found: OuterGradient | base.OuterGradient) -> None:
+def set_gradients(params: nn.Module | Params, found: OuterGradient) -> None:
     """Put the mean over tasks of a meta-gradient into ``.grad``, for an optimizer of torch.
 
     Args:

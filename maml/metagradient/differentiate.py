@@ -9,7 +9,8 @@ the problem states: they serve the network's plain cross-entropy, and nothing el
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -48,11 +49,13 @@ class OuterGradient(NamedTuple):
         gradients: Σ over tasks, ``{name: […]}``, of every meta-parameter.
         losses: ``[B]``.
         outputs: ``[B, …]``, the query loss's outputs after the last step.
+        metrics: ``{name: [B]}``, what a learner measures of them.
     """
 
     gradients: Params
     losses: Tensor
     outputs: Tensor
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def native(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> Compiled | None:

@@ -23,7 +23,7 @@ from maml.config.cli import parse
 from maml.config.presets import PRESETS, with_values
 from maml.execution import compiled
 from maml.execution.compiled import Compiled, choose, stages
-from maml.learners.base import OuterGradient
+from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.optimizers import OPTIMIZERS
 from maml.processes.world import World
 from maml.strategies.rpc import EXCLUSIVE, Rpc, chunk_partitioner
@@ -352,7 +352,7 @@ def test_wrong_gradients_beside_right_losses_are_found(
 
     def function(x: Tensor) -> OuterGradient:
         gradients = {"a": 1e-3 * x, "b": 1e-4 * x[:2], "c": 1e-9 * x}
-        return OuterGradient(gradients, 10 + x, {})
+        return OuterGradient(gradients, 10 + x, x, {})
 
     x = torch.arange(1.0, 6.0)
     spoilt = Compiled([_spoil(change)])(function, x)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from datasets.tasks import Task
-from maml.learners.base import without_prefix
 from maml.learners.metacurv import curved
+from maml.params import without_prefix
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import oracle

@@ -140,9 +140,3 @@ def test_what_is_overridden_is_evaluated() -> None:
     plain, backwards, blind = (one.evaluate(params, tasks)["loss"].mean() for one in learners)
     assert plain < blind < backwards
     assert blind.item() == pytest.approx(torch.tensor(5.0).log().item())
-
-
-@pytest.mark.parametrize("method", ["outer_loss", "inner_rates", "rates_gradients"])
-def test_a_method_that_no_learner_has_is_refused(method: str) -> None:
-    with pytest.raises(TypeError, match=f"Mine.{method}: no learner has it; override"):
-        type("Mine", (LEARNERS["maml"],), {method: lambda self: None})

@@ -17,7 +17,6 @@ import contextlib
 import copy
 import errno
 import json
-import math
 import os
 import re
 import sys
@@ -31,8 +30,7 @@ from datasets.spelling import is_theirs
 from maml import by_class
 from maml.best import RECORDED, content_of, load_best
 from maml.config import Config, default_data_root, flag, registry
-from maml.config.checks import MOST
-from maml.config.parser import Parser, add_trust, number, whole_number
+from maml.config.parser import Parser, add_trust, at_least, positive
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.learners.objectives import REGRESSION
@@ -55,19 +53,14 @@ from maml.strategies.local import Local
 from maml.worker import Worker
 
 SPLITS = ("train", "validation", "test")
-ASKED: dict[str, tuple[str, Any, int | None, str]] = {
-    "steps": ("eval_inner_steps", whole_number, 0, "inner steps on the support set"),
-    "ways": (
-        "ways",
-        whole_number,
-        1,
-        "classes a task, for a learner without parameters of a class",
-    ),
-    "shots": ("shots", whole_number, 1, "support examples per class"),
-    "queries": ("eval_queries", whole_number, 1, "query examples per class"),
-    "data": ("data", str, None, "another data set, of images of the same shape"),
+ASKED: dict[str, tuple[str, Any, str]] = {
+    "steps": ("eval_inner_steps", at_least(0), "inner steps on the support set"),
+    "ways": ("ways", at_least(1), "classes a task, for a learner without parameters of a class"),
+    "shots": ("shots", at_least(1), "support examples per class"),
+    "queries": ("eval_queries", at_least(1), "query examples per class"),
+    "data": ("data", str, "another data set, of images of the same shape"),
 }
-"""What may be asked otherwise than the run's own: flag, field, type, least, help."""
+"""What may be asked otherwise than the run's own: flag, field, type, help."""
 POLL, PATIENCE = 5.0, 3600.0
 """Seconds between two looks at a run that is watched, and until it is given up."""
 
@@ -93,7 +86,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def _parser() -> Parser:
     parser = Parser(
         prog="python -m maml.evaluate",
         description="Evaluate a checkpoint of a run directory, or the model of a record.",
@@ -101,7 +94,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     parser.add_argument("--split", choices=SPLITS, default="test")
     parser.add_argument(
-        "--tasks", type=whole_number, default=600, help="tasks to evaluate (default: 600)"
+        "--tasks", type=at_least(1), default=600, help="tasks to evaluate (default: 600)"
     )
     parser.add_argument(
         "--non-transductive",
@@ -117,12 +110,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--ensemble",
         metavar="K",
-        type=whole_number,
+        type=at_least(2),
         help="beside that one also the mean of the outputs of the K kept checkpoints that "
         "validated best (train with --keep-best K)",
     )
-    for name, of in ASKED.items():
-        kind, least, what = of[1:]
+    for name, (_, kind, what) in ASKED.items():
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
     parser.add_argument(
         "--by-class",
@@ -144,36 +136,27 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "may be started before it, and again: what is evaluated already is not repeated",
     )
     parser.add_argument(
-        "--poll", type=number, help=f"--watch: seconds between looks (default: {POLL:g})"
+        "--poll", type=positive, help=f"--watch: seconds between looks (default: {POLL:g})"
     )
     parser.add_argument(
         "--patience",
-        type=number,
+        type=positive,
         help="--watch: give up when nothing in RUN_DIR changes for so many seconds "
         f"(default: {PATIENCE:g})",
     )
-    options = parser.parse_args(arguments)
-    for name, least in {
-        "tasks": 1,
-        "ensemble": 2,
-        **{name: of[2] for name, of in ASKED.items()},
-    }.items():
-        value = getattr(options, name)
-        if isinstance(value, int) and value < (least or 0):
-            raise UserError(f"--{name} must be at least {least}, not {value}")
-        if isinstance(value, int) and value > MOST:
-            raise UserError(f"--{name} must be at most {MOST}, not {value}")
+    return parser
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    options = _parser().parse_args(arguments)
     for name in ("iteration", "ensemble", "by_class"):
         if getattr(options, name) not in (None, False) and options.watch:
             raise UserError(f"{flag(name)}: --watch evaluates every checkpoint")
     if options.data_root == "":
         raise UserError('--data-root "": empty; was a shell variable not set?')
     for name in ("poll", "patience"):
-        value = getattr(options, name)
-        if value is not None and not options.watch:
+        if getattr(options, name) is not None and not options.watch:
             raise UserError(f"--{name} goes with --watch")
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--{name} must be positive and finite, not {value}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("python -m maml.evaluate runs in one process: start it without torchrun")
     return options
@@ -314,25 +297,7 @@ class RunEvaluator:
         """
         assert self.config is not None
         options, question = self.options, self.question()
-        params = self.strategy.worker.learner.meta_parameters()
-        for one in (saved, *together):
-            try:
-                checkpoint.check_model(one, params, f"{options.run_dir}, after {one['iteration']}")
-            except UserError as error:
-                if options.data is None:
-                    raise
-                shape = self.strategy.worker.learner.image_shape
-                raise UserError(
-                    f"--data {options.data}: the run's model takes no images of the shape "
-                    f"{list(shape or [])} (channels, height, width), which these have"
-                ) from error
-            warn_of_edits(self.config, one, self._warned)
-        if saved.get("division") is not None and options.data is None:
-            # As the run opens it: what is asked of the tasks here is not asked of those.
-            learner = copy.copy(self.strategy.worker.learner)
-            learner.config = self._of_run
-            division = learner.open_tasks("train").division
-            checkpoint.check_division(saved, division, options.run_dir)
+        self._check([saved, *together])
         # A line that goes on for hours is for terminals.
         progress = sys.stderr.isatty() or not options.watch
         result = evaluate(
@@ -368,6 +333,30 @@ class RunEvaluator:
             files.append_line(self.rows, mend + json.dumps(row))
         if options.by_class:
             self._by_class(saved, progress=progress)
+
+    def _check(self, contents: Sequence[dict[str, Any]]) -> None:
+        """Refuse checkpoints, the first of which is the run's, that do not fit what is asked."""
+        assert self.config is not None
+        options = self.options
+        params = self.strategy.worker.learner.meta_parameters()
+        for one in contents:
+            try:
+                checkpoint.check_model(one, params, f"{options.run_dir}, after {one['iteration']}")
+            except UserError as error:
+                if options.data is None:
+                    raise
+                shape = self.strategy.worker.learner.image_shape
+                raise UserError(
+                    f"--data {options.data}: the run's model takes no images of the shape "
+                    f"{list(shape or [])} (channels, height, width), which these have"
+                ) from error
+            warn_of_edits(self.config, one, self._warned)
+        if contents[0].get("division") is not None and options.data is None:
+            # As the run opens it: what is asked of the tasks here is not asked of those.
+            learner = copy.copy(self.strategy.worker.learner)
+            learner.config = self._of_run
+            division = learner.open_tasks("train").division
+            checkpoint.check_division(contents[0], division, options.run_dir)
 
     def _by_class(self, saved: dict[str, Any], *, progress: bool) -> None:
         """Print how good the answers are for each class; write all counts but of a record."""

@@ -22,7 +22,7 @@ from datasets.folder import FolderImages, own_name, read_images
 from datasets.folder_source import shown
 from datasets.pictures import as_in
 from datasets.words import counted
-from maml.config.parser import Parser, add_trust, whole_number
+from maml.config.parser import Parser, add_trust, at_least
 from maml.errors import UserError
 from maml.library.model import AdaptedModel, BatchStatistics, Model, find, load
 from maml.run import directory, files
@@ -95,7 +95,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         help="an image, a folder of images, or a folder of folders of classes",
     )
     parser.add_argument(
-        "--steps", type=whole_number, help="inner steps (default: as the run is evaluated)"
+        "--steps", type=at_least(0), help="inner steps (default: as the run is evaluated)"
     )
     parser.add_argument(
         "--batch-statistics",
@@ -116,8 +116,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--json", type=Path, metavar="FILE", help="write all probabilities to this file, too"
     )
     options = parser.parse_args(arguments)
-    if options.steps is not None and options.steps < 0:
-        raise UserError(f"--steps must be at least 0, not {options.steps}")
     if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise UserError(f"--json {options.json}: no file in an existing folder")
     return options

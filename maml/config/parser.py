@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import math
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from datasets.flags import MOST
 from maml.config import registry
 from maml.config.fields import FACTS, FLAGS, Config, flag
 from maml.errors import UserError
@@ -41,7 +43,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""
         # As in "argument --ways: …", and "argument --transductive/--no-transductive: …".
-        raise UserError(re.sub(r"^argument ", "", message))
+        raise UserError(re.sub(r"^argument ", "", message).replace(": must be ", " must be ", 1))
 
     def print_help(self, file: Any = None) -> None:
         """Print the help; a reader that has seen enough of it, as ``head``, may go."""
@@ -175,6 +177,28 @@ def whole_number(text: str) -> int:
         if float(text).is_integer():
             return int(float(text))
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return what reads an integer from ``least`` to `MOST`."""
+
+    def read(text: str) -> int:
+        value = whole_number(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {value}")
+        if value > MOST:
+            raise argparse.ArgumentTypeError(f"must be at most {MOST}, not {value}")
+        return value
+
+    return read
+
+
+def positive(text: str) -> float:
+    """Read a number above zero."""
+    value = number(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be positive and finite, not {value}")
+    return value
 
 
 def number(text: str) -> float:

@@ -22,34 +22,20 @@ transport's call, where Python runs nothing else.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
 
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from tqdm import tqdm
-
-from datasets.errors import DataError
-from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
+from maml.errors import DivergedError, WorkerLostError, timed_out
+from maml.processes.board import BEAT, EVIDENCE, LEFT, Board
 from maml.processes.clock import Clock
+from maml.processes.finding import Finding, exit_code, say, within
 from maml.processes.launcher import launcher_holds_store, say_all_have_met, when_lost
 from maml.processes.member import Member
 from maml.processes.memory import OutOfMemory, resident
-from maml.processes.store import START_TIMEOUT, new_connection, own_connection
+from maml.processes.waits import Waits
 from maml.processes.world import World
-
-BEAT = 1.0
-"""Seconds between two heartbeats."""
-
-EVIDENCE = 5.0
-"""Seconds of silence that are enough where a connection has broken as well."""
 
 SPEAK = 4.0
 """Seconds in which rank 0 says why all end. Then another process does."""
@@ -57,31 +43,9 @@ SPEAK = 4.0
 LAST_WORDS = 20.0
 """Seconds that a process takes at most to save what it has, before it ends."""
 
-_LEFT, _FAILED, _WAITS = b"left", b"!", b" waits"
-"""In place of a number: it has left in good order; it has failed, and what follows is the line.
-After a number: it waits for others, or for something to do."""
-
-_runs = itertools.count()
-"""A process may do several runs, one after the other; the launcher's store outlives them all."""
-
-T = TypeVar("T")
-
-
-class Finding(NamedTuple):
-    """Why processes are to end: the line, which rank was lost, if one was, and the exit code."""
-
-    line: str
-    rank: int | None = None
-    code: int = 1
-
-    @classmethod
-    def from_text(cls, text: str) -> Finding:
-        """Return what `to_text` wrote."""
-        return cls(*json.loads(text))
-
-    def to_text(self) -> str:
-        """Return it as text, for the store."""
-        return json.dumps(self)
+_FAILED, _WAITS = b"!", b" waits"
+"""In place of a number: it has failed, and what follows is the line. After a number: it waits for
+others, or for something to do."""
 
 
 class Liveness:
@@ -105,25 +69,16 @@ class Liveness:
         self.members: dict[int, Member] = {}
         self.clock = Clock()
         self.excused: set[int] = set()
+        self.waits = Waits(self.clock)
+        self._board = Board(world, self.clock, self._mine, self._lose_connection)
         self._over = threading.Event()
         self._ending = threading.RLock()
-        self._threads: list[threading.Thread] = []
-        # What the store has told: when it last answered, the others' numbers, and since when they
-        # stand; and the line by which all end.
-        self._answered, self._broken = 0.0, ""
-        self._beats: dict[int, bytes] = {}
-        self._heard: dict[int, float] = {}
-        self._told = b""
-        # Its own failure; why it suspects another; who has ended, and since when; whether all is
-        # done, and a loss after that was said.
-        self._failed, self._suspected = b"", ""
+        self._judge_thread: threading.Thread | None = None
+        # Its own failure; why it suspects another; who has ended, and since when; whether a loss
+        # after the end was said.
+        self._failed, self._suspected, self._said = b"", "", False
         self._ended: dict[int, float] = {}
         self._memory, self._resident = OutOfMemory(), dict[int, int]()
-        self._done, self._said = b"", False
-        # Since when this process waits for others, in each of its threads that do; whether it does
-        # only what it is called for, and the calls that it is in.
-        self._waits: dict[object, float] = {}
-        self._serves, self._calls = False, set[object]()
 
     # ---- from the beginning to an end in good order ------------------------------------------
 
@@ -138,46 +93,28 @@ class Liveness:
         when_lost(lambda line: self._meet_end(Finding(line)))
 
     def _meet(self) -> None:
-        self._room = f"members {next(_runs)}"
-        store = PrefixStore(self._room, own_connection(self.world))
-        rank, ranks = self.world.rank, range(self.world.size)
-        if rank == 0:
-            for key, value in (("told", ""), ("spoken", ""), ("done", ""), ("note", self.note)):
-                store.set(key, value)
-        store.set(f"beat {rank}", "0")
-        store.set(f"spared {rank}", "")
-        store.set(f"member {rank}", Member.own(rank).to_text())
-        keys = [f"member {other}" for other in ranks]
-        store.wait([*keys, "note"], timedelta(seconds=START_TIMEOUT))
-        *members, note = store.multi_get([*keys, "note"])
-        self.members = dict(enumerate(Member.from_text(text.decode()) for text in members))
-        self.note = note.decode()
+        judged = range(1, self.world.size) if self.world.rank == 0 else [0]
+        members, self.note = self._board.meet(self.note, judged)
+        self.members = dict(enumerate(members))
         say_all_have_met()
-        self._store: Store = store
-        self._answered = self.clock.now()
-        judged = range(1, self.world.size) if rank == 0 else [0]
-        self._heard = dict.fromkeys(judged, self._answered)
-        for action, name in ((self._beat, "heartbeat"), (self._judge, "liveness")):
-            self._threads.append(threading.Thread(target=action, name=name, daemon=True))
-            self._threads[-1].start()
+        self._judge_thread = threading.Thread(target=self._judge, name="liveness", daemon=True)
+        self._judge_thread.start()
 
     def finish(self) -> None:
         """On rank 0: all is done, and written. Whoever is lost from here on takes nothing back."""
-        if not self._done:
-            self._done = b"yes"
-            if self._threads:
-                _within(2.0, lambda: self._store.set("done", "yes"), None)
+        self._board.say_done()
 
     @property
     def finished(self) -> bool:
         """Whether rank 0 has said that all is done, as far as this process knows."""
-        return bool(self._done)
+        return bool(self._board.done)
 
     def leave(self) -> None:
         """Watch no more, and be missed by nobody: all is done."""
         self._over.set()
+        self._board.leave()
         when_lost(lambda line: None)
-        for thread in self._threads:
+        for thread in filter(None, (self._board.thread, self._judge_thread)):
             # One that is in a question to the store must not meet the interpreter's end; but a
             # frozen store does not answer.
             thread.join(2.0)
@@ -190,40 +127,8 @@ class Liveness:
 
     def silent(self, seconds: float) -> set[int]:
         """Return the ranks that have ended, or were silent for so long, of those it watches."""
-        return {
-            rank
-            for rank, at in self._heard.items()
-            if self._answered - at > seconds or self._has_ended(rank)
-        }
-
-    @contextlib.contextmanager
-    def in_time(self) -> Iterator[None]:
-        """Let a wait for others last no longer than ``--timeout``: then this process ends."""
-        wait = object()
-        self._waits[wait] = self.clock.now()
-        try:
-            yield
-        finally:
-            del self._waits[wait]
-
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[None]:
-        """Let this process count as one that waits for others, but for the time of their calls."""
-        self._serves = True
-        try:
-            yield
-        finally:
-            self._serves = False
-
-    @contextlib.contextmanager
-    def called(self) -> Iterator[None]:
-        """While another process has called this one, let it count as one that is at work."""
-        call = object()
-        self._calls.add(call)
-        try:
-            yield
-        finally:
-            self._calls.discard(call)
+        board = self._board
+        return {r for r in board.heard if board.silence(r) > seconds or self._has_ended(r)}
 
     def check(self) -> None:
         """End this process if another one of this host was killed.
@@ -243,14 +148,14 @@ class Liveness:
         """
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         late = isinstance(error, TimeoutError) or timed_out(error)
-        if self._threads:
+        if self._judge_thread:
             overdue = f"--timeout {self.timeout:g}"
             self._suspected = overdue if late else "a connection broke"
             until = time.monotonic() + self._grace()
             while not self._need_not_know() and time.monotonic() < until:
                 time.sleep(0.1)
         if late:
-            alive = f", {self._busy()}" if self._threads else ""
+            alive = f", {self._busy()}" if self._judge_thread else ""
             more = "" if line in alive else f": {line}"
             return WorkerLostError(f"no answer within --timeout {self.timeout:g} s{alive}{more}")
         return WorkerLostError(f"a worker was lost: {line}")
@@ -266,7 +171,7 @@ class Liveness:
         Returns:
             The line that this process is to say; empty where another one has said it, for all.
         """
-        if not self._threads or self._over.is_set():
+        if not self._judge_thread or self._over.is_set():
             return self._line_of(error)
         self.report(error)
         found = Finding.from_text(self._failed[1:].decode())
@@ -274,55 +179,22 @@ class Liveness:
         with self._ending:
             if self.world.rank == 0:
                 # No rank was lost, that others might have to end: this one ends by itself.
-                line = self._tell(found._replace(rank=None)).line
-                speaks = self._may_speak()
+                line = self._board.tell(found._replace(rank=None)).line
+                speaks = self._board.may_speak()
                 self._wait_for_all()
             else:
-                speaks = self._may_speak(SPEAK)
+                speaks = self._board.may_speak(SPEAK)
             self._over.set()
+            self._board.leave()
         return line if speaks else ""
 
     # ---- the heartbeat -----------------------------------------------------------------------
 
-    def _beat(self) -> None:
-        """Raise this process's number, and read the others', until it is over.
+    def _mine(self, number: int) -> bytes:
+        return self._failed or str(number).encode() + (_WAITS if self.waits else b"")
 
-        In a thread of its own: a frozen store answers no question, whatever its time limit.
-        """
-        keys = [f"beat {other}" for other in self._heard]
-        for number in itertools.count(1):
-            over = self._over.wait(BEAT)
-            mine = _LEFT if over or self._told else self._failed or self._number(number)
-            try:
-                self._store.set(f"beat {self.world.rank}", mine.decode())
-                if over:
-                    return
-                *beats, self._told, done = self._store.multi_get([*keys, "told", "done"])
-                self._done = self._done or done
-            except RuntimeError as error:
-                if over:
-                    return
-                self._tell_of_broken((str(error) or "closed").splitlines()[0])
-                continue
-            now = self.clock.now()
-            for other, beat in zip(self._heard, beats, strict=True):
-                if beat != self._beats.get(other):
-                    self._beats[other], self._heard[other] = beat, now
-            self._answered, self._broken = now, ""
-
-    def _number(self, number: int) -> bytes:
-        waits = self._waits or (self._serves and not self._calls)
-        return str(number).encode() + (_WAITS if waits else b"")
-
-    def _tell_of_broken(self, how: str) -> None:
-        """Report, over a new connection, that this process has lost its own, as after a reset.
-
-        Where the store is gone, or out of reach, nothing is told: `_look` finds the reason.
-        """
-        with contextlib.suppress(OSError, RuntimeError):
-            self._store = PrefixStore(self._room, new_connection(self.world, timeout=BEAT))
-            self._failed = self._failed or self._failure(self._cut_off(how))
-        self._broken = how
+    def _lose_connection(self, how: str) -> None:
+        self._failed = self._failed or self._failure(self._cut_off(how))
 
     def _failure(self, line: str, code: int = 1) -> bytes:
         return _FAILED + Finding(line, self.world.rank, code).to_text().encode()
@@ -341,9 +213,9 @@ class Liveness:
 
     def _meet_end(self, found: Finding) -> None:
         """End, unless this process goes on without what was lost; then let all know that."""
-        if self._done and self.world.rank == 0:
-            if not self._said and self._may_speak():
-                _say(f"{found.line}; all work is done")
+        if self._board.done and self.world.rank == 0:
+            if not self._said and self._board.may_speak():
+                say(f"{found.line}; all work is done")
             self._said = True
             self._kill_stopped(found.rank)
         elif self.world.rank or found.rank is None or not self.survives(found.rank, found.line):
@@ -353,19 +225,18 @@ class Liveness:
             self._over.wait()
             return
         self.excused.add(found.rank)
-        with contextlib.suppress(RuntimeError):
-            self._store.set(f"spared {found.rank}", "yes")
+        self._board.spare(found.rank)
 
     def _need_not_know(self) -> bool:
         """Whether it is all the same why a connection broke: all is done, and rank 0 lives."""
-        return self.finished and (self.world.rank == 0 or self._beats.get(0) == _LEFT)
+        return self.finished and (self.world.rank == 0 or self._board.beats.get(0) == LEFT)
 
     def _look(self) -> Finding | None:
         """Return what ends this process, if anything."""
-        if self._told:
-            return Finding.from_text(self._told.decode())
+        if self._board.told:
+            return Finding.from_text(self._board.told.decode())
         for rank in self._judged():
-            beat = self._beats.get(rank, b"")
+            beat = self._board.beats.get(rank, b"")
             if beat.startswith(_FAILED):
                 return Finding.from_text(beat[1:].decode())
             # Whether it has left in good order is in its last heartbeat.
@@ -373,22 +244,22 @@ class Liveness:
                 why = self._memory.cause("it", self._resident.get(rank))
                 return Finding(f"{self.members[rank]} was killed{why}", rank)
         now = self.clock.now()
-        if now > self._answered + self.timeout:
-            silent = f"silent for {now - self._answered:.0f} s (--timeout {self.timeout:g})"
+        if now > self._board.answered + self.timeout:
+            silent = f"silent for {now - self._board.answered:.0f} s (--timeout {self.timeout:g})"
             return Finding(f"{self._holder()} {silent}")
-        if self._broken and not self._failed:
+        if self._board.broken and not self._failed:
             if self.world.rank == 0 and not launcher_holds_store():
-                return Finding(self._cut_off(self._broken))
+                return Finding(self._cut_off(self._board.broken))
             # Later than rank 0, which finds it silent if it is this process that was cut off.
-            if now > self._answered + EVIDENCE + 3 * BEAT:
+            if now > self._board.answered + EVIDENCE + 3 * BEAT:
                 holder = self._holder(is_seen=False)
-                return Finding(f"{holder} the connection broke: {self._broken}")
+                return Finding(f"{holder} the connection broke: {self._board.broken}")
         limit = f"--timeout {self.timeout:g}"
-        overdue = now - min(list(self._waits.values()), default=now) - self.timeout
+        overdue = self.waits.longest() - self.timeout
         suspected = self._suspected or (limit if overdue > 0 else "")
         patience = min(EVIDENCE, self.timeout) if suspected else self.timeout
         for rank in self._judged():
-            silence = self._answered - self._heard[rank]
+            silence = self._board.silence(rank)
             if silence > patience:
                 line = f"{self._state(rank)}: silent for {silence:.0f} s ({suspected or limit})"
                 return Finding(line, rank)
@@ -399,7 +270,7 @@ class Liveness:
 
     def _busy(self) -> str:
         """Say who keeps others waiting, although all live, as far as it can be seen from here."""
-        busy = [r for r in self._judged() if not self._beats.get(r, _WAITS).endswith(_WAITS)]
+        busy = [r for r in self._judged() if not self._board.beats.get(r, _WAITS).endswith(_WAITS)]
         who = f"{self.name(busy) or 'one'} {'hang' if len(busy) > 1 else 'hangs'}"
         return f"although all processes are alive: {who}, or needs more time than that"
 
@@ -416,8 +287,8 @@ class Liveness:
 
     def _judged(self) -> list[int]:
         """Return who is still to be there."""
-        gone = {rank for rank, beat in self._beats.items() if beat == _LEFT}
-        return [rank for rank in self._heard if rank not in gone | self.excused]
+        gone = {rank for rank, beat in self._board.beats.items() if beat == LEFT}
+        return [rank for rank in self._board.heard if rank not in gone | self.excused]
 
     def _has_ended(self, rank: int) -> bool:
         """Say whether a process of this host has ended; of other hosts nothing is known."""
@@ -431,7 +302,7 @@ class Liveness:
 
     def _has_been_read(self, since: float) -> bool:
         """Say whether the store was read after that moment, or will not be."""
-        return self._answered > since + BEAT / 4 or self.clock.now() > since + 3 * BEAT
+        return self._board.answered > since + BEAT / 4 or self.clock.now() > since + 3 * BEAT
 
     def _holder(self, *, is_seen: bool = True) -> str:
         """Name whoever holds the store, and what it does, if that can be seen."""
@@ -446,13 +317,13 @@ class Liveness:
         with self._ending:
             if self._over.is_set():
                 return
-            line, lost, code = self._tell(found)
-            lost_zero = lost == 0 or bool(self._broken)
+            line, lost, code = self._board.tell(found)
+            lost_zero = lost == 0 or bool(self._board.broken)
             wait = 0.0 if self.world.rank == 0 else (0.2 * self.world.rank if lost_zero else SPEAK)
-            if self._may_speak(wait):
-                _say(f"error: {line}")
+            if self._board.may_speak(wait):
+                say(f"error: {line}")
             self._kill_stopped(lost)
-            _within(LAST_WORDS, lambda: self.last_words(line), None)
+            within(LAST_WORDS, lambda: self.last_words(line), None)
             if self.world.rank == 0:
                 self._wait_for_all()
             os._exit(code)
@@ -461,7 +332,9 @@ class Liveness:
         """Kill who is stopped, on this host: a launcher would wait for half a minute."""
         near = [member for member in self.members.values() if member.is_near]
         # One that has failed ends by itself.
-        hangs = {lost} - {rank for rank, beat in self._beats.items() if beat.startswith(_FAILED)}
+        hangs = {lost} - {
+            rank for rank, beat in self._board.beats.items() if beat.startswith(_FAILED)
+        }
         stopped = [
             m for m in near if m.rank in hangs or (m.rank != self.world.rank and m.is_stopped())
         ]
@@ -470,39 +343,6 @@ class Liveness:
         if self.world.rank == min(others, default=None):
             for member in stopped:
                 member.kill()
-
-    def _tell(self, found: Finding) -> Finding:
-        """Tell all why they end; return it, or what was told before."""
-
-        def tell() -> Finding:
-            told: bytes = self._store.compare_set("told", "", found.to_text())
-            return Finding.from_text(told.decode())
-
-        return self._from_store(tell, found)
-
-    def _may_speak(self, wait: float = 0.0) -> bool:
-        """Say whether this process, of all, says the line; after ``wait`` seconds for another."""
-        mine = str(self.world.rank).encode()
-
-        def speaks() -> bool:
-            keys = ["spoken", f"spared {self.world.rank}"]
-            deadline = time.monotonic() + wait
-            while time.monotonic() < deadline and not any(self._store.multi_get(keys)):
-                time.sleep(0.1)
-            if self._store.get(keys[1]):
-                return False
-            told: bytes = self._store.compare_set("spoken", "", mine.decode())
-            return told == mine
-
-        # Without a store, one that went with rank 0, it is the next one.
-        last = 0 if launcher_holds_store() else 1
-        return self._from_store(speaks, self.world.rank <= last, wait)
-
-    def _from_store(self, ask: Callable[[], T], otherwise: T, wait: float = 0.0) -> T:
-        """Return what the store answers to a question that takes ``wait`` seconds, if it does."""
-        if not self._threads or self.clock.now() > self._answered + EVIDENCE:
-            return otherwise
-        return _within(wait + 2.0, ask, otherwise)
 
     def _wait_for_all(self) -> None:
         """On rank 0, with whom the store may go: wait until the others have read why."""
@@ -523,30 +363,3 @@ class Liveness:
         if isinstance(error, KeyboardInterrupt):
             return f"{me} was interrupted"
         return f"{me} failed: {type(error).__name__}: {text}"
-
-
-def exit_code(error: BaseException) -> int:
-    """Return the exit code of all processes of a run where one fails by ``error``."""
-    if isinstance(error, WorkerLostError):
-        return error.code
-    return 2 if isinstance(error, (UserError, DataError)) else 1
-
-
-def _say(line: str) -> None:
-    # A bar may be drawn at this moment.
-    tqdm.write(line, file=sys.stderr)
-    sys.stderr.flush()
-
-
-def _within(seconds: float, action: Callable[[], T], otherwise: T) -> T:
-    """Return ``action()``, or ``otherwise`` if it fails or takes longer: a store may be frozen."""
-    found = [otherwise]
-
-    def act() -> None:
-        with contextlib.suppress(RuntimeError, OSError):
-            found[0] = action()
-
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0]

@@ -16,8 +16,9 @@ from datasets.errors import DataError
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.params import Params
+from maml.processes.finding import exit_code
 from maml.processes.goodbye import let_rank_zero_be_last
-from maml.processes.liveness import Liveness, exit_code
+from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
 from maml.strategies.agreement import agree
@@ -136,7 +137,7 @@ class Strategy(ABC):
             limited: Whether what is done may last no longer than ``--timeout``.
         """
         try:
-            with self.liveness.in_time() if limited else self.liveness.serving():
+            with self.liveness.waits.limited() if limited else self.liveness.waits.serving():
                 yield
         except RuntimeError as error:
             raise self.liveness.explain(error) from error

@@ -105,7 +105,7 @@ class OverRpc(Strategy):
         be in the middle of a step; while it lives, it is served.
         """
         told = False
-        with self.liveness.serving():
+        with self.liveness.waits.serving():
             while (self.stop and not told) or not event.wait(0.5):
                 if self.stop.signal is not None and not told:
                     told = True
@@ -154,7 +154,7 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         liveness = _strategy().liveness
         try:
-            with liveness.called():
+            with liveness.waits.called():
                 return function(*args, **kwargs)
         except Exception as error:
             liveness.report(error)

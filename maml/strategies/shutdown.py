@@ -11,8 +11,9 @@ from collections.abc import Iterable
 import torch.distributed.rpc as rpc
 from torch.futures import Future
 
+from maml.processes.board import BEAT
 from maml.processes.goodbye import GOODBYE
-from maml.processes.liveness import BEAT, Liveness
+from maml.processes.liveness import Liveness
 
 SILENT = 3.0
 """Seconds without a heartbeat after which a process is not waited for, once all is done."""

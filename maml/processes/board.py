@@ -1,0 +1,179 @@
+"""What the processes of a run write for each other, in the launcher's store.
+
+Each writes a number every second, its heartbeat, and reads the others': in a thread of its own, as
+a frozen store answers no question, whatever its time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import TypeVar
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from maml.processes.clock import Clock
+from maml.processes.finding import Finding, within
+from maml.processes.launcher import launcher_holds_store
+from maml.processes.member import Member
+from maml.processes.store import START_TIMEOUT, new_connection, own_connection
+from maml.processes.world import World
+
+BEAT = 1.0
+"""Seconds between two heartbeats."""
+
+EVIDENCE = 5.0
+"""Seconds of silence that are enough where a connection has broken as well."""
+
+LEFT = b"left"
+"""In place of a number: it has left in good order."""
+
+T = TypeVar("T")
+
+_runs = itertools.count()
+"""A process may do several runs, one after the other; the launcher's store outlives them all."""
+
+
+class Board:
+    """This process's view of what all have written, from `meet` to the end of its thread.
+
+    Attributes:
+        answered: When the store last answered.
+        broken: How the connection to it broke, since then; or "".
+        beats: The others' heartbeats.
+        heard: Since when these stand.
+        told: The `Finding` by which all end, as text; or b"".
+        done: Whether rank 0 has said that all is done: b"" or not.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        clock: Clock,
+        mine: Callable[[int], bytes],
+        cut_off: Callable[[str], None],
+    ) -> None:
+        """Write ``mine(n)`` as the n-th heartbeat; call ``cut_off`` when the connection breaks."""
+        self._world, self._clock, self._mine, self._cut_off = world, clock, mine, cut_off
+        self.answered, self.broken = 0.0, ""
+        self.beats: dict[int, bytes] = {}
+        self.heard: dict[int, float] = {}
+        self.told, self.done = b"", b""
+        self.thread: threading.Thread | None = None
+        self._over = threading.Event()
+
+    def meet(self, note: str, judged: Iterable[int]) -> tuple[list[Member], str]:
+        """Wait until all have written who they are; return that, and rank 0's note.
+
+        The heartbeats of the ranks ``judged`` are read from then on.
+
+        Raises:
+            RuntimeError: if one does not come.
+        """
+        self._room = f"members {next(_runs)}"
+        store: Store = PrefixStore(self._room, own_connection(self._world))
+        rank = self._world.rank
+        if rank == 0:
+            for key, value in (("told", ""), ("spoken", ""), ("done", ""), ("note", note)):
+                store.set(key, value)
+        store.set(f"beat {rank}", "0")
+        store.set(f"spared {rank}", "")
+        store.set(f"member {rank}", Member.own(rank).to_text())
+        keys = [f"member {other}" for other in range(self._world.size)]
+        store.wait([*keys, "note"], timedelta(seconds=START_TIMEOUT))
+        *members, of_zero = store.multi_get([*keys, "note"])
+        self._store = store
+        self.answered = self._clock.now()
+        self.heard = dict.fromkeys(judged, self.answered)
+        self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self.thread.start()
+        return [Member.from_text(text.decode()) for text in members], of_zero.decode()
+
+    def leave(self) -> None:
+        """Write that this process has left; its thread ends."""
+        self._over.set()
+
+    def _beat(self) -> None:
+        keys = [f"beat {other}" for other in self.heard]
+        for number in itertools.count(1):
+            over = self._over.wait(BEAT)
+            mine = LEFT if over or self.told else self._mine(number)
+            try:
+                self._store.set(f"beat {self._world.rank}", mine.decode())
+                if over:
+                    return
+                *beats, self.told, done = self._store.multi_get([*keys, "told", "done"])
+                self.done = self.done or done
+            except RuntimeError as error:
+                if over:
+                    return
+                self._reconnect((str(error) or "closed").splitlines()[0])
+                continue
+            now = self._clock.now()
+            for other, beat in zip(self.heard, beats, strict=True):
+                if beat != self.beats.get(other):
+                    self.beats[other], self.heard[other] = beat, now
+            self.answered, self.broken = now, ""
+
+    def _reconnect(self, how: str) -> None:
+        """Report, over a new connection, that this process has lost its own, as after a reset.
+
+        Where the store is gone, or out of reach, nothing is told.
+        """
+        with contextlib.suppress(OSError, RuntimeError):
+            self._store = PrefixStore(self._room, new_connection(self._world, timeout=BEAT))
+            self._cut_off(how)
+        self.broken = how
+
+    def silence(self, rank: int) -> float:
+        """Return the seconds since the last heartbeat of a rank, as far as the store has told."""
+        return self.answered - self.heard[rank]
+
+    def say_done(self) -> None:
+        """Write, as rank 0, that all is done."""
+        if not self.done:
+            self.done = b"yes"
+            if self.thread is not None:
+                within(2.0, lambda: self._store.set("done", "yes"), None)
+
+    def spare(self, rank: int) -> None:
+        """Write that the others go on without ``rank``, which is to say nothing if it lives."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"spared {rank}", "yes")
+
+    def tell(self, found: Finding) -> Finding:
+        """Tell all why they end; return it, or what was told before."""
+
+        def tell() -> Finding:
+            told: bytes = self._store.compare_set("told", "", found.to_text())
+            return Finding.from_text(told.decode())
+
+        return self._ask(tell, found)
+
+    def may_speak(self, wait: float = 0.0) -> bool:
+        """Say whether this process, of all, says the line; after ``wait`` seconds for another."""
+        rank = self._world.rank
+
+        def speaks() -> bool:
+            keys = ["spoken", f"spared {rank}"]
+            deadline = time.monotonic() + wait
+            while time.monotonic() < deadline and not any(self._store.multi_get(keys)):
+                time.sleep(0.1)
+            if self._store.get(keys[1]):
+                return False
+            told: bytes = self._store.compare_set("spoken", "", str(rank))
+            return told == str(rank).encode()
+
+        # Without a store, one that went with rank 0, it is the next one.
+        last = 0 if launcher_holds_store() else 1
+        return self._ask(speaks, rank <= last, wait)
+
+    def _ask(self, ask: Callable[[], T], otherwise: T, wait: float = 0.0) -> T:
+        """Return what the store answers to a question that takes ``wait`` seconds, if it does."""
+        if self.thread is None or self._clock.now() > self.answered + EVIDENCE:
+            return otherwise
+        return within(wait + 2.0, ask, otherwise)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from maml.kernels.derivatives import Derivatives, of_each_task
+from maml.kernels.derivatives import Derivatives, Gradient, of_each_task
 from maml.metagradient.adam import Moment
 from maml.metagradient.problem import Outer, Problem, Tensors
 from maml.metagradient.rules import Rule, make_rule
@@ -195,11 +195,8 @@ class _Loop:
                 own, v = self._take_out(step, v, summed=first)
                 of_steps.insert(0, own)
             if step and problem.query_weight(step - 1):
-                # The query loss after the step before, which reads that step's parameters.
-                weight, before = problem.query_weight(step - 1), began.at
-                if problem.step_params:
-                    before = derivatives.put(before, problem.step_params[step - 1])
-                early = derivatives.gradient("query", before, self.tasks, step - 1, again=False)
+                early = self._query_before(step, began.at)
+                weight = problem.query_weight(step - 1)
                 v = {n: torch.add(t, early.gradients[n], alpha=weight) for n, t in v.items()}
                 losses = losses + weight * early.losses
         if not problem.steps:
@@ -214,6 +211,12 @@ class _Loop:
             of_transform,
         )
         return Outer(gradients, losses, query.outputs)
+
+    def _query_before(self, step: int, at: Params) -> Gradient:
+        """Differentiate the query loss after the step before, by that step's parameters."""
+        if self.problem.step_params:
+            at = self.derivatives.put(at, self.problem.step_params[step - 1])
+        return self.derivatives.gradient("query", at, self.tasks, step - 1, again=False)
 
     def _of_rates(self, step: int, gradients: Params | None) -> Params:
         """Return the gradient of a step's rates, each of its own shape, if they are learned."""

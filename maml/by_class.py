@@ -93,7 +93,7 @@ def lines(found: ByClass) -> list[str]:
         row = {other: n for (true, other), n in found.counts.items() if true == place}
         queries, right = sum(row.values()), row.pop(place, 0)
         accuracy = f"{100 * right / queries:.2f} %" if queries else "–"
-        # Of equals the first in the list of classes, however tasks come.
+        # Between equals, the first in the list of classes, whatever the order of tasks.
         wrong = max(sorted(row), key=lambda other: row[other], default=None)
         taken = "–" if wrong is None else f"{found.names[wrong]} ({row[wrong]})"
         shown.append(f"{name:<{width}}  {queries:>7}  {accuracy:>8}  {taken}")

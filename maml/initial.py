@@ -87,7 +87,7 @@ def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]]
     CIFAR-100 has met every class; a folder that nobody divided is divided anew when one is added.
 
     Args:
-        source: As in `initial_weights`. Of a file that lies in no run nothing is known.
+        source: As in `initial_weights`. Nothing is known of a file outside of a run.
         config: Of the run that begins with it.
         classes: The names of each of its splits' classes; None where they are not known.
     """
@@ -148,7 +148,7 @@ def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
         for before in BEFORE
         if before + name[cut:] in params
     )
-    # Of equals, the one with the least before the names.
+    # Between equals, the shortest prefix.
     part, before = min(
         matches, key=lambda found: (-matches[found], len(found[0])), default=("", "")
     )

@@ -194,7 +194,7 @@ class Common:
         "true", WAY, "One forward for all observers of a step, or one for each request."
     )
     batch_wait: float = _distribution(
-        0.2, WAY, "Seconds after which a batch of requests is answered that some are missing of.",
+        0.2, WAY, "Answer an incomplete batch of requests after this many seconds.",
         above=0, read_with=("batched_inference", "true"),
     )  # fmt: skip
     threads: int | None = _distribution(

@@ -89,8 +89,8 @@ def spelled(values: Mapping[str, Any]) -> str:
 def published_row(config: Config) -> dict[str, Any]:
     """Return ``published``, ``claim``, ``source`` and ``deviations`` of the preset's row.
 
-    The last are sentences: what differs between it and the published experiment. Of another
-    row than the preset's, the others are None, and there is no sentence.
+    ``deviations`` are sentences: what differs from the published experiment. A run that is of
+    another row than its preset's has none, and the other values are None.
     """
     of_row = not _other_row(config)
     return {
@@ -130,7 +130,7 @@ def _by_flags(learner: str, data: str, ways: int, shots: int) -> str:
         return {n: value for n, value in values.items() if getattr(config, n) != value}
 
     few_shot = [config for config in PRESETS.values() if config.preset.endswith("shot")]
-    # Of those with as little to change: of the same data, and with a published number.
+    # The fewest changes first, then the same data, then a published number.
     base = min(few_shot, key=lambda c: (len(other(c)), "data" in other(c), c.published is None))
     flags = " ".join(f"{flag(n)} {value}" for n, value in other(base).items())
     of_data = [config.preset for config in few_shot if config.data == data]

@@ -114,7 +114,7 @@ def find(kind: str, name: str) -> Any:
 def _theirs(kind: str, name: str) -> Component:
     """Return the facts of a user's own component: those of the first base class that has some."""
     parts, loaded = load_theirs(f"--{kind}", name, KINDS[kind].GIVEN)
-    # Of several that are one class with other facts, the first is the class as it is.
+    # When several names share a class, the first is the plain class.
     plain = reversed(list(known(kind).values()))
     of_base = {(other.module, other.attribute): other for other in plain}
     for base in getattr(loaded, "__mro__", ()) if kind != "network" else ():

@@ -27,7 +27,7 @@ class Objective(NamedTuple):
 
 def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Fraction right: logits ``[…, E, N]``, labels ``[…, E]`` int64."""
-    # Of logits that are no numbers argmax would answer the first class.
+    # For logits that are no numbers, argmax would answer the first class.
     right = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
     return {"accuracy": right.to(logits.dtype).mean(-1)}
 

@@ -100,7 +100,7 @@ class Policy(Learner):
         if self.environment.discrete:
             below = outputs.softmax(-1).cumsum(-1)[..., :-1]
             return (draws >= below).sum(-1)
-        # Of the middle of its cell: 0 would be an infinite step.
+        # A draw of 0 would be an infinite step: take the middle of its cell.
         normal = torch.special.ndtri(draws.clamp(2.0**-54, 1 - 2.0**-53))
         return SPREAD * (outputs + normal.to(outputs.dtype))
 

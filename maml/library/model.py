@@ -311,7 +311,7 @@ class AdaptedModel:
     ) -> None:
         self.classes = classes
         self._model, self._learner, self._task, self._steps = model, learner, task, steps
-        # Of its own: the model may be trained on, in place.
+        # A copy: the model may be trained on, in place.
         self._params = {name: tensor.detach().clone() for name, tensor in model.meta_params.items()}
         self._adapted = learner.adapt(self._params, task, steps)
 

@@ -21,7 +21,7 @@ from maml.metagradient.problem import Problem
 from maml.params import Params
 
 APART = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Of a gradient: by how much two ways of computing it may differ by rounding."""
+"""By how much two ways of computing a gradient may differ by rounding."""
 
 
 class NotRepeatedError(ValueError):

@@ -138,7 +138,7 @@ _OF_NETWORKS = (NetworkLoss, FeatureLoss, ModulatedLoss)
 """Losses that say which network they are of, and of what kind."""
 
 MOST_KNOWN = 64
-"""Of one network, so that functions that are made anew each time do not pile up."""
+"""Entries of one network: functions that are made anew each time must not pile up."""
 
 _READ: weakref.WeakKeyDictionary[nn.Module, dict[Any, frozenset[str]]] = weakref.WeakKeyDictionary()
 """What the losses of the networks that were looked at read, by part and size of the set."""

@@ -41,7 +41,7 @@ def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
             problem.second_moment, second_moment(state), derivatives, len(query.losses)
         )
     still = {name: torch.zeros_like(tensor) for name, tensor in problem.fixed.items()}
-    # Of rates that are learned there is none: a mistake, which is told where it is asked for.
+    # Learned rates have no such gradient: whoever asks for it is told of the mistake.
     rates: list[Params] = [{} for _ in problem.rates or ()]
     gradients = Tensors(
         {name: apart[name] for name in problem.start}, still, rates, [], second_moment=of_moment

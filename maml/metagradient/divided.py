@@ -84,7 +84,7 @@ class DividedDerivatives(Derivatives):
         n_examples = part_of(tasks, part)[0].shape[1]
         begin, end = self._bounds(n_examples)
         weight = (end - begin) / n_examples
-        # Of more parts than examples some are empty: any example, at a weight of zero.
+        # With more parts than examples, an empty part has any example, at a weight of zero.
         begin = min(begin, n_examples - 1)
         end = max(end, begin + 1)
         mine = Task(

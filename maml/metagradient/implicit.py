@@ -25,9 +25,9 @@ from maml.metagradient.problem import Outer, Problem, Tensors
 from maml.params import Params
 
 LEAST_CURVATURE = 0.5
-"""Of what (1 + δ) I alone would have along a direction. At a minimum H adds to it; where H takes
-more than half away, the loop is far from one, and a division by next to nothing would make the
-gradient one of rounding, or of chance."""
+"""Stop when the curvature falls below this share of (1 + δ): the inner loop has not converged. At a
+minimum H adds to (1 + δ). Where H takes more than half of it away, a division by next to nothing
+would make the gradient one of rounding."""
 
 
 @torch.no_grad()

@@ -34,8 +34,8 @@ class Loss(Protocol):
             params: Every parameter of the problem as it is at that moment: ``start``'s names with
                 their adapted values, ``fixed`` and this step's ``step_params``.
             task: One task: a `datasets.tasks.Task`, or any nest of tensors.
-            step: Of a support loss, which inner step is taken, from 0. Of a query loss, the last
-                that was taken (0 if none was).
+            step: For a support loss, the inner step that is taken, from 0. For a query loss, the
+                last step that was taken; 0 where there was no step.
         """
 
 

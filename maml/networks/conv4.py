@@ -105,7 +105,7 @@ class Conv4(nn.Module):
 
     blocks_n = 4
     head_prefix = "head."
-    """Of the names of the output layer's parameters."""
+    """What the names of the output layer's parameters begin with."""
     context_layer = "blocks.2.norm"
     """The layer that a context modulates (arXiv:1810.03642, appendix)."""
 

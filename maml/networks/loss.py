@@ -100,7 +100,7 @@ class NetworkLoss:
 
 
 _IS_OURS: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-"""Of the networks that were looked at: each step asks."""
+"""The answers so far: each step asks."""
 
 
 def is_ours(network: nn.Module) -> bool:

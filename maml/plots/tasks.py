@@ -31,7 +31,7 @@ def task_of(model: Model, index: int) -> tuple[Task, list[str]]:
     known = episodes.names(ids)
     if known is None:
         return episodes.tasks(ids), [f"class {c + 1}" for c in range(model.ways or 0)]
-    # Of a path the last part; of a long name its beginning.
+    # The last part of a path; the beginning of a long name.
     short = [name.rpartition("/")[2] for name in known[0]]
     return episodes.tasks(ids), [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in short]
 

@@ -101,7 +101,7 @@ class Liveness:
         self._judge_thread.start()
 
     def finish(self) -> None:
-        """On rank 0: all is done, and written. Whoever is lost from here on takes nothing back."""
+        """On rank 0: all is done, and written. A later loss takes nothing back."""
         self._board.say_done()
 
     @property
@@ -137,7 +137,7 @@ class Liveness:
         tells which of the two it was.
         """
         if any(self._has_ended(rank) for rank in self._judged()):
-            # Whoever leaves in good order has said so, and the thread may not have read it.
+            # One that leaves in good order has said so, and the thread may not have read it.
             time.sleep(4 * BEAT)
 
     def explain(self, error: BaseException) -> WorkerLostError:

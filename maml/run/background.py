@@ -64,6 +64,6 @@ class Background:
             finally:
                 sink.close()
         except Exception as error:
-            # Of one that was left behind, all has been said.
+            # A sink that was left behind has said all.
             if not self._left:
                 self._failed(error)

@@ -153,8 +153,8 @@ def write_config(
         processes: How many of them there are, on all hosts.
         threads: How many of rank 0 compute.
         device: What rank 0 computes on.
-        begun: The starts that the checkpoint tells of which the run goes on from. Of a run
-            directory that has starts of its own these count.
+        begun: The earlier starts that the run's checkpoint tells of. They count where the run
+            directory has none of its own.
     """
     path = run_dir / "config.yaml"
     commit = git_commit()

@@ -75,7 +75,7 @@ def own_files(config: Config) -> dict[str, dict[str, str]]:
     for kind, files in registry.files_of_own(config).items():
         found[kind] = {}
         for module, file in files.items():
-            # Of a module in an archive there is no file.
+            # A module in an archive has no file.
             with contextlib.suppress(OSError):
                 found[kind][module] = digest_of(Path(file))
     return found

@@ -172,7 +172,7 @@ class Observers(OverRpc):
                 if len(found) == 1:
                     now = clock.now()
                     deadline = min(deadline, now + max(LATE, 3 * (now - began)))
-        # Whoever asks from here on is told that this step is over.
+        # An observer that asks from here on is told that this step is over.
         self.batches.begin(())
         if not found:
             error = RuntimeError("no observer is left")

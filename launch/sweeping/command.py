@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import sys
@@ -11,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.sweeping.file import Point, SweepFile
+from launch.sweeping.choosing import next_point
+from launch.sweeping.file import SweepFile
+from launch.sweeping.points import Point, setting_of
 from maml.config import cli
 from maml.errors import UserError
 
@@ -104,42 +105,35 @@ def _program(file: SweepFile) -> str:
 
 
 def _arguments(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return a point's values in each of W&B's spellings."""
-    plain = [f"{name}={value}" for name, value in values.items()]
-    switches = []
-    for name, value in values.items():
-        if value is True:
-            switches.append(f"--{name}")
-        elif value is not False:
-            switches.append(f"--{name}={value}")
+    """Return a point's values in W&B's spellings."""
+    plain = {name: f"{name}={value}" for name, value in values.items()}
     return {
-        "args": [f"--{word}" for word in plain],
-        "args_no_hyphens": plain,
+        "args": [f"--{word}" for word in plain.values()],
+        "args_no_hyphens": [*plain.values()],
         "args_no_equals": [w for n, v in values.items() for w in (f"--{n}", str(v))],
-        "args_no_boolean_flags": switches,
-        "args_json": [json.dumps(values)],
-        "args_append_hydra": [f"+{word}" for word in plain],
-        "args_override_hydra": [f"++{word}" for word in plain],
+        "args_no_boolean_flags": [
+            f"--{name if values[name] is True else word}"
+            for name, word in plain.items()
+            if values[name] is not False
+        ],
     }
 
 
 def check(file: SweepFile) -> None:
-    """Try the flags of each value, and a grid's first points, where the program is train_maml.py.
+    """Try the flags of each value where the program is train_maml.py.
 
     A mistyped flag is told now, rather than by each trial.
 
     Raises:
-        UserError: naming the file, the point and its flag.
+        UserError: naming the file, the values and the flag.
     """
     if "${program}" in file.command and not Path(_program(file)).is_file():
         raise UserError(f"{file.path}: program: there is no {file.program} here")
-    middle = {p.name: p.at(0.5) for p in file.parameters}
-    # Each value once, the others as they are in the middle.
-    each = (middle | {p.name: value} for p in file.parameters for value in p.values or ())
-    points = [middle, *itertools.islice(each, CHECKED)]
-    if file.method == "grid":
-        points += [point for point, _ in zip(file.grid(), range(CHECKED), strict=False)]
-    for point in points:
+    first = next_point(file, [], "")
+    assert first is not None
+    # Each value once, the others as they are in the first point.
+    each = (first | {p.name: value} for p in file.parameters for value in p.values or ())
+    for point in [first, *itertools.islice(each, CHECKED)]:
         words = command_of(file, point, None)
         at = next((i for i, word in enumerate(words) if Path(word).name == "train_maml.py"), None)
         if at is None:
@@ -147,8 +141,6 @@ def check(file: SweepFile) -> None:
         try:
             cli.parse(words[at + 1 :])
         except UserError as error:
-            raise UserError(f"{file.path}: with {_shown(file, point)}: {error}") from error
-
-
-def _shown(file: SweepFile, point: Point) -> str:
-    return " ".join(f"{name}={point[name]}" for name in file.varied or point)
+            raise UserError(
+                f"{file.path}: with {setting_of(point, file.varied or point)}: {error}"
+            ) from error

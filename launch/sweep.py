@@ -57,8 +57,6 @@ def main(arguments: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and value < least:
             raise UserError(f"--{name} must be at least {least}, not {value}")
-    if options.against and not options.report:
-        raise UserError("--against: is for --report")
     described = file.read(options.file, trust=options.trust)
     if options.workers:  # a report runs nothing
         command.check(described)

@@ -40,19 +40,14 @@ def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]
 
 def _code_in(words: list[str]) -> str:
     """Say what in a trial's command line may run code that its reader did not name; "": nothing."""
-    program = [*words]
-    for usual in ("/usr/bin/env", sys.executable):
-        if program[:1] == [usual]:
-            del program[0]
-    if program[:1] == ["-m"] and program[1:]:
-        name, arguments = f"-m {program[1]}", program[2:]
-        ours = not _is_shadowed(program[1]) and _is_ours(
-            f"{REPOSITORY / program[1].replace('.', '/')}.py"
-        )
-    else:
-        name, arguments = "".join(program[:1]), program[1:]
-        ours = _is_ours(name)
-    if not ours:
+    begun = [word for word in words[:2] if word not in ("/usr/bin/env", sys.executable)]
+    name, *arguments = [*begun, *words[2:], ""]
+    program = Path(name).resolve()
+    if name == "-m":
+        module, *arguments = arguments
+        name, program = f"-m {module}", _file_of(module)
+    known = [REPOSITORY / file for file in ("train_maml.py", "launch/workers.py", "launch/local")]
+    if program not in known and program.parent != REPOSITORY / "launch" / "sweeps":
         return f"command: it runs {name or words[0]}, which is no training program of this project"
     for word in arguments:
         # As in --network=my_file:Net. What is no name may follow a colon: cuda:0.
@@ -63,35 +58,35 @@ def _code_in(words: list[str]) -> str:
     return ""
 
 
-def _is_ours(program: str) -> bool:
-    """Say whether a file is a training program of this project."""
-    file = Path(program).resolve()
-    ours = [REPOSITORY / name for name in ("train_maml.py", "launch/workers.py", "launch/local")]
-    return file in ours or file.parent == REPOSITORY / "launch" / "sweeps"
-
-
-def _is_shadowed(module: str) -> bool:
-    """Say whether the current folder, where ``python -m`` looks first, has another such module."""
+def _file_of(module: str) -> Path:
+    """Return which file ``python -m`` runs: it looks in the current folder first."""
     package = module.partition(".")[0]
-    there = any(Path(name).exists() for name in (package, f"{package}.py"))
-    return there and Path.cwd().resolve() != REPOSITORY
+    here = Path.cwd().resolve()
+    shadowed = any((here / name).exists() for name in (package, f"{package}.py"))
+    return (here if shadowed else REPOSITORY) / f"{module.replace('.', '/')}.py"
 
 
 def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
     """Return the words of a command line, macros filled in; raises as `command_of`."""
-    macros = {**_arguments(values), "env": ["/usr/bin/env"], "interpreter": [sys.executable],
-              "program": [_program(file)]}  # fmt: skip
+    plain = {name: f"{name}={value}" for name, value in values.items()}
+    no_flags = {n: n if values[n] is True else word for n, word in plain.items()}
+    macros = {
+        "env": ["/usr/bin/env"],
+        "interpreter": [sys.executable],
+        "program": [_program(file)],
+        "args": [f"--{word}" for word in plain.values()],
+        "args_no_hyphens": [*plain.values()],
+        "args_no_equals": [w for name in values for w in (f"--{name}", str(values[name]))],
+        "args_no_boolean_flags": [f"--{no_flags[n]}" for n in values if values[n] is not False],
+    }
     words = []
     for word in file.command:
         word = ENVIRONMENT.sub(lambda found: os.environ.get(found[1], found[1]), word)
         macro = re.fullmatch(r"\$\{(.*)\}", word)
-        if macro is None:
-            words.append(word)
-        elif macro[1] in macros:
-            words += macros[macro[1]]
-        else:
+        if macro and macro[1] not in macros:
             known = ", ".join(f"${{{name}}}" for name in macros)
             raise UserError(f"{file.path}: command: {word} is not known here; known are {known}")
+        words += macros[macro[1]] if macro else [word]
     return words
 
 
@@ -102,21 +97,6 @@ def _program(file: SweepFile) -> str:
     """
     ours = REPOSITORY / file.program
     return str(ours) if not Path(file.program).exists() and ours.is_file() else file.program
-
-
-def _arguments(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return a point's values in W&B's spellings."""
-    plain = {name: f"{name}={value}" for name, value in values.items()}
-    return {
-        "args": [f"--{word}" for word in plain.values()],
-        "args_no_hyphens": [*plain.values()],
-        "args_no_equals": [w for n, v in values.items() for w in (f"--{n}", str(v))],
-        "args_no_boolean_flags": [
-            f"--{name if values[name] is True else word}"
-            for name, word in plain.items()
-            if values[name] is not False
-        ],
-    }
 
 
 def check(file: SweepFile) -> None:

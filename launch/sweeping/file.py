@@ -178,7 +178,7 @@ def _pruner(said: Any) -> BasePruner:
         return NopPruner()
     form = "must be {type: hyperband, min_iter: 2, eta: 3}, or have max_iter and s for min_iter"
     if not isinstance(said, dict) or said.get("type") != "hyperband":
-        raise ValueError(f"early_terminate: type: {form}")
+        raise ValueError(f"early_terminate: {form}")
     eta, asked = said.get("eta", 3), said.keys() - {"type", "eta", "strict"}
     numbers = [eta, *(said[key] for key in asked)]
     whole = all(type(number) is int and number > 0 for number in numbers) and eta > 1

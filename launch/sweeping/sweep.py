@@ -197,11 +197,6 @@ class Sweep:
             for trial in self.trials()
         )
 
-    def holds(self, trial: Trial) -> bool:
-        """Return whether a trial is still this process's: one that was thought dead has lost it."""
-        now = self._storage.get_trial(trial.id)
-        return now.state == TrialState.RUNNING and now.user_attrs["worker"] == self.workers.own
-
     def does_badly(self, trial: Trial, values: list[float]) -> bool:
         """Record a running trial's metric so far; return whether the trial is to be ended early."""
         study = optuna.load_study(study_name=self.name, storage=self._storage)
@@ -220,8 +215,9 @@ class Sweep:
         """
         recorded = {FAILED: TrialState.WAITING} | {name: of for of, name in RECORDED.items()}
         with self._alone():
-            if not self.holds(trial):
-                return False
+            now = self._storage.get_trial(trial.id)
+            if now.state != TrialState.RUNNING or now.user_attrs["worker"] != self.workers.own:
+                return False  # this process was thought dead
             if state == FAILED:
                 self._storage.set_trial_user_attr(trial.id, "reason", reason)
             values = None if value is None else [value]

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from optuna.pruners import NopPruner
@@ -22,18 +22,14 @@ from launch.sweeping.command import command_of
 from launch.sweeping.metrics import history, value_of_run
 from launch.sweeping.points import setting_of
 from launch.sweeping.sweep import FAILED, FINISHED, OVER, STOPPED, WAITING, Sweep, Trial
-from maml.errors import UserError
-from maml.processes.signals import SIGNALS, StopRequest, heeded
+from maml.processes.signals import SIGNALS, StopRequest
 from maml.run import directory
 
+T = TypeVar("T")
 LOOK = 0.2
 """Seconds between two looks at a running trial."""
-CHECK = 5.0
-"""Seconds between two looks at who has it."""
 PATIENCE = 60.0
 """Seconds that a trial may take to save what it has done, once it is told to stop."""
-HOPELESS = 3
-"""So many trials that fail before any has succeeded end the sweep: all would."""
 STOPS = [code for number in SIGNALS for code in (-number, 128 + number)]
 """Exit codes of a program that was told to stop."""
 _PR_SET_PDEATHSIG = 1
@@ -43,8 +39,8 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 class Share(NamedTuple):
     """What of a machine the trials of one worker have; empty: all that this process has."""
 
-    cores: Sequence[int]
-    gpus: Sequence[str]
+    cores: list[int]
+    gpus: list[str]
 
 
 def shares(workers: int) -> list[Share]:
@@ -55,7 +51,7 @@ def shares(workers: int) -> list[Share]:
     if workers == 1:
         return [Share([], [])]
 
-    def part(all_: list[Any], worker: int) -> list[Any]:
+    def part(all_: list[T], worker: int) -> list[T]:
         each = max(1, len(all_) // workers)
         start = worker * each % max(1, len(all_))
         return all_[start : start + each]
@@ -77,10 +73,12 @@ class Workers:
         Raises:
             UserError: of a worker: a folder that cannot be written, say.
         """
-        with _kept_handlers(), self._sweep.workers.joined(), ThreadPoolExecutor(workers) as pool:
-            self._stop.install()
+        self._stop.install()
+        with self._sweep.workers.joined(), ThreadPoolExecutor(workers) as pool:
             try:
-                for done in as_completed(pool.submit(self._work, each) for each in shares(workers)):
+                for done in as_completed(
+                    [pool.submit(self._work, each) for each in shares(workers)]
+                ):
                     done.result()
             finally:
                 self._ending = True
@@ -103,7 +101,9 @@ class Workers:
         metric = self._sweep.file.metric
         shown = f"trial {trial.number} ({setting_of(trial.point, self._sweep.file.varied)})"
         state, reason, value = FINISHED, "", None
-        if not _is_done(trial.run_dir):  # its worker may have been killed before it could say so
+        status = directory.read_status(trial.run_dir)
+        # Its worker may have been killed before it could say so.
+        if status is None or status["state"] != "finished":
             again = " goes on" if trial.run_dir.is_dir() else ""
             self._say(f"{shown}{again}: {trial.run_dir}")
             state, reason = self._train(trial, share)
@@ -115,23 +115,17 @@ class Workers:
                 state, reason, value = FAILED, f"its {metric.name} is {value} at the end", None
         if not self._sweep.end(trial, state, value, reason):
             self._say(f"{shown}: another worker has it now")
-            return
-        if state == WAITING:
+        elif state == WAITING:
             # A scheduler that tells a trial to stop tells all processes of its job.
             self._ending = True
             self._say(f"{shown}: it was told to stop; it waits to be continued")
-            return
-        trials = self._sweep.trials()
-        over = [each.state for each in trials if each.state in OVER]
-        left = self._sweep.to_come(self._total, trials)
-        of_all = "" if left is None else f" of {len(trials) + left}"
-        said = f": {reason} (log {trial.log})" if reason else f", {metric.name} {value:.4g}"
-        self._say(f"{shown}: {state}{said}; {len(over)}{of_all} trials over")
-        if len(over) >= HOPELESS and set(over) == {FAILED}:
-            raise UserError(
-                f"{self._sweep.file.path}: all {len(over)} trials so far have failed, so no more "
-                f"are begun; the last: {reason}; see {trial.log}; --retry tries them again"
-            )
+        else:
+            said = f": {reason} (log {trial.log})" if reason else f", {metric.name} {value:.4g}"
+            trials = self._sweep.trials()
+            over = sum(each.state in OVER for each in trials)
+            left = self._sweep.to_come(self._total, trials)
+            of_all = "" if left is None else f" of {len(trials) + left}"
+            self._say(f"{shown}: {state}{said}; {over}{of_all} trials over")
 
     def _train(self, trial: Trial, share: Share) -> tuple[str, str]:
         """Run a trial's command; return the state that it ends in, and why it failed."""
@@ -152,7 +146,9 @@ class Workers:
         try:
             asked = self._look_after(process, trial)
         finally:
-            _kill(process)
+            if process.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
         if code == 0:
             return FINISHED, ""
@@ -162,10 +158,11 @@ class Workers:
 
     def _look_after(self, process: subprocess.Popen[bytes], trial: Trial) -> str:
         """Wait for the end of a trial's process; return as what it was told to end, if so."""
-        asked, deadline, checked, size = "", math.inf, time.monotonic(), -1
+        asked, deadline, size = "", math.inf, 0
+        rows = trial.run_dir / "metrics.jsonl"
         while process.poll() is None and time.monotonic() < deadline:
             if not asked:
-                grown = _size(trial.run_dir / "metrics.jsonl")
+                grown = rows.stat().st_size if rows.is_file() else 0
                 if self._stop or self._ending:
                     asked = WAITING
                 elif grown != size and self._does_badly(trial):
@@ -174,10 +171,6 @@ class Workers:
                 if asked:
                     deadline = time.monotonic() + PATIENCE
                     process.send_signal(signal.SIGTERM)
-            if time.monotonic() - checked > CHECK:
-                checked = time.monotonic()
-                if not self._sweep.holds(trial):
-                    return WAITING
             time.sleep(LOOK)
         return asked
 
@@ -188,32 +181,10 @@ class Workers:
         return self._sweep.does_badly(trial, history(trial.run_dir, file.metric))
 
 
-@contextlib.contextmanager
-def _kept_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in heeded()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _is_done(run_dir: Path) -> bool:
-    status = directory.read_status(run_dir)
-    finished = status is not None and status["state"] == "finished"
-    return finished and (run_dir / "result.json").is_file()
-
-
 def _end_with_the_worker() -> None:
     """In a trial's process, before its program: stop when the thread that started it is gone."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _reason(code: int, log: Path) -> str:
@@ -225,10 +196,3 @@ def _reason(code: int, log: Path) -> str:
         line for line in lines if line
     ]
     return f"exit code {code}: {said[-1].removeprefix('error: ')}"
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1

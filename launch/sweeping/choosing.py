@@ -10,6 +10,7 @@ from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from launch.sweeping.distributions import same
@@ -59,7 +60,7 @@ def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.St
             # Where others still run, to come near them is as if it were known to be bad.
             sampler = TPESampler(seed=seed, constant_liar=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction=file.metric.goal, sampler=sampler)
+    study = optuna.create_study(direction=StudyDirection[file.goal.upper()], sampler=sampler)
     for trial in past:
         # One that waits would be what is asked for next. The file may have had wider bounds.
         if trial.state != TrialState.WAITING:

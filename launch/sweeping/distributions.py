@@ -30,7 +30,7 @@ def _between(min: float, max: float, *, log: bool = False, q: float | None = Non
     return FloatDistribution(min, max, log=log, step=q)
 
 
-def _whole(min: int, max: int, q: int = 1) -> IntDistribution:
+def _whole(min: Any, max: Any, q: Any = 1) -> BaseDistribution:
     if not all(type(number) is int for number in (min, max, q)) or not min < max:
         raise ValueError(f"min {min} must be below max {max}, both whole numbers")
     return IntDistribution(min, max, step=q)
@@ -38,8 +38,7 @@ def _whole(min: int, max: int, q: int = 1) -> IntDistribution:
 
 def _steps(min: float, max: float, q: float = 1) -> BaseDistribution:
     whole = all(type(number) is int for number in (min, max, q))
-    found: BaseDistribution = (_whole if whole else _between)(min, max, q=q)
-    return found
+    return _whole(min, max, q) if whole else _between(min, max, q=q)
 
 
 KINDS: dict[str, Callable[..., BaseDistribution]] = {

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from optuna.distributions import BaseDistribution
@@ -27,23 +27,6 @@ KNOWN = (
 USUAL_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]
 
 
-class Metric(NamedTuple):
-    """What trials are ranked by.
-
-    Attributes:
-        name: ``<split>/<metric>``, as the loggers name it: ``validation/accuracy``.
-        goal: "maximize" or "minimize".
-    """
-
-    name: str
-    goal: str
-
-    @property
-    def worst(self) -> float:
-        """A value that is worse than any other."""
-        return -math.inf if self.goal == "maximize" else math.inf
-
-
 @dataclass(frozen=True)
 class SweepFile:
     """A sweep as its file describes it.
@@ -52,7 +35,8 @@ class SweepFile:
         path: The file.
         method: One of `METHODS`.
         parameters: In the order of their names, as W&B goes through them.
-        metric: What trials are ranked by.
+        metric: What trials are ranked by: ``<split>/<metric>``, as the loggers name it.
+        goal: "maximize" or "minimize" it.
         program: What ``${program}`` is; "" where the command does not need it.
         command: The words of the command line, macros not filled in.
         pruner: When to end trials early.
@@ -64,7 +48,8 @@ class SweepFile:
     path: Path
     method: str
     parameters: tuple[Parameter, ...]
-    metric: Metric
+    metric: str
+    goal: str
     program: str
     command: tuple[str, ...]
     pruner: BasePruner
@@ -131,15 +116,17 @@ def _read(path: Path, said: Any, trust: bool) -> SweepFile:
     if run_cap is not None and (type(run_cap) is not int or run_cap < 1):
         raise ValueError(f"run_cap: {run_cap!r} is not a whole number of at least 1")
     # Sorted: the order in which W&B goes through a grid.
-    read = tuple(read_parameter(*item) for item in sorted(parameters.items()))
-    for parameter in read:
+    each = tuple(read_parameter(*item) for item in sorted(parameters.items()))
+    for parameter in each:
         if method == "grid" and parameter.values is None:
             raise ValueError(f"parameters: {parameter.name}: {parameter.kind} has no grid")
+    metric, goal = _metric(said.get("metric"))
     return SweepFile(
         path=path,
         method=method,
-        parameters=read,
-        metric=_metric(said.get("metric")),
+        parameters=each,
+        metric=metric,
+        goal=goal,
         program=str(said.get("program", "")),
         command=_command(said),
         pruner=_pruner(said.get("early_terminate")),
@@ -149,7 +136,7 @@ def _read(path: Path, said: Any, trust: bool) -> SweepFile:
     )
 
 
-def _metric(said: Any) -> Metric:
+def _metric(said: Any) -> tuple[str, str]:
     if not isinstance(said, dict) or said.keys() - {"goal"} != {"name"}:
         raise ValueError("metric: name one, as in {name: validation/accuracy, goal: maximize}")
     name, goal = str(said["name"]), said.get("goal", "minimize")
@@ -157,7 +144,7 @@ def _metric(said: Any) -> Metric:
         raise ValueError(f"metric: goal: {goal!r} is neither minimize nor maximize")
     if not re.fullmatch(r"(train|validation|test)/.+", name):
         raise ValueError(f"metric: name: {name!r} must begin with train/, validation/ or test/")
-    return Metric(name, goal)
+    return name, goal
 
 
 def _command(said: dict[str, Any]) -> tuple[str, ...]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launch.sweeping.file import Metric
 from maml.best import best
 from maml.run.directory import read_config
 from maml.run.log import read_metrics
 
 
-def _rows(run_dir: Path, metric: Metric) -> dict[int, float]:
+def _rows(run_dir: Path, metric: str) -> dict[int, float]:
     """Return the metric's values so far by iteration, the oldest first; also inf and nan."""
-    split, _, name = metric.name.partition("/")
+    split, _, name = metric.partition("/")
     rows: list[dict[str, Any]] = read_metrics(run_dir / "metrics.jsonl")
     of_split = (row for row in rows if row.get("split", "train") == split)
     return {
@@ -21,7 +20,7 @@ def _rows(run_dir: Path, metric: Metric) -> dict[int, float]:
     }
 
 
-def history(run_dir: Path, metric: Metric) -> list[float]:
+def history(run_dir: Path, metric: str) -> list[float]:
     """Return all values of ``metric`` so far, the oldest first.
 
     Raises:
@@ -30,7 +29,7 @@ def history(run_dir: Path, metric: Metric) -> list[float]:
     return list(_rows(run_dir, metric).values())
 
 
-def value_of_run(run_dir: Path, metric: Metric) -> float | None:
+def value_of_run(run_dir: Path, metric: str) -> float | None:
     """Return the value that a run is ranked by; None where there is no such number.
 
     It is the last one, finite or not, or of a validation with ``--test-model best`` that of the
@@ -40,7 +39,7 @@ def value_of_run(run_dir: Path, metric: Metric) -> float | None:
         UserError: if metrics.jsonl or config.yaml is damaged.
     """
     values = _rows(run_dir, metric)
-    if metric.name.startswith("validation/") and (run_dir / "config.yaml").exists():
+    if metric.startswith("validation/") and (run_dir / "config.yaml").exists():
         config = read_config(run_dir)
         if config.test_model == "best":
             chosen = best(run_dir, values, transductive=config.transductive)

@@ -35,8 +35,7 @@ def write(sweep: Sweep, against: str | None = None) -> Path:
     if not ended:
         raise UserError(f"--report: no trial in {sweep.folder} has a metric yet")
     means = {name: _mean(trials) for name, trials in sweep.settings(ended).items()}
-    best_first = sweep.file.metric.goal == "maximize"
-    order = sorted(means, key=means.__getitem__, reverse=best_first)
+    order = sorted(means, key=means.__getitem__, reverse=sweep.file.goal == "maximize")
     if against is not None and against not in order:
         raise UserError(f"--against {against}: no such setting; there are {', '.join(order)}")
     base = against or order[0]
@@ -61,12 +60,10 @@ def _head(sweep: Sweep) -> str:
     said, metric = sweep.file.said.get("description"), sweep.file.metric
     text = (
         f"# Sweep {sweep.name}\n\n{f'{said}. ' if said else ''}`{sweep.file.path}`, method "
-        f"{sweep.file.method}; trials: {states}. Ranked by {metric.name} ({metric.goal}), the last "
-        "value of each run"
+        f"{sweep.file.method}; trials: {states}. Ranked by {metric} ({sweep.file.goal}), the last "
+        "value of each run, or with `--test-model best` that of the model that is tested"
     )
-    if metric.name.startswith("validation/"):
-        text += " (with `--test-model best`: of the model that is tested)"
-    if metric.name.startswith("test/"):
+    if metric.startswith("test/"):
         text += (
             ". **These are test tasks: what is best here was chosen on them, and is better here "
             "than on others**"
@@ -75,8 +72,7 @@ def _head(sweep: Sweep) -> str:
 
 
 def _settings(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]) -> str:
-    name = sweep.file.metric.name
-    unit = tables.unit_named(name)
+    unit = tables.unit_named(sweep.file.metric)
     rows = []
     for setting in order:
         values = [trial.value for trial in grouped[setting] if trial.value is not None]
@@ -84,7 +80,7 @@ def _settings(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]) -
         stopped = sum(trial.state == STOPPED for trial in grouped[setting])
         mean = unit.plain(_mean(grouped[setting]))
         rows.append([setting, mean, spread, str(len(values)), str(stopped or "–")])
-    shown = grid(["setting", name, "spread", "trials", "stopped early"], rows)
+    shown = grid(["setting", unit.name, "spread", "trials", "stopped early"], rows)
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
 
 
@@ -94,7 +90,7 @@ def _effects(sweep: Sweep, ended: list[Trial]) -> str:
         return ""
     values = [trial.value for trial in ended if trial.value is not None]
     points = [trial.point for trial in ended]
-    drawn = comparing.main_effects(points, values, names, sweep.file.metric.name)
+    drawn = comparing.main_effects(points, values, names, sweep.file.metric)
     style.save(drawn, sweep.folder / "effects")
     return "## Main effects\n\n![main effects](effects.png)"
 

@@ -101,7 +101,7 @@ class Sweep:
                         "begins another sweep"
                     )
             else:
-                goals = [StudyDirection[file.metric.goal.upper()]]
+                goals = [StudyDirection[file.goal.upper()]]
                 self.name = f"{file.path.stem}-{uuid.uuid4().hex[:8]}"
                 self._study = self._storage.create_new_study(goals, self.name)
             write_text(folder / "sweep.yaml", file.path.read_text(encoding="utf-8"))
@@ -200,10 +200,11 @@ class Sweep:
     def does_badly(self, trial: Trial, values: list[float]) -> bool:
         """Record a running trial's metric so far; return whether the trial is to be ended early."""
         study = optuna.load_study(study_name=self.name, storage=self._storage)
+        worst = -math.inf if self.file.goal == "maximize" else math.inf
         known = len(self._storage.get_trial(trial.id).intermediate_values)
         for step, value in enumerate(values[known:], known + 1):
-            finite = value if math.isfinite(value) else self.file.metric.worst
-            self._storage.set_trial_intermediate_value(trial.id, step, finite)
+            value = value if math.isfinite(value) else worst
+            self._storage.set_trial_intermediate_value(trial.id, step, value)
             if self.file.pruner.prune(study, self._storage.get_trial(trial.id)):
                 return True
         return False

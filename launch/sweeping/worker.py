@@ -110,9 +110,9 @@ class Workers:
         if state in (FINISHED, STOPPED):
             value = value_of_run(trial.run_dir, metric)
             if value is None:
-                state, reason = FAILED, f"no {metric.name} in metrics.jsonl"
+                state, reason = FAILED, f"no {metric} in metrics.jsonl"
             elif not math.isfinite(value):
-                state, reason, value = FAILED, f"its {metric.name} is {value} at the end", None
+                state, reason, value = FAILED, f"its {metric} is {value} at the end", None
         if not self._sweep.end(trial, state, value, reason):
             self._say(f"{shown}: another worker has it now")
         elif state == WAITING:
@@ -120,7 +120,7 @@ class Workers:
             self._ending = True
             self._say(f"{shown}: it was told to stop; it waits to be continued")
         else:
-            said = f": {reason} (log {trial.log})" if reason else f", {metric.name} {value:.4g}"
+            said = f": {reason} (log {trial.log})" if reason else f", {metric} {value:.4g}"
             trials = self._sweep.trials()
             over = sum(each.state in OVER for each in trials)
             left = self._sweep.to_come(self._total, trials)

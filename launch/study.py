@@ -58,7 +58,7 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
         UserError: if a trial has not finished, was not made by a commit alone or was not tested; or
             if no setting is called ``against``. An earlier study stays.
     """
-    if not all((folder / name).is_file() for name in ("sweep.yaml", "journal.log")):
+    if not (folder / "journal.log").is_file():
         raise UserError(f"{folder}: no sweep there")
     sweep = Sweep(folder, file.read(folder / "sweep.yaml"))
     trials = sweep.trials()

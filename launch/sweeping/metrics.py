@@ -10,23 +10,18 @@ from maml.run.directory import read_config
 from maml.run.log import read_metrics
 
 
-def _rows(run_dir: Path, metric: str) -> dict[int, float]:
-    """Return the metric's values so far by iteration, the oldest first; also inf and nan."""
+def history(run_dir: Path, metric: str) -> dict[int, float]:
+    """Return the values of ``<split>/<metric>`` by iteration, the oldest first; also inf and nan.
+
+    Raises:
+        UserError: if metrics.jsonl is damaged.
+    """
     split, _, name = metric.partition("/")
     rows: list[dict[str, Any]] = read_metrics(run_dir / "metrics.jsonl")
     of_split = (row for row in rows if row.get("split", "train") == split)
     return {
         r["iteration"]: float(r[name]) for r in of_split if isinstance(r.get(name), int | float)
     }
-
-
-def history(run_dir: Path, metric: str) -> list[float]:
-    """Return all values of ``metric`` so far, the oldest first.
-
-    Raises:
-        UserError: if metrics.jsonl is damaged.
-    """
-    return list(_rows(run_dir, metric).values())
 
 
 def value_of_run(run_dir: Path, metric: str) -> float | None:
@@ -38,7 +33,7 @@ def value_of_run(run_dir: Path, metric: str) -> float | None:
     Raises:
         UserError: if metrics.jsonl or config.yaml is damaged.
     """
-    values = _rows(run_dir, metric)
+    values = history(run_dir, metric)
     if metric.startswith("validation/") and (run_dir / "config.yaml").exists():
         config = read_config(run_dir)
         if config.test_model == "best":

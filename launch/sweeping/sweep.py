@@ -9,7 +9,6 @@ workers/       signs of life of those that work here
 
 from __future__ import annotations
 
-import contextlib
 import math
 import uuid
 from pathlib import Path
@@ -90,7 +89,7 @@ class Sweep:
         self.folder, self.file = folder, file
         self.workers = Workers(folder / "workers")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with self._alone():
+        with alone(self.folder / "next"):
             self._storage = journal(folder / "journal.log")
             studies = self._storage.get_all_studies()
             if studies:
@@ -105,9 +104,6 @@ class Sweep:
                 self.name = f"{file.path.stem}-{uuid.uuid4().hex[:8]}"
                 self._study = self._storage.create_new_study(goals, self.name)
             write_text(folder / "sweep.yaml", file.path.read_text(encoding="utf-8"))
-
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
-        return alone(self.folder / "next")
 
     def _misfit(self) -> str:
         """Say why the file is not that of this sweep; "" where it is, or it was extended."""
@@ -163,7 +159,7 @@ class Sweep:
             None where there is none to take.
         """
         own = self.workers.own
-        with self._alone():
+        with alone(self.folder / "next"):
             trials = self.trials()
             for trial in trials:
                 # A killed worker's training may live on for a moment.
@@ -215,7 +211,7 @@ class Sweep:
         ``state`` `WAITING` gives it back: whoever comes next continues it.
         """
         recorded = {FAILED: TrialState.WAITING} | {name: of for of, name in RECORDED.items()}
-        with self._alone():
+        with alone(self.folder / "next"):
             now = self._storage.get_trial(trial.id)
             if now.state != TrialState.RUNNING or now.user_attrs["worker"] != self.workers.own:
                 return False  # this process was thought dead
@@ -227,7 +223,7 @@ class Sweep:
 
     def retry_failed(self) -> int:
         """Let failed trials wait to be continued; return how many."""
-        with self._alone():
+        with alone(self.folder / "next"):
             failed = [trial for trial in self.trials() if trial.state == FAILED]
             for trial in failed:
                 self._storage.set_trial_user_attr(trial.id, "reason", "")

@@ -178,7 +178,8 @@ class Workers:
         file = self._sweep.file
         if isinstance(file.pruner, NopPruner):
             return False
-        return self._sweep.does_badly(trial, history(trial.run_dir, file.metric))
+        values = history(trial.run_dir, file.metric).values()
+        return self._sweep.does_badly(trial, [*values])
 
 
 def _end_with_the_worker() -> None:

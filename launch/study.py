@@ -23,8 +23,8 @@ from launch.comparing import tables
 from launch.comparing.arms import Arm, arm_of
 from launch.record import starts_of, write_config, write_metrics
 from launch.sweeping import file
-from launch.sweeping.points import STUDY, read_study
-from launch.sweeping.sweep import FINISHED, STOPPED, Sweep, Trial, setting_of, settings
+from launch.sweeping.points import STUDY, read_study, setting_of
+from launch.sweeping.sweep import FINISHED, Sweep, Trial
 from maml.config.parser import Parser
 from maml.errors import UserError
 from maml.plots.runs import read
@@ -58,32 +58,17 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
         UserError: if a trial has not finished, was not made by a commit alone or was not tested; or
             if no setting is called ``against``. An earlier study stays.
     """
-    if not all((folder / name).is_file() for name in ("sweep.yaml", "journal.log")):
+    if not (folder / "journal.log").is_file():
         raise UserError(f"{folder}: no sweep there")
     sweep = Sweep(folder, file.read(folder / "sweep.yaml"))
-    by_setting = settings(sweep.file, sweep.trials())
-    if against not in by_setting:
+    trials = sweep.trials()
+    if against not in (names := sweep.settings(trials)):
         raise UserError(
-            f"--against {against}: no such setting; there are {', '.join(by_setting) or 'none'}"
+            f"--against {against}: no such setting; there are {', '.join(names) or 'none'}"
         )
-    trials = [trial for of_setting in by_setting.values() for trial in of_setting]
-    left = sum(trial.state != FINISHED for trial in trials) + sweep.to_come(
-        sweep.wanted(None) or 0, trials
-    )
-    if left:
-        many = "trial is" if left == 1 else "trials are"
-        early = ", or stopped early" * any(trial.state == STOPPED for trial in trials)
-        raise UserError(
-            f"{folder}: {left} {many} not finished{early}; a study is of a sweep whose trials were "
-            "all tested"
-        )
-    named = sweep.name.rpartition("-")[0]
-    # Its journal may be anybody's, and what is there already is replaced.
-    if named in ("", "..") or Path(named).name != named:
-        raise UserError(
-            f"{folder / 'journal.log'}: its sweep is called {named!r}: no folder's name"
-        )
-    target = studies / named
+    if sweep.to_come(None, trials) or any(trial.state != FINISHED for trial in trials):
+        raise UserError(f"{folder}: {sweep.progress(None)}; all trials of a study are finished")
+    target = studies / folder.resolve().name
     files.make_folder(studies, "--studies")
     with tempfile.TemporaryDirectory(dir=studies, prefix=".") as made_in:
         made = Path(made_in) / target.name
@@ -91,17 +76,11 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
         shutil.copy(folder / "sweep.yaml", made / "sweep.yaml")
         study = {
             "sweep": sweep.name, "against": against, "note": note, "hardware": describe(threads=1),
-            "trials": [_kept(trial, made) for trial in sorted(trials, key=lambda t: t.number)],
+            "trials": [_kept(trial, made) for trial in trials],
         }  # fmt: skip
         files.write_text(made / STUDY, json.dumps(study, indent=1) + "\n")
-        base, *others = _arms(made)
-        unit = tables.unit_of([base])
-        drawn = tables.figures(
-            made, [base, *others], tables.differences_from(base, others), base.name, unit
-        )
-        pictures = "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
         said = sweep.file.said.get("description") or target.name
-        text = f"# {said}\n\n{table(made)}\n{pictures}\n{measured_on(made)}\n"
+        text = f"# {said}\n\n{tables.compared(_arms(made), made)}\n{measured_on(made)}\n"
         files.write_text(made / "report.md", text)
         if target.exists():
             target.rename(Path(made_in) / "earlier")
@@ -141,13 +120,7 @@ def _arms(study: Path) -> list[Arm]:
 
 def table(study: Path) -> str:
     """Return a study's tables in Markdown: means, and differences with their verdicts."""
-    base, *others = _arms(study)
-    unit = tables.unit_of([base, *others])
-    differences = tables.differences_from(base, others)
-    return (
-        f"{tables.means_table([base, *others], unit)}\n\n"
-        f"{tables.differences_table(differences, base.name, unit)}"
-    )
+    return tables.compared(_arms(study))
 
 
 def measured_on(study: Path) -> str:

@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 
 from launch.sweeping import command, file
-from launch.sweeping.shared import Presence
-from launch.sweeping.sweep import FAILED, LOST, RUNNING, WAITING, Sweep, counts, latest
-from launch.sweeping.worker import Workers, progress
+from launch.sweeping.sweep import FAILED, LOST, RUNNING, WAITING, Sweep, counts
+from launch.sweeping.worker import Workers
 from maml.config.parser import Parser, add_trust, whole_number
 from maml.errors import UserError
 from maml.processes.signals import exit_code
@@ -48,9 +47,7 @@ def main(arguments: list[str]) -> int:
         help="with --report: the setting that the others are compared with, as part=none (default: "
         "the best)",
     )
-    parser.add_argument(
-        "--retry", action="store_true", help="run trials that have failed again, as new ones"
-    )
+    parser.add_argument("--retry", action="store_true", help="let trials that have failed go on")
     parser.add_argument(
         "--folder", type=Path, help="where the sweep is (default: runs/sweeps/<name of FILE>)"
     )
@@ -60,8 +57,6 @@ def main(arguments: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and value < least:
             raise UserError(f"--{name} must be at least {least}, not {value}")
-    if options.against and not options.report:
-        raise UserError("--against: is for --report")
     described = file.read(options.file, trust=options.trust)
     if options.workers:  # a report runs nothing
         command.check(described)
@@ -71,7 +66,7 @@ def main(arguments: list[str]) -> int:
     if not options.workers and not folder.is_dir():
         raise UserError(f"--workers 0: nothing was run in {folder}")
     sweep = Sweep(folder, described)
-    _say(f"sweep {sweep.name} in {folder}: {progress(sweep, options.total)}")
+    _say(f"sweep {sweep.name} in {folder}: {sweep.progress(options.total)}")
     if options.retry:
         _say(f"{sweep.retry_failed()} failed trials wait again")
     code = _work(sweep, options.workers, options.total) if options.workers else 0
@@ -84,22 +79,18 @@ def main(arguments: list[str]) -> int:
 
 
 def _work(sweep: Sweep, workers: int, total: int | None) -> int:
-    presence = Presence(sweep.folder / "workers")
-    try:
-        by = Workers(sweep, presence, total, _say).run(workers)
-    finally:
-        presence.leave()
-    _say(f"sweep {sweep.name} in {sweep.folder}: {progress(sweep, total)}")
+    by = Workers(sweep, total, _say).run(workers)
+    _say(f"sweep {sweep.name} in {sweep.folder}: {sweep.progress(total)}")
     if by is not None:
         _say(f"stopped by {by}; the same command continues")
         return exit_code(by)
-    found = counts(latest(sweep.trials()))
+    found = counts(sweep.trials())
     if found.keys() & {RUNNING, LOST}:
         _say("other processes run the rest")
     elif WAITING in found:
         _say("a trial was told to stop; the same command continues")
         return 143
-    return 1 if found.get(FAILED) else 0
+    return 1 if FAILED in found else 0
 
 
 def _say(text: str) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 from datasets.spelling import is_theirs
 from datasets.words import counted
 from launch.comparing.statistics import Floats
-from launch.sweeping.file import Point, value_of
-from launch.sweeping.points import points_of
+from launch.sweeping.points import Point, points_of, value_of
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.plots import runs as found_runs

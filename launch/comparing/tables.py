@@ -72,8 +72,12 @@ class Unit:
 
 def unit_of(arms: Sequence[Arm]) -> Unit:
     """Return how the arms' scores are shown: accuracies in percent."""
-    name = arms[0].metric
-    return Unit(name, 100.0, " %") if name.endswith("accuracy") else Unit(name, 1.0, "")
+    return unit_named(arms[0].metric)
+
+
+def unit_named(metric: str) -> Unit:
+    """Return how a metric is shown."""
+    return Unit(metric, 100.0, " %") if metric.endswith("accuracy") else Unit(metric, 1.0, "")
 
 
 def means_of(arm: Arm) -> tuple[Interval, Interval | None, int, int]:
@@ -158,6 +162,16 @@ def figures(
         figure = comparing.differences(apart, unit.name)
         drawn.append(style.save(figure, folder / "differences")[0])
     return drawn
+
+
+def compared(arms: Sequence[Arm], folder: Path | None = None) -> str:
+    """Return tables of arms, with the differences from the first; figures go into ``folder``."""
+    base, *others = arms
+    unit = unit_of(arms)
+    found = differences_from(base, others)
+    drawn = figures(folder, arms, found, base.name, unit) if folder else []
+    text = f"{means_table(arms, unit)}\n\n{differences_table(found, base.name, unit)}"
+    return text + "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
 
 
 def _p(p: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import sys
@@ -11,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.sweeping.file import Point, SweepFile
+from launch.sweeping.choosing import next_point
+from launch.sweeping.file import SweepFile
+from launch.sweeping.points import Point, setting_of
 from maml.config import cli
 from maml.errors import UserError
 
@@ -39,19 +40,14 @@ def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]
 
 def _code_in(words: list[str]) -> str:
     """Say what in a trial's command line may run code that its reader did not name; "": nothing."""
-    program = [*words]
-    for usual in ("/usr/bin/env", sys.executable):
-        if program[:1] == [usual]:
-            del program[0]
-    if program[:1] == ["-m"] and program[1:]:
-        name, arguments = f"-m {program[1]}", program[2:]
-        ours = not _is_shadowed(program[1]) and _is_ours(
-            f"{REPOSITORY / program[1].replace('.', '/')}.py"
-        )
-    else:
-        name, arguments = "".join(program[:1]), program[1:]
-        ours = _is_ours(name)
-    if not ours:
+    begun = [word for word in words[:2] if word not in ("/usr/bin/env", sys.executable)]
+    name, *arguments = [*begun, *words[2:], ""]
+    program = Path(name).resolve()
+    if name == "-m":
+        module, *arguments = arguments
+        name, program = f"-m {module}", _file_of(module)
+    known = [REPOSITORY / file for file in ("train_maml.py", "launch/workers.py", "launch/local")]
+    if program not in known and program.parent != REPOSITORY / "launch" / "sweeps":
         return f"command: it runs {name or words[0]}, which is no training program of this project"
     for word in arguments:
         # As in --network=my_file:Net. What is no name may follow a colon: cuda:0.
@@ -62,35 +58,35 @@ def _code_in(words: list[str]) -> str:
     return ""
 
 
-def _is_ours(program: str) -> bool:
-    """Say whether a file is a training program of this project."""
-    file = Path(program).resolve()
-    ours = [REPOSITORY / name for name in ("train_maml.py", "launch/workers.py", "launch/local")]
-    return file in ours or file.parent == REPOSITORY / "launch" / "sweeps"
-
-
-def _is_shadowed(module: str) -> bool:
-    """Say whether the current folder, where ``python -m`` looks first, has another such module."""
+def _file_of(module: str) -> Path:
+    """Return which file ``python -m`` runs: it looks in the current folder first."""
     package = module.partition(".")[0]
-    there = any(Path(name).exists() for name in (package, f"{package}.py"))
-    return there and Path.cwd().resolve() != REPOSITORY
+    here = Path.cwd().resolve()
+    shadowed = any((here / name).exists() for name in (package, f"{package}.py"))
+    return (here if shadowed else REPOSITORY) / f"{module.replace('.', '/')}.py"
 
 
 def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
     """Return the words of a command line, macros filled in; raises as `command_of`."""
-    macros = {**_arguments(values), "env": ["/usr/bin/env"], "interpreter": [sys.executable],
-              "program": [_program(file)]}  # fmt: skip
+    plain = {name: f"{name}={value}" for name, value in values.items()}
+    no_flags = {n: n if values[n] is True else word for n, word in plain.items()}
+    macros = {
+        "env": ["/usr/bin/env"],
+        "interpreter": [sys.executable],
+        "program": [_program(file)],
+        "args": [f"--{word}" for word in plain.values()],
+        "args_no_hyphens": [*plain.values()],
+        "args_no_equals": [w for name in values for w in (f"--{name}", str(values[name]))],
+        "args_no_boolean_flags": [f"--{no_flags[n]}" for n in values if values[n] is not False],
+    }
     words = []
     for word in file.command:
         word = ENVIRONMENT.sub(lambda found: os.environ.get(found[1], found[1]), word)
         macro = re.fullmatch(r"\$\{(.*)\}", word)
-        if macro is None:
-            words.append(word)
-        elif macro[1] in macros:
-            words += macros[macro[1]]
-        else:
+        if macro and macro[1] not in macros:
             known = ", ".join(f"${{{name}}}" for name in macros)
             raise UserError(f"{file.path}: command: {word} is not known here; known are {known}")
+        words += macros[macro[1]] if macro else [word]
     return words
 
 
@@ -103,43 +99,21 @@ def _program(file: SweepFile) -> str:
     return str(ours) if not Path(file.program).exists() and ours.is_file() else file.program
 
 
-def _arguments(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return a point's values in each of W&B's spellings."""
-    plain = [f"{name}={value}" for name, value in values.items()]
-    switches = []
-    for name, value in values.items():
-        if value is True:
-            switches.append(f"--{name}")
-        elif value is not False:
-            switches.append(f"--{name}={value}")
-    return {
-        "args": [f"--{word}" for word in plain],
-        "args_no_hyphens": plain,
-        "args_no_equals": [w for n, v in values.items() for w in (f"--{n}", str(v))],
-        "args_no_boolean_flags": switches,
-        "args_json": [json.dumps(values)],
-        "args_append_hydra": [f"+{word}" for word in plain],
-        "args_override_hydra": [f"++{word}" for word in plain],
-    }
-
-
 def check(file: SweepFile) -> None:
-    """Try the flags of each value, and a grid's first points, where the program is train_maml.py.
+    """Try the flags of each value where the program is train_maml.py.
 
     A mistyped flag is told now, rather than by each trial.
 
     Raises:
-        UserError: naming the file, the point and its flag.
+        UserError: naming the file, the values and the flag.
     """
     if "${program}" in file.command and not Path(_program(file)).is_file():
         raise UserError(f"{file.path}: program: there is no {file.program} here")
-    middle = {p.name: p.at(0.5) for p in file.parameters}
-    # Each value once, the others as they are in the middle.
-    each = (middle | {p.name: value} for p in file.parameters for value in p.values or ())
-    points = [middle, *itertools.islice(each, CHECKED)]
-    if file.method == "grid":
-        points += [point for point, _ in zip(file.grid(), range(CHECKED), strict=False)]
-    for point in points:
+    first = next_point(file, [], "")
+    assert first is not None
+    # Each value once, the others as they are in the first point.
+    each = (first | {p.name: value} for p in file.parameters for value in p.values or ())
+    for point in [first, *itertools.islice(each, CHECKED)]:
         words = command_of(file, point, None)
         at = next((i for i, word in enumerate(words) if Path(word).name == "train_maml.py"), None)
         if at is None:
@@ -147,8 +121,6 @@ def check(file: SweepFile) -> None:
         try:
             cli.parse(words[at + 1 :])
         except UserError as error:
-            raise UserError(f"{file.path}: with {_shown(file, point)}: {error}") from error
-
-
-def _shown(file: SweepFile, point: Point) -> str:
-    return " ".join(f"{name}={point[name]}" for name in file.varied or point)
+            raise UserError(
+                f"{file.path}: with {setting_of(point, file.varied or point)}: {error}"
+            ) from error

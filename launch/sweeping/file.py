@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
 
-from launch.sweeping.parameters import Parameter, read_parameter
+from launch.sweeping.distributions import Parameter, read_parameter
+from launch.sweeping.points import Loader, Point
 from maml.errors import UserError
 
 METHODS = ("grid", "random", "bayes")
@@ -21,45 +24,7 @@ IGNORED = ("apiVersion", "kind", "controller", "description", "entity", "project
 KNOWN = (
     "method", "parameters", "program", "command", "metric", "early_terminate", "run_cap", *IGNORED
 )  # fmt: skip
-FIXED = ("method", "metric", "program", "command", "early_terminate")
-"""What must not change once trials were run."""
-USUAL_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
-
-Point = dict[str, Any]
-"""A value for every parameter, by name."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What trials are ranked by.
-
-    Attributes:
-        name: ``<split>/<metric>``, as the loggers name it: ``validation/accuracy``.
-        goal: "maximize" or "minimize".
-    """
-
-    name: str
-    goal: str
-
-    @property
-    def sign(self) -> int:
-        """What a value is multiplied by, for the greatest to be the best."""
-        return 1 if self.goal == "maximize" else -1
-
-
-@dataclass(frozen=True)
-class Hyperband:
-    """When trials that do badly are ended (W&B's ``early_terminate``).
-
-    Attributes:
-        bands: After how many values of the metric a trial is looked at.
-        eta: At each, the best 1/eta go on.
-        strict: Judge a trial by its value at the band, rather than by its best so far.
-    """
-
-    bands: tuple[int, ...]
-    eta: float
-    strict: bool
+USUAL_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]
 
 
 @dataclass(frozen=True)
@@ -70,10 +35,11 @@ class SweepFile:
         path: The file.
         method: One of `METHODS`.
         parameters: In the order of their names, as W&B goes through them.
-        metric: None where the file names none.
+        metric: What trials are ranked by: ``<split>/<metric>``, as the loggers name it.
+        goal: "maximize" or "minimize" it.
         program: What ``${program}`` is; "" where the command does not need it.
         command: The words of the command line, macros not filled in.
-        early: When to end trials early; None: never.
+        pruner: When to end trials early.
         run_cap: How many trials at most; None where the file does not say.
         said: The file's content, to tell later whether it has changed.
         trusted: Whether it may name other programs than ours, and code of a user's own.
@@ -82,53 +48,36 @@ class SweepFile:
     path: Path
     method: str
     parameters: tuple[Parameter, ...]
-    metric: Metric | None
+    metric: str
+    goal: str
     program: str
     command: tuple[str, ...]
-    early: Hyperband | None
+    pruner: BasePruner
     run_cap: int | None
     said: dict[str, Any]
     trusted: bool
 
     def grid(self) -> Iterator[Point]:
-        """Yield the points of the grid, the last parameter's value changing fastest."""
+        """Yield the points where all values are known, the last parameter's changing fastest."""
         names = [parameter.name for parameter in self.parameters]
-        for values in itertools.product(*(parameter.steps or [] for parameter in self.parameters)):
+        for values in itertools.product(*(p.values or [] for p in self.parameters)):
             yield dict(zip(names, values, strict=True))
 
     @property
     def size(self) -> int | None:
-        """How many points there are, in a grid or otherwise; None where there is no end of them."""
-        each = [p.steps if self.method == "grid" else p.values for p in self.parameters]
-        if any(values is None for values in each):
-            return None
-        return math.prod(len(values) for values in each if values is not None)
+        """How many points there are; None where there is no end of them."""
+        each = [parameter.values for parameter in self.parameters]
+        return None if None in each else math.prod(len(values or ()) for values in each)
 
     @property
-    def varied(self) -> tuple[str, ...]:
+    def space(self) -> dict[str, BaseDistribution]:
+        """What Optuna draws from, by parameter."""
+        return {parameter.name: parameter.space for parameter in self.parameters}
+
+    @property
+    def varied(self) -> list[str]:
         """The names of the parameters that may have more than one value."""
-        return tuple(p.name for p in self.parameters if p.values is None or len(p.values) > 1)
-
-    def misfit(self, before: dict[str, Any], points: dict[int, Point]) -> str:
-        """Say why this file is not that of a sweep that was begun; "" where it is.
-
-        A file may be extended: by values of a parameter, or wider bounds.
-
-        Args:
-            before: The content of the file when the sweep was begun, or last continued.
-            points: What was run, by the trial's number.
-        """
-        for key in FIXED:
-            if before.get(key) != self.said.get(key):
-                return f"{key} was {before.get(key)!r}, and is {self.said.get(key)!r} now"
-        if other := before["parameters"].keys() ^ {p.name for p in self.parameters}:
-            return f"parameters: {min(other)} is not in both"
-        for number, point in points.items():
-            for parameter in self.parameters:
-                value = point[parameter.name]
-                if not parameter.may_be(value):
-                    return f"parameters: {parameter.name} was {value!r} in trial {number}"
-        return ""
+        return [p.name for p in self.parameters if p.values is None or len(p.values) > 1]
 
 
 def read(path: Path, *, trust: bool = False) -> SweepFile:
@@ -141,146 +90,86 @@ def read(path: Path, *, trust: bool = False) -> SweepFile:
     Raises:
         UserError: naming the file, and what in it cannot be.
     """
-
-    def wrong(what: str) -> UserError:
-        return UserError(f"{path}: {what}")
-
     try:
-        said = _Loader(path.read_text(encoding="utf-8")).get_single_data()
+        return _read(path, Loader(path.read_text(encoding="utf-8")).get_single_data(), trust)
     except OSError as error:
-        raise wrong(f"cannot read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise wrong(f"not YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path}: cannot read: {error.strerror}") from error
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _read(path: Path, said: Any, trust: bool) -> SweepFile:
     if not isinstance(said, dict):
-        raise wrong("not a sweep: no mapping with method and parameters")
+        raise ValueError("not a sweep: no mapping with method and parameters")
     if more := [str(key) for key in said if key not in KNOWN]:
-        raise wrong(f"{', '.join(more)}: not known here; known are {', '.join(KNOWN)}")
-    if said.get("method") not in METHODS:
-        raise wrong(f"method: {said.get('method')!r} is not one of {', '.join(METHODS)}")
-    parameters = said.get("parameters")
+        raise ValueError(f"{', '.join(more)}: not known here; known are {', '.join(KNOWN)}")
+    method, parameters, run_cap = (said.get(k) for k in ("method", "parameters", "run_cap"))
+    if method not in METHODS:
+        raise ValueError(f"method: {method!r} is not one of {', '.join(METHODS)}")
     if not isinstance(parameters, dict) or not parameters:
-        raise wrong("parameters: there are none")
+        raise ValueError("parameters: there are none")
     for name in parameters:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", str(name)):
-            raise wrong(f"parameters: {name!r} is no name of a flag")
-    run_cap = said.get("run_cap")
+            raise ValueError(f"parameters: {name!r} is no name of a flag")
     if run_cap is not None and (type(run_cap) is not int or run_cap < 1):
-        raise wrong(f"run_cap: {run_cap!r} is not a whole number of at least 1")
-    file = SweepFile(
+        raise ValueError(f"run_cap: {run_cap!r} is not a whole number of at least 1")
+    # Sorted: the order in which W&B goes through a grid.
+    each = tuple(read_parameter(*item) for item in sorted(parameters.items()))
+    for parameter in each:
+        if method == "grid" and parameter.values is None:
+            raise ValueError(f"parameters: {parameter.name}: {parameter.kind} has no grid")
+    metric, goal = _metric(said.get("metric"))
+    return SweepFile(
         path=path,
-        method=said["method"],
-        # Sorted: the order in which W&B goes through a grid.
-        parameters=tuple(read_parameter(str(path), *item) for item in sorted(parameters.items())),
-        metric=_metric(said.get("metric"), wrong),
+        method=method,
+        parameters=each,
+        metric=metric,
+        goal=goal,
         program=str(said.get("program", "")),
-        command=_command(said, wrong),
-        early=_early(said.get("early_terminate"), wrong),
+        command=_command(said),
+        pruner=_pruner(said.get("early_terminate")),
         run_cap=run_cap,
         said=said,
         trusted=trust,
     )
-    if file.method == "grid":
-        for parameter in file.parameters:
-            if parameter.steps is None:
-                raise wrong(f"parameters: {parameter.name}: {parameter.kind} has no grid")
-    if file.metric is None and (file.early is not None or file.method == "bayes"):
-        what = "early_terminate" if file.early is not None else "method: bayes"
-        raise wrong(
-            f"metric: {what} needs one, as in {{name: validation/accuracy, goal: maximize}}"
-        )
-    return file
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as the number that it is, and 2026-11-22 as text.
-
-    YAML 1.1 would have the first written 1.0e-3, and the second is a date there, which no flag is.
-    """
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in those if not tag.endswith(":timestamp")]
-    for first, those in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what `_Loader` would read as a number."""
-
-
-for _each in (_Loader, _Dumper):
-    _each.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-        list("-+0123456789"),
-    )
-
-
-def written(said: Mapping[str, Any]) -> str:
-    """Return what a file says as YAML, which reads as the same."""
-    return yaml.dump(dict(said), Dumper=_Dumper, sort_keys=False)
-
-
-def value_of(text: str) -> Any:
-    """Return what ``text`` would be as a value in a sweep's file: 1e-1 is 0.1."""
-    try:
-        return _Loader(text).get_single_data()
-    except yaml.YAMLError:
-        return text
-
-
-def _metric(said: Any, wrong: Callable[[str], UserError]) -> Metric | None:
-    if said is None:
-        return None
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
-        raise wrong("metric: must have a name")
-    if said.keys() - {"name", "goal"}:
-        raise wrong("metric: has a name and a goal, and nothing else here")
-    goal = said.get("goal", "minimize")
+def _metric(said: Any) -> tuple[str, str]:
+    if not isinstance(said, dict) or said.keys() - {"goal"} != {"name"}:
+        raise ValueError("metric: name one, as in {name: validation/accuracy, goal: maximize}")
+    name, goal = str(said["name"]), said.get("goal", "minimize")
     if goal not in ("minimize", "maximize"):
-        raise wrong(f"metric: goal: {goal!r} is neither minimize nor maximize")
-    if not re.fullmatch(r"(train|validation|test)/.+", said["name"]):
-        raise wrong(
-            f"metric: name: {said['name']!r} must begin with train/, validation/ or test/, as in "
-            "validation/accuracy"
-        )
-    return Metric(said["name"], goal)
+        raise ValueError(f"metric: goal: {goal!r} is neither minimize nor maximize")
+    if not re.fullmatch(r"(train|validation|test)/.+", name):
+        raise ValueError(f"metric: name: {name!r} must begin with train/, validation/ or test/")
+    return name, goal
 
 
-def _command(said: dict[str, Any], wrong: Callable[[str], UserError]) -> tuple[str, ...]:
-    command = said.get("command", list(USUAL_COMMAND))
+def _command(said: dict[str, Any]) -> tuple[str, ...]:
+    command = said.get("command", USUAL_COMMAND)
     if not isinstance(command, list) or not command:
-        raise wrong("command: must be a list of words")
+        raise ValueError("command: must be a list of words")
     words = tuple(map(str, command))
     if "${program}" in words and not isinstance(said.get("program"), str):
-        raise wrong("program: ${program} needs one, as in program: train_maml.py")
+        raise ValueError("program: ${program} needs one, as in program: train_maml.py")
     if not any(word.startswith("${args") for word in words):
-        raise wrong("command: has no ${args}, so that every trial would be the same")
+        raise ValueError("command: has no ${args}, so that every trial would be the same")
     return words
 
 
-def _early(said: Any, wrong: Callable[[str], UserError]) -> Hyperband | None:
+def _pruner(said: Any) -> BasePruner:
+    """Return Optuna's rule that stands for W&B's: Hyperband without its brackets."""
     if said is None:
-        return None
+        return NopPruner()
+    form = "must be {type: hyperband, min_iter: 2, eta: 3}, or have max_iter and s for min_iter"
     if not isinstance(said, dict) or said.get("type") != "hyperband":
-        raise wrong("early_terminate: type: must be hyperband")
-    if said.keys() - {"type", "min_iter", "max_iter", "s", "eta", "strict"}:
-        raise wrong("early_terminate: has min_iter, or max_iter and s; eta; strict")
-    eta, strict = said.get("eta", 3), said.get("strict", True)
-    if isinstance(eta, bool) or not isinstance(eta, int | float) or not 1 < eta < math.inf:
-        raise wrong(f"early_terminate: eta: {eta!r} is not a number above 1")
-    if type(strict) is not bool:
-        raise wrong(f"early_terminate: strict: {strict!r} is neither true nor false")
-    for key in ("min_iter", "max_iter", "s"):
-        if key in said and (type(said[key]) is not int or said[key] < 1):
-            raise wrong(f"early_terminate: {key}: {said[key]!r} is not a whole number, at least 1")
-    if "max_iter" in said and "s" in said:
-        backwards = [said["max_iter"] / eta**i for i in range(1, said["s"] + 1)]
-        bands = sorted(int(band) for band in backwards if band >= 1)
-    elif "min_iter" in said:
-        bands = [int(said["min_iter"] * eta**i) for i in range(30)]
-    else:
-        raise wrong("early_terminate: needs min_iter, or max_iter and s")
-    if not bands:
-        raise wrong("early_terminate: no band lies below max_iter: a smaller eta, or a greater s")
-    return Hyperband(tuple(bands), float(eta), strict)
+        raise ValueError(f"early_terminate: {form}")
+    eta, asked = said.get("eta", 3), said.keys() - {"type", "eta", "strict"}
+    numbers = [eta, *(said[key] for key in asked)]
+    whole = all(type(number) is int and number > 0 for number in numbers) and eta > 1
+    if asked not in ({"min_iter"}, {"max_iter", "s"}) or not whole or not said.get("strict", True):
+        raise ValueError(f"early_terminate: {form}; whole numbers, eta above 1; strict alone")
+    first = said["min_iter"] if "min_iter" in said else said["max_iter"] // eta ** said["s"]
+    return SuccessiveHalvingPruner(min_resource=max(1, first), reduction_factor=eta)

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from pathlib import Path
 
 from benchmarks.markdown import grid
 from launch.comparing import tables
 from launch.comparing.arms import Arm, arm_of, other_tasks
-from launch.sweeping.file import Metric
-from launch.sweeping.metrics import metric_of
-from launch.sweeping.sweep import (
-    FAILED,
-    FINISHED,
-    LOST,
-    STOPPED,
-    Sweep,
-    Trial,
-    counts,
-    latest,
-    settings,
-)
+from launch.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial, counts
 from maml.errors import UserError
 from maml.plots import comparing, style
-from maml.plots.curves import mean_and_spread
-from maml.plots.runs import Run, read
+from maml.plots.runs import read
 from maml.run.files import write_text
 from maml.run.task_scores import NAME
 
@@ -44,58 +31,39 @@ def write(sweep: Sweep, against: str | None = None) -> Path:
         UserError: if there is nothing to report, or it cannot be written; or if no setting is named
             so.
     """
-    trials = sweep.trials()
-    ranked = _ranked(sweep, trials)
-    if ranked is None:
+    ended = [trial for trial in sweep.trials() if trial.value is not None]
+    if not ended:
         raise UserError(f"--report: no trial in {sweep.folder} has a metric yet")
-    metric, values = ranked
-    grouped = {
-        name: [trial for trial in of_setting if trial.number in values]
-        for name, of_setting in settings(sweep.file, trials).items()
-    }
-    grouped = {name: of_setting for name, of_setting in grouped.items() if of_setting}
-    order = sorted(
-        grouped, key=lambda name: -metric.sign * _mean([values[t.number] for t in grouped[name]])
-    )
+    means = {name: _mean(trials) for name, trials in sweep.settings(ended).items()}
+    order = sorted(means, key=means.__getitem__, reverse=sweep.file.goal == "maximize")
     if against is not None and against not in order:
         raise UserError(f"--against {against}: no such setting; there are {', '.join(order)}")
     base = against or order[0]
     parts = [
-        _head(sweep, trials, metric),
-        _settings_table(order, grouped, values, metric),
-        _effects(sweep, trials, values, metric),
-        _differences(sweep, [base, *(name for name in order if name != base)], grouped),
-        _failures(trials),
+        _head(sweep),
+        _settings(sweep, order, sweep.settings(ended)),
+        _effects(sweep, ended),
+        _differences(sweep, [base, *(name for name in order if name != base)], ended),
+        _failures(sweep),
     ]
     path = sweep.folder / "report.md"
     write_text(path, "\n\n".join(part for part in parts if part) + "\n")
     return path
 
 
-def _ranked(sweep: Sweep, trials: list[Trial]) -> tuple[Metric, dict[int, float]] | None:
-    """Return what trials are ranked by, and its value for each that has one."""
-    metric, values = sweep.file.metric, {}
-    for trial in trials:
-        if trial.state not in (FINISHED, STOPPED):
-            continue
-        found = metric_of(trial.run_dir, metric)
-        if found is not None and math.isfinite(found[1]):
-            metric, values[trial.number] = found
-    return None if metric is None or not values else (metric, values)
+def _mean(trials: list[Trial]) -> float:
+    return statistics.fmean(trial.value for trial in trials if trial.value is not None)
 
 
-def _head(sweep: Sweep, trials: list[Trial], metric: Metric) -> str:
-    states = ", ".join(f"{n} {state}" for state, n in counts(trials).items())
-    text = f"# Sweep {sweep.name}\n\n"
-    if sweep.file.said.get("description"):
-        text += f"{sweep.file.said['description']}. "
-    text += (
-        f"`{sweep.file.path}`, method {sweep.file.method}; trials: {states}. Ranked by "
-        f"{metric.name} ({metric.goal}), the last value of each run"
+def _head(sweep: Sweep) -> str:
+    states = ", ".join(f"{n} {state}" for state, n in counts(sweep.trials()).items())
+    said, metric = sweep.file.said.get("description"), sweep.file.metric
+    text = (
+        f"# Sweep {sweep.name}\n\n{f'{said}. ' if said else ''}`{sweep.file.path}`, method "
+        f"{sweep.file.method}; trials: {states}. Ranked by {metric} ({sweep.file.goal}), the last "
+        "value of each run, or with `--test-model best` that of the model that is tested"
     )
-    if metric.name.startswith("validation/"):
-        text += " (with `--test-model best`: of the model that is tested)"
-    if metric.name.startswith("test/"):
+    if metric.startswith("test/"):
         text += (
             ". **These are test tasks: what is best here was chosen on them, and is better here "
             "than on others**"
@@ -103,101 +71,59 @@ def _head(sweep: Sweep, trials: list[Trial], metric: Metric) -> str:
     return text + "."
 
 
-def _settings_table(
-    order: list[str], grouped: dict[str, list[Trial]], values: dict[int, float], metric: Metric
-) -> str:
-    unit = tables.Unit(
-        metric.name, *((100.0, " %") if metric.name.endswith("accuracy") else (1.0, ""))
-    )
-    rows = [["setting", f"{metric.name}, mean ± spread", "trials", "stopped early"]]
-    for name in order:
-        found = [values[trial.number] for trial in grouped[name]]
-        mean, spread = _mean(found), _deviation(found)
-        shown = unit.plain(mean)
-        if spread is not None:
-            half = f"{unit.scale * spread:.2f}" if unit.suffix else f"{spread:.2g}"
-            shown = f"{shown.removesuffix(unit.suffix)} ± {half}{unit.suffix}"
-        stopped = sum(trial.state == STOPPED for trial in grouped[name])
-        rows.append([name, shown, str(len(found)), str(stopped or "–")])
-    shown = grid(rows[0], rows[1:])
+def _settings(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]) -> str:
+    unit = tables.unit_named(sweep.file.metric)
+    rows = []
+    for setting in order:
+        values = [trial.value for trial in grouped[setting] if trial.value is not None]
+        spread = unit.plain(statistics.stdev(values)) if len(values) > 1 else "–"
+        stopped = sum(trial.state == STOPPED for trial in grouped[setting])
+        mean = unit.plain(_mean(grouped[setting]))
+        rows.append([setting, mean, spread, str(len(values)), str(stopped or "–")])
+    shown = grid(["setting", unit.name, "spread", "trials", "stopped early"], rows)
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
 
 
-def _effects(sweep: Sweep, trials: list[Trial], values: dict[int, float], metric: Metric) -> str:
+def _effects(sweep: Sweep, ended: list[Trial]) -> str:
     names = [name for name in sweep.file.varied if name != "seed"]
     if not names:
         return ""
-    counted = [trial for trial in trials if trial.number in values]
-    points, found = [t.point for t in counted], [values[t.number] for t in counted]
-    style.save(comparing.main_effects(points, found, names, metric.name), sweep.folder / "effects")
-    text = "## Main effects\n\n![main effects](effects.png)"
-    unit = tables.Unit("", *((100.0, " %") if metric.name.endswith("accuracy") else (1.0, "")))
-    rows = [["parameter", "value", "mean", "± 95 %", "trials"]]
-    for name in names:
-        levels = {str(point[name]): point[name] for point in points}
-        if len(levels) > 12:
-            continue
-        for shown, level in levels.items():
-            at = [value for point, value in zip(points, found, strict=True) if point[name] == level]
-            mean, half = mean_and_spread(at)
-            interval = f"{unit.scale * half:.2f}" if unit.suffix else f"{half:.2g}"
-            rows.append(
-                [name, shown, unit.plain(mean), interval if len(at) > 1 else "–", str(len(at))]
-            )
-    return text if len(rows) == 1 else f"{text}\n\n{grid(rows[0], rows[1:])}"
+    values = [trial.value for trial in ended if trial.value is not None]
+    points = [trial.point for trial in ended]
+    drawn = comparing.main_effects(points, values, names, sweep.file.metric)
+    style.save(drawn, sweep.folder / "effects")
+    return "## Main effects\n\n![main effects](effects.png)"
 
 
-def _differences(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]) -> str:
+def _differences(sweep: Sweep, order: list[str], ended: list[Trial]) -> str:
     """Compare settings with the first, on test tasks; "" where they were tested on none."""
     arms: list[Arm] = []
     left_out: list[str] = []
     for name in order[:COMPARED]:
-        runs: list[Run] = [
-            read(trial.run_dir) for trial in grouped[name] if (trial.run_dir / NAME).is_file()
-        ]
-        if not runs:
-            continue
+        tested = [t for t in sweep.settings(ended)[name] if (t.run_dir / NAME).is_file()]
         try:
-            arms.append(arm_of(name, runs, None))
+            if tested:
+                arms.append(arm_of(name, [read(trial.run_dir) for trial in tested], None))
         except UserError as error:  # a test whose losses are no numbers, say
-            left_out.append(f"\n\n{name} is not compared: {error}.")
-    title = "## Which differences hold\n\n"
-    if len(arms) < 2:
-        return f"{title}Of too few settings.{''.join(left_out)}" if left_out else ""
-    base = arms[0]
+            left_out.append(f"{name} is not compared: {error}.")
     # Of a sweep over shots, say, only those with as many are tested on the same tasks.
-    others = [arm for arm in arms[1:] if not other_tasks(base, arm)]
-    unit = tables.unit_of(arms)
+    apart = [arm.name for arm in arms[1:] if other_tasks(arms[0], arm)]
+    if apart:
+        left_out.append(f"Tested on other tasks, so not compared: {', '.join(apart)}.")
+    alike = [arm for arm in arms if arm.name not in apart]
     try:
-        found = tables.differences_from(base, others)
+        said = tables.compared(alike, sweep.folder) if len(arms) > 1 else ""
     except UserError as error:
-        return f"{title}Not compared on test tasks: {error}."
-    drawn = tables.figures(sweep.folder, arms, found, base.name, unit)
-    pictures = "\n".join(f"![{path.stem}]({path.name})" for path in drawn)
-    if apart := [arm.name for arm in arms[1:] if arm not in others]:
-        pictures += f"\n\nTested on other tasks, so not compared: {', '.join(apart)}."
-    pictures += "".join(left_out)
-    more = f", the best {COMPARED} settings" if len(order) > COMPARED else ""
-    return (
-        f"{title}On test tasks{more}; the others are compared with the first."
-        f"\n\n{tables.means_table(arms, unit)}\n\n"
-        f"{tables.differences_table(found, base.name, unit)}\n{pictures}"
-    )
+        said = f"Not compared on test tasks: {error}."
+    if not said and not left_out:
+        return ""
+    more = f" The best {COMPARED} settings." if len(order) > COMPARED else ""
+    head = f"## Which differences hold\n\nOn test tasks, from the first.{more}"
+    return "\n\n".join(part for part in (head, said, *left_out) if part)
 
 
-def _failures(trials: list[Trial]) -> str:
-    last = latest(trials)
-    lines = [f"- trial {t.number}: {t.reason} (`{t.log}`)" for t in last if t.state == FAILED]
-    lines += [f"- trial {t.number}: lost, to be continued" for t in last if t.state == LOST]
+def _failures(sweep: Sweep) -> str:
+    trials = sweep.trials()
+    lines = [f"- trial {t.number}: {t.reason} (`{t.log}`)" for t in trials if t.state == FAILED]
+    lines += [f"- trial {t.number}: lost, to be continued" for t in trials if t.state == LOST]
     return "## What failed\n\n" + "\n".join(lines) if lines else ""
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _deviation(values: list[float]) -> float | None:
-    if len(values) < 2:
-        return None
-    mean = _mean(values)
-    return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5)

@@ -3,171 +3,103 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import platform
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from datasets import locks
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from datasets.locks import Lock
 from maml.errors import UserError
+from maml.processes.identity import Identity
 
 GRACE = 30.0
-"""Seconds after which a lock of another machine, or a silent worker there, is given up."""
-BEAT = 5.0
-"""Seconds between two signs of life."""
+"""Seconds after which a silent worker of another machine is given up, as Optuna's locks are."""
 
 
-def machine() -> str:
-    """Return what tells this machine, since it was started, from all others."""
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Let one process at a time, of all that share a folder, be within this context."""
+    lock = JournalFileOpenLock(str(path))
+    lock.acquire()
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # this process was stopped, and given up
+            lock.release()
 
 
-class FolderLock:
-    """Held by one process at a time, of all that share a folder.
+def journal(path: Path) -> JournalStorage:
+    """Open Optuna's journal at ``path``, without a last line that a power cut has left unfinished.
 
-    Between machines a symbolic link decides, which even old network folders make atomically.
-    Within a machine the system's own lock does, which is gone with a killed process: so a link that
-    names this machine was left behind, and goes at once. That of another machine goes when it has
-    not changed for `GRACE` seconds.
+    Such a line was never acted upon; the next one would be appended to it.
+
+    Raises:
+        UserError: naming the file, if another line is damaged.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._link, self._machine = path, machine()
-        self._local = path.with_name(f"{path.name}.{self._machine}")
-        self._held: locks.Lock | None = None
-
-    def acquire(self) -> None:
-        """Wait until it is this process's.
-
-        Raises:
-            UserError: a process of this machine holds it for longer than any work takes.
-        """
-        local = locks.Lock(self._local)
-        try:
-            # Where this folder has no locks, the link alone decides.
-            certain = local.acquire(locks.PATIENCE_S)
-        except locks.HeldError as error:
-            raise UserError(f"{error}; end it if it is stopped, then begin this again") from None
-        self._held = local
-        mine = f"{self._machine} {uuid.uuid4().hex}"
-        seen, since = "", time.monotonic()
-        try:
-            while True:
-                try:
-                    os.symlink(mine, self._link)
-                    return
-                except FileExistsError:
-                    pass
-                holder = self._holder()
-                if holder != seen:
-                    seen, since = holder, time.monotonic()
-                dead = certain and holder.startswith(f"{self._machine} ")
-                if dead or (holder and time.monotonic() - since > GRACE):
-                    with contextlib.suppress(OSError):
-                        self._link.unlink()
-                    continue
-                time.sleep(0.01)
-        except BaseException:
-            local.release()
-            raise
-
-    def release(self) -> None:
-        """Give it back."""
-        with contextlib.suppress(OSError):
-            self._link.unlink()
-        # Another thread may hold it as soon as it is released.
-        held, self._held = self._held, None
-        if held is not None:
-            held.release()
-
-    def _holder(self) -> str:
-        try:
-            return os.readlink(self._link)
-        except OSError:
-            return ""
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold it within this context."""
-        self.acquire()
-        try:
-            yield
-        finally:
-            self.release()
+    with alone(path), open(path, "ab+") as file:
+        file.seek(0)
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(whole)
+    try:
+        return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: damaged, and not at its end: {error}; restore it, or begin a sweep in "
+            "another --folder"
+        ) from error
 
 
-class Presence:
-    """This process among those that work in a folder: a file that it keeps changing, and a lock.
+class Workers:
+    """The processes that work in a folder, each with a file that it locks and keeps touching.
 
     Attributes:
-        name: What other processes know it by.
+        own: What the others know this process by, which begins with its machine.
     """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.name = f"{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._path = folder / f"{self.name}.json"
-        self._lock = locks.Lock(folder / f"{self.name}.lock")
-        self._lock.acquire()
-        self._beats = 0
-        self.beat()
-
-    def beat(self) -> None:
-        """Give a sign of life; every `BEAT` seconds is often enough."""
-        self._beats += 1
-        said = {"machine": machine(), "pid": os.getpid(), "beats": self._beats}
-        # A folder that is away for a moment is no reason to end.
-        with contextlib.suppress(OSError):
-            self._path.write_text(json.dumps(said))
-
-    def leave(self) -> None:
-        """Say goodbye."""
-        for path in (self._path, self._lock.path):
-            with contextlib.suppress(OSError):
-                path.unlink()
-        self._lock.release()
-
-
-ALIVE, UNSURE, GONE = "alive", "unsure", "gone"
-
-
-class Others:
-    """Which workers of a folder live, as this process sees it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # What each said last, since when, and whether it has said something new meanwhile.
-        self._seen: dict[str, tuple[str, float, bool]] = {}
+        self._machine = Identity.own().place.partition(" ")[0]
+        self.own = f"{self._machine}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        # When each has given its last sign, since when that is known, and whether it was another.
+        self._seen: dict[str, tuple[int, float, bool]] = {}
 
-    def look(self, name: str) -> str:
-        """Return whether a worker is `ALIVE`, or `GONE` without a word; `UNSURE`: ask again later.
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Be one of them within this context."""
+        path = self._folder / self.own
+        path.touch()  # where there are no locks, too
+        try:
+            with Lock(path).held():
+                yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
-        One of this machine is gone as soon as its lock is free. One of another machine, or of this
-        one before it was started anew: when it has given no sign of life for `GRACE` seconds that
-        this process has watched it.
+    def is_gone(self, worker: str) -> bool | None:
+        """Return whether a worker is gone; None: ask again later.
+
+        One of this machine is gone as soon as its lock is free. One of another, or of this one
+        before it was started anew, when this process has seen no sign of it for `GRACE` seconds.
         """
+        path = self._folder / worker
+        if not path.exists():
+            return True  # it has said goodbye
+        with contextlib.suppress(OSError):  # this folder has no locks
+            if worker.startswith(self._machine):
+                return not Lock(path).is_held()
         try:
-            said = (self._folder / f"{name}.json").read_text()
+            with open(path) as file:  # network folders may tell of an old state until it is opened
+                sign = os.fstat(file.fileno()).st_mtime_ns
         except OSError:
-            return GONE  # it has said goodbye
-        certain = f'"{machine()}"' in said
-        try:
-            if locks.Lock(self._folder / f"{name}.lock").is_held():
-                return ALIVE
-        except OSError:
-            certain = False  # this folder has no locks
-        if certain:
-            return GONE
-        before, since, lives = self._seen.get(name, (said, time.monotonic(), False))
-        if said != before:
+            return True
+        before, since, lives = self._seen.get(worker, (sign, time.monotonic(), False))
+        if sign != before:
             since, lives = time.monotonic(), True
-        self._seen[name] = said, since, lives
+        self._seen[worker] = sign, since, lives
         if time.monotonic() - since > GRACE:
-            return GONE
-        return ALIVE if lives else UNSURE
+            return True
+        return False if lives else None

@@ -27,15 +27,17 @@ def status(state: str, iteration: int) -> None:
 
 
 rows = run_dir / "metrics.jsonl"
-done = len(rows.read_text().splitlines()) if rows.exists() else 0
+done = rows.read_text().count('"validation"') if rows.exists() else 0
 with open(run_dir / "starts", "a") as file:
     file.write(f"{done} {len(os.sched_getaffinity(0))} {os.environ['WANDB_RUN_GROUP']}\n")
-if flags.get("fails", "") in ("True", flags.get("seed")) or "FAKE_FAILS" in os.environ:
+if flags.get("fails", "") == flags.get("seed", "0") and "FAKE_MENDED" not in os.environ:
     print("some words\nerror: as was asked\nmore words", file=sys.stderr)
     sys.exit(2)
-if flags.get("dies") == "True":
-    os.kill(os.getpid(), signal.SIGKILL)
+if "ends" in flags:
+    code = int(flags["ends"])
+    os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
 status("training", done)
+row: dict[str, object] = {"iteration": done}
 for iteration in range(done + 1, rounds + 1):
     time.sleep(float(flags.get("pause", "0")))
     row = {"iteration": iteration, "split": "validation", "accuracy": float(flags.get("good", 0.5))}
@@ -45,6 +47,8 @@ for iteration in range(done + 1, rounds + 1):
     if stops:
         status("stopped", iteration)
         sys.exit(143)
-result = {"transductive_accuracy": float(flags.get("good", 0.5)) - 0.0625}
-(run_dir / "result.json").write_text(json.dumps(result))
+row |= {"split": "test", "accuracy": float(flags.get("good", 0.5)) - 0.0625}
+with open(rows, "a") as file:
+    file.write(json.dumps(row) + "\n")
+(run_dir / "result.json").write_text(json.dumps(row))
 status("finished", rounds)

@@ -12,6 +12,7 @@ def written(folder: Path, **said: Any) -> Path:
     """Write a sweep's file; what is not ``said`` is a grid's of small trainings."""
     usual = {
         "method": "grid",
+        "metric": {"name": "validation/accuracy", "goal": "maximize"},
         "program": "train_maml.py",
         "command": ["${program}", "maml-glyphs-5way-1shot", "${args}"],
     }

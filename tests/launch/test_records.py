@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import yaml
 
 import maml
-from launch import check_record, record, recorded, table, validations
+from launch import check_record, record, recorded, table
 from launch.recorded import Record
 from maml import evaluate as evaluation
 from maml.best import recorded_content
@@ -276,8 +276,6 @@ def test_a_run_that_was_stopped_says_how_far_it_came(
         said = f"unfinished: 10 of 12 iterations; validation {share:.2f} ± "
         assert said in row and "h left at" in row
         assert len([r for r in read_rows(folder / "metrics.jsonl") if "split" in r]) >= 2
-        (row,) = validations.table(tmp_path, "maml-glyphs-*", "5", "7").splitlines()[2:]
-        assert f"| {100 * accuracy[0]['accuracy']:.2f} ± " in row and row.endswith("| –       |")
         assert check_record.main([str(folder)]) == 0
         assert "not finished, so there is no test yet" in capsys.readouterr().out
         going_on = (folder / "checkpoint.pt").read_bytes()

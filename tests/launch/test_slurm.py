@@ -126,6 +126,7 @@ def test_an_array_works_on_a_sweep(cluster: Cluster, checkout: Path) -> None:
     """Four workers on two nodes; each trial is run once, by whichever is free."""
     described = {
         "method": "grid",
+        "metric": {"name": "validation/accuracy", "goal": "maximize"},
         "program": "train_maml.py",
         "command": ["${interpreter}", "tests/launch/fake_trainer.py", "${args}"],
         "parameters": {"seed": {"values": list(range(8))}, "pause": {"value": 1.5}},

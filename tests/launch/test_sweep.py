@@ -19,16 +19,15 @@ import yaml
 
 from launch import sweep as command
 from launch.sweeping import file, shared
-from launch.sweeping.journal import Journal
-from launch.sweeping.metrics import metric_of
 from launch.sweeping.sweep import FAILED, FINISHED, LOST, RUNNING, STOPPED, WAITING, Sweep, Trial
-from launch.sweeping.worker import _shares
+from launch.sweeping.worker import shares
 from maml.config.cli import parse
 from maml.errors import UserError
-from maml.run.directory import read_status, write_config
+from maml.processes.identity import Identity
+from maml.run.directory import read_status
 from tests.launch import sweeps
 from tests.launching import REPO, SLACK, Launched, start
-from tests.runs import glyphs, last, same, train
+from tests.runs import last, same, train
 
 FAKE = ["${interpreter}", str(REPO / "tests" / "launch" / "fake_trainer.py"), "${args}"]
 OURS = ["${env}", "${interpreter}", "${program}"]
@@ -45,6 +44,12 @@ def written(folder: Path, parameters: dict[str, Any], **said: Any) -> Path:
 
 def swept(path: Path, *flags: str) -> int:
     return command.main([str(path), "--trust", "--folder", str(path.parent / "there"), *flags])
+
+
+def begun(path: Path, *flags: str) -> Launched:
+    """Start a sweep as its user does."""
+    command = ["-m", "launch.sweep", str(path), "--trust", "--folder", str(path.parent / "there")]
+    return start([sys.executable, *command, *flags])
 
 
 def opened(path: Path) -> Sweep:
@@ -91,45 +96,29 @@ def test_a_sweep_runs_every_point_once_and_then_no_more(
     assert said.splitlines()[-1].endswith("6 finished, 0 to come")
 
 
-def test_a_failed_trial_says_why_and_is_tried_again_when_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(tmp_path, {"seed": [0, 1, 2], "fails": 1})
-    assert swept(path) == 1
-    assert states(path) == [FINISHED, FAILED, FINISHED]
-    assert opened(path).trials()[1].reason == "exit code 2: as was asked"
-    assert "trial 1 (seed=1): failed: exit code 2: as was asked (log " in capsys.readouterr().out
-    assert swept(path) == 1  # it is not tried again by itself
-    assert len(starts(opened(path).trials()[1])) == 1
-    assert swept(path, "--retry") == 1
-    assert states(path) == [FINISHED, FAILED, FINISHED, FAILED]
-    assert opened(path).trials()[3].point == opened(path).trials()[1].point
-
-
-def test_what_was_tried_again_counts_no_more(
+def test_a_failed_trial_says_why_and_goes_on_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = written(tmp_path, {"seed": [0]})
-    monkeypatch.setenv("FAKE_FAILS", "1")
-    assert swept(path) == 1
-    monkeypatch.delenv("FAKE_FAILS")
-    assert swept(path, "--retry", "--report") == 0 == swept(path)
+    path = written(tmp_path, {"seed": [0, 1, 2], "fails": 1})
+    assert swept(path) == 1 == swept(path)  # it is not tried again by itself
+    assert states(path) == [FINISHED, FAILED, FINISHED]
     said = capsys.readouterr().out
-    assert "; 1 of 1 trials over" in said and "2 of 1" not in said
+    assert "trial 1 (seed=1): failed: exit code 2: as was asked (log " in said
+    monkeypatch.setenv("FAKE_MENDED", "1")
+    assert swept(path, "--retry", "--report") == 0
+    assert states(path) == [FINISHED] * 3
+    assert [len(starts(trial)) for trial in opened(path).trials()] == [1, 2, 1]
     assert "What failed" not in (path.parent / "there" / "report.md").read_text()
 
 
-def test_a_stopped_trial_that_cannot_begin_again_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What an earlier start has left says nothing of this one; the others go on."""
-    path = written(tmp_path, {"seed": [0, 1], "fails": 0})
-    stopped = path.parent / "there" / "trials" / "0000"
-    stopped.mkdir(parents=True)
-    (stopped / "status.json").write_text(json.dumps({"state": "stopped", "iteration": 1}))
-    assert swept(path) == 1
-    assert states(path) == [FAILED, FINISHED]
-    assert opened(path).trials()[0].reason == "exit code 2: as was asked"
+def test_a_trial_that_is_told_to_stop_waits(tmp_path: Path) -> None:
+    """As by a scheduler, which tells all processes of a job; and one may be killed."""
+    path = written(tmp_path, {"seed": [0, 1], "ends": 143})
+    assert swept(path) == 143
+    assert states(path) == [WAITING]
+    killed = written(tmp_path / "there", {"seed": [0], "ends": -9})
+    assert swept(killed) == 1
+    assert opened(killed).trials()[0].reason == "killed by SIGKILL (out of memory?)"
 
 
 def test_a_cap_ends_a_sweep(tmp_path: Path) -> None:
@@ -146,52 +135,30 @@ def test_a_trial_that_ends_without_a_finite_number_has_failed(tmp_path: Path) ->
     assert swept(path) == 1
     assert states(path) == [FAILED, FINISHED]
     assert opened(path).trials()[0].reason == "its validation/accuracy is inf at the end"
-
-
-def test_runs_are_ranked_by_their_headline(tmp_path: Path) -> None:
-    row = {"iteration": 1, "split": "validation", "accuracy": 0.5, "non_transductive_accuracy": 0.4}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    for transductive, value in ((True, 0.5), (False, 0.4)):
-        write_config(tmp_path, glyphs(transductive=transductive))
-        found = metric_of(tmp_path, None)
-        assert found is not None and found[1] == value
+    lost = written(tmp_path / "there", {"seed": [0]}, metric={"name": "validation/loss"})
+    assert swept(lost) == 1
+    assert opened(lost).trials()[0].reason == "no validation/loss in metrics.jsonl"
 
 
 def test_workers_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    for workers, expected in ((1, [None]), (2, ["4,5", "6,7"]), (4, ["4", "5", "6", "7"])):
-        shares = _shares(workers)
-        assert [share.environment.get("CUDA_VISIBLE_DEVICES") for share in shares] == expected
-
-
-def test_where_all_trials_fail_no_more_are_begun(tmp_path: Path) -> None:
-    path = written(tmp_path, {"seed": list(range(9)), "dies": True})
-    with pytest.raises(UserError, match=r"all 3 trials so far have failed.*SIGKILL.*memory"):
-        swept(path)
-    assert states(path) == [FAILED] * 3
-
-
-def test_a_trial_without_its_metric_has_failed(tmp_path: Path) -> None:
-    path = written(tmp_path, {"seed": [0]}, metric={"name": "validation/loss"})
-    assert swept(path) == 1
-    assert opened(path).trials()[0].reason == "no validation/loss in metrics.jsonl"
-    assert swept(written(tmp_path / "there", {"seed": [0]})) == 0  # none was asked for
+    for workers, expected in ((1, [""]), (2, ["4,5", "6,7"]), (4, ["4", "5", "6", "7"])):
+        assert [",".join(share.gpus) for share in shares(workers)] == expected
 
 
 def test_a_report_ranks_settings_and_says_by_what(tmp_path: Path) -> None:
     """By test tasks only if asked to, and then it says so."""
     parameters = {"seed": [0, 1, 2], "good": [0.25, 0.5], "fails": 1}
-    metric = {"name": "test/accuracy", "goal": "maximize"}
-    for folder, said in (("usual", {}), ("tested", {"metric": metric})):
-        (tmp_path / folder).mkdir()
-        path = written(tmp_path / folder, parameters, **said)
+    for split, value in (("validation", "50.00"), ("test", "43.75")):
+        (tmp_path / split).mkdir()
+        metric = {"name": f"{split}/accuracy", "goal": "maximize"}
+        path = written(tmp_path / split, parameters, metric=metric)
         assert swept(path, "--report") == 1
         report = (path.parent / "there" / "report.md").read_text()
-        value, name = ("43.75", "test") if said else ("50.00", "validation")
-        assert f"| good=0.5  | {value} ± 0.00 %" in report
+        assert f"| good=0.5  | {value} %" in report
         assert report.index("| good=0.5 ") < report.index("| good=0.25 ")
-        assert f"Ranked by {name}/accuracy (maximize)" in report
-        assert ("chosen on them" in report) == bool(said)
+        assert f"Ranked by {split}/accuracy (maximize)" in report
+        assert ("chosen on them" in report) == (split == "test")
         assert report.count(": exit code 2: as was asked (`") == 2
         assert (path.parent / "there" / "effects.png").exists()
     # With nothing to run, what there is.
@@ -203,7 +170,6 @@ def test_trials_that_do_badly_are_ended_early(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         {"seed": [0, 1, 2], "good": [0.9, 0.1], "rounds": 8, "pause": 0.1},
-        metric={"name": "validation/accuracy", "goal": "maximize"},
         early_terminate={"type": "hyperband", "min_iter": 2, "eta": 2},
     )
     assert swept(path) == 0
@@ -233,22 +199,13 @@ def test_a_stopped_sweep_continues_its_trials(tmp_path: Path) -> None:
     for trial in opened(path).trials():
         (first, second), rows = starts(trial), trial.run_dir / "metrics.jsonl"
         assert first[0] == "0" and int(second[0]) > 0
-        assert len(rows.read_text().splitlines()) == 40
+        assert rows.read_text().count("validation") == 40
 
 
 def test_processes_share_a_sweep_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:
     """Three processes; one is killed with its trial, and another takes that up."""
     path = written(tmp_path, {"seed": list(range(6)), "rounds": 10, "pause": 0.2})
-    args = [
-        sys.executable,
-        "-m",
-        "launch.sweep",
-        str(path),
-        "--trust",
-        "--folder",
-        str(tmp_path / "there"),
-    ]
-    all_three = [start(args) for _ in range(3)]
+    all_three = [begun(path) for _ in range(3)]
     try:
         until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) >= 3)
         killed = all_three.pop()
@@ -265,23 +222,13 @@ def test_processes_share_a_sweep_and_a_killed_one_loses_nothing(tmp_path: Path) 
     assert [len(starts(trial)) for trial in trials] == [1 + (i == lost) for i in range(6)]
     assert int(starts(trials[lost])[1][0]) > 0  # from where it was
     # Of those that said goodbye nothing is left.
-    left = {path.name.partition(".")[0] for path in (tmp_path / "there" / "workers").iterdir()}
-    assert len(left) == 1
+    assert len(list((tmp_path / "there" / "workers").iterdir())) == 1
 
 
-def test_a_training_that_outlives_its_worker_is_waited_for(tmp_path: Path) -> None:
-    """Killed alone, a worker takes its training along; it is continued, never run twice at once."""
+def test_a_worker_that_is_killed_alone_takes_its_training_along(tmp_path: Path) -> None:
+    """It is continued, never run twice at once."""
     path = written(tmp_path, {"seed": [0], "rounds": 30, "pause": 0.1})
-    args = [
-        sys.executable,
-        "-m",
-        "launch.sweep",
-        str(path),
-        "--trust",
-        "--folder",
-        str(tmp_path / "there"),
-    ]
-    worker = start(args)
+    worker = begun(path)
     try:
         until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) == 1)
         worker.process.kill()
@@ -296,124 +243,57 @@ def test_a_training_that_outlives_its_worker_is_waited_for(tmp_path: Path) -> No
 
 def test_a_trial_that_was_finished_as_its_worker_died_is_not_run_again(tmp_path: Path) -> None:
     path = written(tmp_path, {"seed": [0]})
-    sweep, presence = opened(path), shared.Presence(tmp_path / "there" / "workers")
-    trial = sweep.take(presence, None)
-    assert trial is not None
-    flags = [f"--run_dir={trial.run_dir}", "--seed=0"]
-    environment = os.environ | {"WANDB_RUN_GROUP": sweep.name}
-    subprocess.run([sys.executable, FAKE[1], *flags], check=True, env=environment)
-    assert states(path) == [RUNNING]
-    presence.leave()
+    sweep = opened(path)
+    with sweep.workers.joined():
+        trial = sweep.take(None)
+        assert trial is not None and sweep.take(None) is None
+        flags = [f"--run_dir={trial.run_dir}", "--seed=0"]
+        environment = os.environ | {"WANDB_RUN_GROUP": sweep.name}
+        subprocess.run([sys.executable, FAKE[1], *flags], check=True, env=environment)
+        assert states(path) == [RUNNING]
     assert states(path) == [LOST]
     assert swept(path) == 0
     assert states(path) == [FINISHED] and len(starts(opened(path).trials()[0])) == 1
-
-
-def test_one_that_was_thought_dead_has_lost_its_trial(tmp_path: Path) -> None:
-    path = written(tmp_path, {"seed": [0]})
-    sweep, first, second = opened(path), *(shared.Presence(tmp_path / "w") for _ in range(2))
-    trial = sweep.take(first, None)
-    again = sweep.take(second, None)  # `first` is no worker of this folder
-    assert trial is not None and again is not None and again.number == trial.number
-    assert not sweep.end(first, trial, FINISHED, 0.5)
-    assert sweep.end(second, again, FINISHED, 0.75)
-    assert opened(path).trials()[0].value == 0.75
+    # One that was thought dead has lost its trial.
+    assert not sweep.end(trial, FAILED, reason="late")
 
 
 def test_a_silent_worker_of_another_machine_is_given_up_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    presence, others = shared.Presence(tmp_path), shared.Others(tmp_path)
-    assert others.look(presence.name) == shared.ALIVE
-    presence._lock.release()  # as a lock looks from another machine
-    monkeypatch.setattr(shared, "machine", lambda: "another")
-    assert others.look(presence.name) == shared.UNSURE
-    presence.beat()
-    monkeypatch.setattr(shared, "machine", lambda: "a third")
-    assert others.look(presence.name) == shared.ALIVE
-    monkeypatch.setattr(shared, "GRACE", 0.0)
-    assert others.look(presence.name) == shared.GONE
-
-
-def test_after_a_power_cut_the_last_trial_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine that was started anew is another one: its old workers are silent, not yet gone."""
+    """So is one of this machine before it was started anew: after a power cut."""
     path = written(tmp_path, {"seed": [0]})
-    presence = shared.Presence(tmp_path / "there" / "workers")
-    assert opened(path).take(presence, None) is not None
-    presence._lock.release()
-    monkeypatch.setattr(shared, "machine", lambda: "started anew")
-    monkeypatch.setattr(shared, "GRACE", 1.0)
-    assert swept(path) == 0
-    assert states(path) == [FINISHED]
+    there = opened(path)
+    with there.workers.joined():
+        assert there.take(None) is not None
+        for machine, seen in (("another", None), ("a third", None)):
+            other = Identity.own()._replace(place=f"{machine} -")
+            monkeypatch.setattr(Identity, "own", lambda other=other: other)
+            here = opened(path)
+            assert here.workers.is_gone(there.workers.own) is seen and here.is_undecided()
+        os.utime(tmp_path / "there" / "workers" / there.workers.own)
+        assert here.workers.is_gone(there.workers.own) is False and not here.is_undecided()
+        monkeypatch.setattr(shared, "GRACE", 1.0)
+        assert swept(path) == 0
+        assert states(path) == [FINISHED]
 
 
-def test_a_lock_that_a_killed_process_left_goes_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from launch.sweeping.shared import FolderLock; "
-        "FolderLock(Path(sys.argv[1])).acquire(); os.kill(os.getpid(), 9)"
-    )
-    lock = tmp_path / "lock"
-    subprocess.run([sys.executable, "-c", code, str(lock)], cwd=REPO, timeout=SLACK * 20)
-    assert lock.is_symlink()
-    began = time.monotonic()
-    with shared.FolderLock(lock).held():
-        assert time.monotonic() - began < shared.GRACE / 2
-    # Of another machine nobody knows whether it lives: only its silence tells.
-    lock.symlink_to("another-machine 1")
-    monkeypatch.setattr(shared, "GRACE", 0.2)
-    with shared.FolderLock(lock).held():
-        assert os.readlink(lock).startswith(shared.machine())
-
-
-def test_a_lock_that_a_stopped_process_holds_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from launch.sweeping.shared import FolderLock; "
-        "lock = FolderLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); "
-        "os.kill(os.getpid(), 19)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
-    holder = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        monkeypatch.setattr("datasets.locks.PATIENCE_S", 1.0)
-        with pytest.raises(UserError, match=f"lock.*: held by process {holder.pid} of .*; end it"):
-            shared.FolderLock(tmp_path / "lock").acquire()
-    finally:
-        holder.kill()
-        holder.communicate()
-
-
-@pytest.mark.parametrize("tail", [b'{"op_code":4,"work', b"\0\0\0\0", b'{"op_code":4}garbage'])
+@pytest.mark.parametrize("tail", [b'{"op_code":4,"work', b"\0\0\0\0"])
 def test_a_torn_last_line_costs_that_line_alone(tail: bytes, tmp_path: Path) -> None:
     path = written(tmp_path, {"seed": [0, 1]})
     assert swept(path, "--total", "1") == 0
     journal = tmp_path / "there" / "journal.log"
     whole = journal.read_bytes()
     journal.write_bytes(whole + tail)
-    assert states(path) == [FINISHED]
     assert swept(path) == 0
     assert states(path) == [FINISHED] * 2
     assert journal.read_bytes().startswith(whole)
     for line in journal.read_text().splitlines():
         json.loads(line)
-
-
-def test_a_journal_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, {"seed": [0]})
-    assert swept(path) == 0
-    journal = tmp_path / "there" / "journal.log"
-    first, *rest = journal.read_text().splitlines(keepends=True)
-    journal.write_text(first + "nonsense\n" + "".join(rest))
+    # In the middle it is refused.
+    journal.write_bytes(whole[:50] + b"nonsense\n" + whole[50:])
     with pytest.raises(UserError, match=f"{journal}: damaged"):
         swept(path)
-    empty = Journal(tmp_path / "empty.log", tmp_path / "lock")
-    assert list(empty.read_logs(0)) == []
 
 
 @pytest.mark.parametrize(
@@ -423,7 +303,6 @@ def test_a_journal_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
         ({"seed": [0, 1], "good": 0.25}, {}, "good was 0.5 in trial 0"),
         ({"seed": [0, 1]}, {}, "good is not in both"),
         ({"seed": [0, 1], "good": 0.5}, {"command": ["${args}"]}, "command was "),
-        ({"seed": [0, 1], "good": 0.5}, {"method": "random"}, "method was 'grid'"),
     ],
 )
 def test_a_file_that_is_another_sweep_s_is_refused(
@@ -463,17 +342,7 @@ def test_bad_flags(flags: list[str], says: str, tmp_path: Path) -> None:
 def killed_when(path: Path, workers: int, true: Callable[[Launched], bool]) -> dict[Path, bytes]:
     """Start a sweep, kill all of it once ``true``; return the files of finished trials."""
     there = path.parent / "there"
-    args = [
-        "-m",
-        "launch.sweep",
-        str(path),
-        "--trust",
-        "--folder",
-        str(there),
-        "--workers",
-        str(workers),
-    ]
-    launched = start([sys.executable, *args])
+    launched = begun(path, "--workers", str(workers))
     try:
         until(lambda: launched.process.poll() is not None or true(launched), timeout=120)
         assert launched.process.poll() is None, launched.stdout + launched.stderr
@@ -493,7 +362,7 @@ def is_over(run_dir: Path) -> bool:
     return status is not None and status["state"] == "finished"
 
 
-def begun(path: Path) -> list[int]:
+def iterations(path: Path) -> list[int]:
     """Return at which iteration each start of a run began, from its config.yaml."""
     content = yaml.safe_load((path / "config.yaml").read_text())
     return [each["iteration"] for each in content["starts"]]
@@ -505,6 +374,7 @@ def test_a_killed_sweep_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
         {"inner_lr": [0.01, 0.02], "iterations": 800, "checkpoint_every": 25, "eval_every": 400,
          "eval_tasks": 10, "test_tasks": 10, "logger": "none", "meta_batch_size": 4},
         command=[*OURS, "maml-sinusoid-10shot", "${args}"],
+        metric={"name": "validation/loss", "goal": "minimize"},
     )  # fmt: skip
     trials = tmp_path / "there" / "trials"
     saved = trials.glob
@@ -513,7 +383,7 @@ def test_a_killed_sweep_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
     assert swept(path, "--workers", "2") == 0
     for trial in opened(path).trials():
         assert trial.state == FINISHED and trial.value is not None
-        assert len(begun(trial.run_dir)) == 2 and begun(trial.run_dir)[1] > 0
+        assert len(iterations(trial.run_dir)) == 2 and iterations(trial.run_dir)[1] > 0
 
 
 @pytest.mark.slow
@@ -526,7 +396,6 @@ def test_a_sweep_killed_three_times_ends_with_its_report(tmp_path: Path) -> None
          # Two threads add up in another order than one.
          "logger": "none", "threads": 1},
         command=[*OURS, "maml-glyphs-5way-1shot", "${args}"],
-        metric={"name": "validation/accuracy", "goal": "maximize"},
     )  # fmt: skip
     there = tmp_path / "there"
 
@@ -553,8 +422,8 @@ def test_a_sweep_killed_three_times_ends_with_its_report(tmp_path: Path) -> None
     assert [trial.state for trial in trials] == [FINISHED] * 8
     points = {(t.point["inner_lr"], t.point["inner_steps"], t.point["seed"]) for t in trials}
     assert points == set(itertools.product((0.1, 0.4), (1, 2), (0, 1)))
-    again = [trial for trial in trials if len(begun(trial.run_dir)) > 1]
-    assert again and any(begun(trial.run_dir)[-1] > 0 for trial in again)
+    again = [trial for trial in trials if len(iterations(trial.run_dir)) > 1]
+    assert again and any(iterations(trial.run_dir)[-1] > 0 for trial in again)
     # What a killed one came to is what an undisturbed run comes to.
     run_dir = tmp_path / "straight"
     straight = parse(

@@ -104,7 +104,8 @@ def test_a_trusted_sweep_trains_with_a_user_s_own(home: Path, tmp_path: Path) ->
         "network": {"values": ["swept_net:net(width=4)"]}, "iterations": {"value": 0},
         "test_tasks": {"value": 2}, "logger": {"value": "none"},
     }  # fmt: skip
-    path = sweeps.written(tmp_path, parameters=parameters, command=OURS)
+    metric = {"name": "test/accuracy", "goal": "maximize"}
+    path = sweeps.written(tmp_path, parameters=parameters, command=OURS, metric=metric)
     there = ["--folder", str(tmp_path / "there")]
     with pytest.raises(UserError, match=r"import: --network=swept_net.* \(no SHA.*give --trust"):
         sweep.main([str(path), *there])

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import maml
-from launch.sweeping.file import Metric
-from launch.sweeping.metrics import metric_of
+from launch.sweeping.metrics import value_of_run
 from maml import evaluate as evaluation
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, changed, with_values
@@ -49,10 +48,9 @@ def test_the_best_is_tested_wherever_the_run_goes_on(tmp_path: Path) -> None:
     losses = {
         row["iteration"]: row["loss"] for row in metrics(tmp_path / "whole") if "split" in row
     }
-    by_loss = Metric("validation/loss", "minimize")
-    assert metric_of(tmp_path / "whole", None) == (by_loss, losses[best])
+    assert value_of_run(tmp_path / "whole", "validation/loss") == losses[best]
     train(CONFIG, tmp_path / "last", test_model="last")
-    assert metric_of(tmp_path / "last", by_loss) == (by_loss, losses[8])
+    assert value_of_run(tmp_path / "last", "validation/loss") == losses[8]
 
     for stopped in (best - 1, best, best + 1):
         for before, after in (("here", "here"), ("here", "elsewhere")):

@@ -10,14 +10,9 @@ class; test is torchvision's test part.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import http.client
-import socket
-import tarfile
 import tempfile
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +22,8 @@ from numpy.typing import NDArray
 from datasets import addresses
 from datasets.batches import Examples
 from datasets.cache import Mapped, cached
+from datasets.downloads import FAILURES, downloading
 from datasets.errors import DataError
-from datasets.paths import to_download_into
 
 COMPONENTS = {
     "mnist": {
@@ -37,9 +32,8 @@ COMPONENTS = {
         "image_shape": (1, 28, 28),
     },
     "fashion-mnist": {
+        "like": "mnist",
         "help": "articles of clothing, ordinary classification",
-        "examples": "open_examples",
-        "image_shape": (1, 28, 28),
     },
     "cifar10": {
         "help": "10 kinds of objects in colour, ordinary classification",
@@ -47,14 +41,12 @@ COMPONENTS = {
         "image_shape": (3, 32, 32),
     },
     "cifar100": {
+        "like": "cifar10",
         "help": "100 kinds of objects in colour, ordinary classification",
-        "examples": "open_examples",
-        "image_shape": (3, 32, 32),
     },
     "svhn": {
+        "like": "cifar10",
         "help": "house numbers in colour, ordinary classification",
-        "examples": "open_examples",
-        "image_shape": (3, 32, 32),
     },
 }
 
@@ -64,18 +56,6 @@ _VALIDATION_SHARE = 10
 
 # Part of the cache's file names: raise it when the decoder's output changes.
 _DECODER = "v1"
-_DOWNLOAD_TIMEOUT_S = 30.0
-
-# What a failed download or unreadable bytes raise.
-_FAILURES = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    EOFError,
-    http.client.HTTPException,
-    tarfile.TarError,
-    zlib.error,
-)
 
 
 class Source(NamedTuple):
@@ -158,153 +138,112 @@ def read_part(name: str, part: str, folder: Path) -> tuple[NDArray[np.uint8], ND
 
     source = SOURCES[name]
     kind = getattr(torchvision_datasets, source.loader)
-    files = _files(kind, part, folder)
+    files = {"CIFA": _cifar, "SVHN": _svhn}.get(source.loader[:4], _idx)(kind, part, folder)
     try:
-        if any(files.state(path, md5) for path, md5 in files.checked):
-            with to_download_into(folder, folder / ".download.lock"), _impatient():
-                files.download()
+        if files.wrong():
+            with downloading(folder, folder / ".download.lock"):
+                files.fetch()
         images, labels = files.read()
         if images.shape != (source.sizes[part], *source.shape) or len(labels) != len(images):
             raise ValueError(f"{list(images.shape)} images and {len(labels)} labels")
         return np.ascontiguousarray(images, dtype=np.uint8), labels.astype(np.uint8)
-    except _FAILURES as error:
+    except FAILURES as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        states = ((path, files.state(path, md5)) for path, md5 in files.checked)
-        wrong = next(((path, state) for path, state in states if state), None)
-        if wrong is None:
+        wrong = files.wrong()
+        if not wrong:
             raise DataError(f"{folder}: cannot be read as {name} ({reason})") from error
-        archives = " and ".join(files.archives)
         raise DataError(
-            f"{wrong[0]}: {wrong[1]}, and the download failed ({reason}); put {archives} into "
+            f"{wrong}, and the download failed ({reason}); put {' and '.join(files.archives)} into "
             f"{files.where}, or point --data-root or $MAML_DATA at a folder that has {name}/, or "
             "connect this machine to the network so that it downloads; the supervised-glyphs-* "
             "presets need no data"
         ) from error
 
 
-class _Files:
+class _Files(NamedTuple):
     """The files of one part of a data set.
 
-    Attributes:
-        checked: Every file that is read, with its published MD5.
-        archives: The names of what a user may put into ``where``.
+    * ``checked``: every file that is read, with its published MD5
+    * ``where``, ``archives``: the folder where a user may put files of these names
+    * ``fetch``: gets what is missing or damaged
+    * ``read``: images, channels last, and labels
     """
 
     checked: list[tuple[Path, str]]
-    archives: list[str]
     where: Path
+    archives: list[str]
+    fetch: Callable[[], object]
+    read: Callable[[], tuple[NDArray[np.uint8], NDArray[np.int64]]]
 
-    def __init__(self, kind: Any, part: str, folder: Path) -> None:
-        self.kind, self.part, self.folder = kind, part, folder
-
-    def state(self, path: Path, md5: str) -> str:
-        """What is wrong with a file, or nothing."""
+    def wrong(self) -> str:
+        """Say of the first file that is not in order what it is, and why not; "" if all are."""
         from torchvision.datasets.utils import check_integrity
 
-        if not path.is_file():
-            return "not found"
-        return "" if check_integrity(path, md5) else "damaged (not of the published MD5)"
-
-    def download(self) -> None:
-        """Fetch what is missing or damaged."""
-        raise NotImplementedError
-
-    def read(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Images, channels last, and labels."""
-        raise NotImplementedError
+        for path, md5 in self.checked:
+            if not path.is_file():
+                return f"{path}: not found"
+            if not check_integrity(path, md5):
+                return f"{path}: damaged (not of the published MD5)"
+        return ""
 
 
-class _Idx(_Files):
+def _idx(kind: Any, part: str, folder: Path) -> _Files:
     """MNIST's four compressed files.
 
     torchvision checks the MD5 of downloads only, not of what it finds extracted: read here are the
     archives themselves.
     """
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+    from torchvision.datasets.utils import download_url, extract_archive
 
-    def __init__(self, kind: Any, part: str, folder: Path) -> None:
-        super().__init__(kind, part, folder)
-        self.where = folder / kind.__name__ / "raw"
-        prefix = "t10k" if part == "test" else "train"
-        found = [(name, md5) for name, md5 in kind.resources if name.startswith(prefix)]
-        self.checked = [(self.where / name, md5) for name, md5 in sorted(found)]
-        self.archives = [name for name, _ in sorted(kind.resources)]
+    where = folder / kind.__name__ / "raw"
+    prefix = "t10k" if part == "test" else "train"
+    resources = sorted(kind.resources)
+    checked = [(where / name, md5) for name, md5 in resources if name.startswith(prefix)]
 
-    def download(self) -> None:
-        from torchvision.datasets.utils import download_url
-
-        for path, md5 in self.checked:
-            for last, mirror in enumerate(self.kind.mirrors, start=1):
+    def fetch() -> None:
+        for path, md5 in checked:
+            for number, mirror in enumerate(kind.mirrors, start=1):
                 try:
-                    download_url(f"{mirror}{path.name}", self.where, path.name, md5)
-                except _FAILURES:
-                    if last == len(self.kind.mirrors):
-                        raise
-                else:
+                    download_url(f"{mirror}{path.name}", where, path.name, md5)
                     break
+                except FAILURES:
+                    if number == len(kind.mirrors):
+                        raise
 
-    def read(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        from torchvision.datasets.mnist import read_image_file, read_label_file
-        from torchvision.datasets.utils import extract_archive
-
+    def read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         with tempfile.TemporaryDirectory() as scratch:
-            for path, _ in self.checked:
+            for path, _ in checked:
                 extract_archive(path, scratch)
-            images, labels = (Path(scratch) / path.stem for path, _ in self.checked)
+            images, labels = (Path(scratch) / path.stem for path, _ in checked)
             return read_image_file(images).numpy(), read_label_file(labels).numpy()
 
+    return _Files(checked, where, [name for name, _ in resources], fetch, read)
 
-class _Cifar(_Files):
+
+def _cifar(kind: Any, part: str, folder: Path) -> _Files:
     """CIFAR's archive, extracted: pickles, which torchvision opens once their MD5 is right."""
+    extracted = folder / kind.base_folder
+    checked = [(folder / kind.filename, kind.tgz_md5)]
+    if extracted.is_dir():
+        listed = [*kind.train_list, *kind.test_list, [kind.meta["filename"], kind.meta["md5"]]]
+        checked = [(extracted / name, md5) for name, md5 in listed]
 
-    def __init__(self, kind: Any, part: str, folder: Path) -> None:
-        super().__init__(kind, part, folder)
-        self.where = folder
-        self.archives = [kind.filename]
-        extracted = folder / kind.base_folder
-        if extracted.is_dir():
-            listed = [*kind.train_list, *kind.test_list, [kind.meta["filename"], kind.meta["md5"]]]
-            self.checked = [(extracted / name, md5) for name, md5 in listed]
-        else:
-            self.checked = [(folder / kind.filename, kind.tgz_md5)]
-
-    def download(self) -> None:
-        self.kind(self.folder, train=True, download=True)
-
-    def read(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         # Where there is an archive alone, it is extracted now.
-        found = self.kind(self.folder, train=self.part == "train", download=True)
+        found = kind(folder, train=part == "train", download=True)
         return found.data, np.asarray(found.targets)
 
+    return _Files(checked, folder, [kind.filename], read, read)
 
-class _Svhn(_Files):
+
+def _svhn(kind: Any, part: str, folder: Path) -> _Files:
     """SVHN's MATLAB file of the part."""
+    _, name, md5 = kind.split_list[part]
 
-    def __init__(self, kind: Any, part: str, folder: Path) -> None:
-        super().__init__(kind, part, folder)
-        self.where = folder
-        _, name, md5 = kind.split_list[part]
-        self.checked = [(folder / name, md5)]
-        self.archives = [kind.split_list[each][1] for each in ("train", "test")]
-
-    def download(self) -> None:
-        self.kind(self.folder, split=self.part, download=True)
-
-    def read(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        found = self.kind(self.folder, split=self.part)
+    def read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        found = kind(folder, split=part, download=True)
         return found.data.transpose(0, 2, 3, 1), found.labels
 
-
-def _files(kind: Any, part: str, folder: Path) -> _Files:
-    of_kind = {"CIFAR10": _Cifar, "CIFAR100": _Cifar, "SVHN": _Svhn}
-    return of_kind.get(kind.__name__, _Idx)(kind, part, folder)
-
-
-@contextlib.contextmanager
-def _impatient() -> Iterator[None]:
-    """Let no download wait for ever: torchvision's have no time limit of their own."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
+    archives = [kind.split_list[each][1] for each in ("train", "test")]
+    return _Files([(folder / name, md5)], folder, archives, read, read)

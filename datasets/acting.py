@@ -19,7 +19,7 @@ Shape legend, beside that of :mod:`datasets.tasks`:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -100,13 +100,14 @@ class Acting(Episodes):
     def __init__(
         self,
         environment: Environment,
-        *,
         split: str,
+        *,
         shots: int,
         queries: int,
         horizon: int,
         seed: int,
         starts: int = 1,
+        **_unused: object,
     ) -> None:
         """``starts``: R. :class:`DataError` for counts below one; ``shots`` may be 0."""
         for flag, value, least in (
@@ -180,7 +181,7 @@ class Player:
         lead = self._state.shape[:-1]
         self._start = torch.zeros(lead, dtype=torch.int64, device=first.device)
         self._alive = torch.ones(lead, dtype=torch.bool, device=first.device)
-        self._rows: list[tuple[Tensor, ...]] = []
+        self._rows: list[Sequence[Tensor]] = []
 
     @property
     def going(self) -> bool:
@@ -217,16 +218,9 @@ class Player:
 
     def trajectory(self, dtype: torch.dtype) -> Trajectory:
         """All that happened, T steps long: steps that nobody took are zeros."""
-        parts = [torch.stack(part, dim=self._start.dim()) for part in zip(*self._rows, strict=True)]
-        missing = self._horizon - len(self._rows)
-        if missing:
-            at = self._start.dim()
-            parts = [
-                torch.cat(
-                    [part, part.new_zeros(*part.shape[:at], missing, *part.shape[at + 1 :])], at
-                )
-                for part in parts
-            ]
+        nobody = [torch.zeros_like(part) for part in self._rows[-1]]
+        rows = self._rows + [nobody] * (self._horizon - len(self._rows))
+        parts = (torch.stack(part, dim=self._start.dim()) for part in zip(*rows, strict=True))
         observations, actions, *rest = parts
         if actions.is_floating_point():
             actions = actions.to(dtype)
@@ -245,17 +239,10 @@ def play(
     ``first`` is ``[..., E, R, S]`` and ``draws [..., E, T, D]``; ``choose(observations [..., E, O],
     draws [..., E, D])`` returns actions.
     """
-    horizon = draws.shape[-2]
-    player = Player(environment, first, horizon)
-    step = 0
-    while player.going:
+    player = Player(environment, first, draws.shape[-2])
+    for drawn in draws.unbind(-2):
+        if not player.going:
+            break
         seen = player.observations()
-        player.act(seen, choose(seen, draws[..., step, :]))
-        step += 1
+        player.act(seen, choose(seen, drawn))
     return player.trajectory(dtype)
-
-
-def opened(environment: Environment, split: str, request: dict[str, Any]) -> Acting:
-    """The tasks of a split, from what :func:`datasets.opening.open_environments` asks for."""
-    names = ("shots", "queries", "horizon", "seed", "starts")
-    return Acting(environment, split=split, **{n: request[n] for n in names if n in request})

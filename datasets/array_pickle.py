@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,21 +49,6 @@ class _Dtype:
             raise ValueError(f"the byte order {self.order!r} is not known")
 
 
-class _Name:
-    """What a permitted name means; nothing in a pickle can change it."""
-
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_make", make)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise pickle.UnpicklingError(f"it sets {name} of a function")
-
-    def __call__(self, *arguments: Any) -> Any:
-        return object.__getattribute__(self, "_make")(*arguments)
-
-
 def _values(data: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
     data = data.encode("latin-1") if isinstance(data, str) else data  # bytes of Python 2
     if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, bytearray)):
@@ -96,11 +80,11 @@ def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-_NAMES: Final = {
-    ("numpy", "ndarray"): _Name(_Array),
-    ("numpy", "dtype"): _Name(_Dtype),
+_NAMES: Final[dict[tuple[str, str], Any]] = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
     **{
-        (f"numpy.{core}.{module}", name): _Name(make)
+        (f"numpy.{core}.{module}", name): make
         for core in ("core", "_core")
         for module, name, make in (
             ("multiarray", "_reconstruct", _Array),
@@ -108,9 +92,9 @@ _NAMES: Final = {
             ("numeric", "_frombuffer", _from_buffer),
         )
     },
-    ("_codecs", "encode"): _Name(_encode),
+    ("_codecs", "encode"): _encode,
     # Bytes of length zero, whatever the version; nothing can be passed.
-    ("__builtin__", "bytes"): _Name(lambda: b""),
+    ("__builtin__", "bytes"): lambda: b"",
 }
 
 
@@ -118,7 +102,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _NAMES:
             raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'!a}")
-        return _NAMES[module, name]
+        # Another function each time: nothing that a pickle sets of one is there for the next.
+        return lambda *arguments: _NAMES[module, name](*arguments)
 
 
 def read(path: Path) -> Any:

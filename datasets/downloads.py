@@ -16,6 +16,7 @@ _TIMEOUT_S = 30.0
 
 FAILURES = (
     OSError,
+    AssertionError,
     RuntimeError,
     ValueError,
     EOFError,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from datasets.errors import DataError
+from datasets.registry import find
 from datasets.words import counted
 
 Mode = Literal["rgb", "grey"]
@@ -94,3 +95,15 @@ class Decoder:
             f"{most}: as 16 bits they are black. If they have {bits} bits, multiply the values by "
             f"{2 ** (16 - bits)}, or save images of 8 bits"
         )
+
+
+def as_in(data: str, pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pictures uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` as the data set's own images are.
+
+    For drawings, bright paper (the median of a picture's pixels) means dark ink, and the two are
+    swapped: a scan is learned from as Omniglot's files are.
+    """
+    if not find(data).ink:
+        return pictures
+    bright = np.median(pictures.reshape(len(pictures), -1), axis=1) > 127
+    return np.where(bright.reshape(-1, *[1] * (pictures.ndim - 1)), 255 - pictures, pictures)

@@ -1,8 +1,8 @@
 """MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, as torchvision finds and downloads them.
 
-Locate, verify, decode once, map: files that are missing under ``<data-root>/<name>``, or whose
-MD5 is not the published one, are downloaded there; a decoded copy in the cache is what every
-process maps, and once it exists the files are not asked for again.
+torchvision looks for files under ``<data-root>/<name>``, and downloads what is missing there or has
+another MD5 than the published one. A decoded copy in the cache is what every process maps, and once
+it exists the files are not asked for again.
 
 Validation is a tenth of torchvision's training part, drawn once and for all without regard to
 class; test is torchvision's test part.
@@ -11,8 +11,6 @@ class; test is torchvision's test part.
 from __future__ import annotations
 
 import functools
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,17 +57,20 @@ _DECODER = "v1"
 
 
 class Source(NamedTuple):
-    """What torchvision calls a data set, and what is in it."""
+    """What torchvision calls a data set, and what is in it; and where its files are."""
 
     loader: str
     classes: int
     sizes: dict[str, int]
     shape: tuple[int, ...]
+    below: str = ""
 
 
 SOURCES: dict[str, Source] = {
-    "mnist": Source("MNIST", 10, {"train": 60_000, "test": 10_000}, (28, 28)),
-    "fashion-mnist": Source("FashionMNIST", 10, {"train": 60_000, "test": 10_000}, (28, 28)),
+    "mnist": Source("MNIST", 10, {"train": 60_000, "test": 10_000}, (28, 28), "/MNIST/raw"),
+    "fashion-mnist": Source(
+        "FashionMNIST", 10, {"train": 60_000, "test": 10_000}, (28, 28), "/FashionMNIST/raw"
+    ),
     "cifar10": Source("CIFAR10", 10, {"train": 50_000, "test": 10_000}, (32, 32, 3)),
     "cifar100": Source("CIFAR100", 100, {"train": 50_000, "test": 10_000}, (32, 32, 3)),
     "svhn": Source("SVHN", 10, {"train": 73_257, "test": 26_032}, (32, 32, 3)),
@@ -138,112 +139,32 @@ def read_part(name: str, part: str, folder: Path) -> tuple[NDArray[np.uint8], ND
 
     source = SOURCES[name]
     kind = getattr(torchvision_datasets, source.loader)
-    files = {"CIFA": _cifar, "SVHN": _svhn}.get(source.loader[:4], _idx)(kind, part, folder)
+    which = {"split": part} if source.loader == "SVHN" else {"train": part == "train"}
     try:
-        if files.wrong():
+        try:
+            found = kind(folder, **which)
+        except RuntimeError:  # missing, damaged, or not extracted yet
             with downloading(folder, folder / ".download.lock"):
-                files.fetch()
-        images, labels = files.read()
+                found = kind(folder, **which, download=True)
+        images = np.asarray(found.data)
+        if source.loader == "SVHN":
+            images = images.transpose(0, 2, 3, 1)
+        labels = np.asarray(found.labels if source.loader == "SVHN" else found.targets)
         if images.shape != (source.sizes[part], *source.shape) or len(labels) != len(images):
             raise ValueError(f"{list(images.shape)} images and {len(labels)} labels")
         return np.ascontiguousarray(images, dtype=np.uint8), labels.astype(np.uint8)
     except FAILURES as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        wrong = files.wrong()
-        if not wrong:
-            raise DataError(f"{folder}: cannot be read as {name} ({reason})") from error
         raise DataError(
-            f"{wrong}, and the download failed ({reason}); put {' and '.join(files.archives)} into "
-            f"{files.where}, or point --data-root or $MAML_DATA at a folder that has {name}/, or "
-            "connect this machine to the network so that it downloads; the supervised-glyphs-* "
-            "presets need no data"
+            f"{folder}: {name} is missing or damaged there, and was not downloaded ({reason}); put "
+            f"{' and '.join(_archives(kind))} into {folder}{source.below}, or point --data-root or "
+            f"$MAML_DATA at a folder that has {name}/, or connect this machine to the network so "
+            "that it downloads; the supervised-glyphs-* presets need no data"
         ) from error
 
 
-class _Files(NamedTuple):
-    """The files of one part of a data set.
-
-    * ``checked``: every file that is read, with its published MD5
-    * ``where``, ``archives``: the folder where a user may put files of these names
-    * ``fetch``: gets what is missing or damaged
-    * ``read``: images, channels last, and labels
-    """
-
-    checked: list[tuple[Path, str]]
-    where: Path
-    archives: list[str]
-    fetch: Callable[[], object]
-    read: Callable[[], tuple[NDArray[np.uint8], NDArray[np.int64]]]
-
-    def wrong(self) -> str:
-        """Say of the first file that is not in order what it is, and why not; "" if all are."""
-        from torchvision.datasets.utils import check_integrity
-
-        for path, md5 in self.checked:
-            if not path.is_file():
-                return f"{path}: not found"
-            if not check_integrity(path, md5):
-                return f"{path}: damaged (not of the published MD5)"
-        return ""
-
-
-def _idx(kind: Any, part: str, folder: Path) -> _Files:
-    """MNIST's four compressed files.
-
-    torchvision checks the MD5 of downloads only, not of what it finds extracted: read here are the
-    archives themselves.
-    """
-    from torchvision.datasets.mnist import read_image_file, read_label_file
-    from torchvision.datasets.utils import download_url, extract_archive
-
-    where = folder / kind.__name__ / "raw"
-    prefix = "t10k" if part == "test" else "train"
-    resources = sorted(kind.resources)
-    checked = [(where / name, md5) for name, md5 in resources if name.startswith(prefix)]
-
-    def fetch() -> None:
-        for path, md5 in checked:
-            for number, mirror in enumerate(kind.mirrors, start=1):
-                try:
-                    download_url(f"{mirror}{path.name}", where, path.name, md5)
-                    break
-                except FAILURES:
-                    if number == len(kind.mirrors):
-                        raise
-
-    def read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        with tempfile.TemporaryDirectory() as scratch:
-            for path, _ in checked:
-                extract_archive(path, scratch)
-            images, labels = (Path(scratch) / path.stem for path, _ in checked)
-            return read_image_file(images).numpy(), read_label_file(labels).numpy()
-
-    return _Files(checked, where, [name for name, _ in resources], fetch, read)
-
-
-def _cifar(kind: Any, part: str, folder: Path) -> _Files:
-    """CIFAR's archive, extracted: pickles, which torchvision opens once their MD5 is right."""
-    extracted = folder / kind.base_folder
-    checked = [(folder / kind.filename, kind.tgz_md5)]
-    if extracted.is_dir():
-        listed = [*kind.train_list, *kind.test_list, [kind.meta["filename"], kind.meta["md5"]]]
-        checked = [(extracted / name, md5) for name, md5 in listed]
-
-    def read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        # Where there is an archive alone, it is extracted now.
-        found = kind(folder, train=part == "train", download=True)
-        return found.data, np.asarray(found.targets)
-
-    return _Files(checked, folder, [kind.filename], read, read)
-
-
-def _svhn(kind: Any, part: str, folder: Path) -> _Files:
-    """SVHN's MATLAB file of the part."""
-    _, name, md5 = kind.split_list[part]
-
-    def read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        found = kind(folder, split=part, download=True)
-        return found.data.transpose(0, 2, 3, 1), found.labels
-
-    archives = [kind.split_list[each][1] for each in ("train", "test")]
-    return _Files([(folder / name, md5)], folder, archives, read, read)
+def _archives(kind: Any) -> list[str]:
+    """The names of the files that torchvision downloads."""
+    if hasattr(kind, "split_list"):
+        return [kind.split_list[part][1] for part in ("train", "test")]
+    return [kind.filename] if hasattr(kind, "filename") else [name for name, _ in kind.resources]

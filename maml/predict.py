@@ -20,7 +20,7 @@ import numpy as np
 
 from datasets.folder import FolderImages, own_name, read_images
 from datasets.image_files import shown
-from datasets.pictures import as_in
+from datasets.pixels import as_in
 from datasets.words import counted
 from maml.config.parser import Parser, add_trust, whole_number
 from maml.errors import UserError

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets.image_files import shown
-from datasets.pictures import as_in
-from datasets.pixels import Decoder
+from datasets.pixels import Decoder, as_in
 from datasets.words import counted
 from maml.errors import UserError
 
@@ -34,7 +33,7 @@ def images(
     """Return images ``[n, C, H, W]``, floats of the precision that they had, in [0, 1] if pixels.
 
     Arrays are taken as they are. PIL images of any size and mode are made what the data set's own
-    images are: see `datasets.pixels.Decoder.image` and `datasets.pictures.as_in`.
+    images are: see `datasets.pixels.Decoder.image` and `datasets.pixels.as_in`.
 
     Args:
         given: See `Images`; arrays may be numpy's, torch's or lists of them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def episodes(images, *, classes=range(30), rotate=True, **changes) -> FewShotIma
         found = ImageClasses(images, rows * 20, np.full(len(rows), 20), rotate)
     else:
         found = ImageClasses.of_equal_size(images, rows, rotate=rotate)
-    return FewShotImages(**found._asdict(), **options)
+    return FewShotImages(found, **options)
 
 
 def same(a: Task, b: Task) -> bool:
@@ -96,7 +95,7 @@ from datasets.sinusoid import Sinusoid
 images = np.arange(30 * 20 * 28 * 28).astype(np.uint8).reshape(30, 20, 28, 28)
 ids = torch.tensor([0, 3, 77, 2**33])
 classes = ImageClasses.of_equal_size(images, np.arange(30), rotate=True)
-a = FewShotImages(**classes._asdict(), split="test", ways=5, shots=1, queries=2, seed=5).tasks(ids)
+a = FewShotImages(classes, split="test", ways=5, shots=1, queries=2, seed=5).tasks(ids)
 b = Sinusoid(split="test", shots=3, queries=4, seed=5).tasks(ids)
 print(hashlib.sha256(b"".join(p.numpy().tobytes() for p in (*a, *b))).hexdigest())
 """
@@ -138,17 +137,18 @@ def test_tasks_never_change(request_, request):
     assert digest.hexdigest() == GOLDEN[request_]
 
 
-def unequal(**changes: Any) -> FewShotImages:
+def unequal(
+    counts: tuple[int, ...] = (4, 40, 9, 5, 17, 6),
+    names: list[str] | None = None,
+    files: list[str] | None = None,
+    **changes: int,
+) -> FewShotImages:
     """Classes of 4 to 40 images, whose pixels tell their row; a gap lies between two of them."""
-    rows = np.arange(87, dtype=np.uint8)
-    options = {
-        "images": np.broadcast_to(rows[:, None, None], (87, 2, 2)),
-        "first": np.array([0, 4, 50, 59, 64, 81]),
-        "counts": np.array([4, 40, 9, 5, 17, 6]),
-        "rotate": False,
-        **{"ways": 5, "shots": 1, "queries": 3, "split": "train", "seed": 0},
-    }
-    return FewShotImages(**options | changes)
+    images = np.broadcast_to(np.arange(87, dtype=np.uint8)[:, None, None], (87, 2, 2))
+    first = np.array([0, 4, 50, 59, 64, 81])
+    found = ImageClasses(images, first, np.array(counts), False, names, files)
+    request = {"ways": 5, "shots": 1, "queries": 3, "seed": 0} | changes
+    return FewShotImages(found, split="train", **request)
 
 
 def test_classes_of_unequal_size_give_all_their_images_equally_often():
@@ -171,7 +171,7 @@ def test_classes_of_unequal_size_give_all_their_images_equally_often():
 
 def test_a_class_draws_the_same_whatever_the_size_of_the_others():
     one = unequal().layout(torch.arange(200))
-    other = unequal(counts=np.array([4, 40, 9, 5, 17, 5])).layout(torch.arange(200))
+    other = unequal((4, 40, 9, 5, 17, 5)).layout(torch.arange(200))
     kept = one.classes != 5
     assert (one.classes == other.classes).all()
     assert (one.images[kept] == other.images[kept]).all()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from datasets import DataError, FewShotImages, glyphs, open_episodes
-from datasets.baselines import nearest_neighbour_accuracy
+from tests.datasets.conftest import nearest_neighbour_accuracy
 
 
 def sha256(array: np.ndarray) -> str:
@@ -27,12 +27,9 @@ def test_golden_bits():
     assert glyphs.VERSION == 1
 
 
-def test_a_class_is_the_same_alone_in_any_order_and_in_any_count(empty_cache):
+def test_a_class_is_the_same_alone_and_in_any_order():
     together = glyphs.draw("train", np.arange(30))
     assert (glyphs.draw("train", np.array([29, 3])) == together[[29, 3]]).all()
-    few, more = glyphs.open_images("train", 26), glyphs.open_images("train", 51)
-    assert (few == together[:26]).all()
-    assert (more[:26] == few).all()
 
 
 def test_shape_ink_and_cache(empty_cache, monkeypatch):
@@ -66,7 +63,7 @@ def test_characters_stay_inside_the_picture():
 def test_as_hard_as_meant():
     e = open_episodes("glyphs", "test", ways=5, shots=1, queries=5, seed=0)
     assert isinstance(e, FewShotImages) and not e.rotate
-    accuracy = float(nearest_neighbour_accuracy(e, torch.arange(400)).mean())
+    accuracy = nearest_neighbour_accuracy(e, torch.arange(400))
     assert 0.43 < accuracy < 0.53, "pixels alone must beat chance, and must not be enough"
 
 

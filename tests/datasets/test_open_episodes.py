@@ -52,11 +52,11 @@ def test_an_opener_is_told_what_it_asks_for(monkeypatch, tmp_path):
         seen.update(data_root=data_root, split=split)
         return Sinusoid(split=split, shots=1, queries=1, seed=0)
 
-    monkeypatch.setattr("datasets.sinusoid.open_sinusoid", everything)
+    monkeypatch.setattr("datasets.sinusoid.Sinusoid", everything)
     open_episodes("sinusoid", "test", data_root="/somewhere", of_its_own="x", **REQUEST)
     assert seen["split"] == "test" and seen["ways"] == 5 and str(seen["data_root"]) == "/somewhere"
     assert seen["of_its_own"] == "x"
-    monkeypatch.setattr("datasets.sinusoid.open_sinusoid", a_little)
+    monkeypatch.setattr("datasets.sinusoid.Sinusoid", a_little)
     monkeypatch.setenv("MAML_DATA", str(tmp_path))
     open_episodes("sinusoid", "validation", **REQUEST)
     assert seen["split"] == "validation" and seen["data_root"] == tmp_path

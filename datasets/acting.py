@@ -121,7 +121,9 @@ class Acting(Episodes):
 
     def physics(self, ids: Tensor) -> Tensor:
         """The physics of the tasks with these ids (int64 ``[B]``): float64 ``[B, P]``."""
-        draws = addresses.uniforms(self._keys(ids, "physics"), self.environment.state_size)
+        draws = addresses.uniforms(
+            self.keys(ids, "physics", self.seed), self.environment.state_size
+        )
         return torch.from_numpy(self.environment.draw_task(draws))
 
     def tasks(self, ids: Tensor) -> Task:
@@ -135,7 +137,7 @@ class Acting(Episodes):
     ) -> tuple[Tensor, Tensor]:
         environment = self.environment
         # A key for each episode, and of it one for where it begins and one for what is drawn.
-        keys = addresses.derive(self._keys(ids, purpose), 2 * n).reshape(len(ids), n, 2)
+        keys = addresses.derive(self.keys(ids, purpose, self.seed), 2 * n).reshape(len(ids), n, 2)
         size = environment.state_size
         first = addresses.uniforms(keys[..., 0], self.starts * size)
         moving = environment.draw_start(first.reshape(len(ids), n, self.starts, size))
@@ -145,9 +147,6 @@ class Acting(Episodes):
             torch.from_numpy(np.concatenate([moving, same], axis=-1)),
             torch.from_numpy(draws.reshape(len(ids), n, self.horizon, environment.draws)),
         )
-
-    def _keys(self, ids: Tensor, purpose: str) -> addresses.Keys:
-        return addresses.keys(self.seed, self.split, purpose, ids.detach().cpu().numpy())
 
 
 class Trajectory(NamedTuple):

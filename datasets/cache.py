@@ -108,8 +108,8 @@ def _followed(sizes: Iterable[int], total: int, title: str) -> Iterator[int]:
     """Numbers of bytes, with a progress bar on a terminal."""
     from tqdm import tqdm
 
-    shown = {"unit": "B", "unit_scale": True, "delay": 2.0, "disable": None if title else True}
-    with tqdm(total=total, desc=title, **shown) as bar:
+    quiet = None if title else True  # None: where there is no terminal
+    with tqdm(total=total, desc=title, unit="B", unit_scale=True, delay=2.0, disable=quiet) as bar:
         for size in sizes:
             yield size
             bar.update(size)

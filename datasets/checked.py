@@ -113,12 +113,12 @@ class _Looking:
             if x.is_complex() or y.is_complex():
                 return f"{found}; numbers must be real"
             if part == "query" and not x.numel():
-                return f"{found}: there is nothing to answer"
+                return f"query_x is {_of(x)}: there is nothing to answer"
             if self.classes is not None and not y.is_floating_point():
-                strange = y[(y < 0) | (y >= self.classes)].flatten()
-                if len(strange):
+                strange = y[(y < 0) | (y >= self.classes)].tolist()
+                if strange:
                     of = f"of {self.classes} ways they are from 0 to {self.classes - 1}"
-                    return f"{part}_y has the label {int(strange[0])}; {of}"
+                    return f"{part}_y has the label {max(strange)}; {of}"
         for name, (dtype, sizes) in (self.form or {}).items():
             part = getattr(made, name)
             if (part.dtype, part.shape[2:]) != (dtype, sizes):

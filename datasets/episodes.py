@@ -78,6 +78,10 @@ class Episodes(ABC):
         Pure: a task is the same alone or in a batch, in any order, in any process.
         """
 
+    def keys(self, ids: Tensor, purpose: str, seed: int) -> addresses.Keys:
+        """The keys of what is drawn for the tasks with these ids: uint64 ``[B]``."""
+        return addresses.keys(seed, self.split, purpose, ids.detach().cpu().numpy())
+
     def remade(self, make: Callable[[Tensor], Task]) -> Self:
         """These episodes, but with tasks that ``make`` returns for the same ids."""
         found = copy.copy(self)
@@ -94,7 +98,7 @@ def shuffled(episodes: Episodes, seed: int) -> Episodes:
 
     def tasks(ids: Tensor) -> Task:
         found = episodes.tasks(ids)
-        keys = addresses.keys(seed, episodes.split, "support order", ids.cpu().numpy())
+        keys = episodes.keys(ids, "support order", seed)
         order = torch.from_numpy(addresses.permutation(keys, found.support_y.shape[1]))
         rows = torch.arange(len(order))[:, None]
         return found._replace(
@@ -242,19 +246,13 @@ class FewShotImages(Episodes):
 
     def layout(self, ids: Tensor) -> Layout:
         """The composition of the tasks with these ids (int64 ``[B]``). Touches no image."""
-        index = ids.detach().cpu().numpy()
-        per_class = self.shots + self.queries
-
-        def keys(purpose: str) -> addresses.Keys:
-            return addresses.keys(self.seed, self.split, purpose, index)
-
-        classes = addresses.choose(keys("classes"), len(self.first), self.ways)
-        drawing_keys = addresses.derive(keys("drawings"), self.ways)
-        drawings = addresses.choose(drawing_keys, self.counts[classes], per_class)
+        drawn = self.keys(ids, "classes", self.seed)
+        classes = addresses.choose(drawn, len(self.first), self.ways)
+        drawn = addresses.derive(self.keys(ids, "drawings", self.seed), self.ways)
+        drawings = addresses.choose(drawn, self.counts[classes], self.shots + self.queries)
+        turns = np.zeros_like(classes)
         if self.rotate:
-            turns = addresses.integers(keys("rotation"), 4, self.ways)
-        else:
-            turns = np.zeros((len(index), self.ways), dtype=np.int64)
+            turns = addresses.integers(self.keys(ids, "rotation", self.seed), 4, self.ways)
         return Layout(classes, self.first[classes][..., None] + drawings, turns)
 
     def content(self) -> str | None:

@@ -166,10 +166,10 @@ def open_episodes(
         if known.environments is not None:
             raise DataError(f"{FLAG} {data}: no examples to learn from, but environments to act in")
         raise DataError(f"{FLAG} {data}: no few-shot data set; --learner supervised learns it")
-    task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed, "dtype": dtype}
-    found = _call(known, known.episodes, split, data_root, {**task, **options})
+    task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
+    found = _call(known, known.episodes, split, data_root, {**task, "dtype": dtype, **options})
     if is_taskset(found):
-        found = Tasksets(found, name=data, split=split, **task)  # type: ignore[arg-type]
+        found = Tasksets(found, name=data, split=split, **task)
     if isinstance(found, Acting) or (isinstance(found, Episodes) and not known.is_theirs):
         return found
     if isinstance(found, Episodes):
@@ -177,7 +177,7 @@ def open_episodes(
         return checked(found, known, **where, form=form, classes=classes)  # type: ignore[arg-type]
     if not isinstance(found, ImageClasses):
         raise DataError(f"{FLAG} {data}: {type(found).__name__} is for --learner supervised alone")
-    return FewShotImages(found, split=split, **task)  # type: ignore[arg-type]
+    return FewShotImages(found, split=split, dtype=dtype, **task)
 
 
 def open_batches(

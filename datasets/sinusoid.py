@@ -84,8 +84,7 @@ class Sinusoid(Episodes):
         return Task(*points("support", self.shots), *points("query", self.queries))
 
     def _uniforms(self, ids: Tensor, purpose: str, n: int) -> NDArray[np.float64]:
-        keys = addresses.keys(self.seed, self.split, purpose, ids.detach().cpu().numpy())
-        return addresses.uniforms(keys, n)
+        return addresses.uniforms(self.keys(ids, purpose, self.seed), n)
 
 
 def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:

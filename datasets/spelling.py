@@ -41,15 +41,17 @@ def read(flag: str, spelled: str) -> Spelled:
         raise DataError(f"{what}: write module:attribute, as in my_file:MyClass")
     if not bracket:
         return Spelled(module, attribute, {})
+    reason = "is not one call, in one line, that gives plain values by name"
     try:
         call = ast.parse(f"{attribute}({rest}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError("is not one call with named values")
-        arguments = {each.arg or "**": ast.literal_eval(each.value) for each in call.keywords}
-        if len(arguments) < len(call.keywords) or "**" in arguments or "\n" in spelled:
-            raise ValueError("is not one call, in one line, that gives each name once")
+            raise ValueError(reason)
+        arguments = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
+        if len(arguments) < len(call.keywords) or "" in arguments or "\n" in spelled:
+            raise ValueError(reason)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        reason = error.msg if isinstance(error, SyntaxError) else str(error).partition(":")[0]
+        if isinstance(error, SyntaxError):
+            reason = f"Python cannot read this call: {error.msg}"
         raise DataError(
             f"{what}: {reason}; write module:attribute(name=value), as in "
             'my_file:MyClass(width=32, norm="group"): values are numbers, texts in quotes, True, '

@@ -177,19 +177,6 @@ def test_an_unchanged_folder_is_not_decoded_again(tmp_path, monkeypatch):
     assert len(cached_files()) == 1
 
 
-def test_what_images_a_split_has_is_known_wherever_they_lie(tmp_path):
-    """By their pixels: a copy has other times. The other splits have no say."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    classes(here / "train", {"c": 3, "d": 3})
-    classes(here / "test", {"a": 3, "b": 3})
-    shutil.copytree(here, there, copy_function=shutil.copyfile)
-    assert open_them(here, "test").content() == open_them(there, "test").content() is not None
-    shade(there / "train" / "c" / "1.png", 250)
-    assert open_them(here, "test").content() == open_them(there, "test").content()
-    shade(there / "test" / "a" / "1.png", 250)
-    assert open_them(here, "test").content() != open_them(there, "test").content()
-
-
 @pytest.mark.parametrize("change", ["content", "time", "name", "new", "gone", "size", "mode"])
 def test_what_changed_is_decoded_again(tmp_path, change):
     root = classes(tmp_path / "mine", {"a": 3, "b": 3})
@@ -359,13 +346,6 @@ def test_twelve_bits_of_a_tiff_are_scaled(tmp_path):
         + struct.pack("<H", len(tags)) + entries + struct.pack("<I", 0)
     )  # fmt: skip
     assert (pixels(path, mode="grey") == (values * 255 / 4095).round()).all()
-
-
-def test_a_large_photograph_is_averaged_not_sampled(tmp_path):
-    y, x = np.mgrid[:400, :600]
-    chequered = (((x + y) % 2) * 255).astype(np.uint8)
-    path = save(tmp_path / "x" / "a.jpg", Image.fromarray(chequered), quality=95)
-    assert abs(pixels(path, mode="grey").astype(int) - 127).max() < 6
 
 
 # ---- mistakes --------------------------------------------------------------------------------

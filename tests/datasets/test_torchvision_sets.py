@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from datasets import DataError, open_batches, open_episodes
+from datasets import DataError, open_episodes
 from datasets.torchvision_sets import SOURCES, open_examples, open_part, split_rows
 from tests.datasets.tiny_torchvision import SIZES, Tiny, Web
 
@@ -77,22 +76,6 @@ def test_validation_is_drawn_once_and_for_all() -> None:
     assert abs((rows < 30_000).sum() - 3000) < 4 * (6000 / 4 * 0.9) ** 0.5
 
 
-@pytest.mark.parametrize("tiny", ["fashion-mnist", "svhn"], indirect=True)
-def test_a_mini_batch_is_scaled_channels_first(tiny: Tiny, tmp_path: Path) -> None:
-    tiny.write(tmp_path)
-    batches = open_batches(
-        tiny.name, "test", evaluation=True, batch_size=20, ways=10, seed=0, data_root=tmp_path
-    )
-    task = batches.tasks(torch.arange(1))
-    images = torch.from_numpy(tiny.images["test"]).float() / 255
-    images = images.permute(0, 3, 1, 2) if images.ndim == 4 else images[:, None]
-    labels = torch.from_numpy(tiny.labels["test"])
-    # The order is fixed, not the file's: match each image with its own.
-    at = (task.query_x[0][:, None] == images).flatten(2).all(-1).float().argmax(1)
-    assert sorted(at.tolist()) == list(range(20))
-    assert torch.equal(task.query_y[0], labels[at])
-
-
 @every
 def test_downloads_what_is_missing_and_checks_it(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,15 +94,6 @@ def test_downloads_what_is_missing_and_checks_it(
     web.asked.clear()
     open_part(tiny.name, "train", tmp_path / "new")
     assert web.asked == []
-
-
-@pytest.mark.parametrize("tiny", ["mnist"], indirect=True)
-def test_another_mirror_serves(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    web = Web(tiny.files, down=("https://ossci", "http://ossci"))
-    web.install(monkeypatch)
-    images, labels = open_part("mnist", "test", tmp_path)
-    assert (images == tiny.images["test"]).all() and (labels == tiny.labels["test"]).all()
-    assert any(url.startswith("http://yann.lecun.com") for url in web.asked)
 
 
 @every

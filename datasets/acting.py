@@ -19,7 +19,7 @@ Shape legend, beside that of :mod:`datasets.tasks`:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -100,13 +100,14 @@ class Acting(Episodes):
     def __init__(
         self,
         environment: Environment,
-        *,
         split: str,
+        *,
         shots: int,
         queries: int,
         horizon: int,
         seed: int,
         starts: int = 1,
+        **_unused: object,
     ) -> None:
         """``starts``: R. :class:`DataError` for counts below one; ``shots`` may be 0."""
         for flag, value, least in (
@@ -120,7 +121,9 @@ class Acting(Episodes):
 
     def physics(self, ids: Tensor) -> Tensor:
         """The physics of the tasks with these ids (int64 ``[B]``): float64 ``[B, P]``."""
-        draws = addresses.uniforms(self._keys(ids, "physics"), self.environment.state_size)
+        draws = addresses.uniforms(
+            self.keys(ids, "physics", self.seed), self.environment.state_size
+        )
         return torch.from_numpy(self.environment.draw_task(draws))
 
     def tasks(self, ids: Tensor) -> Task:
@@ -134,7 +137,7 @@ class Acting(Episodes):
     ) -> tuple[Tensor, Tensor]:
         environment = self.environment
         # A key for each episode, and of it one for where it begins and one for what is drawn.
-        keys = addresses.derive(self._keys(ids, purpose), 2 * n).reshape(len(ids), n, 2)
+        keys = addresses.derive(self.keys(ids, purpose, self.seed), 2 * n).reshape(len(ids), n, 2)
         size = environment.state_size
         first = addresses.uniforms(keys[..., 0], self.starts * size)
         moving = environment.draw_start(first.reshape(len(ids), n, self.starts, size))
@@ -144,9 +147,6 @@ class Acting(Episodes):
             torch.from_numpy(np.concatenate([moving, same], axis=-1)),
             torch.from_numpy(draws.reshape(len(ids), n, self.horizon, environment.draws)),
         )
-
-    def _keys(self, ids: Tensor, purpose: str) -> addresses.Keys:
-        return addresses.keys(self.seed, self.split, purpose, ids.detach().cpu().numpy())
 
 
 class Trajectory(NamedTuple):
@@ -180,7 +180,7 @@ class Player:
         lead = self._state.shape[:-1]
         self._start = torch.zeros(lead, dtype=torch.int64, device=first.device)
         self._alive = torch.ones(lead, dtype=torch.bool, device=first.device)
-        self._rows: list[tuple[Tensor, ...]] = []
+        self._rows: list[Sequence[Tensor]] = []
 
     @property
     def going(self) -> bool:
@@ -217,16 +217,9 @@ class Player:
 
     def trajectory(self, dtype: torch.dtype) -> Trajectory:
         """All that happened, T steps long: steps that nobody took are zeros."""
-        parts = [torch.stack(part, dim=self._start.dim()) for part in zip(*self._rows, strict=True)]
-        missing = self._horizon - len(self._rows)
-        if missing:
-            at = self._start.dim()
-            parts = [
-                torch.cat(
-                    [part, part.new_zeros(*part.shape[:at], missing, *part.shape[at + 1 :])], at
-                )
-                for part in parts
-            ]
+        nobody = [torch.zeros_like(part) for part in self._rows[-1]]
+        rows = self._rows + [nobody] * (self._horizon - len(self._rows))
+        parts = (torch.stack(part, dim=self._start.dim()) for part in zip(*rows, strict=True))
         observations, actions, *rest = parts
         if actions.is_floating_point():
             actions = actions.to(dtype)
@@ -245,17 +238,10 @@ def play(
     ``first`` is ``[..., E, R, S]`` and ``draws [..., E, T, D]``; ``choose(observations [..., E, O],
     draws [..., E, D])`` returns actions.
     """
-    horizon = draws.shape[-2]
-    player = Player(environment, first, horizon)
-    step = 0
-    while player.going:
+    player = Player(environment, first, draws.shape[-2])
+    for drawn in draws.unbind(-2):
+        if not player.going:
+            break
         seen = player.observations()
-        player.act(seen, choose(seen, draws[..., step, :]))
-        step += 1
+        player.act(seen, choose(seen, drawn))
     return player.trajectory(dtype)
-
-
-def opened(environment: Environment, split: str, request: dict[str, Any]) -> Acting:
-    """The tasks of a split, from what :func:`datasets.opening.open_environments` asks for."""
-    names = ("shots", "queries", "horizon", "seed", "starts")
-    return Acting(environment, split=split, **{n: request[n] for n in names if n in request})

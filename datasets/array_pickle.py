@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,93 +17,45 @@ from numpy.typing import NDArray
 
 from datasets.errors import DataError
 
-# What damaged or hostile bytes raise, here or in Python's pickle machine.
-_UNREADABLE = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
+class _Array:
+    """What a pickle says of an array; empty until its state was read."""
 
-class PickledArray:
-    """An array in a pickle; ``np.asarray`` gives it, read-only.
+    __slots__ = ("values",)
 
-    Empty until its state was read.
-    """
-
-    __slots__ = ("_values",)
-
-    def __init__(self) -> None:
-        """It gets its contents from :meth:`__setstate__`."""
-        self._values: NDArray[Any] | None = None
+    def __init__(self, *_: Any) -> None:
+        self.values: NDArray[Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
         """Numpy's (version, shape, dtype, whether columns come first, bytes)."""
         _version, shape, dtype, by_column, data = state
-        self._values = _array(data, dtype, shape, "F" if by_column else "C")
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Numpy's protocol. Raises ``ValueError`` if the pickle never said what is in it."""
-        if self._values is None:
-            raise ValueError("an array without contents")
-        return self._values if dtype is None else self._values.astype(dtype)
+        self.values = _values(data, dtype, shape, "F" if by_column else "C")
 
 
 class _Dtype:
     """A dtype of booleans or numbers; others, such as those of Python objects, are refused."""
 
-    __slots__ = ("_code", "_order")
+    __slots__ = ("code", "order")
 
     def __init__(self, code: Any, *_options: Any) -> None:
-        self._code, self._order = _text(code), "="
-        kind, size = self._code[:1], self._code[1:]
-        if kind not in "biuf" or size not in ("1", "2", "4", "8"):
-            raise ValueError(f"arrays of {self._code!r} are not read")
+        self.code, self.order = _text(code), "="
+        if self.code[:1] not in tuple("biuf") or self.code[1:] not in ("1", "2", "4", "8"):
+            raise ValueError(f"arrays of {self.code!r} are not read")
 
     def __setstate__(self, state: Any) -> None:
         """Numpy's (version, byte order, …); what follows belongs to dtypes that are refused."""
-        self._order = _text(state[1])
-        if self._order not in ("|", "<", ">", "="):
-            raise ValueError(f"the byte order {self._order!r} is not known")
-
-    def dtype(self) -> np.dtype[Any]:
-        """The same for numpy."""
-        return np.dtype(self._order + self._code)
+        self.order = _text(state[1])
+        if self.order not in ("|", "<", ">", "="):
+            raise ValueError(f"the byte order {self.order!r} is not known")
 
 
-class _Name:
-    """What a permitted name means; nothing in a pickle can change it."""
-
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_make", make)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise pickle.UnpicklingError(f"it sets {name} of a function")
-
-    def __call__(self, *arguments: Any) -> Any:
-        return object.__getattribute__(self, "_make")(*arguments)
-
-
-def _array(data: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
-    if not isinstance(dtype, _Dtype):
-        raise ValueError("an array without a dtype")
-    if isinstance(data, str):  # bytes of Python 2
-        data = data.encode("latin-1")
-    if not isinstance(data, (bytes, bytearray)) or not isinstance(shape, tuple):
-        raise ValueError("an array without contents or shape")
-    if not all(type(length) is int and length >= 0 for length in shape):
+def _values(data: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
+    data = data.encode("latin-1") if isinstance(data, str) else data  # bytes of Python 2
+    if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, bytearray)):
+        raise ValueError("an array without a dtype or contents")
+    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"an array of the shape {shape}")
-    of_numbers = dtype.dtype()
+    of_numbers = np.dtype(dtype.order + dtype.code)
     if math.prod(shape) * of_numbers.itemsize != len(data):
         raise ValueError(f"an array of the shape {shape} in {len(data)} bytes")
     values = np.frombuffer(data, of_numbers).reshape(shape, order="F" if order == "F" else "C")
@@ -112,14 +63,10 @@ def _array(data: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
     return values
 
 
-def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, *_axes: Any) -> PickledArray:
-    found = PickledArray()
-    found.__setstate__((1, shape, dtype, order == "F", data))
+def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, *_axes: Any) -> _Array:
+    found = _Array()
+    found.values = _values(data, dtype, shape, order)
     return found
-
-
-def _scalar(dtype: Any, data: Any) -> Any:
-    return _array(data, dtype, (), "C").item()
 
 
 def _encode(text: Any, encoding: Any = "latin-1") -> bytes:
@@ -130,28 +77,24 @@ def _encode(text: Any, encoding: Any = "latin-1") -> bytes:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bytes):
-        value = value.decode("latin-1")
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} where a text is expected")
-    return value
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-_NAMES: Final = {
-    ("numpy", "ndarray"): _Name(lambda *_: PickledArray()),
-    ("numpy", "dtype"): _Name(_Dtype),
+_NAMES: Final[dict[tuple[str, str], Any]] = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
     **{
-        (f"numpy.{core}.{module}", name): _Name(make)
+        (f"numpy.{core}.{module}", name): make
         for core in ("core", "_core")
         for module, name, make in (
-            ("multiarray", "_reconstruct", lambda *_: PickledArray()),
-            ("multiarray", "scalar", _scalar),
+            ("multiarray", "_reconstruct", _Array),
+            ("multiarray", "scalar", lambda dtype, data: _values(data, dtype, (), "C").item()),
             ("numeric", "_frombuffer", _from_buffer),
         )
     },
-    ("_codecs", "encode"): _Name(_encode),
+    ("_codecs", "encode"): _encode,
     # Bytes of length zero, whatever the version; nothing can be passed.
-    ("__builtin__", "bytes"): _Name(lambda: b""),
+    ("__builtin__", "bytes"): lambda: b"",
 }
 
 
@@ -159,21 +102,40 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _NAMES:
             raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'!a}")
-        return _NAMES[module, name]
+        # Another function each time: nothing that a pickle sets of one is there for the next.
+        return lambda *arguments: _NAMES[module, name](*arguments)
 
 
 def read(path: Path) -> Any:
-    """What a pickle holds: plain values and containers, and arrays as :class:`PickledArray`.
+    """What a pickle holds: plain values and containers, and what :func:`array` makes arrays.
 
-    Texts of Python 2 are bytes. Raises :class:`DataError`, in one line that names the file, if it
-    cannot be read, or asks for anything but arrays of numbers.
+    The keys of dictionaries, which Python 2 wrote as bytes, are texts on the first two levels.
+    Raises :class:`DataError`, in one line that names the file, if it cannot be read, or asks for
+    anything but arrays of numbers.
     """
     try:
         with open(path, "rb") as file:
-            return _Unpickler(file, encoding="bytes").load()
-    except _UNREADABLE as error:
+            return _named(_Unpickler(file, encoding="bytes").load(), 2)
+    # Damaged and hostile bytes raise errors of every kind, here or in Python's pickle machine.
+    except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
             f"{path}: not a pickle of arrays and plain values ({reason}); nothing in it was run; "
             "fetch it again from where you trust it"
         ) from error
+
+
+def _named(found: Any, levels: int) -> Any:
+    if not levels or not isinstance(found, dict):
+        return found
+    return {_text(key): _named(value, levels - 1) for key, value in found.items()}
+
+
+def array(found: Any) -> NDArray[Any] | None:
+    """An array that :func:`read` has found, read-only, or a list of integers; else None."""
+    if isinstance(found, _Array):
+        return found.values
+    # A list of lists can be made to grow without end.
+    if isinstance(found, list) and all(type(row) is int for row in found):
+        return np.array(found)
+    return None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets import addresses
-from datasets.episodes import ClassRows, Episodes, ImageArray, scaled
+from datasets.episodes import ClassRows, Episodes, scaled
 from datasets.errors import DataError
 from datasets.tasks import Task
 
@@ -33,7 +33,7 @@ class Examples(NamedTuple):
     * ``labels``: int64 ``[n]``, the classes of ``rows``
     """
 
-    images: ImageArray
+    images: NDArray[np.uint8]
     rows: NDArray[np.int64]
     labels: NDArray[np.int64]
 

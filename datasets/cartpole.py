@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.acting import Acting, Environment, Step, opened
+from datasets.acting import Acting, Environment, Step
 
 COMPONENTS = {
     "cartpole": {
@@ -26,20 +26,12 @@ COMPONENTS = {
         "ignores": {"ways": "has two actions"},
     },
     "cartpole-physics": {
+        "like": "cartpole",
         "help": "the same, each task with its own lengths, masses, gravity and force",
-        "environments": "open_cartpole_physics",
-        "classifies": False,
-        "point": (4, 2),
-        "reads": ("horizon",),
-        "ignores": {"ways": "has two actions"},
     },
     "cartpole-turned": {
+        "like": "cartpole",
         "help": "the same, and the force of half of the tasks is turned round",
-        "environments": "open_cartpole_turned",
-        "classifies": False,
-        "point": (4, 2),
-        "reads": ("horizon",),
-        "ignores": {"ways": "has two actions"},
     },
 }
 
@@ -165,16 +157,13 @@ class TurnedCartPole(DrawnCartPole):
         return physics
 
 
-def open_cartpole(split: str, **request: object) -> Acting:
-    """CartPole of the standard physics. Raises :class:`datasets.errors.DataError`."""
-    return opened(CartPole(), split, request)
+CARTS: dict[str, type[CartPole]] = {
+    "cartpole": CartPole,
+    "cartpole-physics": DrawnCartPole,
+    "cartpole-turned": TurnedCartPole,
+}
 
 
-def open_cartpole_physics(split: str, **request: object) -> Acting:
-    """CartPoles of different physics. Raises :class:`datasets.errors.DataError`."""
-    return opened(DrawnCartPole(), split, request)
-
-
-def open_cartpole_turned(split: str, **request: object) -> Acting:
-    """Those, half of them turned round. Raises :class:`datasets.errors.DataError`."""
-    return opened(TurnedCartPole(), split, request)
+def open_cartpole(split: str, *, name: str, **request: Any) -> Acting:
+    """The tasks of a key of `CARTS`. Raises :class:`datasets.errors.DataError`."""
+    return Acting(CARTS[name](), split, **request)

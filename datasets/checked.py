@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -45,9 +44,7 @@ def checked(
     looking = _Looking(found.tasks, known, f"{split} task{{}} of seed {seed}", dtype, form, classes)
     first = looking(torch.arange(1))
     looking.form = form or form_of(first)
-    own = copy.copy(found)
-    own.__dict__["tasks"] = looking
-    return own
+    return found.remade(looking)
 
 
 def form_of(task: Task) -> Form:
@@ -110,22 +107,21 @@ class _Looking:
         """What is wrong with ``count`` tasks, in so many words; None: nothing."""
         for part in ("support", "query"):
             x, y = getattr(made, f"{part}_x"), getattr(made, f"{part}_y")
+            found = f"{part}_x is {_of(x)} and {part}_y {_of(y)}"
             if x.dim() < 2 or x.shape[:2] != y.shape[:2] or len(x) != count:
-                return f"{part}_x is {_of(x)} and {part}_y {_of(y)}; give [{count}, E, …] each"
+                return f"{found}; give [{count}, E, …] each"
             if x.is_complex() or y.is_complex():
-                return f"{part}_x is {_of(x)} and {part}_y {_of(y)}; numbers must be real"
+                return f"{found}; numbers must be real"
             if part == "query" and not x.numel():
                 return f"query_x is {_of(x)}: there is nothing to answer"
-            if self.classes is not None and not y.is_floating_point() and y.numel():
-                least, most = (int(label) for label in y.aminmax())
-                if least < 0 or most >= self.classes:
-                    label, last = least if least < 0 else most, self.classes - 1
-                    of = f"of {self.classes} ways they are from 0 to {last}"
-                    return f"{part}_y has the label {label}; {of}"
-        for name, like in (self.form or {}).items():
+            if self.classes is not None and not y.is_floating_point():
+                strange = y[(y < 0) | (y >= self.classes)].tolist()
+                if strange:
+                    of = f"of {self.classes} ways they are from 0 to {self.classes - 1}"
+                    return f"{part}_y has the label {max(strange)}; {of}"
+        for name, (dtype, sizes) in (self.form or {}).items():
             part = getattr(made, name)
-            if (part.dtype, part.shape[2:]) != like:
-                dtype, sizes = like
+            if (part.dtype, part.shape[2:]) != (dtype, sizes):
                 shape = ", ".join([str(count), "E", *map(str, sizes)])
                 first = f"{str(dtype).removeprefix('torch.')} [{shape}]"
                 return f"{name} is {_of(part)}; that of the first task is {first}"

@@ -38,7 +38,8 @@ def open_omniglot(
 
     Raises :class:`DataError` as :func:`divide` and :func:`datasets.omniglot.open_images` do.
     """
-    from datasets.omniglot import open_images, split_classes
+    from datasets.omniglot import open_images
+    from datasets.omniglot_classes import split_classes
 
     classes = split_classes(omniglot_split, "train")
     return divide(open_images(data_root), classes, split, ways)

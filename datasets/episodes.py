@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -59,9 +60,12 @@ class Episodes(ABC):
     def names(self, ids: Tensor) -> list[list[str]] | None:
         """The names of the classes of the tasks with these ids, by label; None if they have none.
 
-        ``ids`` is int64 ``[B]``.
+        ``ids`` is int64 ``[B]``. Reads no image.
         """
-        return None
+        names, classes = self.class_names, self.classes(ids)
+        if names is None or classes is None:
+            return None
+        return [[names[row] for row in task] for task in classes]
 
     def following(self, ids: Tensor, iterations: int) -> Tensor:
         """The ids of the meta-batch ``iterations`` after the one with these ids (``[B]``)."""
@@ -74,28 +78,41 @@ class Episodes(ABC):
         Pure: a task is the same alone or in a batch, in any order, in any process.
         """
 
+    def keys(self, ids: Tensor, purpose: str, seed: int) -> addresses.Keys:
+        """The keys of what is drawn for the tasks with these ids: uint64 ``[B]``."""
+        return addresses.keys(seed, self.split, purpose, ids.detach().cpu().numpy())
 
-class ClassRows(NamedTuple):
-    """Images (:class:`ImageArray`), and the rows of them that each class has: int64."""
+    def remade(self, make: Callable[[Tensor], Task]) -> Self:
+        """These episodes, but with tasks that ``make`` returns for the same ids."""
+        found = copy.copy(self)
+        found.__dict__["tasks"] = make
+        return found
 
-    images: ImageArray
-    rows: list[NDArray[np.int64]]
 
+def shuffled(episodes: Episodes, seed: int) -> Episodes:
+    """The same tasks, each support set in a random order, a pure function of (seed, split, id).
 
-class ImageArray(Protocol):
-    """Images as :class:`FewShotImages` and :class:`datasets.batches.Batches` need them.
-
-    They are uint8, ``[n, H, W]`` or ``[n, H, W, 3]``.
+    For who goes through a support set in parts: in class-major order the labels of a part would be
+    the same in every task.
     """
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of all dimensions."""
-        ...
+    def tasks(ids: Tensor) -> Task:
+        found = episodes.tasks(ids)
+        keys = episodes.keys(ids, "support order", seed)
+        order = torch.from_numpy(addresses.permutation(keys, found.support_y.shape[1]))
+        rows = torch.arange(len(order))[:, None]
+        return found._replace(
+            support_x=found.support_x[rows, order], support_y=found.support_y[rows, order]
+        )
 
-    def __getitem__(self, index: Any, /) -> Any:
-        """Advanced indexing with integer arrays, as numpy's."""
-        ...
+    return episodes.remade(tasks)
+
+
+class ClassRows(NamedTuple):
+    """Images as in :class:`ImageClasses`, and the rows of them that each class has: int64."""
+
+    images: NDArray[np.uint8]
+    rows: list[NDArray[np.int64]]
 
 
 class ImageClasses(NamedTuple):
@@ -112,7 +129,7 @@ class ImageClasses(NamedTuple):
     * ``files``: the ``n`` files of ``images``; None if they are not files
     """
 
-    images: ImageArray
+    images: NDArray[np.uint8]
     first: NDArray[np.int64]
     counts: NDArray[np.int64]
     rotate: bool
@@ -170,24 +187,16 @@ class FewShotImages(Episodes):
 
     def __init__(
         self,
+        found: ImageClasses,
         *,
-        images: ImageArray,
-        first: NDArray[np.int64],
-        counts: NDArray[np.int64],
         split: str,
         ways: int,
         shots: int,
         queries: int,
         seed: int,
-        rotate: bool,
-        names: Sequence[str] | None = None,
-        files: Sequence[str] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Check the request against the data; reads no image.
-
-        ``images``, ``first``, ``counts``, ``rotate``, ``names`` and ``files`` are as in
-        :class:`ImageClasses`.
 
         Raises :class:`DataError`, naming the flag, if the split is too small for the task: no class
         is left out, so that the classes do not depend on ``shots`` and ``queries``.
@@ -195,29 +204,26 @@ class FewShotImages(Episodes):
         for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
+        images, first, counts, self.rotate, self.class_names, self._files = found
         if len(images.shape) not in (3, 4):
             raise ValueError(f"images must be [n, H, W(, 3)], not {images.shape}")
-        if rotate and images.shape[1] != images.shape[2]:
+        if self.rotate and images.shape[1] != images.shape[2]:
             raise ValueError(f"only square images can turn by 90 degrees, not {images.shape[1:3]}")
         if ways > len(first):
             raise DataError(
                 f"--ways {ways}: the {split} split has only "
                 f"{counted(len(first), 'class', 'classes')}"
             )
-        self.split = split
+        self.split, self.seed, self.dtype = split, seed, dtype
         self.ways, self.shots, self.queries = ways, shots, queries
-        self.seed, self.rotate, self.dtype = seed, rotate, dtype
         self.first = np.asarray(first, dtype=np.int64)
         self.counts = np.asarray(counts, dtype=np.int64)
         self.class_count = len(self.first)
-        self.class_names, self._files = names, files
-        if names is not None:
-            listed = "\0".join(names).encode()
+        if self.class_names is not None:
+            listed = "\0".join(self.class_names).encode()
             self.division = hashlib.blake2b(listed, digest_size=8).hexdigest()
         # A plain view of the same pages: the memmap subclass makes every small operation slower.
-        self.images: ImageArray = (
-            images.view(np.ndarray) if isinstance(images, np.memmap) else images
-        )
+        self.images = images.view(np.ndarray) if isinstance(images, np.memmap) else images
         self._check_counts()
 
     def _check_counts(self) -> None:
@@ -240,19 +246,13 @@ class FewShotImages(Episodes):
 
     def layout(self, ids: Tensor) -> Layout:
         """The composition of the tasks with these ids (int64 ``[B]``). Touches no image."""
-        index = ids.detach().cpu().numpy()
-        per_class = self.shots + self.queries
-
-        def keys(purpose: str) -> addresses.Keys:
-            return addresses.keys(self.seed, self.split, purpose, index)
-
-        classes = addresses.choose(keys("classes"), len(self.first), self.ways)
-        drawing_keys = addresses.derive(keys("drawings"), self.ways)
-        drawings = addresses.choose(drawing_keys, self.counts[classes], per_class)
+        drawn = self.keys(ids, "classes", self.seed)
+        classes = addresses.choose(drawn, len(self.first), self.ways)
+        drawn = addresses.derive(self.keys(ids, "drawings", self.seed), self.ways)
+        drawings = addresses.choose(drawn, self.counts[classes], self.shots + self.queries)
+        turns = np.zeros_like(classes)
         if self.rotate:
-            turns = addresses.integers(keys("rotation"), 4, self.ways)
-        else:
-            turns = np.zeros((len(index), self.ways), dtype=np.int64)
+            turns = addresses.integers(self.keys(ids, "rotation", self.seed), 4, self.ways)
         return Layout(classes, self.first[classes][..., None] + drawings, turns)
 
     def content(self) -> str | None:
@@ -278,12 +278,6 @@ class FewShotImages(Episodes):
         """The places of the tasks' classes in the split's list, by label; reads no image."""
         return self.layout(ids).classes
 
-    def names(self, ids: Tensor) -> list[list[str]] | None:
-        """The names of the classes of the tasks with these ids, by label; reads no image."""
-        if self.class_names is None:
-            return None
-        return [[self.class_names[row] for row in task] for task in self.classes(ids)]
-
     def files(self, ids: Tensor) -> Files:
         """The file of each support and each query image of the tasks with these ids.
 
@@ -292,13 +286,9 @@ class FewShotImages(Episodes):
         """
         if self._files is None:
             raise ValueError("the images of this data set are not files of their own")
-        images = self.layout(ids).images
-
-        def names(rows: NDArray[np.int64]) -> list[list[str]]:
-            assert self._files is not None
-            return [[self._files[row] for row in task.ravel()] for task in rows]
-
-        return Files(names(images[..., : self.shots]), names(images[..., self.shots :]))
+        files, images = self._files, self.layout(ids).images
+        parts = images[..., : self.shots], images[..., self.shots :]
+        return Files(*([[files[row] for row in task.ravel()] for task in part] for part in parts))
 
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``): images ``[B, N*K, C, H, W]`` in [0, 1]."""

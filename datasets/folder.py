@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -30,18 +31,19 @@ from datasets.cache import cached
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
-from datasets.folder_source import (
+from datasets.image_files import (
     Content,
-    Decoding,
     ImageFile,
-    Mode,
+    Pixels,
     decode_all,
     fingerprint,
+    in_folder,
     look,
-    say_ignored,
     shown,
 )
 from datasets.paths import default_data_root
+from datasets.pixels import Decoder, Mode
+from datasets.words import counted
 
 COMPONENTS = {
     "folder": {
@@ -75,7 +77,6 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "validation": ("validation", "val"),
     "test": ("test",),
 }
-MODES = ("rgb", "grey")
 FRACTIONS = "0.64,0.16,0.2"
 """Of the classes, for train, validation and test: MiniImageNet's 64, 16 and 20 of 100."""
 
@@ -83,23 +84,71 @@ FRACTIONS = "0.64,0.16,0.2"
 _SEED = 2016
 # Part of the fingerprint: raise it when the decoder's output changes.
 _DECODER = "upright-white-fit-lanczos-2"
-_MOST_PIXELS = 4096
+
+
+class Tree:
+    """A folder of folders of images, and how much in it is neither, by kind."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Raise :class:`DataError` if there is no such folder."""
+        self.root = Path(path).expanduser().absolute()
+        self.ignored: Counter[str] = Counter()
+        if not self.root.is_dir():
+            found = "not a folder" if self.root.exists() else "no such folder"
+            raise DataError(f"{self}: {found}; give the folder of your images")
+
+    def __str__(self) -> str:
+        return shown(self.root)
+
+    def look(self, below: str = "") -> Content:
+        """List a folder, which is looked at once."""
+        found = look(self.root, below)
+        self.ignored.update(found.others)
+        return found
+
+    def images(self, name: str, content: Content) -> list[ImageFile]:
+        """The images of a class. Raises :class:`DataError` if there are none."""
+        if not content.images:
+            there = (
+                f"but the folder {shown(content.folders[0])}: images lie directly in their class's "
+                "folder, and --data-root is to hold <class>/* or train/<class>/* and so on"
+                if content.folders
+                else "put images there, or remove it"
+            )
+            raise DataError(f"{shown(self.root / name)}: no images in it, {there}")
+        self.ignored["folders"] += len(content.folders)
+        return content.images
+
+    def holds_classes(self, content: Content) -> None:
+        """Count images that lie beside the folders of classes."""
+        self.ignored["images outside a class"] += len(content.images)
+
+    def say_ignored(self) -> None:
+        """Say on standard error what besides images of classes is there, if anything is."""
+        if total := self.ignored.total():
+            kinds = ", ".join(f"{n} {kind}" for kind, n in self.ignored.most_common() if n)
+            what = counted(total, "file or folder", "files or folders")
+            print(f"{self}: ignored {what}: {kinds}", file=sys.stderr, flush=True)
+
+    def decode(self, images: Sequence[ImageFile], decoder: Decoder) -> Iterator[Pixels]:
+        """Decode images. Raises :class:`DataError` at the end if they are damaged, or black."""
+        self.say_ignored()
+        files = in_folder(self.root, (image.path for image in images))
+        yield from decode_all(self.root, files, decoder.file)
+        if dark := decoder.too_dark():
+            raise DataError(f"{self}: {dark}")
 
 
 class Division(NamedTuple):
     """The classes of a folder, and where they belong.
 
-    * ``classes``: the images of each class, in the order of the array
-    * ``names``: the classes' paths below the folder
+    * ``classes``: the images of each class, by its path below the folder, in the array's order
     * ``splits``: the places in ``classes`` of each split's; int64 ``[c]``
-    * ``others``: files that are not images, by ending
     * ``divided``: whether the user divided them
     """
 
-    classes: list[list[ImageFile]]
-    names: list[str]
+    classes: dict[str, list[ImageFile]]
     splits: dict[str, NDArray[np.int64]]
-    others: Counter[str]
     divided: bool
 
 
@@ -112,7 +161,7 @@ class FolderImages(NamedTuple):
     """
 
     classes: list[str]
-    arrays: list[NDArray[np.uint8]]
+    arrays: list[Pixels]
     files: list[list[str]]
 
 
@@ -134,7 +183,7 @@ def open_classes(
     """The classes of a split, in the order of their names, not to be rotated.
 
     ``image_size`` is in pixels; what is done to an image is in
-    :func:`datasets.folder_source.decode`. Where the user did not divide the classes,
+    :meth:`datasets.pixels.Decoder.image`. Where the user did not divide the classes,
     ``split_fractions`` of them, drawn once and for all, are each split's. That it has fewer than
     ``ways`` is said before anything is decoded.
 
@@ -143,34 +192,29 @@ def open_classes(
     """
     if split not in SPLITS:
         raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
-    root = _own_folder(data_root)
-    decoding = _decoding(image_size, image_mode)
-    found = divide(root, split_fractions)
-    _check_ways(root, found, {split: ways})
-    images = [image for files in found.classes for image in files]
-    name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
-    title = f"decoding {len(images)} images of {shown(root)}"
-
-    def build() -> Iterator[NDArray[np.uint8]]:
-        say_ignored(root, found.others)
-        return decode_all(root, images, decoding)
-
+    tree = _own_folder(data_root)
+    decoder = Decoder(image_size, image_mode)
+    found = divide(tree, split_fractions)
+    _check_ways(tree, found, {split: ways})
+    images = [image for files in found.classes.values() for image in files]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", tree.root.name)[:40]
+    known_by = [f"{_DECODER} {image_size} {image_mode}", *map("\0".join, images)]
     array = cached(
-        f"folder/{name}-{fingerprint(images, decoding, _DECODER)}.npy",
-        (len(images), *decoding.shape),
-        build,
-        title=title,
+        f"folder/{name}-{fingerprint(known_by, 12)}.npy",
+        (len(images), *decoder.shape),
+        lambda: tree.decode(images, decoder),
+        title=f"decoding {len(images)} images of {tree}",
     )
-    counts = np.array([len(files) for files in found.classes], dtype=np.int64)
-    rows = found.splits[split]
+    counts = np.array([len(files) for files in found.classes.values()], dtype=np.int64)
+    names, rows = list(found.classes), found.splits[split]
     return ImageClasses(
         array,
         (np.cumsum(counts) - counts)[rows],
         counts[rows],
         rotate=False,
-        names=[shown(found.names[row]) for row in rows],
+        names=[shown(names[row]) for row in rows],
         # Joined by hand: pathlib is slow at it, and there are many.
-        files=[f"{root}/{image.path}" for image in images],
+        files=[f"{tree.root}/{image.path}" for image in images],
     )
 
 
@@ -186,72 +230,17 @@ def list_classes(
     Raises :class:`DataError` as :func:`open_classes` does, for any split of ``ways`` that has fewer
     classes than its ways.
     """
-    root = _own_folder(data_root)
-    found = divide(root, split_fractions)
-    _check_ways(root, found, ways)
-    return {split: [found.names[row] for row in rows] for split, rows in found.splits.items()}
+    tree = _own_folder(data_root)
+    found = divide(tree, split_fractions)
+    _check_ways(tree, found, ways)
+    names = list(found.classes)
+    return {split: [names[row] for row in rows] for split, rows in found.splits.items()}
 
 
 def own_name(name: str) -> str:
     """What a class is called that :func:`list_classes` names: without the folder of its split."""
     split, _, rest = name.partition("/")
     return rest if rest and split in sum(SPLITS.values(), ()) else name
-
-
-def _check_ways(root: Path, found: Division, ways: Mapping[str, int]) -> None:
-    """Raise :class:`DataError` where a split is missing or has too few classes."""
-    for split in ways:
-        if split not in found.splits:
-            raise DataError(
-                f"{shown(root)}: no folder {' or '.join(SPLITS[split])} with classes in it, as "
-                f"there is for {' and '.join(found.splits)}; make one, or put all classes beside "
-                "one another into one folder: --split-fractions divides them"
-            )
-    sizes = {split: len(rows) for split, rows in found.splits.items()}
-    if few := [split for split, least in ways.items() if sizes[split] < least]:
-        there = ", ".join(f"{split} {size}" for split, size in sizes.items())
-        raise DataError(
-            f"--ways {max(ways[split] for split in few)}: too few classes for "
-            f"{' and '.join(few)}; {shown(root)} has {there}: "
-            f"{_way_out(found, sizes, ways)}"
-        )
-
-
-def _way_out(found: Division, sizes: Mapping[str, int], ways: Mapping[str, int]) -> str:
-    """What to do about too few classes."""
-    n, least = len(found.names), sum(ways.values())
-    smaller = min(sizes[split] for split in ways)
-    fewer = f"--ways {smaller}" if smaller > 1 else ""
-    if found.divided:
-        return " or ".join(["add classes", *([f"give {fewer}"] if fewer else [])])
-    if n < least:
-        each = n // len(SPLITS)
-        fractions = _fractions(n, [each] * len(SPLITS))
-        also = f", or give --ways {each} --split-fractions {fractions}" if each > 1 else ""
-        return f"all in all {least} are needed: add classes{also}"
-    # For all three splits if there are enough, else for those that are asked for.
-    every = [ways.get(split, max(ways.values())) for split in SPLITS]
-    asked = [ways.get(split, 0) for split in SPLITS]
-    fractions = _fractions(n, every if sum(every) <= n else asked)
-    return f"give --split-fractions {fractions}" + (f", or {fewer}" if fewer else "")
-
-
-def _fractions(n: int, least: Sequence[int]) -> str:
-    """Fractions that give each split at least so many of ``n`` classes, and the rest to train."""
-    _, validation, test = least
-    for digits in (1, 2, 3, 4):
-        unit = 10**digits
-        # Of the smaller ones a little more than what they need: ends are rounded.
-        parts = [-(-part * unit // n) for part in (validation, test)]
-        for more in (0, 1):
-            low, high = (part + more * bool(part) for part in parts)
-            shares = (unit - low - high) / unit, low / unit, high / unit
-            if shares[0] < 0:
-                continue
-            sizes = [len(rows) for rows in _drawn(n, shares).values()]
-            if all(size >= enough for size, enough in zip(sizes, least, strict=True)):
-                return ",".join(f"{share:.{digits}f}" for share in shares)
-    return f"{(n - validation - test) / n:.6f},{validation / n:.6f},{test / n:.6f}"
 
 
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
@@ -261,73 +250,69 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
     ``mode`` are as in training, and so is what is done to an image. Raises :class:`DataError` as
     :func:`open_classes` does, and where images lie beside folders of images.
     """
-    decoding = _decoding(size, mode)
+    decoder = Decoder(size, mode)
     file = Path(place).expanduser().absolute()
     if file.is_file():
-        (pixels,) = decode_all(file.parent, [ImageFile(file.name, 0, 0)], decoding)
-        return FolderImages([""], [pixels], [[str(file)]])
-    root = _folder(place)
-    top = look(root)
-    if top.images and top.folders:
-        raise DataError(
-            f"{shown(root)}: holds images ({shown(top.images[0].path)}) and folders "
-            f"({shown(top.folders[0])}); let it hold one or the other"
-        )
-    others = top.others.copy()
-    if top.folders:
-        names = top.folders
-        classes = [_class(root, name, others) for name in names]
+        tree, classes = Tree(file.parent), {"": [ImageFile(file.name, "")]}
     else:
-        others = Counter()  # those of the top are counted with its images
-        names, classes = [""], [_images_in(root, "", top, others)]
-    say_ignored(root, others)
-    images = [image for files in classes for image in files]
-    pixels = np.concatenate(list(decode_all(root, images, decoding)))
-    ends = list(itertools.accumulate(len(files) for files in classes))
+        tree = Tree(place)
+        top = tree.look()
+        if top.images and top.folders:
+            raise DataError(
+                f"{tree}: holds images ({shown(top.images[0].path)}) and folders "
+                f"({shown(top.folders[0])}); let it hold one or the other"
+            )
+        contents = {name: tree.look(name) for name in top.folders} or {"": top}
+        classes = {name: tree.images(name, content) for name, content in contents.items()}
+    images = [image for files in classes.values() for image in files]
+    pixels = np.concatenate(list(tree.decode(images, decoder)))
+    ends = list(itertools.accumulate(len(files) for files in classes.values()))
     return FolderImages(
-        list(names),
+        list(classes),
         np.split(pixels, ends[:-1]),
-        [[str(root / image.path) for image in files] for files in classes],
+        [[str(tree.root / image.path) for image in files] for files in classes.values()],
     )
 
 
-def divide(root: Path, split_fractions: str = FRACTIONS) -> Division:
+def divide(tree: Tree, split_fractions: str = FRACTIONS) -> Division:
     """Look through a folder: its classes, and the split of each. Decodes nothing.
 
-    Raises :class:`DataError` as :func:`open_classes` does.
+    A folder called ``test`` that holds images and no folders is a class of that name. Raises
+    :class:`DataError` as :func:`open_classes` does.
     """
     shares = parse_fractions(split_fractions)
-    top = look(root)
+    top = tree.look()
     if not top.folders:
         raise DataError(
-            f"{shown(root)}: no folders of images in it; --data-root is to hold <class>/*, or "
+            f"{tree}: no folders of images in it; --data-root is to hold <class>/*, or "
             "train/<class>/*, validation/<class>/* and test/<class>/*"
         )
-    others = top.others.copy()
-    _belong_to_none(top.images, others)
-    by_split = _split_folders(root, top, others)
-    if not by_split:
-        names = list(top.folders)
-        return Division(
-            [_class(root, name, others) for name in names],
-            names,
-            _drawn(len(names), shares),
-            others,
-            divided=False,
-        )
+    tree.holds_classes(top)
+    split_of = {name: split for split, names in SPLITS.items() for name in names}
+    looked = {name: tree.look(name) for name in split_of if name in top.folders}
+    parts = {name: content for name, content in looked.items() if content.folders}
+    if not parts:
+        contents = {name: looked.get(name) or tree.look(name) for name in top.folders}
+        classes = {name: tree.images(name, content) for name, content in contents.items()}
+        return Division(classes, _drawn(len(classes), shares), divided=False)
     if split_fractions != FRACTIONS:
         raise DataError(
-            f"--split-fractions {split_fractions}: {shown(root)} is divided into "
-            f"{', '.join(by_split)} already"
+            f"--split-fractions {split_fractions}: {tree} is divided into {', '.join(parts)} "
+            "already"
         )
-    _check_disjoint(root, by_split)
-    names, splits = [], {}
-    for split, its_names in by_split.items():
-        splits[split] = np.arange(len(names), len(names) + len(its_names), dtype=np.int64)
-        names += its_names
-    return Division(
-        [_class(root, name, others) for name in names], names, splits, others, divided=True
-    )
+    if {"validation", "val"} <= parts.keys():
+        raise DataError(f"{tree}: has validation and val, which mean the same; keep one")
+    tree.ignored["folders"] += len(top.folders) - len(parts)
+    classes, splits = {}, {}
+    for name, content in parts.items():
+        tree.holds_classes(content)
+        n = len(classes)
+        splits[split_of[name]] = np.arange(n, n + len(content.folders), dtype=np.int64)
+        for folder in content.folders:
+            below = f"{name}/{folder}"
+            classes[below] = tree.images(below, tree.look(below))
+    _check_disjoint(tree, classes)
+    return Division(classes, splits, divided=True)
 
 
 def parse_fractions(text: str | Sequence[float]) -> tuple[float, float, float]:
@@ -357,36 +342,32 @@ def _drawn(n: int, shares: Sequence[float]) -> dict[str, NDArray[np.int64]]:
     return {split: np.sort(part) for split, part in zip(SPLITS, np.split(order, ends), strict=True)}
 
 
-def _split_folders(root: Path, top: Content, others: Counter[str]) -> dict[str, list[str]]:
-    """The classes of each split that has a folder with classes; none if the user divided nothing.
-
-    A folder called ``test`` that holds images and no folders is a class of that name.
-    """
-    found: dict[str, list[str]] = {}
-    for split, names in SPLITS.items():
-        contents = {name: look(root, name) for name in names if name in top.folders}
-        contents = {name: content for name, content in contents.items() if content.folders}
-        if len(contents) > 1:
+def _check_ways(tree: Tree, found: Division, ways: Mapping[str, int]) -> None:
+    """Raise :class:`DataError` where a split is missing or has too few classes."""
+    for split in ways:
+        if split not in found.splits:
             raise DataError(
-                f"{shown(root)}: has {' and '.join(contents)}, which mean the same; keep one"
+                f"{tree}: no folder {' or '.join(SPLITS[split])} with classes in it, as "
+                f"there is for {' and '.join(found.splits)}; make one, or put all classes beside "
+                "one another into one folder: --split-fractions divides them"
             )
-        for name, content in contents.items():
-            found[split] = [f"{name}/{folder}" for folder in content.folders]
-            others.update(content.others)
-            _belong_to_none(content.images, others)
-    if found:
-        others["folders"] += len(top.folders) - len(found)
-    return found
+    if few := [split for split, least in ways.items() if len(found.splits[split]) < least]:
+        there = ", ".join(f"{split} {len(rows)}" for split, rows in found.splits.items())
+        also = "" if found.divided else " or other --split-fractions"
+        raise DataError(
+            f"--ways {max(ways[split] for split in few)}: too few classes for "
+            f"{' and '.join(few)}; {tree} has {there}: add classes, or give a smaller --ways{also}"
+        )
 
 
-def _check_disjoint(root: Path, by_split: dict[str, list[str]]) -> None:
+def _check_disjoint(tree: Tree, names: Iterable[str]) -> None:
     """Raise :class:`DataError` for a class in two splits: it would be tested on, and learned."""
     seen: dict[str, str] = {}
-    for path in itertools.chain.from_iterable(by_split.values()):
+    for path in names:
         name = unicodedata.normalize("NFC", path.split("/", 1)[1])
         if name in seen:
             raise DataError(
-                f"{shown(root)}: {shown(seen[name])} and {shown(path)} have the same name, and "
+                f"{tree}: {shown(seen[name])} and {shown(path)} have the same name, and "
                 "few-shot splits share no class: the test is of classes never seen; move one, "
                 "rename it if it is another class, or put all classes beside one another into one "
                 "folder"
@@ -394,50 +375,8 @@ def _check_disjoint(root: Path, by_split: dict[str, list[str]]) -> None:
         seen[name] = path
 
 
-def _class(root: Path, name: str, others: Counter[str]) -> list[ImageFile]:
-    """The images of a class. Raises :class:`DataError` if there are none."""
-    return _images_in(root, name, look(root, name), others)
-
-
-def _images_in(root: Path, name: str, content: Content, others: Counter[str]) -> list[ImageFile]:
-    if not content.images:
-        there = (
-            f"but the folder {shown(content.folders[0])}: images lie directly in their class's "
-            "folder, and --data-root is to hold <class>/* or train/<class>/* and so on"
-            if content.folders
-            else "put images there, or remove it"
-        )
-        raise DataError(f"{shown(root / name)}: no images in it, {there}")
-    others.update(content.others)
-    others["folders"] += len(content.folders)
-    return content.images
-
-
-def _belong_to_none(images: list[ImageFile], others: Counter[str]) -> None:
-    """Count images that lie beside the folders of classes."""
-    others.update(f"{Path(image.path).suffix.lower()} outside a class" for image in images)
-
-
-def _own_folder(data_root: Path | str) -> Path:
+def _own_folder(data_root: Path | str) -> Tree:
     """The folder that the user names; the default is no folder of one's own images."""
     if Path(data_root) == default_data_root():
         raise DataError("--data folder needs --data-root, the folder of your images")
-    return _folder(data_root)
-
-
-def _folder(path: Path | str) -> Path:
-    root = Path(path).expanduser().absolute()
-    if not root.is_dir():
-        raise DataError(
-            f"{shown(root)}: {'not a folder' if root.exists() else 'no such folder'}; give the "
-            "folder of your images"
-        )
-    return root
-
-
-def _decoding(size: int, mode: str) -> Decoding:
-    if not 1 <= size <= _MOST_PIXELS:
-        raise DataError(f"--image-size {size}: must be between 1 and {_MOST_PIXELS}")
-    if mode not in MODES:
-        raise DataError(f"--image-mode {mode}: unknown; one of {', '.join(MODES)}")
-    return Decoding(size, "rgb" if mode == "rgb" else "grey")
+    return Tree(data_root)

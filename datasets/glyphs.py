@@ -63,15 +63,14 @@ def open_classes(split: str, **_unused: object) -> ImageClasses:
     return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
 
 
-def open_images(split: str, classes: int | None = None) -> Mapped:
+def open_images(split: str) -> Mapped:
     """The drawings of a split, read-only: uint8 ``[classes, 20, 28, 28]``, ink 255 on paper 0.
 
-    ``classes`` defaults to ``CLASSES[split]``; more of them extend the split, the first ones stay.
     Drawn on the first call on a machine (seconds), mapped from the cache ever after.
     """
     if split not in CLASSES:
         raise DataError(f"--split {split}: unknown; one of {', '.join(CLASSES)}")
-    count = CLASSES[split] if classes is None else classes
+    count = CLASSES[split]
     name = f"glyphs/v{VERSION}-{split}-{count}.npy"
     shape = (count, DRAWINGS, SIZE, SIZE)
     return cached(name, shape, lambda: _chunks(split, count), title=f"drawing glyphs ({split})")

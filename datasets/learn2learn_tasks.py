@@ -41,8 +41,8 @@ class Tasksets(Episodes):
 
     Of a class's examples, in the order that learn2learn returns them in, the first ``shots`` are
     support and the next ``queries`` are query. Labels become 0 to N - 1 in the order of
-    learn2learn's: its ``RemapLabels`` shuffles them, here nothing does. Examples of bytes are
-    divided by 255; all others stay as they are.
+    learn2learn's: its ``RemapLabels`` shuffles them, here nothing does. Examples are
+    converted as all of a user's own are (:mod:`datasets.checked`).
 
     A Taskset with a ``num_tasks`` has so many tasks; then they come again.
     """
@@ -57,12 +57,11 @@ class Tasksets(Episodes):
         shots: int,
         queries: int,
         seed: int,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         """``name`` is for messages; draws nothing yet."""
         self.taskset, self.name, self.split = taskset, name, split
         self.ways, self.shots, self.queries = ways, shots, queries
-        self.seed, self.dtype = seed, dtype
+        self.seed = seed
         self.one_pass = taskset.num_tasks if taskset.num_tasks > 0 else None
 
     def tasks(self, ids: Tensor) -> Task:
@@ -77,10 +76,15 @@ class Tasksets(Episodes):
     def _task(self, index: int) -> Task:
         if self.one_pass:
             index %= self.one_pass
-        x, y = self._drawn(index)
+        key = addresses.keys(self.seed, self.split, "learn2learn", index)
+        with _ALONE, _seeded(int(key[0])):
+            x, y = self.taskset.get_task(self.taskset.sample_task_description())
         classes, labels = np.unique(np.asarray(y), return_inverse=True)
         if classes.dtype.kind not in "iu":
-            raise self._wrong(f"labels are {classes.dtype}; only classification is supported")
+            raise DataError(
+                f"--data {self.name}: {self.split} tasks of learn2learn: labels are "
+                f"{classes.dtype}; only classification is supported"
+            )
         if len(classes) != self.ways:
             raise DataError(
                 f"--ways {self.ways}: the {self.split} tasks of {self.name} have {len(classes)} "
@@ -97,28 +101,11 @@ class Tasksets(Episodes):
         query = np.concatenate([rows[self.shots : needed] for rows in by_class])
         labelled = torch.arange(self.ways)
         return Task(
-            self._scaled(x[support]),
+            x[support],
             labelled.repeat_interleave(self.shots),
-            self._scaled(x[query]),
+            x[query],
             labelled.repeat_interleave(self.queries),
         )
-
-    def _drawn(self, index: int) -> tuple[Tensor, Tensor]:
-        key = addresses.keys(self.seed, self.split, "learn2learn", index)
-        with _ALONE, _seeded(int(key[0])):
-            found = self.taskset.get_task(self.taskset.sample_task_description())
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
-            raise self._wrong("a task is not (examples, labels)")
-        x, y = found
-        if not isinstance(x, Tensor) or len(x) != len(y):
-            raise self._wrong("examples are not one tensor with a label for each")
-        return x, y
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
-
-    def _wrong(self, words: str) -> DataError:
-        return DataError(f"--data {self.name}: {self.split} tasks of learn2learn: {words}")
 
 
 @contextlib.contextmanager

@@ -39,8 +39,6 @@ class Lock:
         """``path``: the lock's own file; it stays when the lock is free."""
         self.path = path
         self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
-        self._until = math.inf
-        self._limit = math.inf
 
     def acquire(self, patience: float = 0.0, *, take: bool = False) -> bool:
         """Wait for as long as the holder gives signs of life, and then for ``patience`` seconds.
@@ -105,20 +103,16 @@ class Lock:
     def held(self, *, limit: float = math.inf, take: bool = True) -> Iterator[None]:
         """Hold it within this context, and give signs of life. It waits `PATIENCE_S` for others'.
 
-        The signs end ``limit`` seconds after the last `extend`: the work then counts as hanging.
-
         Args:
-            limit: Seconds that the work, or a part of it, may take.
+            limit: Seconds that the work may take. Then it counts as hanging, and the signs end.
             take: See `acquire`.
 
         Raises:
             HeldError: as `acquire`.
         """
         self.acquire(PATIENCE_S, take=take)
-        self._limit = limit
-        self.extend()
         done = threading.Event()
-        thread = threading.Thread(target=self._live, args=(done,), daemon=True)
+        thread = threading.Thread(target=self._live, args=(done, limit), daemon=True)
         thread.start()
         try:
             yield
@@ -126,10 +120,6 @@ class Lock:
             done.set()
             thread.join()
             self.release()
-
-    def extend(self) -> None:
-        """Say that a part of the work is done: the limit counts anew."""
-        self._until = time.monotonic() + self._limit
 
     def holder(self) -> str:
         """Return who holds it, as far as its file says so."""
@@ -139,11 +129,11 @@ class Lock:
                 return first
         return _OTHER
 
-    def _live(self, done: threading.Event) -> None:
-        while not done.wait(BEAT_S):
-            if time.monotonic() < self._until:
-                with contextlib.suppress(OSError):
-                    os.utime(self.path)
+    def _live(self, done: threading.Event, limit: float) -> None:
+        until = time.monotonic() + limit
+        while not done.wait(BEAT_S) and time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
 
     def _sign(self) -> tuple[int, int] | None:
         try:

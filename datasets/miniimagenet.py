@@ -1,22 +1,36 @@
 """MiniImageNet: 100 classes of ImageNet, 600 images each, 84x84 (Vinyals et al. 2016).
 
 The split is Ravi & Larochelle's (2017). Locate, verify, decode once, map: :func:`open_images` finds
-a split's table and its images, checks one against the other, and keeps a decoded copy in the cache
+a split's classes and images, checks that they are all there, and keeps a decoded copy in the cache
 that every process maps. The images are ImageNet's, so nothing downloads them.
 """
 
 from __future__ import annotations
 
-import hashlib
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+from PIL import Image
 
+from datasets import array_pickle
 from datasets.cache import Mapped, cached
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
-from datasets.miniimagenet_pickle import Pickled
-from datasets.miniimagenet_source import SHAPE, Images, list_classes, read_table
+from datasets.image_files import (
+    Pixels,
+    check_missing,
+    decode_all,
+    fingerprint,
+    in_folder,
+    in_tar,
+    look,
+    stamp,
+)
 
 COMPONENTS = {
     "miniimagenet": {
@@ -30,10 +44,17 @@ CLASSES: dict[str, int] = {"train": 64, "validation": 16, "test": 20}
 PER_CLASS = 600
 # The names of the splits on disk, as they are published.
 FILES: dict[str, str] = {"train": "train", "validation": "val", "test": "test"}
+SIZE = (84, 84)
+SHAPE = (*SIZE, 3)
 
 # Part of the fingerprint: raise it when the decoder's output changes, and old caches are no longer
 # found.
 _DECODER = "rgb-lanczos-1"
+
+Table: TypeAlias = dict[str, list[str]]
+"""The names of the files of each label, both in order."""
+Source: TypeAlias = tuple[str, Callable[[], Iterator[Pixels]]]
+"""What changes when the images of a split do, and what makes all of them."""
 
 
 def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClasses:
@@ -56,7 +77,9 @@ def open_images(data_root: Path, split: str) -> Mapped:
        ``label``, and the images from the archive of the same name, ``train.tar.xz`` and so on, or
        else from the folder ``images``;
     2. ``<split>/<label>/*``, a folder for each class;
-    3. ``mini-imagenet-cache-<split>.pkl``; of its images the order is the file's own.
+    3. ``mini-imagenet-cache-<split>.pkl``, as Ren et al. (2018, arXiv:1803.00676) publish it; of
+       its images the order is the file's own. They were resized by others, so their bits need not
+       be those of the archives.
 
     Raises :class:`DataError`, in one line, if there is no data, or if it is damaged or incomplete.
     """
@@ -67,43 +90,125 @@ def open_images(data_root: Path, split: str) -> Mapped:
 
 def open_split(folder: Path, split: str, classes: int, per_class: int = PER_CLASS) -> Mapped:
     """:func:`open_images` for any number of classes and of images in each."""
-    images = _source(folder, split, classes, per_class)
-    fingerprint = hashlib.blake2b(
-        f"{_DECODER}{images.fingerprint()}".encode(), digest_size=8
-    ).hexdigest()
+    state, chunks = _source(folder, split, classes, per_class)
     return cached(
-        f"miniimagenet/{split}-{fingerprint}.npy",
+        f"miniimagenet/{split}-{fingerprint([_DECODER + state], 8)}.npy",
         (classes, per_class, *SHAPE),
-        lambda: (images_of_class[None] for images_of_class in images.classes()),
+        chunks,
         title=f"decoding MiniImageNet ({split})",
     )
 
 
-def _source(folder: Path, split: str, classes: int, per_class: int) -> Images | Pickled:
+def _source(folder: Path, split: str, classes: int, per_class: int) -> Source:
     """The first that is there of the forms in which a split circulates."""
     name = FILES[split]
-    csv, archive, extracted = folder / f"{name}.csv", folder / f"{name}.tar.xz", folder / "images"
-    if csv.is_file() and (archive.is_file() or extracted.is_dir()):
-        table = read_table(csv, classes, per_class)
-        return Images(archive if archive.is_file() else extracted, table)
+    table, archive, images = folder / f"{name}.csv", folder / f"{name}.tar.xz", folder / "images"
+    if table.is_file() and (archive.is_file() or images.is_dir()):
+        complete = _complete(table, read_table(table), classes, per_class)
+        return (_in_tar if archive.is_file() else _in_folder)(
+            archive if archive.is_file() else images, complete
+        )
     for by_class in (folder / name, folder / split):
         if by_class.is_dir():
-            return Images(by_class, list_classes(by_class, classes, per_class))
+            found = {label: look(by_class, label).images for label in look(by_class).folders}
+            listed = {label: [image.path for image in images] for label, images in found.items()}
+            return _in_folder(by_class, _complete(by_class, listed, classes, per_class))
     for pickled in (folder / f"mini-imagenet-cache-{called}.pkl" for called in (name, split)):
         if pickled.is_file():
-            return Pickled(pickled, classes, per_class)
-    if not csv.is_file():
-        raise DataError(f"{csv}: not found; {_ways_out(folder)}")
-    raise DataError(f"{archive}: not found, nor the folder images; {_ways_out(folder)}")
-
-
-def _ways_out(folder: Path) -> str:
-    return (
-        "MiniImageNet is not downloaded (docs/data.md says where it is): put train.csv, val.csv "
-        "and test.csv and either train.tar.xz, val.tar.xz and test.tar.xz or one folder images "
-        f"into {folder}, or the "
-        "folders train, val and test with a folder for each class, or "
-        "mini-imagenet-cache-{train,val,test}.pkl; or point --data-root or $MAML_DATA at a folder "
-        "that has miniimagenet/; the omniglot presets download their data, and the maml-glyphs-* "
-        "presets need none"
+            return stamp(pickled), partial(read_pickle, pickled, classes, per_class)
+    nor = f"{archive}: not found, nor the folder images"
+    raise DataError(
+        f"{nor if table.is_file() else f'{table}: not found'}; MiniImageNet is not downloaded: put "
+        f"it into {folder} in one of the forms of docs/data.md (train.csv and train.tar.xz or "
+        "images/, or train/, or mini-imagenet-cache-train.pkl, and so on), or point --data-root or "
+        "$MAML_DATA at a folder that has miniimagenet/; the omniglot presets download their data, "
+        "and the maml-glyphs-* presets need none"
     )
+
+
+def _in_tar(archive: Path, table: Table) -> Source:
+    names = [name for names in table.values() for name in names]
+    state = _fingerprint(table) + stamp(archive)
+    return state, lambda: decode_all(archive, in_tar(archive, names), decode)
+
+
+def _in_folder(folder: Path, table: Table) -> Source:
+    names = [name for names in table.values() for name in names]
+    check_missing(folder, [name for name in names if not (folder / name).exists()], len(names))
+    state = _fingerprint(table) + fingerprint(stamp(folder / name) for name in names)
+    return state, lambda: decode_all(folder, in_folder(folder, names), decode)
+
+
+def read_table(path: Path) -> Table:
+    """Read a table with the columns ``filename`` and ``label``.
+
+    Raises :class:`DataError`, naming the file and what is wrong with it.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            header, *rows = [row for row in csv.reader(file) if row] or [[]]
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{path}: not a readable table ({error}); restore it") from error
+    if header != ["filename", "label"]:
+        raise DataError(f"{path}: the columns are not filename,label; restore the table")
+    found: Table = defaultdict(list)
+    for number, row in enumerate(rows, start=2):
+        if len(row) != 2 or not all(row) or "/" in row[0]:
+            raise DataError(f"{path}: row {number} is not a file name and a label; restore it")
+        found[row[1]].append(row[0])
+    name, count = Counter(row[0] for row in rows).most_common(1)[0] if rows else ("", 0)
+    if count > 1:
+        raise DataError(f"{path}: {name} is listed twice; restore the table")
+    return found
+
+
+def _complete(path: Path, found: Table, classes: int, per_class: int) -> Table:
+    """The table in order. Raises :class:`DataError`, naming ``path``, unless all is there."""
+    wrong = [f"{label} has {len(n)} images" for label, n in found.items() if len(n) != per_class]
+    if len(found) != classes:
+        wrong, per_class = [f"{len(found)} classes"], classes
+    if wrong:
+        raise DataError(f"{path}: {min(wrong)} instead of {per_class}; restore all of it")
+    return {label: sorted(names) for label, names in sorted(found.items())}
+
+
+def _fingerprint(table: Table) -> str:
+    return fingerprint(f"{label} {' '.join(names)}" for label, names in table.items())
+
+
+def decode(image: Image.Image) -> Pixels:
+    """An image of any size to uint8 ``[84, 84, 3]``, RGB."""
+    colour = image.convert("RGB")
+    if colour.size != SIZE:
+        colour = colour.resize(SIZE, Image.Resampling.LANCZOS)
+    return np.asarray(colour, dtype=np.uint8)
+
+
+def read_pickle(path: Path, classes: int, per_class: int) -> Iterator[Pixels]:
+    """The classes of a pickle in the order of their names, each uint8 ``[images, 84, 84, 3]``.
+
+    It is a dictionary with ``image_data``, uint8 ``[n, 84, 84, 3]``, and ``class_dict``, the rows
+    of each class. Raises :class:`DataError`, naming the file and what is wrong.
+    """
+    found = array_pickle.read(path)
+    listed = found.get("class_dict") if isinstance(found, dict) else None
+    if not isinstance(listed, dict) or "image_data" not in found:
+        raise DataError(f"{path}: has no image_data and class_dict; fetch the file again")
+    images = array_pickle.array(found["image_data"])
+    if images is None or images.dtype != np.uint8 or images.shape[1:] != SHAPE:
+        raise DataError(f"{path}: image_data is no uint8 [n, 84, 84, 3]; fetch the file again")
+    rows = {str(label): array_pickle.array(some) for label, some in listed.items()}
+    if len(rows) != classes:
+        raise DataError(f"{path}: {len(rows)} classes instead of {classes}; fetch the file again")
+    used: Counter[int] = Counter()
+    for label, some in rows.items():
+        if some is None or some.dtype.kind not in "iu" or some.shape != (per_class,):
+            raise DataError(f"{path}: {label} is not {per_class} rows; fetch the file again")
+        used.update(some.tolist())
+    if min(used) < 0 or max(used) >= len(images) or len(used) < classes * per_class:
+        raise DataError(
+            f"{path}: class_dict lists a row twice, or rows beyond the {len(images)} images; "
+            "fetch the file again"
+        )
+    for label in sorted(rows):
+        yield images[rows[label]]

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.acting import Acting, Environment, Step, opened
+from datasets.acting import Acting, Environment, Step
 
 COMPONENTS = {
     "navigation": {
@@ -66,6 +66,6 @@ class Navigation(Environment):
         return np.zeros((*u.shape[:-1], 2))
 
 
-def open_navigation(split: str, **request: object) -> Acting:
+def open_navigation(split: str, **request: Any) -> Acting:
     """Goals to walk to. Raises :class:`datasets.errors.DataError`."""
-    return opened(Navigation(), split, request)
+    return Acting(Navigation(), split, **request)

@@ -6,21 +6,31 @@ their contents, and keeps a decoded copy in the cache that every process maps.
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import sys
-import urllib.request
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Literal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple
 
-from datasets.cache import Mapped, cached, map_array
+import numpy as np
+from PIL import Image
+
+from datasets.cache import Mapped, cached
+from datasets.downloads import FAILURES, downloading
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
-from datasets.omniglot_alphabets import DRAWINGS, PARTS, class_names
-from datasets.omniglot_source import SIZE, Part
-from datasets.omniglot_splits import SPLITS, split_classes
-from datasets.paths import to_download_into
+from datasets.image_files import (
+    Pixels,
+    decode_all,
+    fingerprint,
+    in_folder,
+    in_zip,
+    open_zip,
+    stamp,
+)
+from datasets.omniglot_classes import DRAWINGS, PARTS, SPLITS, class_names, split_classes
 from datasets.whole import written
 
 COMPONENTS = {
@@ -44,14 +54,12 @@ class Flags:
     )
 
 
-__all__ = ["SPLITS", "class_names", "open_classes", "open_images", "split_classes"]
-
-CARRIED = "omniglot-28x28.npy"
+ORIGINAL_SIZE = (105, 105)
+SIZE = (28, 28)
 
 # Part of the fingerprint: raise it when the decoder's output changes, and old caches are no longer
 # found.
 _DECODER = "grey-lanczos-inverted-1"
-_DOWNLOAD_TIMEOUT_S = 30.0
 
 
 def open_classes(
@@ -81,57 +89,104 @@ def open_images(data_root: Path) -> Mapped:
     """All drawings, read-only: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0.
 
     The rows are in the order of :func:`class_names`. Under ``data_root/omniglot`` it takes the
-    archives ``images_background.zip`` and ``images_evaluation.zip``, or folders of the same names,
-    or else the already decoded ``omniglot-28x28.npy``; failing all, it downloads the archives
-    there. Raises :class:`DataError`, in one line, if there is no data, or if it is damaged or
-    incomplete.
+    archives ``images_background.zip`` and ``images_evaluation.zip``, or folders of the same names;
+    failing both, it downloads the archives there. Raises :class:`DataError`, in one line, if there
+    is no data, or if it is damaged or incomplete.
     """
     return open_parts(Path(data_root).expanduser() / "omniglot", PARTS)
 
 
 def open_parts(folder: Path, parts: Mapping[str, Mapping[str, int]]) -> Mapped:
     """:func:`open_images` for any table of parts and alphabets."""
-    shape = (sum(sum(alphabets.values()) for alphabets in parts.values()), DRAWINGS, *SIZE)
-    sources = {name: _local(folder, name) for name in parts}
-    carried = folder / CARRIED
-    if None in sources.values() and carried.is_file():
-        return _checked_polarity(carried, map_array(carried, shape))
-    found = [Part(path or _download(folder, name), parts[name]) for name, path in sources.items()]
-    prints = "".join(part.fingerprint() for part in found)
-    fingerprint = hashlib.blake2b(f"{_DECODER}{prints}".encode(), digest_size=8).hexdigest()
+    found = [find_part(_local(folder, name), parts[name]) for name in parts]
+    prints = "".join(part.state for part in found)
     return cached(
-        f"omniglot/28x28-{fingerprint}.npy",
-        shape,
-        lambda: (character[None] for part in found for character in part.characters()),
+        f"omniglot/28x28-{fingerprint([_DECODER + prints], 8)}.npy",
+        (sum(sum(alphabets.values()) for alphabets in parts.values()), DRAWINGS, *SIZE),
+        lambda: (pixels for part in found for pixels in part.drawings()),
         title="decoding Omniglot",
     )
 
 
-def _local(folder: Path, name: str) -> Path | None:
-    for candidate in (folder / f"{name}.zip", folder / name):
-        if candidate.exists():
-            return candidate
-    return None
+class Part(NamedTuple):
+    """One half of the data set: what changes when it does, and what decodes its drawings."""
+
+    state: str
+    drawings: Callable[[], Iterator[Pixels]]
 
 
-def _checked_polarity(path: Path, images: Mapped) -> Mapped:
-    """``images``, unless paper is bright: ink and paper are swapped then, which no shape shows."""
-    if float(images[:2].mean()) > 127:
-        raise DataError(f"{path}: paper is bright; it must hold ink as 255 on paper 0")
-    return images
+def find_part(path: Path, alphabets: Mapping[str, int]) -> Part:
+    """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``.
+
+    Local archives are often packed again, so a checksum of the file says nothing: raises
+    :class:`DataError`, naming the file and what is wrong, unless it holds exactly these alphabets,
+    with their characters, 20 drawings each. Reads names only, no image.
+    """
+    if path.is_dir():
+        pngs = [file.relative_to(path).as_posix() for file in path.rglob("*.png")]
+        stamps = {name: stamp(path / name) for name in pngs}
+        read = functools.partial(in_folder, path)
+    else:
+        archive = open_zip(path)
+        stamps = {info.filename: f"{info.CRC} {info.file_size}" for info in archive.infolist()}
+        read = functools.partial(in_zip, archive)
+    drawings = sorted(filter(_is_drawing, stamps), key=_place)
+    characters = Counter("/".join(_place(name)[:-1]) or name for name in drawings)
+    expected = Counter(
+        {f"{a}/character{i + 1:02d}": DRAWINGS for a, n in alphabets.items() for i in range(n)}
+    )
+    if wrong := sorted((expected - characters).keys() | (characters - expected).keys()):
+        name, more = wrong[0], f" (and {len(wrong) - 1} more characters)" if wrong[1:] else ""
+        raise DataError(
+            f"{path}: {name} has {characters[name]} drawings instead of {expected[name]}{more}; "
+            "fetch the complete archive again"
+        )
+    state = fingerprint(sorted(f"{name} {stamps[name]}" for name in drawings))
+    return Part(state, lambda: decode_all(path, read(drawings), decode))
+
+
+def _is_drawing(name: str) -> bool:
+    """A PNG that is not one of the resource forks and hidden files that some archivers add."""
+    parts = PurePosixPath(name).parts
+    return name.endswith(".png") and "__MACOSX" not in parts and not parts[-1].startswith(".")
+
+
+def _place(name: str) -> tuple[str, ...]:
+    """Alphabet, character and file, in whatever folder they lie."""
+    return PurePosixPath(name).parts[-3:]
+
+
+def decode(image: Image.Image) -> Pixels:
+    """One drawing to uint8 ``[28, 28]`` with ink 255 on paper 0; ``ValueError`` if it is none."""
+    if image.size != ORIGINAL_SIZE:
+        raise ValueError(f"{image.size[0]}x{image.size[1]} pixels instead of 105x105")
+    # The files are one-bit, and on a one-bit image Pillow's resize silently falls back to nearest:
+    # grey first.
+    grey = image.convert("L").resize(SIZE, Image.Resampling.LANCZOS)
+    return np.uint8(255) - np.asarray(grey, dtype=np.uint8)
+
+
+def _local(folder: Path, name: str) -> Path:
+    """The archive or folder of a part; downloads what is not there."""
+    here = (folder / f"{name}.zip", folder / name)
+    return next((path for path in here if path.exists()), None) or _download(folder, name)
 
 
 def _download(folder: Path, name: str) -> Path:
     """Fetch an official archive, checked by its MD5, into ``folder``; many processes may call."""
     from torchvision.datasets import Omniglot
+    from torchvision.datasets.utils import download_url
 
     target = folder / f"{name}.zip"
     url = f"{Omniglot.download_url_prefix}/{target.name}"
     try:
-        with to_download_into(folder, target.with_name(f"{target.name}.lock")):
+        with downloading(folder, target.with_name(f"{target.name}.lock")):
             if not target.exists():
-                _fetch(url, target, Omniglot.zips_md5[name])
-    except (OSError, ValueError) as error:
+                print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
+                with written(target) as temporary:
+                    temporary.unlink()  # it would be checked first
+                    download_url(url, folder, temporary.name, Omniglot.zips_md5[name])
+    except FAILURES as error:
         reason = " ".join(str(error).split())
         raise DataError(
             f"{target}: not found, and the download failed ({reason}); put images_background.zip "
@@ -140,19 +195,3 @@ def _download(folder: Path, name: str) -> Path:
             "downloads; the maml-glyphs-* presets need no data"
         ) from error
     return target
-
-
-def _fetch(url: str, target: Path, md5: str) -> None:
-    """Download ``url``; ``target`` appears only when it is whole and its MD5 is right."""
-    print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
-    digest = hashlib.md5(usedforsecurity=False)
-    with (
-        written(target) as temporary,
-        urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT_S) as response,
-        open(temporary, "wb") as file,
-    ):
-        while block := response.read(1 << 20):
-            digest.update(block)
-            file.write(block)
-        if digest.hexdigest() != md5:
-            raise ValueError(f"{url} has MD5 {digest.hexdigest()} instead of {md5}")

@@ -19,14 +19,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from datasets import by_class
 from datasets.acting import Acting
 from datasets.batches import Batches, Examples
 from datasets.blame import calling
@@ -167,20 +166,18 @@ def open_episodes(
         if known.environments is not None:
             raise DataError(f"{FLAG} {data}: no examples to learn from, but environments to act in")
         raise DataError(f"{FLAG} {data}: no few-shot data set; --learner supervised learns it")
-    task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed, "dtype": dtype}
-    found = _call(known, known.episodes, split, data_root, {**task, **options})
+    task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
+    found = _call(known, known.episodes, split, data_root, {**task, "dtype": dtype, **options})
     if is_taskset(found):
-        found = Tasksets(found, name=data, split=split, **task)  # type: ignore[arg-type]
+        found = Tasksets(found, name=data, split=split, **task)
     if isinstance(found, Acting) or (isinstance(found, Episodes) and not known.is_theirs):
         return found
     if isinstance(found, Episodes):
         where = {"split": split, "seed": seed, "dtype": dtype}
         return checked(found, known, **where, form=form, classes=classes)  # type: ignore[arg-type]
-    if isinstance(found, _ByClass):
-        found = found.for_episodes()
     if not isinstance(found, ImageClasses):
-        raise DataError(f"{FLAG} {data}: {_called(found)} is for --learner supervised alone")
-    return FewShotImages(**found._asdict(), split=split, **task)  # type: ignore[arg-type]
+        raise DataError(f"{FLAG} {data}: {type(found).__name__} is for --learner supervised alone")
+    return FewShotImages(found, split=split, dtype=dtype, **task)
 
 
 def open_batches(
@@ -209,12 +206,11 @@ def open_batches(
     def examples(split: str) -> Examples:
         request = {"ways": ways, "seed": seed, "dtype": dtype, **options}
         found = _call(known, opener, split, data_root, request)
-        if isinstance(found, _ByClass):
+        if isinstance(found, ImageClasses) and found.names is not None:
             learned = _call(known, opener, "train", data_root, request)
-            names = learned.names if isinstance(learned, _ByClass) else found.names
-            found = found.for_batches(known.name, split, ways, names)
+            return by_class.examples(found, learned.names, data, split, ways)
         if not isinstance(found, Examples):
-            raise DataError(f"{FLAG} {data}: {_called(found)} is for few-shot learners alone")
+            raise DataError(f"{FLAG} {data}: {type(found).__name__} is for few-shot learners alone")
         return found
 
     return Batches(
@@ -243,40 +239,8 @@ def open_environments(
     opener = known.environments or known.attribute
     found = _call(known, opener, split, data_root, request)
     if not isinstance(found, Acting):
-        raise DataError(f"{FLAG} {data}: {_called(found)} is nothing to act in")
+        raise DataError(f"{FLAG} {data}: {type(found).__name__} is nothing to act in")
     return found
-
-
-class _ByClass(NamedTuple):
-    """Images by class: ``images`` is uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, class after class."""
-
-    images: NDArray[np.uint8]
-    names: list[str]
-    sizes: list[int]
-
-    def for_episodes(self) -> ImageClasses:
-        counts = np.array(self.sizes, dtype=np.int64)
-        return ImageClasses(
-            self.images, np.cumsum(counts) - counts, counts, rotate=False, names=self.names
-        )
-
-    def for_batches(self, data: str, split: str, ways: int, learned: list[str]) -> Examples:
-        """A class has its place among ``learned``, the training classes' names, as its label.
-
-        Another split may have them in another order.
-        """
-        classes = len(learned)
-        if classes != ways:
-            raise DataError(f"--ways {ways}: {data} has {classes} classes; give --ways {classes}")
-        if strange := sorted({*self.names} ^ {*learned}):
-            where = "train" if strange[0] in self.names else split
-            raise DataError(
-                f"{FLAG} {data}: class {strange[0]} is missing in {where}: ordinary classification "
-                f"has the same classes in train and in {split}"
-            )
-        of_name = {name: label for label, name in enumerate(learned)}
-        labels = np.repeat(np.array([of_name[n] for n in self.names], np.int64), self.sizes)
-        return Examples(self.images, np.arange(len(labels), dtype=np.int64), labels)
 
 
 def options_of(data: str) -> set[str] | None:
@@ -323,7 +287,7 @@ def _call(
 
 @functools.lru_cache(maxsize=4)
 def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    """What a user's own function returns, images by class as a `_ByClass`.
+    """What a user's own function returns, images by class as :class:`ImageClasses`.
 
     Remembered: it may take long, and is asked what its images are like before they are used.
     """
@@ -332,32 +296,4 @@ def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) ->
         found = known.maker()(split, **dict(options))
     if isinstance(found, (Episodes, ImageClasses, Examples)) or is_taskset(found):
         return found
-    if isinstance(found, Mapping):
-        classes = {str(name): images for name, images in found.items()}
-    elif isinstance(found, Sequence):
-        classes = {str(label): images for label, images in enumerate(found)}
-    else:
-        raise DataError(
-            f"{FLAG} {data}: returned {_called(found)} for {split}, not {{class: images}}, "
-            "ImageClasses, Examples, Episodes or a Taskset of learn2learn"
-        )
-    if not classes:
-        raise DataError(f"{FLAG} {data}: returned no class for {split}")
-    arrays = {name: np.asarray(images) for name, images in classes.items()}
-    size = next(iter(arrays.values())).shape[1:]
-    for name, images in arrays.items():
-        is_image = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
-        if images.dtype != np.uint8 or not is_image or images.shape[1:] != size:
-            raise DataError(
-                f"{FLAG} {data}: class {name} of {split} is {_called(images)}; all must be uint8 "
-                "[n, H, W] or [n, H, W, 3], of one size"
-            )
-    return _ByClass(
-        np.concatenate(list(arrays.values())), list(arrays), [len(a) for a in arrays.values()]
-    )
-
-
-def _called(found: object) -> str:
-    if isinstance(found, np.ndarray):
-        return f"{found.dtype} {list(found.shape)}"
-    return type(found).__name__
+    return by_class.image_classes(found, data, split)

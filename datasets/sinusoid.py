@@ -18,7 +18,7 @@ from datasets.tasks import Task
 COMPONENTS = {
     "sinusoid": {
         "help": "regression of sine waves",
-        "episodes": "open_sinusoid",
+        "episodes": "Sinusoid",
         "classifies": False,
         "ignores": {"ways": "has no classes"},
     }
@@ -36,19 +36,6 @@ class Waves(NamedTuple):
     phase: Tensor
 
 
-def open_sinusoid(
-    split: str,
-    *,
-    shots: int,
-    queries: int,
-    seed: int,
-    dtype: torch.dtype = torch.float32,
-    **_unused: object,
-) -> Sinusoid:
-    """Sinusoid tasks; splits are different draws of one distribution. Raises :class:`DataError`."""
-    return Sinusoid(split=split, shots=shots, queries=queries, seed=seed, dtype=dtype)
-
-
 class Sinusoid(Episodes):
     """Regress a sine wave from ``shots`` of its points.
 
@@ -59,14 +46,18 @@ class Sinusoid(Episodes):
 
     def __init__(
         self,
-        *,
         split: str,
+        *,
         shots: int,
         queries: int,
         seed: int,
         dtype: torch.dtype = torch.float32,
+        **_unused: object,
     ) -> None:
-        """``shots`` support and ``queries`` query points a task; :class:`DataError` below one."""
+        """``shots`` support and ``queries`` query points a task; :class:`DataError` below one.
+
+        Splits are different draws of one distribution.
+        """
         for flag, value in (("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
@@ -93,8 +84,7 @@ class Sinusoid(Episodes):
         return Task(*points("support", self.shots), *points("query", self.queries))
 
     def _uniforms(self, ids: Tensor, purpose: str, n: int) -> NDArray[np.float64]:
-        keys = addresses.keys(self.seed, self.split, purpose, ids.detach().cpu().numpy())
-        return addresses.uniforms(keys, n)
+        return addresses.uniforms(self.keys(ids, purpose, self.seed), n)
 
 
 def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:

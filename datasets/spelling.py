@@ -41,30 +41,20 @@ def read(flag: str, spelled: str) -> Spelled:
         raise DataError(f"{what}: write module:attribute, as in my_file:MyClass")
     if not bracket:
         return Spelled(module, attribute, {})
-    as_in = "write module:attribute(name=value), as in my_file:MyClass(width=32)"
+    reason = "is not one call, in one line, that gives plain values by name"
     try:
         call = ast.parse(f"{attribute}({rest}", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reason = error.msg if isinstance(error, SyntaxError) else type(error).__name__
-        raise DataError(f"{what}: Python cannot read this call: {reason}; {as_in}") from error
-    if len(spelled.splitlines()) > 1 or not (
-        isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    ):
-        raise DataError(f"{what}: is not one call in one line; {as_in}")
-    if call.args:
-        raise DataError(f"{what}: the value {ast.unparse(call.args[0])} has no name; {as_in}")
-    arguments = {}
-    for keyword in call.keywords:
-        value = ast.unparse(keyword.value)
-        if keyword.arg is None:
-            raise DataError(f"{what}: **{value} is no argument with a name; {as_in}")
-        if keyword.arg in arguments:
-            raise DataError(f"{what}: {keyword.arg} is given twice")
-        try:
-            arguments[keyword.arg] = ast.literal_eval(keyword.value)
-        except (ValueError, TypeError, RecursionError, MemoryError) as error:
-            raise DataError(
-                f"{what}: {keyword.arg}={value}: the value must be a number, a text in quotes, "
-                "True, False, None, or a list, tuple, dictionary or set of these"
-            ) from error
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError(reason)
+        arguments = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
+        if len(arguments) < len(call.keywords) or "" in arguments or "\n" in spelled:
+            raise ValueError(reason)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        if isinstance(error, SyntaxError):
+            reason = f"Python cannot read this call: {error.msg}"
+        raise DataError(
+            f"{what}: {reason}; write module:attribute(name=value), as in "
+            'my_file:MyClass(width=32, norm="group"): values are numbers, texts in quotes, True, '
+            "False, None, and lists, tuples, dictionaries and sets of these"
+        ) from error
     return Spelled(module, attribute, arguments)

@@ -79,24 +79,14 @@ def _strange(module: str, loaded: Any) -> str:
 
 def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
     """What is wrong with the arguments of a name; "" if nothing is, or nobody can say."""
-    if not arguments:
-        return ""
     try:
-        parameters = inspect.signature(loaded).parameters
+        signature = inspect.signature(loaded)
     except (TypeError, ValueError):  # written in C
         return ""
-    ours = list(parameters)[:given]
-    known = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    for name in arguments:
-        if name in ours and name in known:
-            return f"{name} is given by this program: leave it out"
-        if name not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            free = [each for each in known if each not in ours]
-            near = difflib.get_close_matches(name, free, n=1)
-            hint = f"did you mean {near[0]}? It" if near else "it"
-            return f"there is no argument {name}; {hint} takes {', '.join(free) or 'none'}"
+    if strange := sorted(set(arguments) & set(list(signature.parameters)[:given])):
+        return f"{strange[0]} is given by this program: leave it out"
+    try:
+        signature.bind_partial(**arguments)
+    except TypeError as error:
+        return f"{error}; it takes {signature}"
     return ""

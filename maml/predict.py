@@ -19,8 +19,8 @@ from typing import Any, get_args
 import numpy as np
 
 from datasets.folder import FolderImages, own_name, read_images
-from datasets.folder_source import shown
-from datasets.pictures import as_in
+from datasets.image_files import shown
+from datasets.pixels import as_in
 from datasets.words import counted
 from maml.config.parser import Parser, add_trust, at_least
 from maml.errors import UserError

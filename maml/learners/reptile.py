@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from datasets.episodes import Episodes
+from datasets.episodes import Episodes, shuffled
 from datasets.flags import RESULT, flag
-from datasets.shuffled import ShuffledSupport
 from maml.config import Config
 from maml.learners.data import training_task
 from maml.learners.maml import MAML
@@ -90,8 +89,8 @@ class Reptile(MAML):
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
         """Return tasks whose support sets are shuffled, to learn from; others as they are."""
         found = super().open_tasks(split, evaluation=evaluation)
-        shuffled = not evaluation and self.config.inner_batch is not None
-        return ShuffledSupport(found, self.config.seed) if shuffled else found
+        in_parts = not evaluation and self.config.inner_batch is not None
+        return shuffled(found, self.config.seed) if in_parts else found
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """As it is evaluated: MAML's inner loop, on mini-batches of ``--eval-inner-batch``."""

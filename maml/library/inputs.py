@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.folder_source import Decoded, Decoding, decode, pixels_of, shown, too_dark
-from datasets.pictures import as_in
+from datasets.image_files import shown
+from datasets.pixels import Decoder, as_in
 from datasets.words import counted
 from maml.errors import UserError
 
@@ -33,7 +33,7 @@ def images(
     """Return images ``[n, C, H, W]``, floats of the precision that they had, in [0, 1] if pixels.
 
     Arrays are taken as they are. PIL images of any size and mode are made what the data set's own
-    images are: see `datasets.folder_source.pixels_of` and `datasets.pictures.as_in`.
+    images are: see `datasets.pixels.Decoder.image` and `datasets.pixels.as_in`.
 
     Args:
         given: See `Images`; arrays may be numpy's, torch's or lists of them.
@@ -158,14 +158,14 @@ def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
     channels, height, width = shape
     if height != width or channels not in (1, 3):
         raise UserError(f"{what}: PIL images are fitted to squares; the model takes {list(shape)}")
-    decoding = Decoding(height, "rgb" if channels == 3 else "grey")
-    decoded = [_decoded(one, decoding, what) for one in given]
-    if dark := too_dark(one.highest for one in decoded):
+    decoder = Decoder(height, "rgb" if channels == 3 else "grey")
+    decoded = [_decoded(one, decoder, what) for one in given]
+    if dark := decoder.too_dark():
         raise UserError(f"{what}: {dark}")
-    return as_in(data, np.stack([one.pixels for one in decoded]))
+    return as_in(data, np.stack(decoded))
 
 
-def _decoded(picture: Any, decoding: Decoding, what: str) -> Decoded:
+def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
     """Return a PIL image, or a file that PIL opens, as the model's images are."""
     from PIL import Image
 
@@ -177,8 +177,9 @@ def _decoded(picture: Any, decoding: Decoding, what: str) -> Decoded:
     which = "an image" if isinstance(picture, Image.Image) else shown(picture)
     try:
         if isinstance(picture, Image.Image):
-            return pixels_of(picture, decoding)
-        return decode(Path(picture).expanduser(), decoding)
+            return decoder.image(picture)
+        with Image.open(Path(picture).expanduser()) as opened:
+            return decoder.file(opened)
     # Pillow's readers meet damaged bytes with errors of every kind.
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

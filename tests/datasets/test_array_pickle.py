@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import subprocess
 from pathlib import Path
@@ -45,7 +46,8 @@ def test_arrays_are_those_that_were_written(tmp_path: Path, protocol: int, core:
     found = array_pickle.read(write(tmp_path, written))
     assert found["scalar"] == 5 and found["plain"] == content["plain"]
     for expected, some in zip(ARRAYS, found["arrays"], strict=True):
-        values = np.asarray(some)
+        values = array_pickle.array(some)
+        assert values is not None
         assert values.dtype == expected.dtype and values.shape == expected.shape
         assert (values == expected).all() and not values.flags.writeable
 
@@ -59,8 +61,9 @@ def test_arrays_of_python_2(tmp_path: Path) -> None:
         b"\x80\xfftbs."
     )
     found = array_pickle.read(write(tmp_path, written))
-    assert list(found) == [b"image_data"]
-    assert np.asarray(found[b"image_data"]).tolist() == [1, 128, 255]
+    values = array_pickle.array(found["image_data"])
+    assert list(found) == ["image_data"] and values is not None
+    assert values.tolist() == [1, 128, 255]
 
 
 class Hostile:
@@ -90,7 +93,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
     assert mark.exists(), "the pickle is not hostile at all"
 
 
-# What numpy itself would take, and could crash on; and attempts to change the stand-ins.
+# What numpy itself would take, and could crash on.
 DTYPE = (
     b"cnumpy\ndtype\n(U\x02%sK\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
 )
@@ -111,12 +114,19 @@ ARRAY = (
         (ARRAY % (b"K\x09", DTYPE % b"u1", b"U\x01a"), "shape (9,) in 1 bytes"),
         (ARRAY % (b"J\xff\xff\xff\xff", DTYPE % b"u1", b"U\x01a"), "shape (-1,)"),
         (ARRAY % (b"K\x01", b"N", b"U\x01a"), "without a dtype"),
-        (ARRAY % (b"K\x01", DTYPE % b"u1", b"]"), "without contents"),
-        (b"cnumpy\ndtype\n}U\x08__call__K\x01sb.", ""),
-        (b"cnumpy\ndtype\n(N}U\x05_makeK\x01stb.", ""),
+        (ARRAY % (b"K\x01", DTYPE % b"u1", b"]"), "or contents"),
     ],
 )
 def test_what_is_not_an_array_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     assert words in refused(tmp_path, content)
-    # And everything is as before.
-    assert np.asarray(array_pickle.read(write(tmp_path, ARRAYS[0].dumps()))).tolist()
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [b"cnumpy\ndtype\n}U\x08__call__K\x01sb.", b"cnumpy\ndtype\n(N}U\x0d__kwdefaults__Nstb."],
+)
+def test_nothing_in_a_pickle_changes_how_the_next_is_read(tmp_path: Path, attempt: bytes) -> None:
+    with contextlib.suppress(DataError):
+        array_pickle.read(write(tmp_path, attempt))
+    found = array_pickle.array(array_pickle.read(write(tmp_path, ARRAYS[0].dumps())))
+    assert found is not None and (found == ARRAYS[0]).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +96,6 @@ def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(data: str) 
     assert (random.random(), np.random.rand(), torch.rand(())) == expected, "a generator moved"
     other = open_episodes(f"{data}:a", "train", **{**REQUEST, "seed": 1}).tasks(torch.tensor([5]))
     assert not torch.equal(other.support_x, alone.support_x)
-
-
-@pytest.mark.slow  # learn2learn is imported anew
-def test_a_task_is_the_same_in_another_process(
-    data: str, tmp_path: Path, run_python: Callable[..., Any]
-) -> None:
-    task = open_episodes(f"{data}:a", "train", **REQUEST).tasks(torch.tensor([5]))
-    code = (
-        "import torch; from datasets import open_episodes\n"
-        f"e = open_episodes('{data}:a', 'train', ways=3, shots=2, queries=3, seed=0)\n"
-        "print((e.tasks(torch.tensor([5])).query_x[0, :, 0, 0, 0] * 255).round().int().tolist())"
-    )
-    path = f"{Path.cwd()}:{tmp_path}"
-    process = run_python(code, PYTHONHASHSEED="7", PYTHONPATH=path)
-    told, error = process.communicate(timeout=60)
-    pixels = (task.query_x[0, :, 0, 0, 0] * 255).round().int().tolist()
-    assert told.splitlines()[-1:] == [str(pixels)], error
 
 
 def test_a_number_of_tasks_is_kept(data: str) -> None:

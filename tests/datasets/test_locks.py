@@ -11,8 +11,8 @@ import time
 import pytest
 
 from datasets import locks
+from datasets.downloads import downloading
 from datasets.locks import HeldError, Lock
-from datasets.paths import to_download_into
 
 HOLD = """
 import sys, time
@@ -71,7 +71,7 @@ def test_who_is_silent_loses_it(hold, tmp_path, capfd, stopped):
     named = f"process {child.pid} of {platform.node()} since" if stopped else "another process"
     with (
         pytest.raises(HeldError, match=f"lock: held by {named}.*silent for 3 s"),
-        to_download_into(tmp_path, tmp_path / "lock"),
+        downloading(tmp_path, tmp_path / "lock"),
     ):
         pass
     with Lock(tmp_path / "lock").held():

@@ -54,14 +54,6 @@ def test_pure_by_id_and_support_is_not_query():
     assert torch.equal(more.support_x, together.support_x)
 
 
-def test_splits_and_seeds_are_different_draws():
-    ids = torch.arange(10)
-    one = Sinusoid(split="train", shots=1, queries=1, seed=0).waves(ids).amplitude
-    for split, seed in (("test", 0), ("train", 1)):
-        other = Sinusoid(split=split, shots=1, queries=1, seed=seed).waves(ids).amplitude
-        assert not torch.isclose(one, other).any()
-
-
 @pytest.mark.parametrize(("shots", "queries", "flag"), [(0, 1, "--shots 0"), (1, 0, "--queries 0")])
 def test_too_few_points_name_the_flag(shots, queries, flag):
     with pytest.raises(DataError, match=flag):

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from datasets import DataError, open_batches, open_episodes
+from datasets import DataError, open_episodes
 from datasets.torchvision_sets import SOURCES, open_examples, open_part, split_rows
 from tests.datasets.tiny_torchvision import SIZES, Tiny, Web
 
@@ -77,22 +76,6 @@ def test_validation_is_drawn_once_and_for_all() -> None:
     assert abs((rows < 30_000).sum() - 3000) < 4 * (6000 / 4 * 0.9) ** 0.5
 
 
-@pytest.mark.parametrize("tiny", ["fashion-mnist", "svhn"], indirect=True)
-def test_a_mini_batch_is_scaled_channels_first(tiny: Tiny, tmp_path: Path) -> None:
-    tiny.write(tmp_path)
-    batches = open_batches(
-        tiny.name, "test", evaluation=True, batch_size=20, ways=10, seed=0, data_root=tmp_path
-    )
-    task = batches.tasks(torch.arange(1))
-    images = torch.from_numpy(tiny.images["test"]).float() / 255
-    images = images.permute(0, 3, 1, 2) if images.ndim == 4 else images[:, None]
-    labels = torch.from_numpy(tiny.labels["test"])
-    # The order is fixed, not the file's: match each image with its own.
-    at = (task.query_x[0][:, None] == images).flatten(2).all(-1).float().argmax(1)
-    assert sorted(at.tolist()) == list(range(20))
-    assert torch.equal(task.query_y[0], labels[at])
-
-
 @every
 def test_downloads_what_is_missing_and_checks_it(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,15 +96,6 @@ def test_downloads_what_is_missing_and_checks_it(
     assert web.asked == []
 
 
-@pytest.mark.parametrize("tiny", ["mnist"], indirect=True)
-def test_another_mirror_serves(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    web = Web(tiny.files, down=("https://ossci", "http://ossci"))
-    web.install(monkeypatch)
-    images, labels = open_part("mnist", "test", tmp_path)
-    assert (images == tiny.images["test"]).all() and (labels == tiny.labels["test"]).all()
-    assert any(url.startswith("http://yann.lecun.com") for url in web.asked)
-
-
 @every
 def test_a_download_that_is_not_the_published_file_is_refused(
     tiny: Tiny, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,17 +104,15 @@ def test_a_download_that_is_not_the_published_file_is_refused(
         monkeypatch
     )
     message = refused(tiny, tmp_path)
-    assert "damaged" in message and str(tmp_path / tiny.name) in message
+    assert "missing or damaged there" in message and str(tmp_path / tiny.name) in message
     assert list(empty_cache.rglob("*.npy")) == []
 
 
 @every
 def test_missing_data_names_the_file_and_the_ways_out(tiny: Tiny, tmp_path: Path) -> None:
     message = refused(tiny, tmp_path / "nowhere")
-    first = message.split(": ")[0]
-    assert Path(first).is_relative_to(tmp_path / "nowhere" / tiny.name)
-    assert "not found, and the download failed" in message
-    for words in ("Network is unreachable", "--data-root", "$MAML_DATA", "supervised-glyphs-*"):
+    assert message.startswith(f"{tmp_path / 'nowhere' / tiny.name}: {tiny.name} is missing or dam")
+    for words in ("was not downloaded (", "--data-root", "$MAML_DATA", "supervised-glyphs-*"):
         assert words in message
     archives = [Path(name).name for name in tiny.files]
     assert all(name in message for name in archives)
@@ -156,8 +128,7 @@ def test_a_damaged_file_is_named_and_kept_out_of_the_cache(
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    message = refused(tiny, tmp_path)
-    assert message.startswith(f"{path}: damaged")
+    assert refused(tiny, tmp_path).startswith(f"{path.parents[len(Path(name).parents) - 1]}: ")
     assert list(empty_cache.rglob("*.npy")) == []
 
 
@@ -170,7 +141,7 @@ def test_a_damaged_extracted_file_is_never_opened(tiny: Tiny, tmp_path: Path) ->
     content[100] ^= 1
     damaged.write_bytes(content)
     (tmp_path / "cifar100" / "cifar-100-python.tar.gz").unlink()
-    assert refused(tiny, tmp_path).startswith(f"{damaged}: damaged")
+    assert refused(tiny, tmp_path).startswith(f"{tmp_path / 'cifar100'}: ")
     # With the archive at hand it is extracted again.
     tiny.write(tmp_path)
     images, _ = open_part(tiny.name, "train", tmp_path)
@@ -184,7 +155,7 @@ def test_what_was_decoded_needs_the_files_no_more(tiny: Tiny, tmp_path: Path) ->
     shutil.rmtree(tmp_path / tiny.name)
     images, labels = open_part(tiny.name, "train", tmp_path)
     assert (images == tiny.images["train"]).all() and (labels == tiny.labels["train"]).all()
-    assert "not found" in refused(tiny, tmp_path, "test")
+    assert "missing or damaged" in refused(tiny, tmp_path, "test")
 
 
 @pytest.mark.parametrize("tiny", ["mnist"], indirect=True)
@@ -197,13 +168,3 @@ def test_requests_that_cannot_be(tiny: Tiny, tmp_path: Path) -> None:
     few_shot = {"ways": 5, "shots": 1, "queries": 1, "seed": 0}
     with pytest.raises(DataError, match=r"--data mnist: no few-shot .*--learner supervised"):
         open_episodes("mnist", "train", data_root=tmp_path, **few_shot)  # type: ignore[arg-type]
-
-
-def test_the_table_is_torchvision_s() -> None:
-    from torchvision import datasets as torchvision_datasets
-
-    for name, source in SOURCES.items():
-        kind = getattr(torchvision_datasets, source.loader)
-        assert name == source.loader.lower().replace("fashionmnist", "fashion-mnist")
-        if hasattr(kind, "classes"):
-            assert len(kind.classes) == source.classes

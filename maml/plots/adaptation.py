@@ -72,13 +72,9 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
         values = {getattr(config, field) for config in configs}
         if len(values) == 1:
             axis.axvline(values.pop(), color=GREY, linestyle=dash, label=f"steps in {what}")
-    axis.set_xlabel("inner steps")
-    axis.set_ylabel(f"test {metric}")
-    if metric == "accuracy":
-        style.percent(axis)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=8, title=legend_of(methods.values()), title_fontsize=8)
+    title = legend_of(methods.values())
+    style.finish(axis, "inner steps", f"test {metric}", metric=metric, title=title)
     return drawn
 
 
@@ -116,7 +112,5 @@ def rates(model: Model) -> Any:
     axis.axhline(model.config.inner_lr, color=GREY, linestyle="--", label="to begin with")
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
     whole = all(rate.numel() == 1 for of_step in steps for rate in of_step.values())
-    axis.set_ylabel("learned inner rate" + ("" if whole else ", mean and middle half"))
-    axis.grid(axis="y", alpha=0.25)
-    axis.legend(fontsize=8)
+    style.finish(axis, "", "learned inner rate" + ("" if whole else ", mean and middle half"))
     return drawn

@@ -147,10 +147,16 @@ def summarise(found: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict
     for (topology, workers), rounds in found.items():
         rates = [row["tasks_per_second"] for row in rounds]
         medians = {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}
-        row = {"topology": topology, "workers": workers, "rounds": len(rounds), **medians}
-        base = rows[0]["tasks_per_second"] if rows else row["tasks_per_second"]
+        base = rows[0]["tasks_per_second"] if rows else medians["tasks_per_second"]
         rows.append(
-            row | {"range": [min(rates), max(rates)], "times": row["tasks_per_second"] / base}
+            {
+                "topology": topology,
+                "workers": workers,
+                **medians,
+                "range": [min(rates), max(rates)],
+                "times": medians["tasks_per_second"] / base,
+                "rounds": len(rounds),
+            }
         )
     return rows
 

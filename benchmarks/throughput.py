@@ -119,21 +119,21 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
     products = [statistics.median(seconds.pop((name, False), [math.inf])) for name in GEMMS]
     roofline = GEMM_REPEATS * 2 * GEMM_SIZE**3 / min(products) / 1e9
     gflop, n_tasks = gflop_per_task(setting), SETTINGS[setting].tasks
-    rows = []
-    for (name, tuned), taken in seconds.items():
-        rates = sorted(n_tasks / s for s in taken)
-        rate = statistics.median(rates)
-        rows.append(
-            {
-                "peer": name,
-                "allocator": "ours" if tuned else "as users run it",
-                "tasks_per_second": rate,
-                "quartiles": [rates[len(rates) // 4], rates[-1 - len(rates) // 4]],
-                "sgemm_percent": 100 * rate * gflop / roofline,
-                "gradient_error": errors[name],
-            }
-        )
-    best = max((r["tasks_per_second"] for r in rows if r["peer"] == "ours"), default=math.nan)
+    rates = {key: sorted(n_tasks / s for s in taken) for key, taken in seconds.items()}
+    medians = {key: statistics.median(of_it) for key, of_it in rates.items()}
+    best = max((rate for (name, _), rate in medians.items() if name == "ours"), default=math.nan)
+    rows = [
+        {
+            "peer": name,
+            "allocator": "ours" if tuned else "as users run it",
+            "tasks_per_second": medians[name, tuned],
+            "quartiles": [of_it[len(of_it) // 4], of_it[-1 - len(of_it) // 4]],
+            "times": best / medians[name, tuned],
+            "sgemm_percent": 100 * medians[name, tuned] * gflop / roofline,
+            "gradient_error": errors[name],
+        }
+        for (name, tuned), of_it in rates.items()
+    ]
     caption = (
         f"**{SETTINGS[setting].title}**: {n_tasks} tasks, median of {rounds} rounds; "
         f"sgemm {roofline:.0f} GFLOP/s, {gflop:.3f} GFLOP a task"
@@ -147,7 +147,7 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
         "gflop_per_task": gflop,
         "caption": caption,
         "columns": COLUMNS,
-        "rows": [row | {"times": best / row["tasks_per_second"]} for row in rows],
+        "rows": rows,
         "lost": lost,
     }
 

@@ -176,15 +176,13 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
         whole = sorted(i for i, values in at.items() if len(values) == len(of_method))
         if not whole:
             continue
-        many = f"{len(of_method)} seeds" if len(of_method) > 1 else "1 seed"
         each = [[at[i][j] for i in whole] for j in range(len(of_method))]
-        line_of_seeds(axis, whole, each, looks[name], f"{name} ({many})")
+        line_of_seeds(axis, whole, each, looks[name], name)
     axis.xaxis.get_major_locator().set_params(integer=True)
     if metric.endswith("return") and not any(registry.theirs(run.config) for run in runs):
         _count_episodes(axis, [run.config for run in runs])
     y = f"{'validation' if validates else 'training'} {metric}"
-    title = legend_of(methods.values())
-    style.finish(axis, "outer-loop iteration", y, metric=metric, title=title)
+    style.finish(axis, "outer-loop iteration", y, metric=metric)
     return drawn
 
 
@@ -193,13 +191,17 @@ def line_of_seeds(
     x: Sequence[float],
     each: Sequence[Sequence[float]],
     look: tuple[str, str],
-    label: str,
+    name: str,
+    alone: str = "1 seed",
 ) -> None:
     """Draw the mean of lines, one a seed, with Student's 95 % interval; of two, both lines instead.
 
-    The interval of two is 13 standard errors wide: true, and no picture.
+    The interval of two is 13 standard errors wide: true, and no picture. ``alone`` is what the
+    legend says of a line of one seed.
     """
     colour, dash = look
+    many = f"mean of {len(each)} seeds" + ", 95 %" * (len(each) > 2)
+    label = f"{name} ({many if len(each) > 1 else alone})"
     spread = [mean_and_spread(values) for values in zip(*each, strict=True)]
     axis.plot(x, [mean for mean, _ in spread], dash, color=colour, marker=".", label=label)
     if len(each) == 2:
@@ -208,16 +210,6 @@ def line_of_seeds(
     elif len(each) > 2:
         low, high = ([mean + sign * half for mean, half in spread] for sign in (-1, 1))
         axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-
-
-def legend_of(methods: Iterable[Sequence[object]]) -> str | None:
-    """Return what lines that `line_of_seeds` has drawn show; None where there is one seed each."""
-    seeds = [len(each) for each in methods]
-    if max(seeds) == 1:
-        return None
-    if 2 not in seeds:
-        return "mean over seeds, 95 % interval"
-    return "mean over seeds; thin: each of two" + (", else 95 %" if max(seeds) > 2 else "")
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:

@@ -63,7 +63,7 @@ def percent(axis: Any, which: str = "y") -> None:
     getattr(axis, f"set_{which}lim")(max(low, -0.02), min(high, 1.02))
 
 
-def finish(axis: Any, x: str, y: str, *, metric: str = "", title: str | None = None) -> None:
+def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
     """Say what an axis shows: its labels, a grid, and a legend of what has a label.
 
     Args:
@@ -71,7 +71,6 @@ def finish(axis: Any, x: str, y: str, *, metric: str = "", title: str | None = N
         x: What is drawn from left to right.
         y: What is drawn upwards.
         metric: Which metric that is; accuracies are shown as percent.
-        title: Of the legend.
     """
     axis.set_xlabel(x)
     axis.set_ylabel(y)
@@ -79,7 +78,7 @@ def finish(axis: Any, x: str, y: str, *, metric: str = "", title: str | None = N
     if metric.endswith("accuracy"):
         percent(axis)
     if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=8, title=title, title_fontsize=8)
+        axis.legend(fontsize=8)
 
 
 def save(drawn: Any, path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:

@@ -152,10 +152,6 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
         assert warning in capsys.readouterr().err
 
 
-def test_learn2learn_finds_what_was_kept(kept: Path) -> None:
-    assert off_from_learn2learn(recorded.read(kept), 10) < 1e-4
-
-
 @pytest.mark.parametrize("folder", OF_MAML, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_learn2learn_finds_what_our_records_say(
     folder: Path, request: pytest.FixtureRequest

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,6 @@ def count(text: str) -> int:
     return value
 
 
-def positive(text: str) -> float:
-    """Parse a finite number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: a number above 0")
-    return value
-
-
 def new_file(text: str) -> Path:
     """Parse the path of a file that can be written; one that is there will be replaced."""
     path = Path(text)
@@ -57,26 +48,3 @@ def write(path: Path | None, report: Mapping[str, Any]) -> None:
     """Write ``report`` as JSON, if a file was asked for."""
     if path is not None:
         path.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def begun(path: Path | None, fresh: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Return the record in ``path``, to go on with, if there is one; else ``fresh``.
-
-    Args:
-        path: What ``--json`` says.
-        fresh: The record as it begins.
-        settings: Keys in which both must be the same.
-
-    Raises:
-        SystemExit: with a line that names the file, if it is no record, or is of other settings.
-    """
-    if path is None or not path.exists():
-        return fresh
-    try:
-        old: dict[str, Any] = json.loads(path.read_text())
-        for name in settings:
-            if old[name] != json.loads(json.dumps(fresh[name])):
-                raise SystemExit(f"error: --json {path}: it is of other {name}: {old[name]}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise SystemExit(f"error: --json {path}: no record to go on with: {error!r}") from None
-    return old

@@ -1,14 +1,19 @@
-"""One peer in a process of its own, told what to do on standard input.
+"""One peer in a process of its own: `Peer` here, and the program that it starts.
 
-``check FILE`` saves its gradient, ``run`` does a repetition; each answers with seconds taken.
-The peers `GEMMS` are the roofline: one repetition is `GEMM_REPEATS` products of `GEMM_SIZE`.
+``check FILE`` saves its gradient, ``run`` does a repetition; each answers with a line of JSON. The
+peers `GEMMS` are the roofline: one repetition is `GEMM_REPEATS` products of `GEMM_SIZE`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
+import resource
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -18,6 +23,90 @@ from maml.processes import allocator
 GEMM_SIZE, GEMM_REPEATS = 2048, 4
 GEMMS = ("gemm-blas", "gemm-onednn")
 """A float32 product by torch's BLAS and by oneDNN; on some processors one is far the slower."""
+
+
+class Peer:
+    """A peer's process.
+
+    Attributes:
+        name: Of `benchmarks.peers`, or of `GEMMS`.
+        tuned: Whether it has the allocator settings of our launcher.
+    """
+
+    def __init__(
+        self, name: str, setting: str, threads: int, *, tuned: bool = False, float64: bool = False
+    ) -> None:
+        self.name, self.tuned = name, tuned
+        # A file: nobody reads a pipe while the peer runs.
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        command = [sys.executable, "-m", "benchmarks.process", name, setting]
+        command += ["--threads", str(threads)]
+        command += ["--tuned"] * tuned + ["--float64"] * float64
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=dict(os.environ, OMP_NUM_THREADS=str(threads)),
+        )
+        self._answer()
+
+    def ask(self, line: str) -> dict[str, float]:
+        """Send a command; return its ``seconds``, and ``peak_mib``, the process's memory so far.
+
+        Raises:
+            RuntimeError: if the process has ended: for want of memory, say.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            self._process.kill()
+            code = self._process.wait()
+            raise RuntimeError(f"{self.name}: exit code {code} {self._errors.read()[-2000:]}")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+
+def repetition_of(peer: str, name: str, threads: int, *, float64: bool) -> Callable[[], object]:
+    """Return what ``peer`` repeats in the setting ``name``."""
+    import torch
+
+    torch.set_num_threads(threads)
+    if peer in GEMMS:
+        a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE)
+        if peer == "gemm-onednn" and torch.backends.mkldnn.is_available():
+            a, b = a.to_mkldnn(), b.to_mkldnn()
+
+        def products() -> None:
+            for _ in range(GEMM_REPEATS):
+                torch.nn.functional.linear(a, b)
+
+        return products
+    from benchmarks.peers import build
+    from benchmarks.settings import MEMORY, SETTINGS, in_float64, make_tasks
+    from maml.learners import build_learner
+
+    setting = (SETTINGS | MEMORY)[name]
+    if float64:
+        setting = in_float64(setting)
+    if peer.startswith("ours"):
+        # The preset's own choice: a tiny network takes one thread whatever there are.
+        torch.set_num_threads(setting.config.threads or threads)
+    return build(peer, build_learner(setting.config), make_tasks(setting.config, setting.tasks))
 
 
 def main() -> None:
@@ -38,41 +127,22 @@ def main() -> None:
     else:
         # As its users run it: without what `maml` sets for its own threads.
         os.environ.pop("GOMP_SPINCOUNT", None)
-    import torch
-
-    torch.set_num_threads(options.threads)
-    repetition: Callable[[], object]
-    if options.peer in GEMMS:
-        a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE)
-        if options.peer == "gemm-onednn" and torch.backends.mkldnn.is_available():
-            a, b = a.to_mkldnn(), b.to_mkldnn()
-
-        def repetition() -> None:
-            for _ in range(GEMM_REPEATS):
-                torch.nn.functional.linear(a, b)
-    else:
-        from benchmarks.peers import build
-        from benchmarks.settings import SETTINGS, in_float64, make_tasks
-        from maml.learners import build_learner
-
-        setting = SETTINGS[options.setting]
-        if options.float64:
-            setting = in_float64(setting)
-        if options.peer.startswith("ours"):
-            # The preset's own choice: a tiny network takes one thread whatever there are.
-            torch.set_num_threads(setting.config.threads or options.threads)
-        tasks = make_tasks(setting.config, setting.tasks)
-        repetition = build(options.peer, build_learner(setting.config), tasks, options.threads)
-    print("ready", file=answers, flush=True)
+    repetition = repetition_of(
+        options.peer, options.setting, options.threads, float64=options.float64
+    )
+    print(json.dumps({"ready": 1}), file=answers, flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()
         began = time.perf_counter()
         result = repetition()
         seconds = time.perf_counter() - began
         if command == "check":
+            import torch
+
             assert isinstance(result, dict)
             torch.save({k: v.detach() for k, v in result.items()}, arguments[0])
-        print(seconds, file=answers, flush=True)
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"seconds": seconds, "peak_mib": peak_mib}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

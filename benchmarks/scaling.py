@@ -9,32 +9,24 @@ parameter server is one process more. ``local`` is the same run without a launch
 as many of those at once, each with its part of the tasks and no word between them: the most that
 the machine gives to any topology. Beyond the cores of the machine, workers share them: what is
 seen there is the overhead, not speed.
-
-``calm`` is the rate that a tenth of the pieces of a run, of two iterations each, exceed. On a
-shared machine a core's other hardware thread may belong to a neighbour, for seconds at a time, and
-a step that waits for all workers is slow when any of their cores is; this is what is left when
-none is. It also leaves out what a run itself does in few steps: the medians have that.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
-from benchmarks.markdown import grid
+from benchmarks.markdown import table
+from maml.plots import style
 from maml.run.log import read_metrics
 
 _SERVER = ["--strategy", "param-server"]
@@ -52,13 +44,24 @@ TOPOLOGIES: dict[str, list[str]] = {
 }
 LOG_EVERY = 2
 """Iterations between rows of metrics: what is counted begins and ends with one."""
-CALM = 0.9
-"""Quantile of the rates of a run's pieces."""
+COLUMNS = {
+    "topology": "`{topology}`",
+    "workers": "{workers}",
+    "tasks/s": "{tasks_per_second:.1f}",
+    "range": "{range[0]:.1f}–{range[1]:.1f}",
+    "×": "{times:.2f}",
+    "KiB a step": "{kib:.0f}",
+    "server ms": "{server_ms:.1f}",
+    "reduce ms": "{reduce_ms:.1f}",
+    "staleness": "{staleness:.2f}",
+    "dropped": "{dropped:.2f}",
+}
+"""No topology has all figures."""
 
 
 def measure(
     topology: str, workers: int, preset: str, batch: int, warm_up: int, iterations: int
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """Train once and return tasks per second and, a step, bytes and the server's seconds.
 
     The first ``warm_up`` iterations are not counted: memory is still touched for the first time,
@@ -91,46 +94,38 @@ def measure(
             )
             for run_dir in run_dirs
         ]
-        said = [run.communicate()[1] for run in runs]
-        for run, words in zip(runs, said, strict=True):
+        for run in runs:
+            words = run.communicate()[1]
             if run.returncode:
                 raise SystemExit(f"{topology}, {workers} workers: {words}")
-        parts = [read_metrics(run_dir / "metrics.jsonl") for run_dir in run_dirs]
-    return _together([_rates(rows, own_batch, warm_up) for rows in parts])
+        parts = [
+            figures(read_metrics(run_dir / "metrics.jsonl"), own_batch, warm_up)
+            for run_dir in run_dirs
+        ]
+    # Runs that were apart went side by side.
+    return parts[0] | {"tasks_per_second": sum(part["tasks_per_second"] for part in parts)}
 
 
-def _rates(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, Any]:
-    """Return one run's figures; ``pieces`` are the rates between rows of its metrics."""
-    counted = [row for row in rows if row["iteration"] >= warm_up]
-    first, *rest = counted
+def figures(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, float]:
+    """Return one run's figures, of its metrics after ``warm_up`` iterations."""
+    first, *rest = [row for row in rows if row["iteration"] >= warm_up]
     steps = rest[-1]["iteration"] - first["iteration"]
-    row: dict[str, Any] = {
-        "tasks_per_second": steps * batch / (rest[-1]["seconds"] - first["seconds"]),
-        "pieces": [
-            (b["iteration"] - a["iteration"]) * batch / (b["seconds"] - a["seconds"])
-            for a, b in pairwise(counted)
-        ],
-        "wire_bytes": sum(row.get("wire_bytes", 0) for row in rest) / steps,
+    found: dict[str, float] = {
+        "tasks_per_second": steps * batch / (rest[-1]["seconds"] - first["seconds"])
     }
-    for name in ("server_seconds", "reduce_seconds"):
-        if name in rest[0]:
-            row[name] = sum(row[name] for row in rest) / steps
-    if "dropped" in rest[0]:
-        row["dropped"] = sum(row["dropped"] for row in rest) / steps
+    for name, column, scale in (
+        ("kib", "wire_bytes", 1 / 1024),
+        ("server_ms", "server_seconds", 1e3),
+        ("reduce_ms", "reduce_seconds", 1e3),
+        ("dropped", "dropped", 1.0),
+    ):
+        if column in rest[0] or name == "kib":
+            found[name] = scale * sum(row.get(column, 0) for row in rest) / steps
     if "staleness" in rest[0]:
         # Mean age, in updates, of the gradients that were applied.
         counts = [(age, n) for row in rest for age, n in enumerate(row["staleness"])]
-        row["staleness"] = sum(age * n for age, n in counts) / max(sum(n for _, n in counts), 1)
-    return row
-
-
-def _together(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of runs that went side by side: one, unless they were apart."""
-    return {
-        **runs[0],
-        "tasks_per_second": sum(run["tasks_per_second"] for run in runs),
-        "pieces": [run["pieces"] for run in runs],
-    }
+        found["staleness"] = sum(age * n for age, n in counts) / max(sum(n for _, n in counts), 1)
+    return found
 
 
 def combinations(topologies: list[str], workers: list[int]) -> list[tuple[str, int]]:
@@ -143,72 +138,41 @@ def combinations(topologies: list[str], workers: list[int]) -> list[tuple[str, i
     ]
 
 
-def summarise(topology: str, workers: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians over rounds, the extremes of tasks per second, and the calm rate."""
-    rates = [row["tasks_per_second"] for row in rounds]
-    # A run's pieces of all rounds together; those of runs side by side are added up.
-    own = [list(chain(*pieces)) for pieces in zip(*(row["pieces"] for row in rounds), strict=True)]
-    names = [name for name in rounds[0] if name != "pieces"]
-    calm = {"calm": sum(float(np.quantile(run, CALM)) for run in own)}
-    if "staleness" in names:
-        calm = {}  # asynchronous updates come in bursts, as trainers finish: a piece says nothing
-    return {
-        "topology": topology,
-        "workers": workers,
-        **{name: statistics.median(row[name] for row in rounds) for name in names},
-        "range": [min(rates), max(rates)],
-        **calm,
-        "rounds": len(rounds),
-    }
+def summarise(found: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Return a row each: medians over rounds, and the extremes of tasks per second.
 
-
-def table(report: dict[str, Any]) -> str:
-    """Return a record as Markdown; ``×`` is relative to the first row, and so is the calm one."""
-    rows = report["rows"]
-    base, calm_base = rows[0]["tasks_per_second"], rows[0].get("calm", math.nan)
-    shown: dict[str, Callable[[dict[str, Any]], str]] = {
-        "topology": lambda row: f"`{row['topology']}`",
-        "workers": lambda row: str(row["workers"]),
-        "tasks/s": lambda row: f"{row['tasks_per_second']:.1f}",
-        "range": lambda row: "{:.1f}–{:.1f}".format(*row["range"]),
-        "×": lambda row: f"{row['tasks_per_second'] / base:.2f}",
-        "calm": lambda row: f"{row['calm']:.1f}",
-        "× calm": lambda row: f"{row['calm'] / calm_base:.2f}",
-        "KiB a step": lambda row: f"{row['wire_bytes'] / 1024:.0f}",
-        "server ms": lambda row: f"{1e3 * row['server_seconds']:.1f}",
-        "reduce ms": lambda row: f"{1e3 * row['reduce_seconds']:.1f}",
-        "staleness": lambda row: f"{row['staleness']:.2f}",
-        "dropped": lambda row: f"{row['dropped']:.2f}",
-    }
-
-    def cell(name: str, row: dict[str, Any]) -> str:
-        try:
-            return shown[name](row)
-        except KeyError:
-            return ""  # no topology has all figures
-
-    cells = {name: [cell(name, row) for row in rows] for name in shown}
-    cells = {name: column for name, column in cells.items() if any(column)}
-    return grid(list(cells), list(zip(*cells.values(), strict=True)))
+    ``times`` is relative to the first.
+    """
+    rows: list[dict[str, Any]] = []
+    for (topology, workers), rounds in found.items():
+        rates = [row["tasks_per_second"] for row in rounds]
+        medians = {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}
+        base = rows[0]["tasks_per_second"] if rows else medians["tasks_per_second"]
+        rows.append(
+            {
+                "topology": topology,
+                "workers": workers,
+                **medians,
+                "range": [min(rates), max(rates)],
+                "times": medians["tasks_per_second"] / base,
+                "rounds": len(rounds),
+            }
+        )
+    return rows
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Draw tasks per second and bytes a step against workers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, ((*axes,),) = style.figure(1, 2, (5.0, 4.0))
     rows = report["rows"]
-    colors = plt.get_cmap("tab10")
-    for i, topology in enumerate(dict.fromkeys(row["topology"] for row in rows)):
+    looks = style.look_of(list(dict.fromkeys(row["topology"] for row in rows)))
+    for topology, (color, dash) in looks.items():
         own = [row for row in rows if row["topology"] == topology]
         x = [row["workers"] for row in own]
-        style = {"marker": "o", "markersize": 4, "color": colors(i), "label": topology}
-        axes[0].plot(x, [row["tasks_per_second"] for row in own], **style)
+        look = {"marker": "o", "markersize": 4, "color": color, "linestyle": dash}
+        axes[0].plot(x, [row["tasks_per_second"] for row in own], label=topology, **look)
         if topology not in ("local", "apart"):
-            axes[1].plot(x, [row["wire_bytes"] / 2**20 for row in own], **style)
+            axes[1].plot(x, [row["kib"] / 1024 for row in own], **look)
     cores = report["hardware"]["cores"]
     most = max(row["workers"] for row in rows)
     for axis in axes:
@@ -245,11 +209,12 @@ def main() -> None:
     # Users' settings of threads would be measured otherwise.
     os.environ["OMP_NUM_THREADS"] = "1"
     what = combinations(options.topologies, options.workers)
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {key: [] for key in what}
+    found: dict[tuple[str, int], list[dict[str, float]]] = {key: [] for key in what}
     report: dict[str, Any] = {
         "hardware": describe(1),
         "preset": options.preset,
         "meta_batch_size": options.meta_batch_size,
+        "columns": COLUMNS,
     }
     for number in range(1, options.rounds + 1):
         bar = tqdm(what, desc=f"round {number} of {options.rounds}", unit="run", leave=False)
@@ -260,7 +225,7 @@ def main() -> None:
                     *(options.warm_up, options.iterations),
                 )
             )
-        report["rows"] = [summarise(*key, rounds) for key, rounds in found.items()]
+        report["rows"] = summarise(found)
         # After each round: hours of them may not all be had.
         write(options.json, report)
     print(f"{options.preset}, {options.meta_batch_size} tasks a step, medians of {options.rounds}")

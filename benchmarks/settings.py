@@ -55,6 +55,15 @@ SETTINGS: dict[str, Setting] = {
     "sinusoid": Setting(PRESETS["maml-sinusoid-10shot"], 25, "sinusoid 10-shot, 1 step"),
 }
 
+MEMORY: dict[str, Setting] = {
+    f"memory-{steps}": Setting(
+        # A small rate: random pixels must not blow 50 steps up.
+        with_values(_omniglot(5, 1, steps), inner_lr=0.01), 8, "Omniglot 5-way 1-shot"
+    )
+    for steps in (1, 5, 10, 25, 50)
+}  # fmt: skip
+"""What `benchmarks.memory` measures, by the number of inner steps."""
+
 
 def make_tasks(config: Config, n_tasks: int) -> Task:
     """Return ``n_tasks`` tasks: random pixels of the data set's shape, or real sinusoids."""

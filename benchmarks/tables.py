@@ -5,14 +5,13 @@
 
 A table that shows a measurement stands between two comments:
 
-    <!-- table: throughput benchmarks/records/2026-11-21-throughput-others.json sinusoid -->
+    <!-- table: benchmarks/records/2026-11-21-throughput-others.json sinusoid -->
     <!-- /table -->
 
-The first word names the benchmark, whose ``table(record, *words)`` returns Markdown; below it
-stands where the record is and what it was measured on. ``tables`` shows a record that was put
-together by hand. Where records are folders, as those of
-``launch/records``, the first word is ``launch.table``: a module that takes their folder, and says
-itself what they were measured on.
+The words are those of `benchmarks.markdown.table`: a record and, where it has several, the setting.
+Below the table stands where the record is and what it was measured on. Where records are folders,
+as those of ``launch/records``, a module comes first, as ``launch.table``: its ``table`` and its
+``measured_on`` take the folder and the other words.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import command_line
-from benchmarks.markdown import grid
+from benchmarks.markdown import table
 from maml.errors import UserError
 
 REPO = Path(__file__).resolve().parent.parent
@@ -47,42 +46,20 @@ def render(call: str, document: Path) -> str:
     """Return what stands between the two comments, given the words of the first.
 
     Raises:
-        ValueError: if there is no such record or benchmark, in one line.
+        ValueError: if there is no such record or module, in one line.
     """
-    benchmark, path, *words = call.split()
-    of_folders = "." in benchmark
+    path, *words = call.split()
     try:
-        module = importlib.import_module(benchmark if of_folders else f"benchmarks.{benchmark}")
-        if of_folders:
-            shown, source = (of(REPO / path, *words) for of in (module.table, module.measured_on))
-        else:
+        if path.endswith(".json"):
             record = json.loads((REPO / path).read_text())
-            shown, source = module.table(record, *words), measured_on(record)
-    except (OSError, ImportError, AttributeError, UserError) as error:
+            shown, source = table(record, *words), measured_on(record)
+        else:
+            module, (path, *words) = importlib.import_module(path), words
+            shown, source = (of(REPO / path, *words) for of in (module.table, module.measured_on))
+    except (OSError, ImportError, KeyError, ValueError, UserError) as error:
         raise ValueError(f"table: {call}: {error}") from error
     link = os.path.relpath(REPO / path, document.parent)
     return f"{shown}\n\n[Record]({link}): {source}\n"
-
-
-def table(record: dict[str, Any]) -> str:
-    """Return a record that says how it is shown: ``{field: {"title": …, "format": …}}``.
-
-    A list fills several places of its format. A row that lacks a field shows a dash.
-    """
-    columns = record["columns"]
-
-    def cell(value: Any, shown: str) -> str:
-        if value is None:
-            return "–"
-        return shown.format(*(value if isinstance(value, list) else [value]))
-
-    return grid(
-        [column["title"] for column in columns.values()],
-        [
-            [cell(row.get(field), of.get("format", "{}")) for field, of in columns.items()]
-            for row in record["rows"]
-        ],
-    )
 
 
 def measured_on(record: dict[str, Any]) -> str:

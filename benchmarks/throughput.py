@@ -11,11 +11,9 @@ once more with the allocator settings that our launcher applies.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,66 +25,26 @@ from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
 from benchmarks.hardware import describe
-from benchmarks.markdown import grid
-from benchmarks.peers import PEERS
-from benchmarks.process import GEMM_REPEATS, GEMM_SIZE, GEMMS
+from benchmarks.markdown import table
+from benchmarks.peers import OURS, PEERS
+from benchmarks.process import GEMM_REPEATS, GEMM_SIZE, GEMMS, Peer
 from benchmarks.settings import SETTINGS, make_tasks
+from maml.config.presets import with_values
 from maml.learners import build_learner
+from maml.plots import style
 
 WARM_UP = 3
 """Rounds that are not counted."""
 TOLERANCE = 1e-6
 """Largest accepted difference of a peer's float64 gradient, relative to its largest element."""
-
-
-class Peer:
-    """A peer's process."""
-
-    def __init__(self, name: str, setting: str, threads: int, *, tuned: bool, float64: bool):
-        self.name, self.tuned = name, tuned
-        self.key = name, tuned
-        environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
-        # A file: nobody reads a pipe while the peer runs.
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command = [sys.executable, "-m", "benchmarks.process", name, setting]
-        command += ["--threads", str(threads)]
-        command += ["--tuned"] * tuned + ["--float64"] * float64
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=environment,
-        )
-        self._expect("ready")
-
-    def ask(self, line: str) -> float:
-        """Send a command and return its seconds.
-
-        Raises:
-            RuntimeError: if the process has ended: for want of memory, say.
-        """
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-        return float(self._expect())
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _expect(self, word: str | None = None) -> str:
-        assert self._process.stdout is not None
-        answer = self._process.stdout.readline().strip()
-        if not answer or (word is not None and answer != word):
-            self._errors.seek(0)
-            self._process.kill()
-            code = self._process.wait()
-            raise RuntimeError(f"{self.name}: exit code {code} {self._errors.read()[-2000:]}")
-        return answer
+COLUMNS = {
+    "peer": "{peer}",
+    "allocator": "{allocator}",
+    "tasks/s": "{tasks_per_second:.1f}",
+    "quartiles": "{quartiles[0]:.1f}–{quartiles[1]:.1f}",
+    "ours is": "{times:.2f} ×",
+    "of sgemm": "{sgemm_percent:.1f} %",
+}
 
 
 def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, float]:
@@ -94,7 +52,7 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
     gradients = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in dict.fromkeys(["ours-torch", *peers]):
-            peer = Peer(name, setting, threads, tuned=False, float64=True)
+            peer = Peer(name, setting, threads, float64=True)
             file = Path(folder) / name
             peer.ask(f"check {file}")
             peer.close()
@@ -110,13 +68,45 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
 
 def gflop_per_task(setting: str) -> float:
     """Count the multiplications and additions of one task's meta-gradient in reverse mode."""
-    config = SETTINGS[setting].config
-    from maml.config.presets import with_values
-
-    learner = build_learner(with_values(config, meta_gradient="reverse", kernels="torch"))
+    config = with_values(SETTINGS[setting].config, **OURS["ours-torch"])
+    learner = build_learner(config)
     with FlopCounterMode(display=False) as counter:
         learner.outer_gradient(learner.meta_parameters(), make_tasks(config, 1))
     return counter.get_total_flops() / 1e9
+
+
+def timed(
+    setting: str, peers: list[str], threads: int, rounds: int
+) -> tuple[dict[tuple[str, bool], list[float]], list[list[Any]]]:
+    """Return the seconds of each peer's repetitions, by name and allocator, and those that failed.
+
+    In each round each peer has one. One that fails leaves the others going: all together may not
+    fit into the memory.
+    """
+    runners = [Peer(name, setting, threads) for name in GEMMS]
+    runners += [
+        Peer(name, setting, threads, tuned=tuned) for name in peers for tuned in (False, True)
+    ]
+    seconds: dict[tuple[str, bool], list[float]] = {(p.name, p.tuned): [] for p in runners}
+    lost: list[list[Any]] = []
+    going = list(runners)
+    try:
+        for number in tqdm(range(WARM_UP + rounds), desc=setting, unit="round", leave=False):
+            for peer in list(going):
+                try:
+                    taken = peer.ask("run")["seconds"]
+                except RuntimeError as error:
+                    going.remove(peer)
+                    del seconds[peer.name, peer.tuned]
+                    lost.append([peer.name, peer.tuned, str(error)])
+                    print(f"{setting}: {error}", file=sys.stderr)
+                    continue
+                if number >= WARM_UP:
+                    seconds[peer.name, peer.tuned].append(taken)
+    finally:
+        for peer in runners:
+            peer.close()
+    return seconds, lost
 
 
 def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, Any]:
@@ -125,52 +115,29 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
     for name, error in errors.items():
         if not error < TOLERANCE:
             raise RuntimeError(f"{name} computes another gradient on {setting}: error {error:.1e}")
-    runners = [Peer(name, setting, threads, tuned=False, float64=False) for name in GEMMS]
-    for name in peers:
-        for tuned in (False, True):
-            runners.append(Peer(name, setting, threads, tuned=tuned, float64=False))
-    seconds: dict[tuple[str, bool], list[float]] = {p.key: [] for p in runners}
-    lost = {}
-    try:
-        for number in tqdm(range(WARM_UP + rounds), desc=setting, unit="round", leave=False):
-            for peer in runners:
-                if peer.key in lost:
-                    continue
-                try:
-                    taken = peer.ask("run")
-                except RuntimeError as error:
-                    # The others go on: all together may not fit into the memory.
-                    lost[peer.key] = str(error)
-                    print(f"{setting}: {error}", file=sys.stderr)
-                    continue
-                if number >= WARM_UP:
-                    seconds[peer.key].append(taken)
-    finally:
-        for peer in runners:
-            peer.close()
-    n_tasks = SETTINGS[setting].tasks
-    gemm_seconds = min(
-        statistics.median(seconds[name, False]) for name in GEMMS if (name, False) not in lost
+    seconds, lost = timed(setting, peers, threads, rounds)
+    products = [statistics.median(seconds.pop((name, False), [math.inf])) for name in GEMMS]
+    roofline = GEMM_REPEATS * 2 * GEMM_SIZE**3 / min(products) / 1e9
+    gflop, n_tasks = gflop_per_task(setting), SETTINGS[setting].tasks
+    rates = {key: sorted(n_tasks / s for s in taken) for key, taken in seconds.items()}
+    medians = {key: statistics.median(of_it) for key, of_it in rates.items()}
+    best = max((rate for (name, _), rate in medians.items() if name == "ours"), default=math.nan)
+    rows = [
+        {
+            "peer": name,
+            "allocator": "ours" if tuned else "as users run it",
+            "tasks_per_second": medians[name, tuned],
+            "quartiles": [of_it[len(of_it) // 4], of_it[-1 - len(of_it) // 4]],
+            "times": best / medians[name, tuned],
+            "sgemm_percent": 100 * medians[name, tuned] * gflop / roofline,
+            "gradient_error": errors[name],
+        }
+        for (name, tuned), of_it in rates.items()
+    ]
+    caption = (
+        f"**{SETTINGS[setting].title}**: {n_tasks} tasks, median of {rounds} rounds; "
+        f"sgemm {roofline:.0f} GFLOP/s, {gflop:.3f} GFLOP a task"
     )
-    roofline = GEMM_REPEATS * 2 * GEMM_SIZE**3 / gemm_seconds / 1e9
-    gflop = gflop_per_task(setting)
-    rows = []
-    for name in peers:
-        for tuned in (False, True):
-            if (name, tuned) in lost:
-                continue
-            rates = sorted(n_tasks / s for s in seconds[name, tuned])
-            rate = statistics.median(rates)
-            rows.append(
-                {
-                    "peer": name,
-                    "allocator": "ours" if tuned else "as users run it",
-                    "tasks_per_second": rate,
-                    "quartiles": [rates[len(rates) // 4], rates[-1 - len(rates) // 4]],
-                    "roofline_fraction": rate * gflop / roofline,
-                    "gradient_error": errors[name],
-                }
-            )
     return {
         "setting": setting,
         "title": SETTINGS[setting].title,
@@ -178,45 +145,16 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
         "rounds": rounds,
         "gemm_gflops": roofline,
         "gflop_per_task": gflop,
+        "caption": caption,
+        "columns": COLUMNS,
         "rows": rows,
-        "lost": [[*key, said] for key, said in lost.items()],
+        "lost": lost,
     }
-
-
-def table(report: dict[str, Any], setting: str) -> str:
-    """Return a setting as Markdown: rates, and how many times each rate ours is."""
-    record = next(record for record in report["records"] if record["setting"] == setting)
-    ours = [row["tasks_per_second"] for row in record["rows"] if row["peer"] == "ours"]
-    best = max(ours, default=math.nan)
-    rows = [
-        [
-            row["peer"],
-            row["allocator"],
-            f"{row['tasks_per_second']:.1f}",
-            "{:.1f}–{:.1f}".format(*row["quartiles"]),
-            f"{best / row['tasks_per_second']:.2f} ×",
-            f"{100 * row['roofline_fraction']:.1f} %",
-        ]
-        for row in record["rows"]
-    ]
-    title = (
-        f"**{record['title']}**: {record['tasks']} tasks, median of {record['rounds']} rounds; "
-        f"sgemm {record['gemm_gflops']:.0f} GFLOP/s, {record['gflop_per_task']:.3f} GFLOP a task"
-    )
-    header = ["peer", "allocator", "tasks/s", "quartiles", "ours is", "of sgemm"]
-    return f"{title}\n\n{grid(header, rows)}"
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
     """Draw tasks per second relative to learn2learn as users run it, one group a setting."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        1, len(records), figsize=(3.2 * len(records) + 1, 3.6), layout="constrained", squeeze=False
-    )
+    figure, axes = style.figure(1, len(records), (3.4, 3.6))
     for axis, record in zip(axes[0], records, strict=True):
         names = list(dict.fromkeys(row["peer"] for row in record["rows"]))
         for shift, allocator, color in (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,13 +29,11 @@ from maml.processes.world import World
 from maml.run import checkpoint
 from maml.run.provenance import other_files
 from maml.run.task_scores import NAME, Scores, read_tasks
-from maml.scores import means, of_tasks, with_headline
+from maml.scores import of_tasks
 from maml.strategies.local import Local
 from maml.worker import Worker
 
 TOLERANCE = 1e-4
-EXACT = 1e-9
-"""Between means of the same numbers, added up in another order."""
 FEW = 0.005
 """The share of tasks that may have an accuracy of their own."""
 
@@ -89,13 +86,13 @@ def _checked(record: Record, tasks: int, data_root: str | None) -> tuple[str, st
     registry.import_theirs(config)
     if data_root is not None:
         config = with_values(config, data_root=data_root)
-    kept = read_tasks(record.folder / NAME)
-    wrong = other_means(record.result, kept, config)
+    wrong = recorded.other_means(record.folder, record.result, config)
     wrong = wrong or recorded.other_file(record, "model.pt")
     if wrong:
         return wrong, wrong
     if not record.model.is_file():
         return "", "its numbers are those of its tasks; its parameters were too large to be kept"
+    kept = read_tasks(record.folder / NAME)
     said = {address: row for address, row in kept.items() if address[2] < tasks}
     names, values = scores_of(config, recorded.parameters(record), len(said))
     found = {
@@ -110,31 +107,6 @@ def _checked(record: Record, tasks: int, data_root: str | None) -> tuple[str, st
     if "ensemble" in record.result:
         files.append("its ensemble is not tested again: the other models are not kept")
     return reason, "; ".join([reason or f"{len(said)} tasks score what it says", *files])
-
-
-def other_means(result: dict[str, Any], kept: Scores, config: Config) -> str:
-    """Return which number of ``result.json`` is not that over its tasks; empty: each is."""
-    count = result.get("tasks")
-    if not isinstance(count, int) or count < 1:
-        return f"its tasks is {count}"
-    rows = [kept.get(("test", config.seed, index)) for index in range(count)]
-    there = [row for row in rows if row is not None]
-    if len(there) < count:
-        return f"it is over {count} tasks; {len(there)} of these are in {NAME}"
-    names = list(there[0])
-    values = torch.tensor([[row[name] for name in names] for row in there], dtype=torch.float64)
-    expected = with_headline(means(values, "test", names), transductive=config.transductive)
-    if config.epochs is None:
-        expected["iterations"] = config.iterations
-    for name, value in expected.items():
-        said = result.get(name)
-        if isinstance(said, (int, float)) and isinstance(value, (int, float)):
-            same = _alike(said, value, EXACT)
-        else:
-            same = said == value
-        if not same:
-            return f"its {name} is {said}, and {value} over the tasks"
-    return ""
 
 
 def scores_of(config: Config, params: Params, tasks: int) -> tuple[list[str], list[list[float]]]:
@@ -158,13 +130,6 @@ def alone(config: Config) -> Local:
     return Local(config, world, Worker(config, choose_device(config, world), trains=False))
 
 
-def _alike(one: float, other: float, tolerance: float) -> bool:
-    """Say whether two numbers are as good as equal; two that are no numbers are."""
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    return one == other or abs(one - other) <= tolerance * max(1.0, abs(other))
-
-
 def differing(said: Scores, found: Scores) -> str:
     """Return how ``found`` differs from what was ``said`` of the same tasks; empty: it does not."""
     missing = sorted(said.keys() - found.keys())
@@ -175,7 +140,7 @@ def differing(said: Scores, found: Scores) -> str:
         for name, value in row.items():
             if name not in found[address]:
                 return f"there is no {name} of a task"
-            if not _alike(found[address][name], value, TOLERANCE):
+            if not recorded.alike(found[address][name], value, TOLERANCE):
                 off.append((address, name, value, found[address][name]))
     losses = [one for one in off if one[1].endswith("loss") or not math.isfinite(one[2])]
     tasks = {one[0] for one in off}

@@ -25,8 +25,7 @@ import yaml
 from benchmarks.hardware import describe
 from datasets.spelling import is_theirs
 from launch import recorded
-from launch.check_record import alone, differing, other_means, scores_of
-from launch.recorded import Record
+from launch.check_record import alone, differing, scores_of
 from maml.best import load_best
 from maml.config import OF_A_HOST, Config, registry
 from maml.config.parser import Parser, add_trust, whole_number
@@ -36,7 +35,7 @@ from maml.params import Params
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import digest_of
 from maml.run.task_scores import NAME, read_tasks, write_tasks
-from maml.scores import ensemble
+from maml.scores import ensemble, with_headline
 
 PLACES = ("run_dir", "data_root", "resume")
 """Flags that name places of one machine."""
@@ -137,8 +136,6 @@ def write(
             f"{run_dir}: it has not finished, and {target} is of a run that has; --records keeps "
             "this one elsewhere"
         )
-    # The same run's, recorded before.
-    note = note or (earlier.made["note"] if earlier and _is_of(earlier, starts) else "")
     files.make_folder(records, "--records")
     with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
         folder = Path(made_in) / target.name
@@ -197,11 +194,6 @@ def _own(config: Config, starts: list[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps([files, images], sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _is_of(earlier: Record, starts: list[dict[str, Any]]) -> bool:
-    """Say whether an earlier record is of the run that began as ``starts`` did."""
-    return bool(earlier.made["starts"][:1] == starts[:1])
-
-
 def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Return when and by which commit a run was begun and continued, and its last command.
 
@@ -212,9 +204,10 @@ def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
     path = run_dir / "config.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     found = content.get("starts")
-    wrong = recorded.wrong_starts(found)
+    wrong = recorded.misfit(content, KEPT | {"starts": [recorded.START]})
+    wrong = wrong or recorded.misfit(found[-1], {"command": list})
     if wrong:
-        raise UserError(f"{path}: damaged: {wrong}")
+        raise UserError(f"{path}: damaged: its {wrong}")
     for start in found:
         commit = start.get("git_commit")
         if not commit or commit.endswith("-dirty"):
@@ -224,12 +217,8 @@ def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
             f"{run_dir}: it goes on from a checkpoint after iteration {found[0]['iteration']} that "
             "does not say how the run began"
         )
-    command = found[-1].get("command")
-    wrong = recorded.misfit(content | {"command": command}, {**KEPT, "command": list})
-    if wrong:
-        raise UserError(f"{path}: damaged: its {wrong}")
     starts = [{n: of[n] for n in directory.OF_A_START if n in of} for of in found]
-    return starts, command
+    return starts, found[-1]["command"]
 
 
 def _test(folder: Path, run_dir: Path, model: Params, tasks: int, here: Config) -> dict[str, Any]:
@@ -239,13 +228,12 @@ def _test(folder: Path, run_dir: Path, model: Params, tasks: int, here: Config) 
         UserError: if it does not score what the run has written.
     """
     result = files.read_object(run_dir / "result.json")
-    said = read_tasks(run_dir / NAME)
-    wrong = other_means(result, said, here)
+    wrong = recorded.other_means(run_dir, result, here)
     if wrong:
         raise UserError(f"{run_dir / 'result.json'}: not what {NAME} says: {wrong}")
     names, values = scores_of(here, model, max(tasks, result["tasks"]))
     write_tasks(folder, "test", here.seed, names, values)
-    wrong = differing(said, read_tasks(folder / NAME))
+    wrong = differing(read_tasks(run_dir / NAME), read_tasks(folder / NAME))
     if wrong:
         raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
     return result
@@ -259,13 +247,13 @@ def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str
     """
     saved = load_best(run_dir, count, transductive=config.transductive)
     found = ensemble(alone(config), [one["model"] for one in saved], "test", tasks, progress=True)
-    headline = "" if config.transductive else "non_transductive_"
-    return {
-        "ensemble": [one["iteration"] for one in saved],
-        "ensemble_accuracy": found[f"{headline}accuracy"],
-        "ensemble_ci95": found[f"{headline}accuracy_ci95"],
-        "ensemble_non_transductive_accuracy": found["non_transductive_accuracy"],
-        "ensemble_non_transductive_accuracy_ci95": found["non_transductive_accuracy_ci95"],
+    found = with_headline(found, transductive=config.transductive)
+    return {"ensemble": [one["iteration"] for one in saved]} | {
+        f"ensemble_{name}": found[name]
+        for name in (
+            *("accuracy", "ci95"),
+            *("non_transductive_accuracy", "non_transductive_accuracy_ci95"),
+        )
     }
 
 

@@ -14,13 +14,14 @@ but ``checkpoint.pt`` (where that is below 4 MB), from which any machine can go 
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 import re
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
+
+import torch
 
 from maml.config import Config, saved
 from maml.config.presets import changed
@@ -29,7 +30,8 @@ from maml.params import Params
 from maml.run.checkpoint import load_parameters
 from maml.run.files import read_object
 from maml.run.provenance import digest_of
-from maml.run.task_scores import ADDRESS, NAME
+from maml.run.task_scores import NAME, read_tasks
+from maml.scores import means, with_headline
 
 RECORDS = Path(__file__).resolve().parent / "records"
 MOST_BYTES = {"model.pt": 1_000_000, "checkpoint.pt": 4_000_000}
@@ -81,132 +83,124 @@ class Record(NamedTuple):
 
 
 def read(folder: Path) -> Record:
-    """Return the record in ``folder``.
+    """Return the record in ``folder``; `other_means` looks whether its numbers are right.
 
     Raises:
         UserError: naming the file that is missing or damaged.
     """
-    made = read_object(folder / "record.json")
-    result = read_object(folder / "result.json")
-    content = {"record.json": made, "result.json": _UNSAID | result}
-    for name, kinds in _KINDS.items():
-        wrong = misfit(content[name], kinds)
-        if wrong:
+    content = {name: read_object(folder / name) for name in _SHAPES}
+    for name, shape in _SHAPES.items():
+        if wrong := misfit(content[name], shape):
             raise UserError(f"{folder / name}: damaged: its {wrong}")
-    wrong = wrong_starts(made["starts"])
-    if wrong:
-        raise UserError(f"{folder / 'record.json'}: damaged: {wrong}")
-    wrong = _no_number(result, [] if result.get("iterations_left") else _metrics(folder / NAME))
-    if wrong:
-        raise UserError(f"{folder / 'result.json'}: damaged: its {wrong} is {result.get(wrong)!r}")
-    if not 0 <= made["minutes"] < math.inf:
-        raise UserError(f"{folder / 'record.json'}: damaged: its minutes is {made['minutes']!r}")
     config = saved.read(folder / "config.yaml")
     if re.fullmatch(r"seed-\d+", folder.name) and folder.name != f"seed-{config.seed}":
         raise UserError(f"{folder}: damaged: its run has the seed {config.seed}")
-    return Record(folder, config, result, made)
+    return Record(folder, config, content["result.json"], content["record.json"])
 
 
-def misfit(said: dict[str, Any], kinds: dict[str, Any]) -> str:
-    """Return which entry is of another kind than ``kinds`` says, and what it is; "": none."""
-    wrong = (name for name, kind in kinds.items() if not isinstance(said.get(name), kind))
-    return next((f"{name} is {said.get(name)!r}" for name in wrong), "")
-
-
-def wrong_starts(starts: Any) -> str:
-    """Return what is wrong with what a run, or its record, says of its starts; "": nothing."""
-    if not (isinstance(starts, list) and starts and all(isinstance(of, dict) for of in starts)):
-        return "it has no starts, which say how the run was made"
-    for start in starts:
-        said = _UNSAID_OF_A_START | start
-        wrong = misfit(said, _OF_A_START) or misfit(said["machine"], {"processor": str})
-        if wrong:
-            return f"a start's {wrong}"
-    return ""
-
-
-def _metrics(path: Path) -> list[str]:
-    """Return what was measured of each test task, as the first line of ``test_tasks.csv`` says.
-
-    Raises:
-        UserError: naming the file, if it is missing or no such table.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            names = tuple(next(csv.reader(file), []))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: not a whole record") from error
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{path}: damaged: {error}") from error
-    if names[: len(ADDRESS)] != ADDRESS:
-        raise UserError(f"{path}: damaged: its first line does not begin {','.join(ADDRESS)}")
-    return list(names[len(ADDRESS) :])
-
-
-def _no_number(result: dict[str, Any], tested: list[str]) -> str:
-    """Return which entry of a result should be a number and is none; "": all are.
+def misfit(said: Any, shape: Any, name: str = "") -> str:
+    """Return the first entry of ``said`` that is of another kind than ``shape``; "": there is none.
 
     Args:
-        result: The result.
-        tested: The metrics of its test, each of which it has, with the interval.
+        said: What a file holds.
+        shape: Its type, or several; or a dict of what an object holds, where one whose name ends in
+            "?" may be missing; or a list of the shape of each of its elements, at least one.
+        name: What ``said`` is called.
     """
-    if result.get("iterations_left", 0):
-        counts = ("iterations", "iterations_left")
-        found = [name for name in counts if result[name] < 0]
-        rate = result.get("iterations_per_second")
-        # One that was stopped before it had done any has none.
-        told = _is_number(rate) or (rate is None and not result["iterations"])
-        return "".join(found[:1]) or ("" if told else "iterations_per_second")
-    scores = [name for metric in tested for name in (metric, f"{metric}_ci95")]
-    scores += [name for name in result if name.endswith(("accuracy", "loss", "ci95"))]
-    # Of a regression, accuracy is None.
-    named = [name for name in scores if "accuracy" in tested or name not in _OF_CLASSES]
-    if result["tasks"] == 1:
-        # Over one task there is no interval.
-        named = [n for n in named if result.get(n) is not None or not n.endswith("ci95")]
-    # A model that has diverged has a loss, but that is no number.
-    judged = [name for name in named if "loss" not in name]
-    return next((n for n in named if not isinstance(result.get(n), (int, float))), "") or (
-        next((name for name in judged if not math.isfinite(result[name])), "")
-    )
+    if isinstance(shape, dict) and isinstance(said, dict):
+        there = {key: key.removesuffix("?") for key in shape}
+        inner = [
+            misfit(said.get(key), shape[of], f"{name}.{key}".lstrip("."))
+            for of, key in there.items()
+            if of == key or key in said
+        ]
+    elif isinstance(shape, list) and isinstance(said, list) and said:
+        inner = [misfit(each, shape[0], f"{name}[{i}]") for i, each in enumerate(said)]
+    elif isinstance(shape, (dict, list)) or not isinstance(said, shape):
+        return f"{name} is {said!r}"
+    else:
+        return ""
+    return next(filter(None, inner), "")
 
 
-_OF_CLASSES = ("accuracy", "ci95", "non_transductive_accuracy")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-_KINDS: dict[str, dict[str, Any]] = {
-    "record.json": {"starts": list, "minutes": (int, float), "hardware": dict, "note": str},
+_NUMBER = (int, float)
+START = {
+    "time": str, "iteration": int, "git_commit": (str, NoneType), "processes?": int,
+    "threads?": (int, NoneType), "machine?": {"processor": str}, "own_files?": dict,
+}  # fmt: skip
+"""What a start says, in a run directory, too, where the commit may not be known."""
+_SHAPES = {
+    "record.json": {
+        "starts": [START], "minutes": _NUMBER, "note": str,
+        "hardware": {"date": str, "processor": str},
+    },
     "result.json": {
-        "tasks": int, "transductive": bool, "iterations": int, "iterations_left": int,
-        "diverged": (dict, NoneType), "skipped": int,
+        "tasks": int, "transductive": bool, "iterations": int, "iterations_left?": int,
+        "iterations_per_second?": (*_NUMBER, NoneType), "diverged?": (dict, NoneType),
+        "skipped?": int, "ensemble?": list, "ensemble_accuracy?": _NUMBER,
+        "ensemble_ci95?": _NUMBER, "ensemble_non_transductive_accuracy?": _NUMBER,
+        "ensemble_non_transductive_accuracy_ci95?": _NUMBER,
     },
 }  # fmt: skip
 """What a record's files hold."""
-_UNSAID: dict[str, Any] = {"iterations_left": 0, "diverged": None, "skipped": 0}
-"""What a result means that does not say so."""
-_OF_A_START: dict[str, Any] = {
-    "time": str, "iteration": int, "git_commit": (str, NoneType), "processes": int,
-    "threads": (int, NoneType), "machine": dict, "own_files": dict,
-}  # fmt: skip
-"""What a start says, in a run directory, too, where the commit may not be known."""
-_UNSAID_OF_A_START: dict[str, Any] = {
-    "processes": 1, "threads": None, "machine": {"processor": ""}, "own_files": {},
-}  # fmt: skip
-"""What a start of an earlier version does not say."""
+
+EXACT = 1e-9
+"""Between means of the same numbers, added up in another order."""
+
+
+def other_means(folder: Path, result: dict[str, Any], config: Config) -> str:
+    """Return which number of a ``result.json`` is not that over its tasks; "": each is.
+
+    Args:
+        folder: The run directory, or record, where the tasks' scores are.
+        result: The content of the file.
+        config: Of the run.
+
+    Raises:
+        UserError: if the scores cannot be read.
+    """
+    kept, count = read_tasks(folder / NAME), result.get("tasks")
+    if not isinstance(count, int) or count < 1:
+        return f"its tasks is {count}"
+    rows = [kept.get(("test", config.seed, index)) for index in range(count)]
+    there = [row for row in rows if row is not None]
+    if len(there) < count:
+        return f"it is over {count} tasks; {len(there)} of these are in {NAME}"
+    names = list(there[0])
+    values = torch.tensor([[row[name] for name in names] for row in there], dtype=torch.float64)
+    expected = with_headline(means(values, "test", names), transductive=config.transductive)
+    if config.epochs is None:
+        expected["iterations"] = config.iterations
+    for name, value in expected.items():
+        said = result.get(name)
+        if isinstance(said, _NUMBER) and isinstance(value, _NUMBER):
+            same = alike(said, value, EXACT)
+        else:
+            same = said == value
+        if not same:
+            return f"its {name} is {said!r}, and {value} over the tasks"
+    return ""
+
+
+def alike(one: float, other: float, tolerance: float) -> bool:
+    """Say whether two numbers are as good as equal; two that are no numbers are."""
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    return one == other or abs(one - other) <= tolerance * max(1.0, abs(other))
 
 
 def find(folder: Path) -> list[Record]:
     """Return the records in ``folder``: itself one, those of a preset's seeds, or of all presets.
 
     Raises:
-        UserError: as `read`; or if two are of the same experiment and seed.
+        UserError: as `read`; or if a number is not that over the record's tasks, or two records are
+            of the same experiment and seed.
     """
     found: dict[str, Record] = {}
     for record in map(read, folders(folder)):
+        wrong = "" if record.left else other_means(record.folder, record.result, record.config)
+        if wrong:
+            raise UserError(f"{record.folder / 'result.json'}: damaged: {wrong}")
         place = str(place_of(record.config, record.made.get("own", "")))
         if place in found:
             raise UserError(
@@ -221,17 +215,11 @@ def folders(folder: Path) -> list[Path]:
     return sorted(
         {
             path.parent
-            for name in _KINDS
+            for name in _SHAPES
             for path in folder.glob(f"**/{name}")
             if name == "record.json" or path.parent.name.startswith("seed-")
         }
     )
-
-
-def run_directories(folder: Path) -> list[Path]:
-    """Return the run directories in ``folder``, itself or below it; a record has no checkpoints."""
-    there = (path.parent for path in folder.glob("**/config.yaml"))
-    return sorted(path for path in there if (path / "checkpoints").is_dir())
 
 
 def parameters(record: Record) -> Params:

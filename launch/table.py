@@ -23,7 +23,6 @@ from maml.config.parser import Parser
 from maml.config.presets import PRESETS, experiment
 from maml.config.rows.deviations import DEVIATIONS
 from maml.errors import UserError
-from maml.run.files import read_rows
 from maml.scores import has_answers, headline
 
 HEADER = (
@@ -38,14 +37,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where they are")
     parser.add_argument("--run", action="store_true", help="leave out what was not run")
     options = parser.parse_args(arguments)
-    if not options.records.is_dir():
-        raise UserError(f"--records {options.records}: there is no such folder")
-    runs = recorded.run_directories(options.records)
-    if runs and not any(options.records.glob("**/record.json")):
-        there = counted(len(runs), "run directory", "run directories")
+    if not recorded.folders(options.records):
         raise UserError(
-            f"--records {options.records}: {there} and no record; python -m launch.record RUN_DIR "
-            "makes one of a run"
+            f"--records {options.records}: no record there; python -m launch.record RUN_DIR makes "
+            "one of a run"
         )
     print(table(options.records, *(["run"] if options.run else [])))
     return 0
@@ -64,7 +59,9 @@ def table(records: Path, *words: str) -> str:
     of_preset: defaultdict[str, list[Record]] = defaultdict(list)
     for record in _found(records, words):
         of_preset[record.config.preset].append(record)
-    rows, below = [], _Below()
+    rows: list[tuple[str, ...]] = []
+    deviating: list[str] = []
+    notes: dict[str, list[str]] = {}
     # Of a preset that was renamed, or of a configuration of one's own.
     others = {name: of[0].config for name, of in of_preset.items() if name not in PRESETS}
     for name, preset in (PRESETS | others).items():
@@ -73,52 +70,45 @@ def table(records: Path, *words: str) -> str:
         not_run = all(record.changed for record in of_preset[name])
         if not_run and preset.published is not None and "run" not in words:
             rows.append((f"`{name}`", _claim(preset), "not run", *4 * "–"))
-            below.deviates(name)
+            deviating.append(name)
         finished = [record for record in of_preset[name] if not record.left]
         for seeds in _experiments(finished):
             rows.append(_row(preset, seeds))
             rows += [_together(preset, record) for record in seeds if "ensemble" in record.result]
         rows += [_so_far(preset, record) for record in of_preset[name] if record.left]
         for record in of_preset[name]:
-            below.notes(record)
+            for said in filter(None, (record.made["note"], _went_wrong(record))):
+                notes.setdefault(said, []).append(f"{_named(record)}, seed {record.config.seed}")
             if preset.published is not None and not record.changed:
-                below.deviates(name)
-    return grid(HEADER, rows) + ("" if "bare" in words else str(below))
+                deviating.append(name)
+    return grid(HEADER, rows) + ("" if "bare" in words else _below(deviating, notes))
 
 
-class _Below:
-    """What stands below the table: sentences, each with the rows that it is of."""
+def _below(deviating: list[str], notes: dict[str, list[str]]) -> str:
+    """Return what stands below the table, or "".
 
-    def __init__(self) -> None:
-        self._published: list[str] = []
-        self._notes: dict[str, list[str]] = {}
-
-    def deviates(self, preset: str) -> None:
-        """Add what a row with a published number deviates in."""
-        self._published.append(preset)
-
-    def notes(self, record: Record) -> None:
-        """Add a record's note, if it has one, and what went wrong in its run."""
-        name = f"{_named(record)}, seed {record.config.seed}"
-        for said in filter(None, (record.made["note"], _went_wrong(record))):
-            self._notes.setdefault(said, []).append(name)
-
-    def __str__(self) -> str:
-        """Return paragraphs, or nothing."""
-        deviations = [
-            (", ".join(f"`{pattern}`" for pattern in patterns), said)
+    Args:
+        deviating: Presets of rows with a published number.
+        notes: Sentences, each with the runs that it is of.
+    """
+    parts = {
+        DIFFERS: [
+            f"{', '.join(f'`{pattern}`' for pattern in patterns)}: {said}"
             for patterns, said in DEVIATIONS
-            if any(fnmatch.filter(self._published, pattern) for pattern in patterns)
-        ]
-        notes = [
-            (f"{of[0]}, and {len(of) - 1} more" if len(of) > 3 else "; ".join(of), said)
-            for said, of in self._notes.items()
-        ]
-        return "".join(
-            f"\n\n{title}:\n\n" + "\n".join(f"- {of}: {said}" for of, said in found)
-            for title, found in ((DIFFERS, deviations), ("Notes on the runs", notes))
-            if found
-        )
+            if any(fnmatch.filter(deviating, pattern) for pattern in patterns)
+        ],
+        "Notes on the runs": [
+            f"{of[0]}, and {len(of) - 1} more: {said}"
+            if len(of) > 3
+            else f"{'; '.join(of)}: {said}"
+            for said, of in notes.items()
+        ],
+    }
+    return "".join(
+        f"\n\n{title}:\n\n" + "\n".join(f"- {line}" for line in lines)
+        for title, lines in parts.items()
+        if lines
+    )
 
 
 def measured_on(records: Path, *words: str) -> str:
@@ -221,21 +211,12 @@ def _so_far(preset: Config, record: Record) -> tuple[str, ...]:
     """Return the row of a run that has not finished: no result, but how far it came."""
     result, left = record.result, record.left
     done = result["iterations"]
-    rows = read_rows(record.folder / "metrics.jsonl")
-    validated = [row for row in rows if row.get("split") == "validation"]
-    prefix = "" if result["transductive"] else "non_transductive_"
-    curve = ""
-    if validated:
-        last = validated[-1]
-        judged = headline(last)
-        score = spread([last[f"{prefix}{judged}"]], last[f"{prefix}{judged}_ci95"], judged)
-        curve = f"; validation {score} after {last['iteration']:,}"
-    rate = result["iterations_per_second"]
+    rate = result.get("iterations_per_second")
     hours = f", {left / rate / 3600:.1f} h left at {rate:.2g} iterations/s" if rate else ""
     return (
         _named(record),
         "–" if record.changed else _claim(preset),
-        f"unfinished: {done:,} of {done + left:,} iterations{curve}",
+        f"unfinished: {done:,} of {done + left:,} iterations",
         str(record.config.seed),
         "–",
         "–",

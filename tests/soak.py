@@ -17,6 +17,7 @@ import random
 import signal
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,27 @@ def _stop(victim: Launched, seconds: float) -> None:
     victim.process.send_signal(signal.SIGCONT)
 
 
+COLUMNS = {
+    "strategy": "`{strategy}`", "runs": "{runs}", "faults": "{faults}", "starts": "{starts}",
+    "with the same bits": "{equal}",
+}  # fmt: skip
+
+
+def summary(done: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each strategy."""
+    rows = []
+    for strategy in dict.fromkeys(row["strategy"] for row in done):
+        of_it = [row for row in done if row["strategy"] == strategy]
+        faults = Counter(fault for row in of_it for fault in row["faults"])
+        rows.append({
+            "strategy": strategy, "runs": len(of_it),
+            "faults": ", ".join(f"{n} × {fault}" for fault, n in sorted(faults.items())),
+            "starts": sum(row["starts"] for row in of_it),
+            "equal": sum(row["equal"] for row in of_it),
+        })  # fmt: skip
+    return rows
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30)
@@ -134,6 +156,8 @@ if __name__ == "__main__":
     if own.json is not None:
         from benchmarks.hardware import describe
 
-        hardware = describe(threads=1)
-        record = {"hardware": hardware, "minutes": own.minutes, "seed": own.seed, "rows": done}
+        record = {
+            "hardware": describe(threads=1), "minutes": own.minutes, "seed": own.seed,
+            "columns": COLUMNS, "rows": summary(done), "measured": done,
+        }  # fmt: skip
         own.json.write_text(json.dumps(record, indent=1) + "\n")

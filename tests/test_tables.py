@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tables
+from benchmarks.markdown import table
 
 DOCUMENTS = {"ids": lambda path: path.name}
 
@@ -36,12 +37,14 @@ def test_readme_is_short() -> None:
     assert len((tables.REPO / "README.md").read_text().splitlines()) <= 150
 
 
-def test_transcribed_records_say_so() -> None:
-    """A record has the commit that was measured, or names where its numbers are from."""
+def test_records_are_shown_and_say_where_they_are_from() -> None:
+    """A record has the commit that was measured, or names what it was transcribed from."""
     for path in sorted((tables.REPO / "benchmarks" / "records").glob("*.json")):
         record = json.loads(path.read_text())
         known = record["hardware"]["git_commit"] is not None
         assert known != record.get("source", "").startswith("Transcribed from "), path.name
+        for setting in [one["setting"] for one in record.get("records", [])] or [None]:
+            assert "| - " not in table(record, setting) and "| --" in table(record, setting)
 
 
 @pytest.fixture
@@ -51,14 +54,14 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "hardware": {"cores": 2, "processor": "abacus", "date": "2026-11-22", "git_commit": None},
         "source": "Transcribed from a stone.",
         "columns": {
-            "peer": {"title": "peer"},
-            "accuracy": {"title": "accuracy", "format": "{:.1f} ± {:.1f} %"},
+            "peer": "{peer}", "accuracy": "{accuracy[0]:.1f} ± {accuracy[1]:.1f} %",
+            "of none": "{nothing}",
         },
         "rows": [{"peer": "ours", "accuracy": [97.5, 0.25]}, {"peer": "theirs"}],
-    }
+    }  # fmt: skip
     (tmp_path / "record.json").write_text(json.dumps(record))
     path = tmp_path / "README.md"
-    path.write_text("Before.\n\n<!-- table: tables record.json -->\n<!-- /table -->\n\nAfter.\n")
+    path.write_text("Before.\n\n<!-- table: record.json -->\n<!-- /table -->\n\nAfter.\n")
     monkeypatch.setattr(tables, "REPO", tmp_path)
     return path
 
@@ -72,10 +75,11 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | Non
 
 def test_tables_are_written_and_a_digit_that_differs_is_found(document, monkeypatch, capsys):
     assert command(monkeypatch, "--check") == 1  # nothing is written yet
-    assert "README.md: differs from its record: table: tables" in capsys.readouterr().err
+    assert "README.md: differs from its record: table: record.json" in capsys.readouterr().err
     assert command(monkeypatch) == 0
     text = document.read_text()
     assert "| ours   | 97.5 ± 0.2 % |" in text and "| theirs | –            |" in text
+    assert "of none" not in text
     assert "[Record](record.json): 2 cores of abacus, 2026-11-22. Transcribed from a" in text
     assert text.startswith("Before.\n") and text.endswith("\n\nAfter.\n")
     assert command(monkeypatch, "--check") == 0
@@ -85,14 +89,13 @@ def test_tables_are_written_and_a_digit_that_differs_is_found(document, monkeypa
     assert command(monkeypatch) == 0 and document.read_text() == text
 
 
-def test_a_record_or_benchmark_that_is_not_there_is_one_line(document, monkeypatch, capsys):
-    for old, new in (("record.json", "none.json"), ("tables", "astrology")):
-        text = document.read_text()
-        document.write_text(text.replace(old, new))
+def test_a_record_or_module_that_is_not_there_is_one_line(document, monkeypatch, capsys):
+    text = document.read_text()
+    for new in ("none.json", "record.json astrology", "astrology record.json"):
+        document.write_text(text.replace("record.json", new))
         for arguments in ([], ["--check"]):
             assert command(monkeypatch, *arguments) == 1
             assert new in capsys.readouterr().err.strip().splitlines()[-1]
-        document.write_text(text)
 
 
 @pytest.mark.parametrize(

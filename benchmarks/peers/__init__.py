@@ -1,4 +1,4 @@
-"""The peers, one file each: ``build(learner, tasks, n_threads)`` returns a repetition.
+"""The peers, one file each: ``build(learner, tasks)`` returns a repetition.
 
 A repetition computes Σ over tasks of the meta-gradient and returns it by the learner's names.
 """
@@ -7,31 +7,38 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from datasets.tasks import Task
-from maml.learners import Learner
+from maml.config.presets import with_values
+from maml.learners import Learner, build_learner
 from maml.params import Params
 
 Repetition = Callable[[], Params]
 
-PEERS = {
-    "ours": "this project, as the launcher runs it",
-    "ours-torch": "this project without its compiled kernels",
-    "ours-compiled": "this project with --compile on in place of its kernels",
-    "learn2learn": "learn2learn's MAML, task by task",
-    "higher": "higher's inner loop, task by task",
-    "torchopt": "TorchOpt's MetaSGD, task by task",
-    "vmap": "torch.func: vmap of grad of grad, eager",
-    "compiled": "torch.compile of the same",
-    "mamlpp": "torch.func: the same of MAML++",
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "ours-torch": {"meta_gradient": "reverse", "kernels": "torch"},
+    "ours-compiled": {"meta_gradient": "reverse", "kernels": "torch", "compile": "on"},
+    "ours-mixed": {"meta_gradient": "mixed", "kernels": "torch"},
+    "ours-reverse": {"meta_gradient": "reverse"},
 }
+"""This project as a run calls it, and with other flags."""
+OF_MAML = (
+    *("ours", "ours-torch", "ours-compiled"),
+    *("learn2learn", "higher", "torchopt", "vmap", "compiled"),
+)
 OF_MAMLPP = ("ours", "ours-torch", "ours-compiled", "mamlpp")
-OF_MAML = tuple(name for name in PEERS if name != "mamlpp")
-"""Who can compute the meta-gradient of which learner."""
+"""The peers that can compute the meta-gradient of each learner."""
+PEERS = (*OF_MAML, "mamlpp")
 
 
-def build(name: str, learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+def build(name: str, learner: Learner, tasks: Task) -> Repetition:
     """Return a repetition of peer ``name``."""
-    module = importlib.import_module(f"benchmarks.peers.{name.replace('-', '_')}_peer")
-    repetition: Repetition = module.build(learner, tasks, n_threads)
+    module = "ours" if name in OURS else name
+    if OURS.get(name):
+        learner = build_learner(with_values(learner.config, **OURS[name]))
+    repetition: Repetition = importlib.import_module(f"benchmarks.peers.{module}_peer").build(
+        learner, tasks
+    )
     return repetition

@@ -11,7 +11,7 @@ from maml.learners import Learner
 from maml.params import Params
 
 
-def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+def build(learner: Learner, tasks: Task) -> Repetition:
     """Return a repetition; the first one compiles."""
     total, weights, names = total_loss(learner)
     gradient = torch.compile(torch.func.grad(total))

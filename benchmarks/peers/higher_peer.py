@@ -13,7 +13,7 @@ from maml.learners import Learner
 from maml.params import Params
 
 
-def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+def build(learner: Learner, tasks: Task) -> Repetition:
     """Return a repetition."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

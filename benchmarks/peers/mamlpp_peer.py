@@ -13,7 +13,7 @@ from maml.learners.mamlpp import weights_of
 from maml.params import Params
 
 
-def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+def build(learner: Learner, tasks: Task) -> Repetition:
     """Return a repetition."""
     config = learner.config
     params = {name: p.detach() for name, p in learner.meta_parameters().items()}

@@ -25,7 +25,7 @@ class GivenTasks(Episodes):
         return Task(*(tensor[ids] for tensor in self._tasks))
 
 
-def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+def build(learner: Learner, tasks: Task) -> Repetition:
     """Return a repetition."""
     worker = Worker(learner.config, torch.device("cpu"), training=GivenTasks(tasks))
     params = worker.learner.meta_parameters()

@@ -11,7 +11,7 @@ from maml.learners import Learner
 from maml.params import Params
 
 
-def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+def build(learner: Learner, tasks: Task) -> Repetition:
     """Return a repetition."""
     network, names = peer_network(learner)
     parameters = dict(network.named_parameters())

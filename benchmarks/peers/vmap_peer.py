@@ -56,7 +56,7 @@ def _with_plain_norm(network: nn.Module) -> None:
                 setattr(module, name, _PlainNorm(child))
 
 
-def build(learner: Learner, tasks: Task, n_threads: int) -> Repetition:
+def build(learner: Learner, tasks: Task) -> Repetition:
     """Return a repetition."""
     total, weights, names = total_loss(learner)
     gradient = torch.func.grad(total)

@@ -12,25 +12,24 @@ scores an unpaired interval is 1/√(1 − ρ) times as wide.
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from maml.plots.curves import mean_and_spread
+
 Floats = NDArray[np.float64]
 
 RESAMPLES = 9999
 LEVEL, POWER = 0.95, 0.8
-EXACT = 2**13
-"""Up to so many ways to flip signs, all are tried."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A mean and its 95 % interval."""
 
     mean: float
@@ -79,25 +78,23 @@ def difference(a: Floats, b: Floats, seed: int = 0) -> Difference:
     seeds, tasks = d.shape
     pairs = d.reshape(-1)
     low, high = bca(pairs, seed)
-    n, spread = pairs.size, _deviation(pairs)
-    z = stats.norm.ppf([0.5 + LEVEL / 2, POWER]).sum()
-    each = d.mean(axis=1)
-    over, detectable_seeds = None, None
-    if seeds > 1:
-        over = over_seeds(each)
-        t = stats.t.ppf([0.5 + LEVEL / 2, POWER], seeds - 1).sum()
-        detectable_seeds = float(t * _deviation(each) / seeds**0.5)
+    each, several = d.mean(axis=1), seeds > 1
     return Difference(
         seeds=seeds,
         tasks=tasks,
         runs=Interval(float(pairs.mean()), float(low), float(high)),
         p=sign_flip(pairs, seed),
         correlation=_correlation(a, b),
-        detectable=float(z * spread / n**0.5),
-        over_seeds=over,
-        p_seeds=_student(each) if seeds > 1 else None,
-        detectable_seeds=detectable_seeds,
+        detectable=_detectable(pairs, stats.norm),
+        over_seeds=over_seeds(each) if several else None,
+        p_seeds=_student(each) if several else None,
+        detectable_seeds=_detectable(each, stats.t(seeds - 1)) if several else None,
     )
+
+
+def _detectable(values: Floats, law: Any) -> float:
+    """Return the mean of ``values [n]`` that `POWER` of all studies would show to be none."""
+    return float(law.ppf([0.5 + LEVEL / 2, POWER]).sum() * stats.sem(values))
 
 
 def bca(values: Floats, seed: int = 0, resamples: int = RESAMPLES) -> tuple[Floats, Floats]:
@@ -120,34 +117,22 @@ def bca(values: Floats, seed: int = 0, resamples: int = RESAMPLES) -> tuple[Floa
 
 def over_seeds(means: Floats) -> Interval:
     """Return the mean of ``means [S]``, a number a seed, and Student's interval."""
-    mean, n = float(means.mean()), means.size
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1) * _deviation(means) / n**0.5)
+    mean, half = mean_and_spread(means.tolist())
     return Interval(mean, mean - half, mean + half)
 
 
 def as_published(scores: Floats) -> Interval:
     """Return the mean of ``scores [n]`` ± 1.96·σ/√n: over tasks that are drawn again and again."""
-    mean, half = float(scores.mean()), float(1.96 * _deviation(scores) / scores.size**0.5)
-    return Interval(mean, mean - half, mean + half)
-
-
-def unpaired(a: Floats, b: Floats) -> Interval:
-    """Return the interval that does without pairs (Welch), to show what they are worth."""
-    mean = float(a.mean() - b.mean())
-    half = 1.96 * (_deviation(a) ** 2 / a.size + _deviation(b) ** 2 / b.size) ** 0.5
+    mean, half = float(scores.mean()), float(1.96 * stats.sem(scores))
     return Interval(mean, mean - half, mean + half)
 
 
 def sign_flip(values: Floats, seed: int = 0) -> float:
     """Return how often the mean of ``values [n]`` is as far from 0 with its signs flipped.
 
-    All ways to flip them are tried where there are few, else `RESAMPLES` drawn ones, of which the
-    one at hand is one.
+    Of `RESAMPLES` draws and the one at hand.
     """
     n, far = values.size, abs(values.sum()) * (1 - 1e-12)
-    if 2**n <= EXACT:
-        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=n)))
-        return float((abs(signs @ values) >= far).mean())
     generator, as_far = np.random.default_rng(seed), 1
     for begin in range(0, RESAMPLES, 500):
         rows = min(500, RESAMPLES - begin)
@@ -188,10 +173,6 @@ def _student(means: Floats) -> float:
     if np.ptp(means) == 0:
         return float(means[0] == 0)
     return float(stats.ttest_1samp(means, 0.0).pvalue)
-
-
-def _deviation(values: Floats) -> float:
-    return float(values.std(ddof=1)) if values.size > 1 else float("nan")
 
 
 def _correlation(a: Floats, b: Floats) -> float | None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.markdown import grid
 from launch.comparing.arms import Arm, paired
 from launch.comparing.statistics import (
@@ -66,8 +68,7 @@ class Unit:
         """Show a symmetric interval."""
         half = (interval.high - interval.low) / 2
         shown = f"{self.scale * half:.2f}" if self.suffix else f"{half:.2g}"
-        mean = f"{self.scale * interval.mean:.2f}" if self.suffix else f"{interval.mean:.4g}"
-        return f"{mean} ± {shown}{self.suffix}"
+        return f"{self.plain(interval.mean).removesuffix(self.suffix)} ± {shown}{self.suffix}"
 
 
 def unit_of(arms: Sequence[Arm]) -> Unit:
@@ -82,8 +83,6 @@ def unit_named(metric: str) -> Unit:
 
 def means_of(arm: Arm) -> tuple[Interval, Interval | None, int, int]:
     """Return an arm's mean with its interval over tasks and over seeds; how many of both."""
-    import numpy as np
-
     each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
     seeds = np.array([of_seed.mean() for of_seed in each])
     published = as_published(np.concatenate(each))
@@ -144,24 +143,12 @@ def figures(
     folder: Path, arms: Sequence[Arm], found: dict[str, Difference], base: str, unit: Unit
 ) -> list[Path]:
     """Draw means and differences into ``folder``; return the PNG files."""
-    rows = {}
-    for arm in arms:
-        tasks, seeds, _, _ = means_of(arm)
-        over = None if seeds is None else (seeds.low, seeds.high)
-        rows[arm.name] = tasks.mean, (tasks.low, tasks.high), over
-    drawn = [style.save(comparing.means(rows, unit.name), folder / "means")[0]]
+    rows = {arm.name: means_of(arm)[:2] for arm in arms}
+    drawn = {"means": comparing.means(rows, unit.name)}
     if found:
-        apart = {
-            f"{name}\n− {base}": (
-                each.runs.mean,
-                (each.runs.low, each.runs.high),
-                None if each.over_seeds is None else (each.over_seeds.low, each.over_seeds.high),
-            )
-            for name, each in found.items()
-        }
-        figure = comparing.differences(apart, unit.name)
-        drawn.append(style.save(figure, folder / "differences")[0])
-    return drawn
+        apart = {f"{name}\n− {base}": (each.runs, each.over_seeds) for name, each in found.items()}
+        drawn["differences"] = comparing.differences(apart, unit.name)
+    return [style.save(figure, folder / name)[0] for name, figure in drawn.items()]
 
 
 def compared(arms: Sequence[Arm], folder: Path | None = None) -> str:

@@ -186,17 +186,6 @@ class Learner(nn.Module, ABC):
         )
         return given, used
 
-    def features_of_sets(
-        self, params: Params, task: Task, *, transductive: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the features ``[E, F]`` of one task's support and query set, as in `answers`.
-
-        ``params`` are as in `call_network`; raises as `features_of`.
-        """
-        support, statistics = self.features_of(params, task.support_x)
-        of_queries = None if transductive else statistics or None
-        return support, self.features_of(params, task.query_x, of_queries)[0]
-
     def modulated(self, params: Params) -> Params:
         """Return what the network is called with, of all that the losses read (CAVIA's context)."""
         return params

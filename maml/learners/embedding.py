@@ -97,15 +97,6 @@ class Embedding(Learner):
         """See `Learner.features_of`: the network has no other output."""
         return self.call_network(params, x, statistics)
 
-    def features_of_sets(
-        self, params: Params, task: Task, *, transductive: bool
-    ) -> tuple[Tensor, Tensor]:
-        """See `Learner.features_of_sets`: normalised as one set, or by the support set."""
-        if not transductive:
-            return super().features_of_sets(params, task, transductive=False)
-        together, _ = self.features_of(params, both(task))
-        return together[: len(task.support_x)], together[len(task.support_x) :]
-
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: normalised with the support set, and by its statistics."""
         loss = self._feature_loss(self.config.ways)

@@ -10,13 +10,11 @@ drawn with a model that needs code of a user's own is left out without ``--trust
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +24,12 @@ from maml.config import registry
 from maml.config.parser import Parser, add_trust, whole_number
 from maml.config.saved import believed
 from maml.errors import UserError
-from maml.plots import comparing, curves, runs, style
+from maml.library.model import Model, load
+from maml.plots import adaptation, curves, filmstrip, runs, style
+from maml.plots import tasks as of_tasks
 from maml.plots.runs import Run
 from maml.run import checkpoint
 from maml.run.files import make_folder
-from maml.scores import headline
 
 
 def main(arguments: list[str]) -> int:
@@ -57,47 +56,47 @@ def main(arguments: list[str]) -> int:
         several = Path("runs", f"plots-{time.strftime('%Y%m%d-%H%M%S')}")
         folder = options.paths[0] / "plots" if len(options.paths) == 1 else several
     make_folder(folder, "--folder")
-    count = _draw(methods, folder, options.tasks, options.task, trust=options.trust)
-    pictures, of = counted(count, "picture"), counted(len(found), "run")
-    print(f"{pictures} of {of}, each as PNG and PDF: {folder}")
-    return 0
-
-
-def _draw(
-    methods: dict[str, list[Run]], folder: Path, tasks: int, task: int, *, trust: bool
-) -> int:
-    """Draw all there is to draw; return how many pictures."""
-    every = [run for of_method in methods.values() for run in of_method]
-    metric = runs.metric_of(every)
-    pictures: dict[str, Callable[[], Any]] = {
-        "curves": lambda: curves.learning_curves(methods, metric)
-    }
-    tested = {
-        n: [r for r in each if r.result.get("ci95") is not None] for n, each in methods.items()
-    }
-    tested = {name: each for name, each in tested.items() if each}
-    if len(tested) > 1:
-        pictures["compared"] = lambda: comparing.means(_tested(tested), metric)
-        names = runs.differing([run for each in tested.values() for run in each])
-        flat = [run for each in tested.values() for run in each]
-        points = [{name: getattr(run.config, name) for name in names} for run in flat]
-        values = [float(run.result[_score(run)]) for run in flat]
-        # Of a part of a grid a mean over the others would mix their effects up.
-        whole = math.prod(len({point[name] for point in points}) for name in names)
-        if names and whole == len(tested):
-            pictures["effects"] = lambda: comparing.main_effects(
-                points, values, names, f"test {metric}"
-            )
-    pictures |= _of_models(_trained(methods, trust=trust), tasks, task, trust=trust)
     count = 0
-    for name, draw in pictures.items():
-        drawn = draw()
+    for name, drawn in pictures(methods, options.tasks, options.task, trust=options.trust):
         # Not every run has something for every picture.
         if drawn is not None:
             style.save(drawn, folder / name)
             print(f"drawn: {name}", file=sys.stderr, flush=True)
             count += 1
-    return count
+    many, of = counted(count, "picture"), counted(len(found), "run")
+    print(f"{many} of {of}, each as PNG and PDF: {folder}")
+    return 0
+
+
+def pictures(
+    methods: dict[str, list[Run]], tasks: int, task: int, *, trust: bool
+) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the figure of each picture; None where a run has nothing for it.
+
+    Args:
+        methods: The runs, as `maml.plots.runs.methods` returns them.
+        tasks: How many test tasks a point is of.
+        task: The test task that is drawn.
+        trust: As `maml.load`.
+    """
+    yield "curves", curves.learning_curves(methods)
+    trained = _trained(methods, trust=trust)
+    learners = {name: registry.learner(each[0].config.learner) for name, each in trained.items()}
+    adapting: dict[str, list[Model]] = {}
+    for name, each in trained.items():
+        learner = learners[name]
+        alone = sum(other.tasks == learner.tasks for other in learners.values()) == 1
+        of_it = "" if alone else "-" + re.sub(r"[^\w.=-]+", "_", name)
+        if learner.tasks == "environments":
+            yield f"filmstrip{of_it}", filmstrip.of_run(each[0].path, trust=trust)
+        elif learner.tasks == "episodes":
+            models = [load(run.path, trust=trust) for run in each]
+            yield f"panel{of_it}", of_tasks.panel(models[0], task)
+            yield f"rates{of_it}", adaptation.rates(models[0])
+            if learner.adapts_at_test:
+                adapting[name] = models
+    if adapting:
+        yield "steps", adaptation.by_step(adapting, tasks)
 
 
 def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Run]]:
@@ -118,73 +117,6 @@ def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Ru
         others = f" (and {counted(len(refused) - 1, 'other run')})" * (len(refused) > 1)
         print(f"left out: pictures of the model: {refused[0]}{others}", file=sys.stderr, flush=True)
     return found
-
-
-def _of_models(
-    methods: dict[str, list[Run]], tasks: int, task: int, *, trust: bool
-) -> dict[str, Callable[[], Any]]:
-    """Return what is drawn with trained models."""
-    # Imported late: they bring torch.
-    from maml.library.model import load
-    from maml.plots import adaptation, filmstrip
-    from maml.plots import tasks as of_tasks
-
-    def trained(kind: str) -> dict[str, list[Run]]:
-        found = {
-            name: [r for r in each if registry.learner(r.config.learner).tasks == kind]
-            for name, each in methods.items()
-        }
-        return {name: each for name, each in found.items() if each}
-
-    def named(picture: str, name: str, among: Collection[str]) -> str:
-        return picture if len(among) == 1 else f"{picture}-" + re.sub(r"[^\w.=-]+", "_", name)
-
-    policies = trained("environments")
-    strips: dict[str, Callable[[], Any]] = {
-        named("filmstrip", name, policies): partial(filmstrip.of_run, each[0].path, trust=trust)
-        for name, each in policies.items()
-    }
-    models = {
-        name: [load(run.path, trust=trust) for run in each]
-        for name, each in trained("episodes").items()
-    }
-    if not models:
-        return strips
-    pictures = strips
-    adapting = {
-        name: each
-        for name, each in models.items()
-        if registry.learner(each[0].config.learner).adapts_at_test
-    }
-    if adapting:
-        pictures["steps"] = lambda: adaptation.by_step(adapting, tasks)
-    for name, (model, *_) in models.items():
-        pictures |= {
-            named("panel", name, models): partial(of_tasks.panel, model, task),
-            named("embedding", name, models): partial(of_tasks.embedding, model, task),
-            named("adapted", name, models): partial(of_tasks.curve, model, task),
-            named("rates", name, models): partial(adaptation.rates, model),
-        }
-    return pictures
-
-
-def _score(run: Run) -> str:
-    return headline([name for name, value in run.result.items() if value is not None])
-
-
-def _tested(
-    tested: dict[str, list[Run]],
-) -> dict[str, tuple[float, comparing.Ends, comparing.Ends | None]]:
-    """Return each method's test mean, its interval over tasks, and over seeds."""
-    rows = {}
-    for name, each in tested.items():
-        values = [float(run.result[_score(run)]) for run in each]
-        mean, half = curves.mean_and_spread(values)
-        # Of independent runs: their half-widths add up in quadrature.
-        tasks = sum(float(run.result["ci95"]) ** 2 for run in each) ** 0.5 / len(each)
-        seeds = (mean - half, mean + half) if len(each) > 1 else None
-        rows[name] = mean, (mean - tasks, mean + tasks), seeds
-    return rows
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 
 from maml.library.model import Model
 from maml.plots import style
-from maml.plots.curves import legend_of, line_of_seeds
+from maml.plots.curves import line_of_seeds
 from maml.plots.style import GREY
 from maml.run import progress
 from maml.scores import mean_and_ci95
@@ -61,9 +61,8 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
         with progress.bar(total, f"scoring {name}", "task", speaks=True, leave=False) as bar:
             each = [scores_by_step(model, steps, tasks, bar.update) for model in models]
         metric = each[0][0]
-        over = f"{len(each)} seeds" if len(each) > 1 else f"95 % over {tasks} tasks"
         means = [[sum(at) / tasks for at in of_run] for _, of_run in each]
-        line_of_seeds(axis, steps, means, looks[name], f"{name} ({over})")
+        line_of_seeds(axis, steps, means, looks[name], name, f"95 % over {tasks} tasks")
         if len(each) == 1:
             ends = [mean_and_ci95(torch.tensor(at)) for at in each[0][1]]
             low, high = ([m + sign * (half or 0.0) for m, half in ends] for sign in (-1, 1))
@@ -72,13 +71,8 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
         values = {getattr(config, field) for config in configs}
         if len(values) == 1:
             axis.axvline(values.pop(), color=GREY, linestyle=dash, label=f"steps in {what}")
-    axis.set_xlabel("inner steps")
-    axis.set_ylabel(f"test {metric}")
-    if metric == "accuracy":
-        style.percent(axis)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=8, title=legend_of(methods.values()), title_fontsize=8)
+    style.finish(axis, "inner steps", f"test {metric}", metric=metric)
     return drawn
 
 
@@ -116,7 +110,5 @@ def rates(model: Model) -> Any:
     axis.axhline(model.config.inner_lr, color=GREY, linestyle="--", label="to begin with")
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
     whole = all(rate.numel() == 1 for of_step in steps for rate in of_step.values())
-    axis.set_ylabel("learned inner rate" + ("" if whole else ", mean and middle half"))
-    axis.grid(axis="y", alpha=0.25)
-    axis.legend(fontsize=8)
+    style.finish(axis, "", "learned inner rate" + ("" if whole else ", mean and middle half"))
     return drawn

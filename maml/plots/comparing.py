@@ -9,18 +9,16 @@ from maml.plots import style
 from maml.plots.curves import mean_and_spread
 from maml.plots.style import BLACK, BLUE, GREY
 
-Ends = tuple[float, float]
+Interval = tuple[float, float, float]
+"""A mean, and the ends of its interval."""
 
 
-def means(
-    rows: Mapping[str, tuple[float, Ends, Ends | None]], metric: str, *, title: str = ""
-) -> Any:
+def means(rows: Mapping[str, tuple[Interval, Interval | None]], metric: str) -> Any:
     """Draw a mean a row, with its interval over tasks, and a thinner one over seeds.
 
     Args:
-        rows: By name: the mean, its interval over tasks, and over seeds if there are several.
+        rows: By name, the intervals over tasks, and over seeds if there are several.
         metric: What it is the mean of.
-        title: Above the picture.
 
     Returns:
         The figure.
@@ -30,11 +28,10 @@ def means(
     axis.set_xlabel(f"test {metric}")
     if metric.endswith("accuracy"):
         style.percent(axis, "x")
-    axis.set_title(title, fontsize=10)
     return drawn
 
 
-def differences(rows: Mapping[str, tuple[float, Ends, Ends | None]], metric: str) -> Any:
+def differences(rows: Mapping[str, tuple[Interval, Interval | None]], metric: str) -> Any:
     """Draw a difference a row, as `means` does; right of 0 the one named first is greater.
 
     Returns:
@@ -54,18 +51,17 @@ def differences(rows: Mapping[str, tuple[float, Ends, Ends | None]], metric: str
 
 def _intervals(
     axis: Any,
-    rows: Mapping[str, tuple[float, Ends, Ends | None]],
+    rows: Mapping[str, tuple[Interval, Interval | None]],
     looks: Mapping[str, tuple[str, str]],
 ) -> None:
-    for y, (name, (mean, over_tasks, over_seeds)) in enumerate(rows.items()):
+    for y, (name, ((mean, *over_tasks), over_seeds)) in enumerate(rows.items()):
         colour = looks[name][0]
         if over_seeds is not None:
-            axis.plot(over_seeds, (y, y), color=GREY, linewidth=1.2, zorder=1)
-            axis.plot(over_seeds, (y, y), "|", color=GREY, markersize=8, zorder=1)
+            axis.plot(over_seeds[1:], (y, y), "|-", color=GREY, lw=1.2, markersize=8, zorder=1)
         axis.plot(over_tasks, (y, y), color=colour, linewidth=4, alpha=0.55, zorder=2)
         axis.plot(mean, y, "o", color=colour, markersize=5, zorder=3)
     axis.plot([], [], color=BLUE, linewidth=4, alpha=0.55, label="95 %, over tasks (these runs)")
-    if any(over_seeds is not None for _, _, over_seeds in rows.values()):
+    if any(over_seeds is not None for _, over_seeds in rows.values()):
         axis.plot([], [], "|-", color=GREY, linewidth=1.2, label="95 %, over seeds")
     axis.set_yticks(range(len(rows)), list(rows), fontsize=8)
     axis.set_ylim(len(rows) - 0.4, -0.6)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets.episodes import Episodes
-from datasets.spelling import is_theirs
 from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.config.presets import title
@@ -16,7 +15,7 @@ from maml.learners.policy import Policy
 from maml.params import Params
 from maml.plots import style
 from maml.plots.filmstrip import draw_filmstrip
-from maml.plots.runs import Run, metric_of
+from maml.plots.runs import Run
 from maml.plots.style import BLUE, GREY, ORANGE
 from maml.run.log import Row, read_metrics
 from maml.scores import headline
@@ -41,9 +40,7 @@ def draw_curves(
     metric = headline(worker.metric_names)
     if metric != "loss":
         _curve(axes[1], rows, result, metric, of, marked)
-        if metric == "accuracy":
-            style.percent(axes[1])
-        else:
+        if metric != "accuracy":
             _count_episodes(axes[1], [config])
     else:
         axes[0].set_yscale("log")
@@ -96,11 +93,7 @@ def _curve(
     if result.get(name) is not None:
         shown = f"{100 * result[name]:.1f} %" if name == "accuracy" else f"{result[name]:.3g}"
         axis.axhline(result[name], color=GREY, linestyle="--", label=f"test{tested}: {shown}")
-    axis.set_xlabel("outer-loop iteration")
-    axis.set_ylabel(f"query {name}")
-    axis.grid(alpha=0.25)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=8)
+    style.finish(axis, "outer-loop iteration", f"query {name}", metric=name)
 
 
 def _count_episodes(axis: Any, configs: Iterable[Config]) -> None:
@@ -116,16 +109,14 @@ def _count_episodes(axis: Any, configs: Iterable[Config]) -> None:
         above.set_xlabel("episodes, the first of each environment")
 
 
-def adapted_curve(
-    axis: Any, learner: Learner, episodes: Episodes, meta_params: Params, index: int = 0
-) -> None:
-    """Draw one test task before and after 1 and 5 inner steps (Finn et al., figure 2).
+def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:
+    """Draw the first test task before and after 1 and 5 inner steps (Finn et al., figure 2).
 
     Of a function of more than one number there is no such curve.
     """
     import torch
 
-    task = episodes.tasks(torch.tensor([index]))
+    task = episodes.tasks(torch.tensor([0]))
     if task.query_x.shape[2:] != (1,) or task.query_y.shape[2:] != (1,):
         axis.set_axis_off()
         return
@@ -159,13 +150,10 @@ def adapted_curve(
         color="black",
         label=f"{len(support_x)} support points",
     )
-    axis.set_xlabel("x")
-    axis.set_ylabel("y")
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=7)
+    style.finish(axis, "x", "y")
 
 
-def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = None) -> Any:
+def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
     """Draw each method's validations: the mean over its seeds, as `line_of_seeds` says.
 
     Where no run has any, what was logged while training, smoothed. Policies that play as many
@@ -175,22 +163,10 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
         The figure.
     """
     runs = [run for each in methods.values() for run in each]
-    metric = metric or metric_of(runs)
+    metric = headline({"loss", *(name for run in runs for row in run.rows for name in row)})
     validates = any(run.validated(metric) for run in runs)
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     looks = style.look_of(list(methods))
-    # A picture of numbers imports no code of a user's own, so it is not known what that does.
-    adapting = [
-        run
-        for run in runs
-        if not is_theirs(run.config.learner)
-        and registry.learner(run.config.learner).adapts_at_test
-        and registry.learner(run.config.learner).tasks == "episodes"
-    ]
-    training = {run.config.inner_steps for run in adapting}
-    test = {run.config.eval_inner_steps for run in adapting}
-    # Else each line says how many steps its own runs took, if any.
-    alike = len(test) == 1 and len(adapting) == len(runs)
     for name, of_method in methods.items():
         at: dict[int, list[float]] = {}
         for run in of_method:
@@ -200,24 +176,13 @@ def learning_curves(methods: Mapping[str, Sequence[Run]], metric: str | None = N
         whole = sorted(i for i, values in at.items() if len(values) == len(of_method))
         if not whole:
             continue
-        many = f"{len(of_method)} seeds" if len(of_method) > 1 else "1 seed"
-        if not alike and of_method[0] in adapting:
-            many += f", tested with {of_method[0].config.eval_inner_steps} inner steps"
         each = [[at[i][j] for i in whole] for j in range(len(of_method))]
-        line_of_seeds(axis, whole, each, looks[name], f"{name} ({many})")
-    said = f", {min(test)} inner steps" if alike else ""
-    if alike and len(training) == 1 and test != training:
-        said += f" (training: {min(training)})"
-    axis.set_xlabel("outer-loop iteration")
+        line_of_seeds(axis, whole, each, looks[name], name)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set_ylabel(f"{'validation' if validates else 'training'} {metric}{said}")
     if metric.endswith("return") and not any(registry.theirs(run.config) for run in runs):
         _count_episodes(axis, [run.config for run in runs])
-    if metric.endswith("accuracy"):
-        style.percent(axis)
-    axis.grid(alpha=0.25)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=8, title=legend_of(methods.values()), title_fontsize=8)
+    y = f"{'validation' if validates else 'training'} {metric}"
+    style.finish(axis, "outer-loop iteration", y, metric=metric)
     return drawn
 
 
@@ -226,13 +191,17 @@ def line_of_seeds(
     x: Sequence[float],
     each: Sequence[Sequence[float]],
     look: tuple[str, str],
-    label: str,
+    name: str,
+    alone: str = "1 seed",
 ) -> None:
     """Draw the mean of lines, one a seed, with Student's 95 % interval; of two, both lines instead.
 
-    The interval of two is 13 standard errors wide: true, and no picture.
+    The interval of two is 13 standard errors wide: true, and no picture. ``alone`` is what the
+    legend says of a line of one seed.
     """
     colour, dash = look
+    many = f"mean of {len(each)} seeds" + ", 95 %" * (len(each) > 2)
+    label = f"{name} ({many if len(each) > 1 else alone})"
     spread = [mean_and_spread(values) for values in zip(*each, strict=True)]
     axis.plot(x, [mean for mean, _ in spread], dash, color=colour, marker=".", label=label)
     if len(each) == 2:
@@ -241,16 +210,6 @@ def line_of_seeds(
     elif len(each) > 2:
         low, high = ([mean + sign * half for mean, half in spread] for sign in (-1, 1))
         axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-
-
-def legend_of(methods: Iterable[Sequence[object]]) -> str | None:
-    """Return what lines that `line_of_seeds` has drawn show; None where there is one seed each."""
-    seeds = [len(each) for each in methods]
-    if max(seeds) == 1:
-        return None
-    if 2 not in seeds:
-        return "mean over seeds, 95 % interval"
-    return "mean over seeds; thin: each of two" + (", else 95 %" if max(seeds) > 2 else "")
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:

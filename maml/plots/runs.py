@@ -12,7 +12,6 @@ from maml.errors import UserError
 from maml.plots.style import smooth
 from maml.run import directory
 from maml.run.log import Row, read_metrics
-from maml.scores import headline
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,3 @@ def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
             label = values[0]
         found.setdefault(label or run.config.preset or run.config.learner, []).append(run)
     return found
-
-
-def metric_of(runs: Sequence[Run]) -> str:
-    """Return what the runs are drawn by: accuracy, a policy's return, or a regression's loss."""
-    return headline({"loss", *(name for run in runs for row in run.rows for name in row)})

@@ -63,6 +63,24 @@ def percent(axis: Any, which: str = "y") -> None:
     getattr(axis, f"set_{which}lim")(max(low, -0.02), min(high, 1.02))
 
 
+def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
+    """Say what an axis shows: its labels, a grid, and a legend of what has a label.
+
+    Args:
+        axis: What has been drawn on.
+        x: What is drawn from left to right.
+        y: What is drawn upwards.
+        metric: Which metric that is; accuracies are shown as percent.
+    """
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.25)
+    if metric.endswith("accuracy"):
+        percent(axis)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=8)
+
+
 def save(drawn: Any, path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write a figure as ``path``.png and so on, for each of ``kinds``; return the files.
 

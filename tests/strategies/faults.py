@@ -54,6 +54,11 @@ WORLD = 3
 DEATH_S = 10.0
 """Seconds after which a run has ended that has lost a process by its death."""
 
+COLUMNS = {
+    "strategy": "`{strategy}`", "fault": "{fault}", "of rank": "{of_rank}",
+    "ended after": "{ended}", "status": "{state}", "what the run says": "{lines}",
+}  # fmt: skip
+
 
 class Fault(NamedTuple):
     """What happens to a process.
@@ -222,7 +227,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=20)
     own = parser.parse_args()
-    record = {"hardware": describe(threads=1), "timeout": own.timeout, "rows": []}
+    caption = f"`--timeout {own.timeout:g}`, three processes of one host"
+    record = {
+        "hardware": describe(threads=1), "timeout": own.timeout, "caption": caption,
+        "columns": COLUMNS, "rows": [],
+    }  # fmt: skip
     if own.json.exists():
         record = json.loads(own.json.read_text())
     done = {(row["strategy"], row["fault"], row["rank"]) for row in record["rows"]}
@@ -238,9 +247,18 @@ def main() -> None:
             "strategy": strategy, "fault": name, "rank": rank,
             "seconds": [round(one.seconds, 1) for one in outcomes],
             "said": outcomes[0].said, "state": outcomes[0].state, "codes": outcomes[0].codes,
+            "of_rank": "launcher" if rank == LAUNCHER else str(rank),
+            "ended": ", ".join(f"{one.seconds:.0f} s" for one in outcomes),
+            "lines": "; ".join(f"`{_anonymous(line)}`" for line in outcomes[0].said) or "–",
         }  # fmt: skip
         record["rows"].append(row)
         own.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _anonymous(line: str) -> str:
+    """Return the line without what is different each time."""
+    line = line[max(line.find("error: "), 0) :].replace("|", "/")
+    return re.sub(r"pid \d+", "pid …", re.sub(r"host \S+,", "host …,", line))
 
 
 def _injections(strategies: Sequence[str]) -> list[tuple[str, str, Fault, int]]:

@@ -80,7 +80,7 @@ def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for tasks in ("8", "32"):
         for name in ALL:
             runs[f"{name} {tasks}"] = [*BYTES, *STRATEGIES[name], "--meta-batch-size", tasks]
-    command = [sys.executable, "-m", "benchmarks.metered", str(folder), json.dumps(runs)]
+    command = [sys.executable, "-m", "tests.strategies.metered", str(folder), json.dumps(runs)]
     with Network(3) as network:
         run_together([network.by_hand(host, command) for host in range(3)], LIMIT_S)
     return folder

@@ -1,6 +1,6 @@
 """Train configurations one after another, with the bytes that crossed this host's links.
 
-torchrun … -m benchmarks.metered FOLDER CONFIGURATIONS (or started as a cluster's launcher does)
+python -m tests.strategies.metered FOLDER CONFIGURATIONS (on each host, as a launcher starts it)
 
 CONFIGURATIONS is JSON, ``{name: [arguments of train_maml.py]}``; each trains into
 ``FOLDER/name``. Rows of metrics.jsonl get ``link_bytes``: what rank zero's host has sent and

@@ -114,6 +114,56 @@ def write(
     config = directory.read_config(run_dir)
     here = directory.config_here(run_dir, data_root, None, trust=trust)
     registry.import_theirs(here)
+    starts, command = starts_of(run_dir)
+    last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
+    finished = _finished(run_dir, config, last["iteration"])
+    own = _own(here, starts)
+    target = records / recorded.place_of(config, own)
+    if target.exists() and not recorded.read(target).left and not finished:
+        raise UserError(
+            f"{run_dir}: it has not finished, and {target} is of a run that has; --records keeps "
+            "this one elsewhere"
+        )
+    made: dict[str, Any] = {
+        "command": _again(command, {"threads": config.threads} | starts[-1]),
+        "starts": starts,
+        "minutes": last["seconds"] / 60,
+        "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
+        "note": note,
+    }
+    if last.get("division") is not None:
+        made["division"] = last["division"]
+    if own:
+        made["own"] = own
+    files.make_folder(records, "--records")
+    with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
+        folder = Path(made_in) / target.name
+        folder.mkdir()
+        if finished:
+            kept, tested = "model.pt", checkpoint.tested(last)["model"]
+            result = _test(folder, run_dir, tested, tasks, here)
+            # Beside the presets of this commit, which may be later than the run's.
+            result |= published_row(config) | {"changed": changed(config)}
+            if together is not None:
+                result |= _ensemble(here, run_dir, together, result["tasks"])
+            torch.save(tested, folder / kept)
+        else:
+            kept, result = "checkpoint.pt", _so_far(config, last)
+            shutil.copy(checkpoint.last_checkpoint(run_dir), folder / kept)
+        _write_files(folder, run_dir, kept, made, result)
+        files.make_folder(target.parent, "--records")
+        if target.exists():
+            target.rename(Path(made_in) / "earlier")
+        folder.rename(target)
+    return target
+
+
+def _finished(run_dir: Path, config: Config, iterations: int) -> bool:
+    """Say whether a run has been tested; it may have ended before its last iteration.
+
+    Raises:
+        UserError: if it goes on, or has done its ``iterations`` and was not tested.
+    """
     status = directory.read_status(run_dir)
     if status is None or status["state"] == "training":
         state = "has no status.json that can be read" if status is None else "is being trained"
@@ -121,66 +171,30 @@ def write(
     finished = status["state"] == "finished"
     if finished and not config.test_tasks:
         raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
-    starts, command = starts_of(run_dir)
-    last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
-    if not finished and last["iteration"] >= config.iterations:
+    if not finished and iterations >= config.iterations:
         raise UserError(
             f"{run_dir}: its iterations are done and its test is not; the same command with "
             f"--run-dir {run_dir} finishes it"
         )
-    own = _own(here, starts)
-    target = records / recorded.place_of(config, own)
-    earlier = recorded.read(target) if target.exists() else None
-    if earlier and not earlier.left and not finished:
-        raise UserError(
-            f"{run_dir}: it has not finished, and {target} is of a run that has; --records keeps "
-            "this one elsewhere"
-        )
-    files.make_folder(records, "--records")
-    with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
-        folder = Path(made_in) / target.name
-        folder.mkdir()
-        made: dict[str, Any] = {
-            "command": _again(command, {"threads": config.threads} | starts[-1]),
-            "starts": starts,
-            "minutes": last["seconds"] / 60,
-            "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
-            "note": note,
-        }
-        if last.get("division") is not None:
-            made["division"] = last["division"]
-        if own:
-            made["own"] = own
-        if finished:
-            tested = checkpoint.tested(last)["model"]
-            result = _test(folder, run_dir, tested, tasks, here)
-            # Beside the presets of this commit, which may be later than the run's.
-            result |= published_row(config) | {"changed": changed(config)}
-            if together is not None:
-                result |= _ensemble(here, run_dir, together, result["tasks"])
-            kept = "model.pt"
-            torch.save(tested, folder / kept)
-        else:
-            result = _so_far(config, last)
-            kept = "checkpoint.pt"
-            shutil.copy(checkpoint.last_checkpoint(run_dir), folder / kept)
-        made[f"{kept.removesuffix('.pt')}_sha256"] = digest_of(folder / kept)
-        size = made[f"{kept.removesuffix('.pt')}_bytes"] = (folder / kept).stat().st_size
-        if size > recorded.MOST_BYTES[kept]:
-            (folder / kept).unlink()
-        files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
-        write_config(folder, run_dir)
-        write_metrics(folder, run_dir)
-        # A run that was stopped has drawn none.
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copy(run_dir / "curves.png", folder / "curves.png")
-        files.write_text(folder / "record.json", json.dumps(made, indent=1) + "\n")
-        recorded.read(folder)  # whoever reads it later must be able to
-        files.make_folder(target.parent, "--records")
-        if target.exists():
-            target.rename(Path(made_in) / "earlier")
-        folder.rename(target)
-    return target
+    return finished
+
+
+def _write_files(
+    folder: Path, run_dir: Path, kept: str, made: dict[str, Any], result: dict[str, Any]
+) -> None:
+    """Write what a record has beside the scores of its tasks and ``kept``, which is there."""
+    kind, size = kept.removesuffix(".pt"), (folder / kept).stat().st_size
+    made |= {f"{kind}_sha256": digest_of(folder / kept), f"{kind}_bytes": size}
+    if size > recorded.MOST_BYTES[kept]:
+        (folder / kept).unlink()
+    for name, content in (("result.json", result), ("record.json", made)):
+        files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
+    write_config(folder, run_dir)
+    write_metrics(folder, run_dir)
+    # A run that was stopped has drawn none.
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy(run_dir / "curves.png", folder / "curves.png")
+    recorded.read(folder)  # whoever reads it later must be able to
 
 
 def _own(config: Config, starts: list[dict[str, Any]]) -> str:

@@ -177,7 +177,6 @@ def test_arguments_of_a_component_tell_runs_apart(
         ),
         (["{}/trials/0", "{}/twice"], "two runs have seed 0"),
         (["{}/mine/0", "{}/mine/1"], "data_root is there for the first and here for the second$"),
-        (["{}/mine/0", "{}/mine/3"], "data_root is there for the first and here for the second$"),
         (
             ["{}/mine/2", "{}/mine/4"],
             "is here for the first and here for the second, and their images diff",

@@ -487,15 +487,9 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
         record.write(copy, tmp_path, 6, "", None)
     shutil.copy(run_dir / "test_tasks.csv", copy)
     result = json.loads((copy / "result.json").read_text())
-    for edited in (
-        result | {"accuracy": 0.99},
-        result | {"iterations": 60_000},
-        result | {"tasks": 7},
-        {},
-        [],
-    ):
+    for edited in (result | {"iterations": 60_000}, result | {"tasks": 7}, {}):
         (copy / "result.json").write_text(json.dumps(edited))
-        with pytest.raises((UserError), match=r"result\.json: (not what|damaged)"):
+        with pytest.raises(UserError, match=r"result\.json: not what"):
             record.write(copy, tmp_path, 6, "", None)
     (copy / "result.json").unlink()
     with pytest.raises(UserError, match=r"result\.json: No such file"):
@@ -509,7 +503,6 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
         ({"starts": [start | {"machine": "abacus"}]}, r"its starts\[0\].machine is 'abacus'"),
         ({"starts": [start | {"command": None}]}, "its command is None"),
         ({"versions": None}, "its versions is None"),
-        ({"git_commit": None}, "its git_commit is None"),
     ):
         (copy / "config.yaml").write_text(yaml.safe_dump(content | other))
         with pytest.raises(UserError, match=f"config.yaml: damaged: .*{said}|{said}$"):

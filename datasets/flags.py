@@ -108,18 +108,35 @@ class OwnFlag(NamedTuple):
 
 def own_flags(tree: ast.Module) -> dict[str, OwnFlag]:
     """Return the flags that a file's class ``Flags`` declares, by name."""
-    found = {}
-    for statement in tree.body:
-        if isinstance(statement, ast.ClassDef) and statement.name == "Flags":
-            for line in statement.body:
-                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                    found[line.target.id] = OwnFlag(*map(_value, (line.annotation, line.value)))
-    return found
+    lines = [
+        line
+        for statement in tree.body
+        if isinstance(statement, ast.ClassDef) and statement.name == "Flags"
+        for line in statement.body
+    ]
+    return {
+        line.target.id: OwnFlag(_type(line.annotation), _field(line.value))
+        for line in lines
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and isinstance(line.value, ast.Call)
+    }
 
 
-def _value(node: ast.expr | None) -> Any:
-    """Return what an annotation, or a call of `flag`, means."""
-    names = {"flag": flag, "Literal": Literal, **{role.name: role for role in Role}}
-    code = compile(ast.Expression(node), "<flags>", "eval")  # type: ignore[arg-type]
-    # Of this project's own files, which are imported anyway.
-    return eval(code, names)
+def _type(node: ast.expr) -> Any:
+    """Return what an annotation means: a type, one or None, or a `Literal`."""
+    if isinstance(node, ast.BinOp):
+        return _type(node.left) | None
+    if isinstance(node, ast.Subscript):
+        return Literal[ast.literal_eval(node.slice)]
+    return {"bool": bool, "int": int, "float": float, "str": str}[ast.unparse(node)]
+
+
+def _field(call: ast.Call) -> Any:
+    """Return what a call of `flag` with literals returns."""
+    roles = {role.name: role for role in Role}
+
+    def value(node: ast.expr) -> Any:
+        return roles[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+    return flag(*map(value, call.args), **{k.arg: value(k.value) for k in call.keywords if k.arg})

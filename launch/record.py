@@ -118,23 +118,8 @@ def write(
     last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
     finished = _finished(run_dir, config, last["iteration"])
     own = _own(here, starts)
-    target = records / recorded.place_of(config, own)
-    if target.exists() and not recorded.read(target).left and not finished:
-        raise UserError(
-            f"{run_dir}: it has not finished, and {target} is of a run that has; --records keeps "
-            "this one elsewhere"
-        )
-    made: dict[str, Any] = {
-        "command": _again(command, {"threads": config.threads} | starts[-1]),
-        "starts": starts,
-        "minutes": last["seconds"] / 60,
-        "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
-        "note": note,
-    }
-    if last.get("division") is not None:
-        made["division"] = last["division"]
-    if own:
-        made["own"] = own
+    target = _target(run_dir, records / recorded.place_of(config, own), finished=finished)
+    made = _how_made(config, starts, command, last) | {"note": note} | ({"own": own} if own else {})
     files.make_folder(records, "--records")
     with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
         folder = Path(made_in) / target.name
@@ -156,6 +141,29 @@ def write(
             target.rename(Path(made_in) / "earlier")
         folder.rename(target)
     return target
+
+
+def _target(run_dir: Path, target: Path, *, finished: bool) -> Path:
+    """Return where the record goes; one of a finished run gives way to no other."""
+    if target.exists() and not recorded.read(target).left and not finished:
+        raise UserError(
+            f"{run_dir}: it has not finished, and {target} is of a run that has; --records keeps "
+            "this one elsewhere"
+        )
+    return target
+
+
+def _how_made(
+    config: Config, starts: list[dict[str, Any]], command: list[str], last: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what a record says of how its run was made; ``last`` is the last checkpoint."""
+    division = last.get("division")
+    return {
+        "command": _again(command, {"threads": config.threads} | starts[-1]),
+        "starts": starts,
+        "minutes": last["seconds"] / 60,
+        "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
+    } | ({} if division is None else {"division": division})
 
 
 def _finished(run_dir: Path, config: Config, iterations: int) -> bool:

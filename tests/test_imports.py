@@ -212,3 +212,13 @@ print(sorted({{"torch._dynamo", "torch._inductor"}} & set(sys.modules)))
 """
     done = run([sys.executable, "-c", code], timeout=300)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("path", SOURCES, **IDS)
+def test_a_file_and_a_function_have_one_subject(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= 60, f"{node.name} has {lines} lines"

@@ -12,7 +12,7 @@ import numpy as np
 from datasets.spelling import is_theirs
 from datasets.words import counted
 from launch.comparing.statistics import Floats
-from launch.sweeping.points import Point, points_of, value_of
+from launch.sweeping.points import STUDY, Point, read_study, value_of
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.plots import runs as found_runs
@@ -90,6 +90,24 @@ def _has_gone_on(run_dir: Path) -> bool:
     """Say whether a run is trained further since its test, which is of an earlier model then."""
     status = directory.read_status(run_dir)
     return status is not None and status["state"] != "finished"
+
+
+def points_of(folder: Path) -> dict[Path, Point]:
+    """Return the values of a sweep's parameters by run directory; none if it is no sweep's folder.
+
+    Raises:
+        UserError: if it is one, and cannot be read.
+    """
+    if (folder / STUDY).is_file():
+        return {folder / trial["run"]: trial["point"] for trial in read_study(folder)["trials"]}
+    if (folder / "journal.log").is_file():
+        # Imported here: most comparisons are of no sweep, and need no Optuna.
+        from launch.sweeping.file import read
+        from launch.sweeping.sweep import Sweep
+
+        sweep = Sweep(folder, read(folder / "sweep.yaml"))
+        return {trial.run_dir: trial.point for trial in sweep.trials()}
+    return {}
 
 
 def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:

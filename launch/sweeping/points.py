@@ -50,24 +50,6 @@ def setting_of(point: Point, names: Iterable[str]) -> str:
     return " ".join(f"{name}={point[name]}" for name in names) or "the only setting"
 
 
-def points_of(folder: Path) -> dict[Path, Point]:
-    """Return the values of a sweep's parameters by run directory; none if it is no sweep's folder.
-
-    Raises:
-        UserError: if it is one, and cannot be read.
-    """
-    if (folder / STUDY).is_file():
-        return {folder / trial["run"]: trial["point"] for trial in read_study(folder)["trials"]}
-    if (folder / "journal.log").is_file():
-        # Imported here: most comparisons are of no sweep, and need no Optuna.
-        from launch.sweeping.file import read
-        from launch.sweeping.sweep import Sweep
-
-        sweep = Sweep(folder, read(folder / "sweep.yaml"))
-        return {trial.run_dir: trial.point for trial in sweep.trials()}
-    return {}
-
-
 def read_study(folder: Path) -> dict[str, Any]:
     """Return what a kept study's study.json says.
 

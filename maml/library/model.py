@@ -246,7 +246,6 @@ class Model:
                 f"tasks: support_x is {list(tasks.support_x.shape)}; give a batch of tasks, "
                 f"[B, n, {', '.join(map(str, shape))}]"
             )
-
         if self.ways is not None:
             self._check_classes(tasks, training_task(self.config)[0])
 

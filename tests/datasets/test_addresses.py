@@ -97,17 +97,6 @@ def test_choose_draws_every_ordered_choice_equally_often(n, k):
     assert abs(chi_square(counts[possible])) < 4
 
 
-@pytest.mark.parametrize(("n", "k"), [(20, 2), (20, 10), (20, 20), (1100, 20), (1623, 5)])
-def test_choose_is_distinct_and_uniform_in_every_position(n, k):
-    drawn = addresses.choose(many(20_000), n, k)
-    assert drawn.shape == (20_000, k) and drawn.dtype == np.int64
-    assert drawn.min() >= 0 and drawn.max() < n
-    ordered = np.sort(drawn, axis=1)
-    assert (np.diff(ordered, axis=1) > 0).all()
-    for position in (0, k // 2, k - 1):
-        assert abs(chi_square(np.bincount(drawn[:, position], minlength=n))) < 4
-
-
 def test_choose_takes_a_bound_for_each_key():
     keys = addresses.derive(many(500), 4)
     n = np.arange(6, 10) * np.array([[1]] * 499 + [[1000]])

@@ -226,20 +226,6 @@ def test_no_flipped_bit_and_no_cut_is_overlooked(empty_cache, monkeypatch, block
             cache._map_checked(path, SHAPE)
 
 
-def test_what_cannot_be_read_is_built_anew(empty_cache, monkeypatch):
-    cached("x/a.npy", SHAPE, chunks)
-    real, failures = os.pread, iter([True])
-
-    def pread(*args):
-        if next(failures, False):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(*args)
-
-    monkeypatch.setattr(cache, "_checked", set())
-    monkeypatch.setattr(os, "pread", pread)
-    assert (cached("x/a.npy", SHAPE, chunks) == VALUES).all()
-
-
 def broken():
     yield VALUES[:2]
     raise ValueError("a.npy: damaged")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import zipfile
 from pathlib import Path
@@ -67,31 +66,6 @@ def test_decoded_once_then_mapped(folder, empty_cache, monkeypatch):
     assert (after[6, 19] != images[6, 19]).any() and (after[:6] == images[:6]).all()
 
 
-def test_processes_that_start_together_decode_once(folder, empty_cache, run_python, tmp_path):
-    code = f"""
-import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-import tiny_omniglot as tiny
-import hashlib
-from datasets import omniglot
-decode_all = omniglot.decode_all
-def logged(place, *rest):
-    with open({str(tmp_path / "decoded")!r}, "a") as log:
-        log.write(place.name + "\\n")
-    yield from decode_all(place, *rest)
-omniglot.decode_all = logged
-print(hashlib.sha256(omniglot.open_parts(Path({str(folder)!r}), tiny.PARTS).tobytes()).hexdigest())
-"""
-    children = [run_python(code) for _ in range(2)]
-    results = [(child.communicate(timeout=600), child.returncode) for child in children]
-    assert all(code == 0 for _, code in results), results
-    digests = {out.strip() for (out, _), _ in results}
-    assert digests == {hashlib.sha256(open_tiny(folder).tobytes()).hexdigest()}
-    decoded = (tmp_path / "decoded").read_text().split()
-    assert decoded == ["images_background.zip", "images_evaluation.zip"]
-
-
 def test_no_data_and_no_network_is_one_line_with_every_way_out(tmp_path, empty_cache, offline):
     with pytest.raises(DataError) as caught:
         open_episodes(
@@ -109,12 +83,6 @@ def test_no_data_and_no_network_is_one_line_with_every_way_out(tmp_path, empty_c
         "maml-glyphs-*",
     ):
         assert way_out in message
-
-
-def test_a_data_root_that_cannot_be_written_is_one_line(tmp_path, empty_cache, offline):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="--data-root"):
-        open_tiny(tmp_path / "file" / "omniglot")
 
 
 TINY_SPLITS = {"train": [0, 2, 4], "validation": [1, 5], "test": [3, 6]}

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -55,8 +55,8 @@ DEATH_S = 10.0
 """Seconds after which a run has ended that has lost a process by its death."""
 
 COLUMNS = {
-    "strategy": "`{strategy}`", "fault": "{fault}", "of rank": "{of_rank}",
-    "ended after": "{ended}", "status": "{state}", "what the run says": "{lines}",
+    "fault": "{fault}", "of rank": "{of_rank}", "what the run says": "{lines}",
+    **{f"`{name}`": f"{{{name}}}" for name in ALL},
 }  # fmt: skip
 
 
@@ -228,13 +228,13 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=20)
     own = parser.parse_args()
     caption = f"`--timeout {own.timeout:g}`, three processes of one host"
-    record = {
+    record: dict[str, Any] = {
         "hardware": describe(threads=1), "timeout": own.timeout, "caption": caption,
-        "columns": COLUMNS, "rows": [],
+        "columns": COLUMNS, "rows": [], "injections": [],
     }  # fmt: skip
     if own.json.exists():
         record = json.loads(own.json.read_text())
-    done = {(row["strategy"], row["fault"], row["rank"]) for row in record["rows"]}
+    done = {(one["strategy"], one["fault"], one["rank"]) for one in record["injections"]}
     for strategy, name, fault, rank in tqdm(_injections(own.strategies), unit="fault"):
         if (strategy, name, rank) in done:
             continue
@@ -243,21 +243,36 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder) / "run"
                 outcomes.append(inject(run_dir, strategy, fault, rank, own.timeout))
-        row = {
+        record["injections"].append({
             "strategy": strategy, "fault": name, "rank": rank,
             "seconds": [round(one.seconds, 1) for one in outcomes],
             "said": outcomes[0].said, "state": outcomes[0].state, "codes": outcomes[0].codes,
-            "of_rank": "launcher" if rank == LAUNCHER else str(rank),
-            "ended": ", ".join(f"{one.seconds:.0f} s" for one in outcomes),
-            "lines": "; ".join(f"`{_anonymous(line)}`" for line in outcomes[0].said) or "–",
-        }  # fmt: skip
-        record["rows"].append(row)
+        })  # fmt: skip
+        record["rows"] = rows_of(record["injections"])
         own.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def rows_of(injections: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return a row for each fault of a rank: what all strategies say, and when each has ended."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
+    for one in injections:
+        of_rank = "launcher" if one["rank"] == LAUNCHER else str(one["rank"])
+        row = found.setdefault(
+            (one["fault"], one["rank"]),
+            {"fault": one["fault"], "of_rank": of_rank, "lines": "–", **dict.fromkeys(ALL, "–")},
+        )
+        row[one["strategy"]] = ", ".join(f"{seconds:.0f} s" for seconds in one["seconds"])
+        for line in one["said"]:
+            said = f"`{_anonymous(line)}`"
+            if said not in row["lines"]:
+                row["lines"] = said if row["lines"] == "–" else f"{row['lines']}; {said}"
+    return list(found.values())
 
 
 def _anonymous(line: str) -> str:
     """Return the line without what is different each time."""
     line = line[max(line.find("error: "), 0) :].replace("|", "/")
+    line = re.sub(r"silent for \d+ s", "silent for … s", line)
     return re.sub(r"pid \d+", "pid …", re.sub(r"host \S+,", "host …,", line))
 
 

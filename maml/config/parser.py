@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from datasets.flags import MOST
+from datasets.spelling import is_theirs
 from maml.config import registry
 from maml.config.fields import FACTS, FLAGS, Config, flag
 from maml.errors import UserError
@@ -122,6 +123,8 @@ OTHERS = "other learners, networks, data sets and strategies"
 def _is_read(name: str, config: Config) -> bool:
     """Say whether a field has an effect with the components of ``config``, as far as is known."""
     for kind in registry.KINDS:
+        if is_theirs(getattr(config, kind)):
+            continue  # it may read any
         chosen = registry.find(kind, getattr(config, kind)).reads
         others = (each.reads or () for each in registry.known(kind).values())
         if chosen is not None and name not in chosen and any(name in reads for reads in others):

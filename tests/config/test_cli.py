@@ -567,7 +567,7 @@ def test_missing_data_of_a_classifier(
 
     monkeypatch.setattr(urllib.request, "urlopen", no_network)
     message = mistake("supervised-cifar10-resnet18", "--data-root", str(tmp_path / "nothing"))
-    assert message.startswith(f"{tmp_path}/nothing/cifar10/cifar-10-python.tar.gz: not found")
+    assert message.startswith(f"{tmp_path}/nothing/cifar10: cifar10 is missing")
     assert "--data-root" in message
     assert not (tmp_path / "nothing").exists()
 

@@ -783,7 +783,7 @@ def test_a_norm_in_evaluation_mode_keeps_its_statistics(
     torch.save(peer.state_dict(), tmp_path / "peer.pt")
     begun, _ = initial_weights(str(tmp_path / "peer.pt"), learner)
     assert float(begun["network.module.0.1.running_mean"][0]) == 0.7
-    share = Worker(parse(words), torch.device("cpu")).meta_gradient(begun, torch.arange(2), learner)
+    share = Worker(parse(words), torch.device("cpu")).share(begun, torch.arange(2), learner)
     assert float(share.gradients["network.module.1.weight"].abs().max()) > 0
 
 

@@ -49,7 +49,7 @@ def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
         for name, p in plain.learner.meta_parameters().items()
     }
     before = {name: tensor.clone() for name, tensor in params.items()}
-    expected = plain.meta_gradient(params, IDS, plain.learner)
+    expected = plain.share(params, IDS, plain.learner)
     share = worker.share(params, IDS, worker.learner)
     said = capsys.readouterr().err
     assert "warning" not in said
@@ -324,10 +324,10 @@ def _spoil(change: Callable[[dict[str, Tensor]], None]) -> Any:
 
     def stage(run: Any, inputs: Sequence[Tensor]) -> Any:
         def spoilt(*inputs: Tensor) -> list[Tensor]:
-            *gradients, losses = run(*inputs)
+            *gradients, losses, outputs = run(*inputs)
             named = dict(zip("abc", gradients, strict=True))
             change(named)
-            return [*named.values(), losses]
+            return [*named.values(), losses, outputs]
 
         return spoilt
 

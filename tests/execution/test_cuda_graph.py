@@ -67,8 +67,8 @@ def test_a_worker_replays_each_shape(family: Callable[..., object]) -> None:
             name: tensor + 0.1 * torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
             for name, tensor in start.items()
         }
-        expected = plain.meta_gradient(params, ids, plain.learner)
-        share = captured.meta_gradient(params, ids, captured.learner)
+        expected = plain.share(params, ids, plain.learner)
+        share = captured.share(params, ids, captured.learner)
         torch.testing.assert_close(share.totals, expected.totals, rtol=0, atol=1e-10)
         for name, gradient in expected.gradients.items():
             torch.testing.assert_close(share.gradients[name], gradient, rtol=0, atol=1e-10)
@@ -177,8 +177,8 @@ def test_a_graph_equals_eager(
     params = plain.learner.meta_parameters()
     for first in (0, 7):
         ids = torch.arange(first, first + 5)
-        expected = plain.meta_gradient(params, ids, plain.learner)
-        share = captured.meta_gradient(params, ids, captured.learner)
+        expected = plain.share(params, ids, plain.learner)
+        share = captured.share(params, ids, captured.learner)
         for name, gradient in expected.gradients.items():
             torch.testing.assert_close(share.gradients[name], gradient, rtol=0, atol=1e-10)
     assert "warning" not in capsys.readouterr().err

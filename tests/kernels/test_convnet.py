@@ -312,8 +312,8 @@ def test_meta_gradient_equals_plain(network: str, steps: int, order: str) -> Non
     reverse = make_worker(meta_gradient="reverse", **changes)
     native = make_worker(kernels="native", **changes)
     params = reverse.learner.meta_parameters()
-    expected = reverse.meta_gradient(params, IDS, reverse.learner)
-    share = native.meta_gradient(params, IDS, native.learner)
+    expected = reverse.share(params, IDS, reverse.learner)
+    share = native.share(params, IDS, native.learner)
     torch.testing.assert_close(share.totals, expected.totals, rtol=1e-11, atol=1e-11)
     for name, gradient in expected.gradients.items():
         torch.testing.assert_close(share.gradients[name], gradient, rtol=0, atol=1e-10, msg=name)

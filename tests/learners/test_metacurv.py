@@ -50,7 +50,7 @@ def test_untrained_it_is_maml() -> None:
     worker, maml = make_worker(), make_worker(learner="maml")
     params = worker.learner.meta_parameters()
     found = worker.share(params, IDS, worker.learner).gradients
-    expected = maml.meta_gradient(maml.learner.meta_parameters(), IDS, maml.learner).gradients
+    expected = maml.share(maml.learner.meta_parameters(), IDS, maml.learner).gradients
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10)
 

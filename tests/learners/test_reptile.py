@@ -158,7 +158,7 @@ def test_kernels_find_the_same(kept: bool) -> None:
     native, plain = (make_worker(kernels=kernels, **changes) for kernels in ("native", "torch"))
     params = plain.learner.meta_parameters()
     for _ in range(kept):  # a moment of something, also of what no gradient reaches
-        found = plain.meta_gradient(params, IDS, plain.learner).gradients
+        found = plain.share(params, IDS, plain.learner).gradients
         params = {name: p.detach() - found[name] / 3 for name, p in params.items()}
         params |= {name: p + 1e-3 for name, p in params.items() if name.startswith(MOMENT)}
     a, b = (worker.share(params, IDS, worker.learner) for worker in (native, plain))

@@ -226,8 +226,8 @@ def test_mixed_equals_reverse(preset: str, name: str, steps: int, order: str) ->
     reverse = make_worker(preset, meta_gradient="reverse", **changes)
     mixed = make_worker(preset, meta_gradient="mixed", **changes)
     params = reverse.learner.meta_parameters()
-    expected = reverse.meta_gradient(params, IDS, reverse.learner)
-    share = mixed.meta_gradient(params, IDS, mixed.learner)
+    expected = reverse.share(params, IDS, reverse.learner)
+    share = mixed.share(params, IDS, mixed.learner)
     torch.testing.assert_close(share.totals, expected.totals, rtol=1e-12, atol=1e-12)
     for key, gradient in expected.gradients.items():
         # The scale of the largest element: rules that divide by a root blow others' noise up.
@@ -250,7 +250,7 @@ def test_auto_goes_forward_over_reverse_off_the_cpu(
         error = task @ params["w"]
         return error.square().mean(), error
 
-    own = types.SimpleNamespace(meta_gradient=back_step_by_step)
+    own = types.SimpleNamespace(step_by_step=back_step_by_step)
     monkeypatch.setattr("maml.metagradient.differentiate.forward_over_reverse", own)
     problem = Problem({"w": torch.ones(4, device=device)}, loss, loss, steps=2)
     tasks = torch.ones(3, 5, 4, device=device)

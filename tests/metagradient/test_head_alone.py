@@ -54,7 +54,7 @@ def test_equals_torch(loop: str) -> None:
         name: tensor + 0.05 * torch.randn(tensor.shape, dtype=tensor.dtype)
         for name, tensor in expected.learner.meta_parameters().items()
     }
-    shares = [w.meta_gradient(params, IDS, w.learner) for w in (found, expected)]
+    shares = [w.share(params, IDS, w.learner) for w in (found, expected)]
     torch.testing.assert_close(shares[0].totals, shares[1].totals, rtol=1e-11, atol=1e-11)
     assert shares[0].gradients.keys() == shares[1].gradients.keys()
     for name, gradient in shares[1].gradients.items():

@@ -240,7 +240,7 @@ def test_a_changed_flag_is_refused(
 def test_all_changed_flags_are_named_as_they_are_spelled(tmp_path: Path) -> None:
     config = glyphs(iterations=1, learner="mamlpp", lslr=False, filters=8)
     train(config, tmp_path)
-    with pytest.raises(UserError, match=r"\(1 more differ\); give --filters 8 --no-lslr, or "):
+    with pytest.raises(UserError, match=r"\(1 more differ\); give --no-lslr --filters 8, or "):
         train(config, tmp_path, iterations=2, lslr=True, filters=16)
 
 

@@ -270,8 +270,7 @@ def test_a_served_model_steps_on_meanwhile(
 ) -> None:
     """Tasks ordered in step 1, sent in step 2: late, unless a gradient of any tasks counts."""
     play, inbox = Play(pool, trainers=1), Inbox()
-    alone = Liveness(World(0, 1, 0, 1, launched=False), 1.0)
-    served = ServedModel(play.worker, inbox, alone, [1], of_its_order=of_its_order)
+    served = ServedModel(play.worker, inbox, [1], of_its_order=of_its_order)
     served.publish(1, play.params)
     served.publish(2, {name: 2 * tensor for name, tensor in play.params.items()})
     totals = served.forward(1, 1, list(play.worker.training_tasks(IDS)))

@@ -121,8 +121,6 @@ def test_a_worker_is_named_in_evaluations(tmp_path: Path, strategy: str, phase: 
         ("allreduce", "torchrun", "start"),
         *_slow(
             *((strategy, "torchrun", "") for strategy in ALL if strategy != "rpc exclusive"),
-            *(("rpc exclusive", "torchrun", phase) for phase in ("test", "tested")),
-            *(("allreduce", "torchrun", phase) for phase in ("test", "tested")),
             *((strategy, "launch/local", "") for strategy in ("rpc nested", "allreduce")),
             ("rpc chunk", "launch/local", "start"),
         ),

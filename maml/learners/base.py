@@ -48,6 +48,7 @@ class Learner(nn.Module, ABC):
             (`maml.learners.metric_names`).
         batching: How B tasks are computed where no kernels serve: all at once by "vmap", or one by
             one ("tasks"), which is right for any network and loss.
+        draws: Whether its losses draw random numbers, as dropout does (`maml.metagradient.draws`).
         contents: What the data set holds (`datasets.opening.Contents`).
         image_shape: (C, H, W) of the images that the network takes; None where it takes none.
         frozen: The network's names of what neither adapts nor learns (`maml.learners.frozen`).
@@ -74,6 +75,7 @@ class Learner(nn.Module, ABC):
         self.batching: Batching = "tasks" if theirs else "vmap"
         if config.batching != "auto":
             self.batching = config.batching
+        self.draws, self.checked = False, set[int]()
         contents = self.contents = data_contents(config)
         self.objective = objective(contents.classifies)
         self.metric_names = self.objective.names
@@ -267,10 +269,13 @@ class Learner(nn.Module, ABC):
         tasks: Task,
         phase: int = 0,
         derivatives_of: differentiate.Making | None = None,
+        *,
+        checked: bool = False,
     ) -> differentiate.OuterGradient:
         """Differentiate the outer loss summed over B tasks, of one phase, by the meta-parameters.
 
-        ``derivatives_of``: see `differentiate.differentiate`.
+        ``derivatives_of``: see `differentiate.differentiate`; ``checked``: see
+        `differentiate.meta_gradient`.
 
         Raises:
             RuntimeError: for a meta-parameter that no loss depends on: a mistake, not a zero.
@@ -283,6 +288,7 @@ class Learner(nn.Module, ABC):
             self.kernels,
             derivatives_of,
             self.batching,
+            checked=checked,
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 

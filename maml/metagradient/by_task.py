@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from maml.kernels.derivatives import Gradient, Part
+from maml.metagradient import draws
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import called
 from maml.params import Params
@@ -39,7 +40,8 @@ class TaskDerivatives(FunctionDerivatives):
         points, found = [], []
         for params, task in unstacked((at, tasks)):
             leaves = {n: t.detach().requires_grad_(again or n in names) for n, t in params.items()}
-            loss, outputs = called(self._losses[part], leaves, task, step)
+            with draws.at(part, step):
+                loss, outputs = called(self._losses[part], leaves, task, step)
             by = _grad([loss], [leaves[name] for name in names], create_graph=again)
             points.append((leaves, by))
             found.append((loss.detach(), outputs.detach(), *(g.detach() for g in by)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from maml import kernels
 from maml.errors import UserError
 from maml.kernels.derivatives import Derivatives
-from maml.metagradient import displacement, forward_over_reverse, implicit, unrolled
+from maml.metagradient import displacement, draws, forward_over_reverse, implicit, unrolled
 from maml.metagradient.by_task import Batching, TaskDerivatives, one_by_one, unstacked
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.head_alone import HeadAlone, moves_head_alone
@@ -32,6 +32,7 @@ from maml.networks.modulated_loss import ModulatedLoss
 from maml.networks.norms import tensors
 from maml.params import Params
 
+T = TypeVar("T")
 Compiled: TypeAlias = kernels.Native | HeadAlone
 """What of the compiled kernels serves a problem."""
 Making: TypeAlias = Callable[[Problem], Derivatives]
@@ -81,8 +82,18 @@ def adapt(
     if batching == "vmap":
         return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(tasks)
     derivatives = TaskDerivatives(problem)
-    found = [forward_over_reverse.adapt(problem, task, derivatives) for task in one_by_one(tasks)]
+    found = _of_each(lambda task: forward_over_reverse.adapt(problem, task, derivatives), tasks)
     return {name: torch.cat([each[name] for each in found]) for name in problem.start}
+
+
+def _of_each(compute: Callable[[Any], T], tasks: Any) -> list[T]:
+    """Return what is computed of each task, a batch of one; losses draw by the task's address."""
+    with draws.of_call() as address:
+        found = []
+        for place, task in enumerate(one_by_one(tasks)):
+            with draws.of_task(address(place)):
+                found.append(compute(task))
+    return found
 
 
 def obstacle(problem: Problem, way: Way = "auto", allowed: Kernels = "auto") -> str | None:
@@ -167,7 +178,8 @@ def _names_read(problem: Problem, part: str, step: int, tasks: Any) -> frozenset
     }
     first = next(unstacked(tasks))
     try:
-        value, _ = called(loss, params, first, step)
+        with draws.at(part, step):
+            value, _ = called(loss, params, first, step)
     except RuntimeError as error:
         _explain_dtypes(params, first, error)
         raise
@@ -260,12 +272,15 @@ def differentiate(
         derivatives = derivatives_of(problem)
     if isinstance(derivatives, HeadAlone):
         return derivatives.differentiate(tasks)
-    if derivatives is None and batching == "tasks":
-        return _task_by_task(problem, tasks)
-    unrolls = problem.implicit is None and not problem.displacement
-    if derivatives is None and unrolls and not _goes_forward(problem, way):
-        return unrolled.through_loop(problem, tasks)
-    return _step_by_step(problem, tasks, derivatives or FunctionDerivatives(problem))
+    if derivatives is not None:
+        return _step_by_step(problem, tasks, derivatives)
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        if batching == "tasks":
+            return _task_by_task(problem, tasks)
+        unrolls = problem.implicit is None and not problem.displacement
+        if unrolls and not _goes_forward(problem, way):
+            return unrolled.through_loop(problem, tasks)
+        return _step_by_step(problem, tasks, FunctionDerivatives(problem))
 
 
 def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
@@ -280,9 +295,7 @@ def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
 def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     """Differentiate one task after the other, and add up in their order."""
     derivatives = TaskDerivatives(problem)
-    # Fused attention has no second derivative.
-    with sdpa_kernel(SDPBackend.MATH):
-        found = [_step_by_step(problem, task, derivatives) for task in one_by_one(tasks)]
+    found = _of_each(lambda task: _step_by_step(problem, task, derivatives), tasks)
     leaves = zip(*(each.gradients.leaves() for each in found), strict=True)
     gradients = found[0].gradients.with_leaves(torch.stack(each).sum(0) for each in leaves)
     losses, outputs = (torch.cat(part) for part in zip(*(each[1:] for each in found), strict=True))
@@ -298,6 +311,8 @@ def meta_gradient(
     allowed: Kernels = "auto",
     derivatives_of: Making | None = None,
     batching: Batching = "vmap",
+    *,
+    checked: bool = False,
 ) -> OuterGradient:
     """Differentiate the outer loss summed over B tasks by meta-parameters.
 
@@ -310,6 +325,7 @@ def meta_gradient(
         allowed: As in `differentiate`.
         derivatives_of: As in `differentiate`.
         batching: As in `differentiate`.
+        checked: Whether the losses are known to read the parameters that they should.
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
@@ -317,7 +333,8 @@ def meta_gradient(
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)
-    _check_read(problem, tasks)
+    if not checked:
+        _check_read(problem, tasks)
     outer = differentiate(problem, tasks, way, allowed, derivatives_of, batching)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
     return OuterGradient(gradients, outer.losses, outer.outputs)

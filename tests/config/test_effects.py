@@ -106,6 +106,7 @@ COMPUTES_OTHERWISE: list[tuple[str, Any]] = [
 TRAINS_THE_SAME: list[tuple[str, Any]] = [
     *COMPUTES_OTHERWISE,
     ("partition", "chunk"),
+    ("eval_draws", True),
     ("rpc_threads", 2),
     ("timeout", 5.0),
     ("device", "cpu"),

@@ -126,7 +126,7 @@ class Observers(OverRpc):
         joined = Trajectory(
             *(torch.cat(part) for part in zip(*(found[rank] for rank in ranks), strict=True))
         )
-        made = Batch(self.learner.last_phase, as_played(joined))
+        made = Batch(self.learner.last_phase, as_played(joined), self._played)
         return self.worker.share_of(meta_params, [made], self.learner)
 
     def _call(self, rank: int, part: Tensor) -> None:

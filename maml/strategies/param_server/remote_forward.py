@@ -98,7 +98,11 @@ class ServedModel:
 
         def alone(place: int) -> Share:
             alone = [
-                Batch(batch.phase, Task(*(part[i : i + 1] for part in batch.tasks)))
+                Batch(
+                    batch.phase,
+                    Task(*(part[i : i + 1] for part in batch.tasks)),
+                    batch.ids[i : i + 1],
+                )
                 for batch in batches
                 for i in range(len(batch.tasks.query_y))
             ]

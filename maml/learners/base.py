@@ -10,25 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from datasets.episodes import Episodes
+from datasets.opening import Contents
 from datasets.spelling import is_theirs
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.data import data_contents, few_shot_tasks
+from maml.learners.data import data_contents, few_shot_tasks, network_of
 from maml.learners.frozen import frozen
-from maml.learners.objectives import objective
+from maml.learners.objectives import REGRESSION, Given, objective
 from maml.learners.overriding import check_overrides
 from maml.learners.results import Adapted, Predictions
 from maml.metagradient import differentiate, unrolled
 from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Problem, called
-from maml.networks import build_network, network_options
 from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss, apply
 from maml.networks.norms import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params, without_prefix
-from maml.seeds import drawn
 
 
 class Learner(nn.Module, ABC):
@@ -68,7 +67,13 @@ class Learner(nn.Module, ABC):
         super().__init_subclass__(**options)
         check_overrides(cls)
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        """Make the learner that the configuration names.
+
+        Args:
+            config: The configuration, of which a learner reads its own flags.
+            given: A network at hand, in place of the one that the configuration names.
+        """
         super().__init__()
         self.config = config
         theirs = is_theirs(config.learner) or is_theirs(config.network)
@@ -76,24 +81,17 @@ class Learner(nn.Module, ABC):
         if config.batching != "auto":
             self.batching = config.batching
         self.draws, self.checked = False, set[int]()
-        contents = self.contents = data_contents(config)
-        self.objective = objective(contents.classifies)
-        self.metric_names = self.objective.names
-        self.image_shape = contents.image_shape
-        inputs, outputs = contents.point
-        if contents.classifies:
-            outputs = self.outputs(config)
-        one_for = "each class" if contents.classifies else "each number of an answer"
-        with drawn(config.seed, "initial weights"):
-            self.network = build_network(
-                config.network,
-                image_shape=self.image_shape,
-                ways=outputs,
-                point=(inputs, outputs),
-                integers=contents.integers,
-                one_for=one_for if self._is_own("loss") else None,
-                **network_options(config),
+        if given is not None:
+            self.network, self.objective = given
+            self.contents = Contents(None, classifies=self.objective is not REGRESSION)
+        else:
+            self.contents = data_contents(config)
+            self.objective = objective(self.contents.classifies)
+            self.network = network_of(
+                config, self.contents, self.outputs(config), any_outputs=not self._is_own("loss")
             )
+        self.metric_names = self.objective.names
+        self.image_shape = self.contents.image_shape
         self.frozen = frozen(
             config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
         )

@@ -16,7 +16,7 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.base import Learner
-from maml.learners.objectives import REGRESSION
+from maml.learners.objectives import REGRESSION, Given
 from maml.metagradient.problem import Problem
 from maml.networks.feature_loss import FeatureLoss, both
 from maml.networks.headless import without_head
@@ -41,8 +41,8 @@ class Embedding(Learner):
     NO_SAY = dict.fromkeys(("support_loss", "set_loss"), "query_loss")
     NOT_ALONE: ClassVar[Mapping[str, str]] = {"problem": "training_problem"}
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         if self.objective is REGRESSION:
             raise UserError(
                 f"--data {config.data}: its targets are no classes, which --learner "

@@ -83,13 +83,8 @@ def at(part: str, step: int) -> Iterator[None]:
         yield
 
 
-def alone() -> contextlib.AbstractContextManager[bool]:
-    """Return a context in which no loss draws by its address."""
-    return _ALONE
-
-
 def state() -> int:
     """Return a number that changes when anybody draws from a global generator."""
-    of_numpy = np.random.get_state(legacy=True)
-    torch_bytes = torch.get_rng_state().numpy().tobytes()
-    return hash((torch_bytes, of_numpy[1].tobytes(), of_numpy[2], random.getstate()))
+    _, words, place, *_ = np.random.get_state()
+    of_numpy = np.asarray(words).tobytes(), place
+    return hash((torch.get_rng_state().numpy().tobytes(), of_numpy, random.getstate()))

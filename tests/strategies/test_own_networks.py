@@ -1,4 +1,4 @@
-"""Networks as others write them: drawing, recurrent, attending, branching, with buffers that change.
+"""Networks as others write them: they draw, recur, attend, branch and change their buffers.
 
 One network has it all. Its gradient is that of a plain loop with ``create_graph``, on every
 topology, and a run that goes on has the same bits.
@@ -22,7 +22,7 @@ from tests.runs import last
 
 
 class Everything(nn.Module):
-    """Every fourth row through an LSTM and an attending layer, with dropout, an ``if`` and a counter."""
+    """Rows through an LSTM and an attending layer, with dropout, an ``if`` and a counter."""
 
     def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
         super().__init__()

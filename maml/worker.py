@@ -24,13 +24,12 @@ from maml.errors import UserError
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
-from maml.execution.work import Work
 from maml.learners import Learner, asked, build_learner, one_by_one
+from maml.learners.one_by_one import addresses
 from maml.metagradient import differentiate
 from maml.metagradient.batching import NotRepeatedError, batching_of
 from maml.networks.ordinary import switched
 from maml.params import Params
-from maml.seeds import kept
 
 T = TypeVar("T")
 REPEATED = (
@@ -139,8 +138,8 @@ class Worker:
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             made = self.learner.materialise(params, some)
             self.learner.batching = "tasks"
-            with kept(), Work() as work:
-                self.learner.outer_gradient(params, made)
+            # In the dtype of the run: what it raises is what training would.
+            heavy = one_by_one.is_heavy(self.learner, params, made)
             try:
                 found = batching_of(
                     lambda at: self.learner.training_problem(at, 0),
@@ -165,7 +164,7 @@ class Worker:
             self.why_one_by_one = f"{flag} draws random numbers"
         elif not able:
             self.why_one_by_one = f"torch.func.vmap cannot batch {flag}, or finds another gradient"
-        elif self._in_torch and self.device.type == "cpu" and work.is_heavy:
+        elif self._in_torch and self.device.type == "cpu" and heavy:
             self.why_one_by_one = "one task is work enough for a core"
         else:
             self.learner.batching = "vmap"
@@ -290,7 +289,9 @@ class Worker:
         self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int
     ) -> differentiate.OuterGradient:
         if self._one_by_one(learner):
-            return one_by_one.outer_gradient(learner, params, tasks, ids, phase)
+            return one_by_one.outer_gradient(
+                learner, params, tasks, lambda: addresses(learner, "train", ids), phase
+            )
         # Compiled is one function alone: that of the phase which most of a training is in.
         if self.compiled is None or phase != learner.last_phase:
             return learner.outer_gradient(params, tasks, phase, self.derivatives_of)
@@ -345,13 +346,15 @@ class Worker:
     def _evaluated(
         self, learner: Learner, split: str, ids: Tensor, of: Callable[[Learner, Any], Tensor]
     ) -> list[Tensor]:
-        batches, found = self._batches(ids), []
+        batches, found = self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
         # Dropout is off at test, unless it is asked for.
         with switched(learner.network, training=self.config.eval_draws):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
                 if self._one_by_one(learner):
-                    found.append(one_by_one.evaluated(learner, of, tasks, of_batch, split))
+                    found += one_by_one.each(
+                        learner, of, tasks, addresses(learner, split, of_batch)
+                    )
                 else:
                     found.append(of(learner, tasks))
         return found

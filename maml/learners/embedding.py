@@ -48,7 +48,9 @@ class Embedding(Learner):
                 f"--data {config.data}: its targets are no classes, which --learner "
                 f"{config.learner} tells apart"
             )
-        self.network, self.n_features = without_head(self.network, config.network)
+        # A module at hand that does not say which its output layer is has none.
+        if given is None or getattr(self.network, "head_prefix", None) is not None:
+            self.network, _ = without_head(self.network, config.network)
 
     @abstractmethod
     def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:

@@ -89,7 +89,9 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
         return Contents(None, classifies=False, point=(acts.observation_size, acts.outputs))
     if isinstance(found, Episodes) or is_taskset(found):
         tasks = open_episodes(data, "train", data_root=data_root, **request).tasks
-        return _contents_of(tasks(torch.arange(1)), request["ways"], f"{FLAG} {data}")
+        made: Any = tasks(torch.arange(1))
+        first = made[0] if isinstance(made, list) else made
+        return _contents_of(first, request["ways"], f"{FLAG} {data}")
     image = found.images.shape[1:]
     return Contents((image[2] if len(image) == 3 else 1, image[0], image[1]), classifies=True)
 

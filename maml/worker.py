@@ -138,6 +138,8 @@ class Worker:
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             made = self.learner.materialise(params, some)
             self.learner.batching = "tasks"
+            if isinstance(made, list):  # their sets may be of any sizes
+                return
             # In the dtype of the run: what it raises is what training would.
             heavy = one_by_one.is_heavy(self.learner, params, made)
             try:
@@ -224,7 +226,7 @@ class Worker:
         if not theirs or learner.tasks == "environments":
             return None
         with self._naming_theirs():
-            first = self.evaluation(split).tasks(torch.arange(1))
+            first = next(one_by_one.one_by_one(self.evaluation(split).tasks(torch.arange(1))))
             if not isinstance(first, Task) or not asked.mixes(self.learner, first.query_x[0]):
                 return None
         name = self.config.network
@@ -288,7 +290,7 @@ class Worker:
     def _differentiate(
         self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int
     ) -> differentiate.OuterGradient:
-        if self._one_by_one(learner):
+        if self._one_by_one(learner, tasks):
             return one_by_one.outer_gradient(
                 learner, params, tasks, lambda: addresses(learner, "train", ids), phase
             )
@@ -321,7 +323,7 @@ class Worker:
         def of(own: Learner, tasks: Any) -> Tensor:
             return asked.confusions(own, params, tasks, transductive=transductive)
 
-        return torch.cat(self._evaluated(learner, split, ids, of)).cpu()
+        return torch.cat(self.evaluated(learner, split, ids, of)).cpu()
 
     def _here(self, params: Params) -> Params:
         return {name: tensor.detach().to(self.device) for name, tensor in params.items()}
@@ -337,21 +339,22 @@ class Worker:
             metrics = metrics_of(own, tasks)
             return torch.stack([metrics[name] for name in self.evaluation_names], dim=1)
 
-        rows = self._evaluated(learner, split, ids, row)
+        rows = self.evaluated(learner, split, ids, row)
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)
         return torch.cat(rows).cpu()
 
     @torch.no_grad()
-    def _evaluated(
+    def evaluated(
         self, learner: Learner, split: str, ids: Tensor, of: Callable[[Learner, Any], Tensor]
     ) -> list[Tensor]:
+        """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
         batches, found = self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
         # Dropout is off at test, unless it is asked for.
         with switched(learner.network, training=self.config.eval_draws):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
-                if self._one_by_one(learner):
+                if self._one_by_one(learner, tasks):
                     found += one_by_one.each(
                         learner, of, tasks, addresses(learner, split, of_batch)
                     )
@@ -359,8 +362,10 @@ class Worker:
                     found.append(of(learner, tasks))
         return found
 
-    def _one_by_one(self, learner: Learner) -> bool:
+    def _one_by_one(self, learner: Learner, tasks: Any) -> bool:
         """Say whether tasks are computed one by one; kernels take all of them together."""
+        if isinstance(tasks, list):
+            return True
         return learner.batching == "tasks" and self.derivatives_of is None and self._in_torch
 
     def _batches(self, ids: Tensor) -> list[Tensor]:

@@ -16,7 +16,7 @@ def build(learner: Learner, tasks: Task) -> Repetition:
     network, names = peer_network(learner)
     config = learner.config
     loss = loss_function(config)
-    start = dict(network.named_parameters())
+    start: Params = dict(network.named_parameters())
 
     def repetition() -> Params:
         network.zero_grad()

@@ -87,7 +87,7 @@ def each(
         tasks: B tasks, or a list of them, each a batch of one.
         where: Where their draws come from; None: nowhere.
     """
-    items = tasks if isinstance(tasks, list) else list(one_by_one(tasks))
+    items = list(one_by_one(tasks))
     placed = list(zip(items, where or [draws.NONE] * len(items), strict=True))
 
     def one(own: Learner, item: tuple[Any, draws.Address]) -> T:

@@ -104,6 +104,9 @@ def stacked(results: list[Any]) -> Any:
 
 
 def one_by_one(tasks: Any) -> Iterator[Any]:
-    """Yield each of B tasks as a batch of one: all tensors ``[1, …]``."""
+    """Yield each of B tasks as a batch of one: all tensors ``[1, …]``, as those of a list are."""
+    if isinstance(tasks, list):
+        yield from tasks
+        return
     for task in unstacked(tasks):
         yield pytree.tree_map(lambda tensor: tensor[None], task)

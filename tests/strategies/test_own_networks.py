@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from datasets import Episodes, Task
 from maml.config.cli import parse
 from maml.seeds import begin, kept, seed_of
 from maml.trainer import Trainer
@@ -38,6 +39,23 @@ class Everything(nn.Module):
         return self.head(self.drop(torch.tanh(h) if h.mean() > 0 else h))
 
 
+class Unequal(Episodes):
+    """Tasks of 2 to 4 classes, with 1 to 3 examples of each."""
+
+    def __init__(self, split: str) -> None:
+        self.split = split
+
+    def tasks(self, ids: Tensor) -> list[Task]:  # type: ignore[override]
+        """Return a list: their sets are of different sizes."""
+        return [self._one(id) for id in ids.tolist()]
+
+    def _one(self, id: int) -> Task:
+        dice = torch.Generator().manual_seed(id)
+        y = torch.arange(2 + id % 3).repeat(1 + id % 2)
+        x = torch.rand(2, len(y), 1, 28, 28, generator=dice, dtype=torch.float64)
+        return Task(x[0], y, x[1], y)
+
+
 WORDS = [
     *("maml-glyphs-5way-1shot", "--network", "tests.strategies.test_own_networks:Everything"),
     *("--iterations", "4", "--meta-batch-size", "3", "--inner-steps", "2", "--dtype", "float64"),
@@ -46,9 +64,15 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("steps", "threads"), [(2, 1), (9, 2)])  # of 9, some are computed again
-def test_equals_a_plain_loop(steps: int, threads: int) -> None:
-    config = parse([*WORDS, "--inner-steps", str(steps)])
+OF_ANY_SIZES = ["--data", "tests.strategies.test_own_networks:Unequal"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "threads", "more"),
+    [(2, 1, []), (9, 2, []), (2, 2, OF_ANY_SIZES)],  # of 9 steps, some are computed again
+)
+def test_equals_a_plain_loop(steps: int, threads: int, more: list[str]) -> None:
+    config = parse([*WORDS, "--inner-steps", str(steps), *more])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
@@ -63,7 +87,8 @@ def test_equals_a_plain_loop(steps: int, threads: int) -> None:
     leaves = {n: params[f"network.module.{n}"].detach().requires_grad_() for n in names}
 
     def loss(at: dict[str, Tensor], id: int, part: str, step: int) -> Tensor:
-        task = worker.training.tasks(torch.tensor([id]))
+        made = worker.training.tasks(torch.tensor([id]))
+        task = made[0] if isinstance(made, list) else made
         x, y = getattr(task, f"{part}_x")[0], getattr(task, f"{part}_y")[0]
         begin(seed_of(5, f"{part} {step}", id, "train"))
         at = {**at, "calls": torch.zeros((), dtype=torch.float64)}
@@ -87,8 +112,11 @@ def test_equals_a_plain_loop(steps: int, threads: int) -> None:
 
 
 def test_any_topology_trains_the_same_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """On tasks whose sets are of different sizes."""
+
     def trained(name: str, *more: str) -> dict[str, Tensor]:
-        assert Trainer(parse([*WORDS, "--run-dir", str(tmp_path / name), *more])).run() == 0
+        words = [*WORDS, *OF_ANY_SIZES, "--run-dir", str(tmp_path / name), *more]
+        assert Trainer(parse(words)).run() == 0
         return last(tmp_path / name)["model"]
 
     whole = trained("whole")
@@ -97,6 +125,6 @@ def test_any_topology_trains_the_same_and_goes_on_to_the_same_bits(tmp_path: Pat
     assert all(torch.equal(parts[name], tensor) for name, tensor in whole.items())
     for strategy in ("rpc", "allreduce"):
         run_dir = tmp_path / strategy
-        run_torchrun(2, [*WORDS, "--strategy", strategy, "--run-dir", str(run_dir)])
+        run_torchrun(2, [*WORDS, *OF_ANY_SIZES, "--strategy", strategy, "--run-dir", str(run_dir)])
         for name, tensor in last(run_dir)["model"].items():
             torch.testing.assert_close(tensor, whole[name], rtol=1e-10, atol=1e-12)

@@ -26,7 +26,7 @@ from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
 from maml.learners import Learner, asked, build_learner, one_by_one
 from maml.learners.one_by_one import addresses
-from maml.metagradient import differentiate
+from maml.metagradient import by_task, differentiate
 from maml.metagradient.batching import NotRepeatedError, batching_of
 from maml.networks.ordinary import switched
 from maml.params import Params
@@ -226,7 +226,7 @@ class Worker:
         if not theirs or learner.tasks == "environments":
             return None
         with self._naming_theirs():
-            first = next(one_by_one.one_by_one(self.evaluation(split).tasks(torch.arange(1))))
+            first = next(by_task.one_by_one(self.evaluation(split).tasks(torch.arange(1))))
             if not isinstance(first, Task) or not asked.mixes(self.learner, first.query_x[0]):
                 return None
         name = self.config.network

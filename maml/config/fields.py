@@ -83,7 +83,7 @@ class Common:
     )  # fmt: skip
     compile: Literal["auto", "off", "on"] = _learner(
         "auto", WAY,
-        "on: compile what kernels do not serve; auto: so in long runs on a CPU, else a CUDA graph.",
+        "on: compile what kernels do not serve; auto: so in long runs on a CPU.",
     )  # fmt: skip
 
     dtype: Literal["float32", "float64"] = _learner(

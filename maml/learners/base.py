@@ -373,7 +373,7 @@ class Learner(nn.Module, ABC):
     def in_torch(self, device: torch.device) -> bool:
         """Say whether `outer_gradient` is made of torch's operations alone.
 
-        Such a function can be compiled, or captured as a CUDA graph (``--compile``).
+        Such a function can be compiled (``--compile``).
         """
         return self.obstacle(device) is not None
 

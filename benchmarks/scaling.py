@@ -24,10 +24,10 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
-from benchmarks.hardware import describe
 from benchmarks.markdown import table
 from maml.plots import style
 from maml.run.log import read_metrics
+from maml.run.provenance import describe
 
 _SERVER = ["--strategy", "param-server"]
 TOPOLOGIES: dict[str, list[str]] = {

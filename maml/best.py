@@ -21,7 +21,7 @@ _Score: TypeAlias = tuple[float, float]
 """What a model is judged by, and less its loss, which decides between equals."""
 
 RECORDED = "model.pt"
-"""The parameters in a record: see `launch.recorded`."""
+"""The parameters in a record: see `maml.studies.recorded`."""
 
 
 def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> list[int]:

@@ -35,6 +35,7 @@ FLOORS = (
     ("plots",),
     ("training", "predict"),
     ("trainer",),
+    ("studies",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = sorted(

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.sweeping import file
-from launch.sweeping.sweep import FINISHED, Sweep
 from maml.run.log import read_metrics
+from maml.studies.sweeping import file
+from maml.studies.sweeping.sweep import FINISHED, Sweep
 from tests.launch.cluster import Cluster, missing
 from tests.launching import REPO, SLACK, run_torchrun
 from tests.network import why_not
@@ -128,7 +128,7 @@ def test_an_array_works_on_a_sweep(cluster: Cluster, checkout: Path) -> None:
         "method": "grid",
         "metric": {"name": "validation/accuracy", "goal": "maximize"},
         "program": "train_maml.py",
-        "command": ["${interpreter}", "tests/launch/fake_trainer.py", "${args}"],
+        "command": ["${interpreter}", "tests/studies/fake_trainer.py", "${args}"],
         "parameters": {"seed": {"values": list(range(8))}, "pause": {"value": 1.5}},
     }
     path = checkout / "sweep.yaml"

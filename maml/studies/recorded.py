@@ -32,8 +32,9 @@ from maml.run.files import read_object
 from maml.run.provenance import digest_of
 from maml.run.task_scores import NAME, read_tasks
 from maml.scores import means, with_headline
+from maml.studies import REPOSITORY
 
-RECORDS = Path(__file__).resolve().parent / "records"
+RECORDS = REPOSITORY / "launch" / "records"
 MOST_BYTES = {"model.pt": 1_000_000, "checkpoint.pt": 4_000_000}
 """A larger file is not kept."""
 LONGEST = 150

@@ -18,12 +18,12 @@ from typing import NamedTuple, TypeVar
 import torch
 from optuna.pruners import NopPruner
 
-from launch.sweeping.command import command_of
-from launch.sweeping.metrics import history, value_of_run
-from launch.sweeping.points import setting_of
-from launch.sweeping.sweep import FAILED, FINISHED, OVER, STOPPED, WAITING, Sweep, Trial
 from maml.processes.signals import SIGNALS, StopRequest
 from maml.run import directory
+from maml.studies.sweeping.command import command_of
+from maml.studies.sweeping.metrics import history, value_of_run
+from maml.studies.sweeping.points import setting_of
+from maml.studies.sweeping.sweep import FAILED, FINISHED, OVER, STOPPED, WAITING, Sweep, Trial
 
 T = TypeVar("T")
 LOOK = 0.2

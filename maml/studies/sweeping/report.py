@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from benchmarks.markdown import grid
-from launch.comparing import tables
-from launch.comparing.arms import Arm, arm_of, other_tasks
-from launch.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial, counts
 from maml.errors import UserError
 from maml.plots import comparing, style
 from maml.plots.runs import read
 from maml.run.files import write_text
 from maml.run.task_scores import NAME
+from maml.studies.comparing import tables
+from maml.studies.comparing.arms import Arm, arm_of, other_tasks
+from maml.studies.markdown import grid
+from maml.studies.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial, counts
 
 COMPARED = 12
 """So many settings, the best, are compared with the best one."""

@@ -18,8 +18,6 @@ import torch.nn.functional as F
 import yaml
 
 import maml
-from launch import check_record, record, recorded, table
-from launch.recorded import Record
 from maml import evaluate as evaluation
 from maml.best import recorded_content
 from maml.config import Config
@@ -30,6 +28,8 @@ from maml.run import checkpoint, directory, provenance
 from maml.run.files import read_rows
 from maml.run.provenance import digest_of
 from maml.run.task_scores import NAME, read_tasks
+from maml.studies import check_record, record, recorded, table
+from maml.studies.recorded import Record
 from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.metagradient.peer import oracle

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from launch import compare, study
-from launch import sweep as command
 from maml.errors import UserError
 from maml.run.directory import write_config
 from maml.run.task_scores import write_tasks
-from tests.launch import sweeps
-from tests.launch.test_sweep import FAKE
+from maml.studies import compare, study
+from maml.studies import sweep as command
 from tests.runs import glyphs
+from tests.studies import sweeps
+from tests.studies.test_sweep import FAKE
 
 NAMES = ("loss", "accuracy", "non_transductive_loss", "non_transductive_accuracy")
 EDGE = 0.05

@@ -17,19 +17,28 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import sweep as command
-from launch.sweeping import file, shared
-from launch.sweeping.sweep import FAILED, FINISHED, LOST, RUNNING, STOPPED, WAITING, Sweep, Trial
-from launch.sweeping.worker import shares
 from maml.config.cli import parse
 from maml.errors import UserError
 from maml.processes.identity import Identity
 from maml.run.directory import read_status
-from tests.launch import sweeps
+from maml.studies import sweep as command
+from maml.studies.sweeping import file, shared
+from maml.studies.sweeping.sweep import (
+    FAILED,
+    FINISHED,
+    LOST,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    Sweep,
+    Trial,
+)
+from maml.studies.sweeping.worker import shares
 from tests.launching import REPO, SLACK, Launched, start
 from tests.runs import last, same, train
+from tests.studies import sweeps
 
-FAKE = ["${interpreter}", str(REPO / "tests" / "launch" / "fake_trainer.py"), "${args}"]
+FAKE = ["${interpreter}", str(REPO / "tests" / "studies" / "fake_trainer.py"), "${args}"]
 OURS = ["${env}", "${interpreter}", "${program}"]
 
 

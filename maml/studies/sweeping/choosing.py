@@ -13,9 +13,9 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from launch.sweeping.distributions import same
-from launch.sweeping.file import SweepFile
-from launch.sweeping.points import Point
+from maml.studies.sweeping.distributions import same
+from maml.studies.sweeping.file import SweepFile
+from maml.studies.sweeping.points import Point
 
 TRIES = 100
 """Draws of a point before those that are left are listed, where they can be."""

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from launch.sweeping import choosing, command, file
-from launch.sweeping.distributions import KINDS, same
 from maml.errors import UserError
-from tests.launch.sweeps import written
+from maml.studies.sweeping import choosing, command, file
+from maml.studies.sweeping.distributions import KINDS, same
 from tests.launching import REPO
+from tests.studies.sweeps import written
 
 READY = sorted((REPO / "launch" / "sweeps").glob("*.yaml"))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.markdown import grid
-from launch.comparing.arms import Arm, paired
-from launch.comparing.statistics import (
+from maml.plots import comparing, style
+from maml.studies.comparing.arms import Arm, paired
+from maml.studies.comparing.statistics import (
     Difference,
     Floats,
     Interval,
@@ -19,7 +19,7 @@ from launch.comparing.statistics import (
     over_seeds,
     verdicts,
 )
-from maml.plots import comparing, style
+from maml.studies.markdown import grid
 
 LEGEND = """\
 Δ is the row's mean minus that of {base}, on the test tasks of both. *These runs*: of the trained

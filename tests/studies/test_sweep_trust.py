@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import sweep
-from launch.sweeping import command, file
 from maml.errors import UserError
 from maml.run.directory import read_config
-from tests.launch import sweeps
+from maml.studies import sweep
+from maml.studies.sweeping import command, file
 from tests.launching import REPO
+from tests.studies import sweeps
 
 OWN = """
 from torch import nn

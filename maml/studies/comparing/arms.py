@@ -11,8 +11,6 @@ import numpy as np
 
 from datasets.spelling import is_theirs
 from datasets.words import counted
-from launch.comparing.statistics import Floats
-from launch.sweeping.points import STUDY, Point, read_study, value_of
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.plots import runs as found_runs
@@ -20,6 +18,8 @@ from maml.plots.runs import Run
 from maml.run import directory
 from maml.run.task_scores import NAME, read_tasks
 from maml.scores import headline
+from maml.studies.comparing.statistics import Floats
+from maml.studies.sweeping.points import STUDY, Point, read_study, value_of
 
 TASKS = (
     "data", "omniglot_split", "image_size", "image_mode", "split_fractions", "ways", "shots",
@@ -102,8 +102,8 @@ def points_of(folder: Path) -> dict[Path, Point]:
         return {folder / trial["run"]: trial["point"] for trial in read_study(folder)["trials"]}
     if (folder / "journal.log").is_file():
         # Imported here: most comparisons are of no sweep, and need no Optuna.
-        from launch.sweeping.file import read
-        from launch.sweeping.sweep import Sweep
+        from maml.studies.sweeping.file import read
+        from maml.studies.sweeping.sweep import Sweep
 
         sweep = Sweep(folder, read(folder / "sweep.yaml"))
         return {trial.run_dir: trial.point for trial in sweep.trials()}

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.sweeping.choosing import next_point
-from launch.sweeping.file import SweepFile
-from launch.sweeping.points import Point, setting_of
 from maml.config import cli
 from maml.errors import UserError
+from maml.studies import REPOSITORY
+from maml.studies.sweeping.choosing import next_point
+from maml.studies.sweeping.file import SweepFile
+from maml.studies.sweeping.points import Point, setting_of
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
-REPOSITORY = Path(__file__).resolve().parents[2]
 CHECKED = 64
 """So many points are tried against the program's flags before anything is run."""
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch import compare, sweep
-from launch.comparing import arms, statistics
 from maml.errors import UserError
 from maml.run import directory
 from maml.run.task_scores import write_tasks
-from tests.launch.sweeps import written
+from maml.studies import compare, sweep
+from maml.studies.comparing import arms, statistics
 from tests.runs import glyphs
+from tests.studies.sweeps import written
 
 NAMES = ("loss", "accuracy", "non_transductive_loss", "non_transductive_accuracy")
 

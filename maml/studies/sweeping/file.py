@@ -14,9 +14,9 @@ import yaml
 from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
 
-from launch.sweeping.distributions import Parameter, read_parameter
-from launch.sweeping.points import Loader, Point
 from maml.errors import UserError
+from maml.studies.sweeping.distributions import Parameter, read_parameter
+from maml.studies.sweeping.points import Loader, Point
 
 METHODS = ("grid", "random", "bayes")
 IGNORED = ("apiVersion", "kind", "controller", "description", "entity", "project", "name")
@@ -85,7 +85,7 @@ def read(path: Path, *, trust: bool = False) -> SweepFile:
 
     Args:
         path: The file.
-        trust: Whether its trials may be any program: see `launch.sweeping.command.command_of`.
+        trust: Whether its trials may be any program: see `command_of`.
 
     Raises:
         UserError: naming the file, and what in it cannot be.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from launch.comparing import statistics
+from maml.studies.comparing import statistics
 
 STUDIES, SEEDS, TASKS, QUERIES = 1000, 3, 50, 25
 

@@ -18,14 +18,14 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from launch.sweeping import file as files
-from launch.sweeping.choosing import next_point
-from launch.sweeping.file import SweepFile
-from launch.sweeping.points import Point, setting_of
-from launch.sweeping.shared import Workers, alone, journal
 from maml.errors import UserError
 from maml.run.files import make_folder, write_text
 from maml.run.lock import Lock
+from maml.studies.sweeping import file as files
+from maml.studies.sweeping.choosing import next_point
+from maml.studies.sweeping.file import SweepFile
+from maml.studies.sweeping.points import Point, setting_of
+from maml.studies.sweeping.shared import Workers, alone, journal
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED, LOST = STATES = (
     "waiting", "running", "finished", "stopped early", "failed", "lost"

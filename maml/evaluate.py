@@ -27,20 +27,13 @@ from typing import Any
 
 from datasets.errors import DataError
 from datasets.spelling import is_theirs
-from maml import by_class
-from maml.best import RECORDED, content_of, load_best
 from maml.config import Config, default_data_root, flag, registry
 from maml.config.parser import Parser, add_trust, at_least, positive
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.learners.objectives import REGRESSION
-from maml.processes.device import choose_device
-from maml.processes.setup import init_process
-from maml.processes.world import World
-from maml.run import checkpoint, directory, files
-from maml.run.provenance import warn_of_edits
-from maml.run.watch import watch
-from maml.scores import (
+from maml.evaluation import by_class
+from maml.evaluation.best import RECORDED, content_of, load_best
+from maml.evaluation.scores import (
     check_headline,
     ensemble,
     evaluate,
@@ -49,6 +42,13 @@ from maml.scores import (
     summary,
     there_are,
 )
+from maml.learners.objectives import REGRESSION
+from maml.processes.device import choose_device
+from maml.processes.setup import init_process
+from maml.processes.world import World
+from maml.run import checkpoint, directory, files
+from maml.run.provenance import warn_of_edits
+from maml.run.watch import watch
 from maml.strategies.local import Local
 from maml.worker import Worker
 

@@ -10,6 +10,7 @@ best classes are as good as equal, another processor's rounding decides.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,17 +20,18 @@ from maml.config.parser import Parser, add_trust, whole_number
 from maml.config.presets import with_values
 from maml.config.saved import believed
 from maml.errors import UserError
+from maml.evaluation.best import RECORDED, recorded_content
+from maml.evaluation.scores import of_tasks
 from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.run import checkpoint
 from maml.run.provenance import other_files
-from maml.run.task_scores import NAME, Scores, read_tasks
-from maml.scores import of_tasks
+from maml.run.reading import Run
+from maml.run.task_scores import Scores
 from maml.strategies.local import Local
 from maml.studies import recorded
-from maml.studies.recorded import Record
 from maml.worker import Worker
 
 TOLERANCE = 1e-4
@@ -60,7 +62,7 @@ def main(arguments: list[str]) -> int:
         try:
             record = recorded.read(folder)
             if options.trust:
-                record = record._replace(config=believed(record.config))
+                record = replace(record, config=believed(record.config))
             reason, line = _checked(record, options.tasks, options.data_root)
         except UserError as error:
             if len(folders) == 1:
@@ -72,28 +74,27 @@ def main(arguments: list[str]) -> int:
     return int(wrong > 0)
 
 
-def _checked(record: Record, tasks: int, data_root: str | None) -> tuple[str, str]:
+def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
     """Return what is wrong with a record, or "", and what to say of it.
 
     Raises:
         UserError: if one of its files cannot be read, or its data are not here.
     """
-    if record.left:
-        wrong = recorded.other_file(record, "checkpoint.pt")
-        return wrong, wrong or "not finished, so there is no test yet"
     config = with_values(record.config, strategy="local", threads=None, device="cpu")
     registry.import_theirs(config)
     if data_root is not None:
         config = with_values(config, data_root=data_root)
-    wrong = recorded.other_means(record.folder, record.result, config)
-    wrong = wrong or recorded.other_file(record, "model.pt")
-    if wrong:
+    if wrong := recorded.other_means(record):
         return wrong, wrong
-    if not record.model.is_file():
+    too_large = record.made.get("model_bytes", 0) > recorded.MOST_BYTES
+    if too_large and not (record.path / RECORDED).is_file():
         return "", "its numbers are those of its tasks; its parameters were too large to be kept"
-    kept = read_tasks(record.folder / NAME)
-    said = {address: row for address, row in kept.items() if address[2] < tasks}
-    names, values = scores_of(config, recorded.parameters(record), len(said))
+    try:
+        params = recorded_content(record.path)["model"]
+    except UserError as error:
+        return str(error), str(error)
+    said = {address: row for address, row in record.scores.items() if address[2] < tasks}
+    names, values = scores_of(config, params, len(said))
     found = {
         ("test", config.seed, index): dict(zip(names, row, strict=True))
         for index, row in enumerate(values)

@@ -17,7 +17,7 @@ from pathlib import Path
 from maml.config.parser import Parser
 from maml.errors import UserError
 from maml.run.files import make_folder, write_text
-from maml.studies.comparing import arms, tables
+from maml.studies import arms, tables
 
 
 def main(arguments: list[str]) -> int:
@@ -42,20 +42,15 @@ def main(arguments: list[str]) -> int:
     if len(set(options.arms)) < len(options.arms):
         raise UserError("one is named twice")
     found = [arms.read(asked, options.metric) for asked in options.arms]
-    base, *others = found
-    unit = tables.unit_of(found)
-    print(f"Comparing {len(found)} by test {unit.name}", file=sys.stderr, flush=True)
-    differences = tables.differences_from(base, others)
-    text = (
-        f"{tables.means_table(found, unit)}\n\n"
-        f"{tables.differences_table(differences, base.name, unit)}"
-    )
-    print(text, end="")
-    if options.report or options.folder:
-        folder = options.folder or Path("runs", f"compared-{time.strftime('%Y%m%d-%H%M%S')}")
+    print(f"Comparing {len(found)} by test {found[0].metric}", file=sys.stderr, flush=True)
+    folder = options.folder
+    if options.report and folder is None:
+        folder = Path("runs", f"compared-{time.strftime('%Y%m%d-%H%M%S')}")
+    if folder is not None:
         make_folder(folder, "--folder")
-        drawn = tables.figures(folder, found, differences, base.name, unit)
-        pictures = "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
-        write_text(folder / "report.md", f"# Comparison\n\n{text}{pictures}")
+    text, drawn = tables.compared(found, folder)
+    print(text, end="")
+    if folder is not None:
+        write_text(folder / "report.md", f"# Comparison\n\n{text}{drawn}")
         print(f"\nreport {folder / 'report.md'}")
     return 0

@@ -3,8 +3,7 @@
     python -m launch.record runs/omniglot-5w1s --tasks 2000
 
 The model that the run has tested is tested again, on as many tasks as are asked for, and must score
-what the run itself has written. Of a run that was stopped, the record says how far it came. What
-stays is in `maml.studies.recorded`.
+what the run itself has written. What stays is in `maml.studies.recorded`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shlex
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +19,18 @@ import torch
 import yaml
 
 from datasets.spelling import is_theirs
-from maml.best import load_best
-from maml.config import OF_A_HOST, Config, registry
+from maml.config import FLAGS, OF_A_HOST, Config, registry
 from maml.config.parser import Parser, add_trust, whole_number
-from maml.config.presets import changed, published_row
+from maml.config.presets import PRESETS, changed, published_row, spelled
 from maml.errors import UserError
+from maml.evaluation.best import RECORDED, load_best
+from maml.evaluation.scores import ensemble as scored_together
+from maml.evaluation.scores import with_headline
 from maml.params import Params
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import describe, digest_of
+from maml.run.reading import Run
 from maml.run.task_scores import NAME, read_tasks, write_tasks
-from maml.scores import ensemble, with_headline
 from maml.studies import recorded
 from maml.studies.check_record import alone, differing, scores_of
 
@@ -67,16 +66,7 @@ def main(arguments: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and value < least:
             raise UserError(f"--{name} {value}: give at least {least}")
-    folder = write(
-        options.run_dir,
-        options.records,
-        options.tasks,
-        options.note,
-        options.data_root,
-        options.ensemble,
-        trust=options.trust,
-    )
-    print(f"record {folder}")
+    print(f"record {write(**vars(options))}")
     return 0
 
 
@@ -84,120 +74,75 @@ def write(
     run_dir: Path,
     records: Path,
     tasks: int,
-    note: str,
-    data_root: str | None,
-    together: int | None = None,
+    note: str = "",
+    data_root: str | None = None,
+    ensemble: int | None = None,
     *,
     trust: bool = False,
 ) -> Path:
     """Write the record of ``run_dir`` below ``records``, in place of an earlier one; return it.
 
-    A run that has ended before its last iteration has no test yet. Its record says how far it came,
-    and has the checkpoint to go on from.
-
     Args:
-        run_dir: A run that nobody trains now.
+        run_dir: A run that has finished.
         records: Where its folder goes.
         tasks: Test tasks to keep.
         note: What differs from the published protocol, beside the flags.
         data_root: Where the data sets are; None: as in the run.
-        together: How many checkpoints make an ensemble; None: there is none.
+        ensemble: How many checkpoints make one; None: there is none.
         trust: Whether to import the components of a user's own that the run names.
 
     Raises:
-        UserError: if the run is being trained or has no test, was not made by commits alone, or
-            does not score what it says; if it has not finished, and an earlier record has, or only
-            its test is left; or if nothing can be written there. An earlier record stays.
+        UserError: if the run has not finished or has no test, was not made by commits alone, or
+            does not score what it says; or if nothing can be written there. An earlier record
+            stays.
     """
     config = directory.read_config(run_dir)
     here = directory.config_here(run_dir, data_root, None, trust=trust)
     registry.import_theirs(here)
-    starts, command = starts_of(run_dir)
-    last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
-    finished = _finished(run_dir, config, last["iteration"])
-    own = _own(here, starts)
-    target = _target(run_dir, records / recorded.place_of(config, own), finished=finished)
-    made = _how_made(config, starts, command, last) | {"note": note} | ({"own": own} if own else {})
-    files.make_folder(records, "--records")
-    with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
-        folder = Path(made_in) / target.name
-        folder.mkdir()
-        if finished:
-            kept, tested = "model.pt", checkpoint.tested(last)["model"]
-            result = _test(folder, run_dir, tested, tasks, here)
-            # Beside the presets of this commit, which may be later than the run's.
-            result |= published_row(config) | {"changed": changed(config)}
-            if together is not None:
-                result |= _ensemble(here, run_dir, together, result["tasks"])
-            torch.save(tested, folder / kept)
-        else:
-            kept, result = "checkpoint.pt", _so_far(config, last)
-            shutil.copy(checkpoint.last_checkpoint(run_dir), folder / kept)
-        _write_files(folder, run_dir, kept, made, result)
-        files.make_folder(target.parent, "--records")
-        if target.exists():
-            target.rename(Path(made_in) / "earlier")
-        folder.rename(target)
-    return target
-
-
-def _target(run_dir: Path, target: Path, *, finished: bool) -> Path:
-    """Return where the record goes; one of a finished run gives way to no other."""
-    if target.exists() and not recorded.read(target).left and not finished:
-        raise UserError(
-            f"{run_dir}: it has not finished, and {target} is of a run that has; --records keeps "
-            "this one elsewhere"
-        )
-    return target
-
-
-def _how_made(
-    config: Config, starts: list[dict[str, Any]], command: list[str], last: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what a record says of how its run was made; ``last`` is the last checkpoint."""
-    division = last.get("division")
-    return {
-        "command": _again(command, {"threads": config.threads} | starts[-1]),
-        "starts": starts,
-        "minutes": last["seconds"] / 60,
-        "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
-    } | ({} if division is None else {"division": division})
-
-
-def _finished(run_dir: Path, config: Config, iterations: int) -> bool:
-    """Say whether a run has been tested; it may have ended before its last iteration.
-
-    Raises:
-        UserError: if it goes on, or has done its ``iterations`` and was not tested.
-    """
+    starts = starts_of(run_dir)
     status = directory.read_status(run_dir)
-    if status is None or status["state"] == "training":
-        state = "has no status.json that can be read" if status is None else "is being trained"
-        raise UserError(f"{run_dir}: it {state}; a record is of a run that has ended")
-    finished = status["state"] == "finished"
-    if finished and not config.test_tasks:
-        raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
-    if not finished and iterations >= config.iterations:
+    if status is None or status["state"] != "finished":
         raise UserError(
-            f"{run_dir}: its iterations are done and its test is not; the same command with "
-            f"--run-dir {run_dir} finishes it"
+            f"{run_dir}: it has not finished; the same command with --run-dir {run_dir} goes on"
         )
-    return finished
+    if not config.test_tasks:
+        raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
+    last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
+    own = _own(here, starts)
+    target = records / recorded.place_of(config, own)
+    with recorded.made_anew(target, records, "--records") as folder:
+        tested = checkpoint.tested(last)["model"]
+        result = _test(folder, Run(run_dir, here), tested, tasks)
+        # Beside the presets of this commit, which may be later than the run's.
+        result |= published_row(config) | {"changed": changed(config)}
+        if ensemble is not None:
+            result |= _ensemble(here, run_dir, ensemble, result["tasks"])
+        made = {
+            "command": _again(config, starts[-1]),
+            "starts": starts,
+            "minutes": last["seconds"] / 60,
+            "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
+            "note": note,
+        }
+        made |= {"division": last["division"]} if last.get("division") is not None else {}
+        made |= {"own": own} if own else {}
+        _write_files(folder, run_dir, tested, made, result)
+    return target
 
 
 def _write_files(
-    folder: Path, run_dir: Path, kept: str, made: dict[str, Any], result: dict[str, Any]
+    folder: Path, run_dir: Path, model: Params, made: dict[str, Any], result: dict[str, Any]
 ) -> None:
-    """Write what a record has beside the scores of its tasks and ``kept``, which is there."""
-    kind, size = kept.removesuffix(".pt"), (folder / kept).stat().st_size
-    made |= {f"{kind}_sha256": digest_of(folder / kept), f"{kind}_bytes": size}
-    if size > recorded.MOST_BYTES[kept]:
-        (folder / kept).unlink()
+    """Write what a record has beside the scores of its tasks."""
+    kept = folder / RECORDED
+    torch.save(model, kept)
+    made |= {"model_sha256": digest_of(kept), "model_bytes": kept.stat().st_size}
+    if made["model_bytes"] > recorded.MOST_BYTES:
+        kept.unlink()
     for name, content in (("result.json", result), ("record.json", made)):
         files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
     write_config(folder, run_dir)
     write_metrics(folder, run_dir)
-    # A run that was stopped has drawn none.
     with contextlib.suppress(FileNotFoundError):
         shutil.copy(run_dir / "curves.png", folder / "curves.png")
     recorded.read(folder)  # whoever reads it later must be able to
@@ -214,8 +159,8 @@ def _own(config: Config, starts: list[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps([files, images], sort_keys=True).encode()).hexdigest()[:8]
 
 
-def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return when and by which commit a run was begun and continued, and its last command.
+def starts_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return when and by which commit a run was begun and continued.
 
     Raises:
         UserError: if it was not made by commits alone, or nothing says how it began; or if there
@@ -223,11 +168,9 @@ def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """
     path = run_dir / "config.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    found = content.get("starts")
-    wrong = recorded.misfit(content, KEPT | {"starts": [recorded.START]})
-    wrong = wrong or recorded.misfit(found[-1], {"command": list})
-    if wrong:
+    if wrong := recorded.misfit(content, KEPT | {"starts": [recorded.START]}):
         raise UserError(f"{path}: damaged: its {wrong}")
+    found = content["starts"]
     for start in found:
         commit = start.get("git_commit")
         if not commit or commit.endswith("-dirty"):
@@ -237,25 +180,22 @@ def starts_of(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
             f"{run_dir}: it goes on from a checkpoint after iteration {found[0]['iteration']} that "
             "does not say how the run began"
         )
-    starts = [{n: of[n] for n in directory.OF_A_START if n in of} for of in found]
-    return starts, found[-1]["command"]
+    return [{n: of[n] for n in directory.OF_A_START if n in of} for of in found]
 
 
-def _test(folder: Path, run_dir: Path, model: Params, tasks: int, here: Config) -> dict[str, Any]:
+def _test(folder: Path, run: Run, model: Params, tasks: int) -> dict[str, Any]:
     """Test the run's model again, keep each task's scores, and return the run's result.
 
     Raises:
         UserError: if it does not score what the run has written.
     """
-    result = files.read_object(run_dir / "result.json")
-    wrong = recorded.other_means(run_dir, result, here)
-    if wrong:
-        raise UserError(f"{run_dir / 'result.json'}: not what {NAME} says: {wrong}")
-    names, values = scores_of(here, model, max(tasks, result["tasks"]))
-    write_tasks(folder, "test", here.seed, names, values)
-    wrong = differing(read_tasks(run_dir / NAME), read_tasks(folder / NAME))
-    if wrong:
-        raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
+    result = files.read_object(run.path / "result.json")
+    if wrong := recorded.other_means(run):
+        raise UserError(f"{run.path / 'result.json'}: not what {NAME} says: {wrong}")
+    names, values = scores_of(run.config, model, max(tasks, result["tasks"]))
+    write_tasks(folder, "test", run.config.seed, names, values)
+    if wrong := differing(run.scores, read_tasks(folder / NAME)):
+        raise UserError(f"{run.path}: its model does not score what it says: {wrong}")
     return result
 
 
@@ -266,7 +206,8 @@ def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str
         UserError: as `load_best`.
     """
     saved = load_best(run_dir, count, transductive=config.transductive)
-    found = ensemble(alone(config), [one["model"] for one in saved], "test", tasks, progress=True)
+    models = [one["model"] for one in saved]
+    found = scored_together(alone(config), models, "test", tasks, progress=True)
     found = with_headline(found, transductive=config.transductive)
     return {"ensemble": [one["iteration"] for one in saved]} | {
         f"ensemble_{name}": found[name]
@@ -277,50 +218,19 @@ def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str
     }
 
 
-def _so_far(config: Config, last: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a run that has not reached its end: how far it came, and how fast."""
-    iterations, seconds = last["iteration"], last["seconds"]
-    rate = iterations / seconds if seconds else None
-    return {
-        "accuracy": None, "tasks": 0, "transductive": config.transductive,
-        "non_transductive_accuracy": None, "preset": config.preset,
-        **published_row(config), "changed": changed(config),
-        "iterations": iterations, "iterations_left": config.iterations - iterations,
-        "seconds": seconds, "iterations_per_second": rate,
-        "tasks_per_second": rate and rate * config.meta_batch_size,
-    }  # fmt: skip
-
-
-def _again(command: list[str], start: dict[str, Any]) -> str:
+def _again(config: Config, start: dict[str, Any]) -> str:
     """Return the command that repeats a run, in float32 too: with as many processes and threads."""
-    flags = shlex.join(_flags(command))
-    processes, threads = start.get("processes", 1), start.get("threads")
-    several = processes > 1
-    program = "launch/local" if several else "python train_maml.py"
-    return (
-        f"{program} {flags}"
-        + (f" --workers {processes}" if several else "")
-        + (f" --threads {threads}" if threads else "")
-    )
-
-
-def _flags(command: list[str]) -> list[str]:
-    """Return a command's arguments without those that are one machine's own."""
-    kept: list[str] = []
-    skip = False
-    for argument in command[1:]:
-        name = argument.partition("=")[0].lstrip("-").replace("-", "_")
-        if skip:
-            skip = False
-        elif name == "config" and argument.startswith("--"):
-            # It is kept beside the record.
-            kept += ["--config", "config.yaml"]
-            skip = "=" not in argument
-        elif argument.startswith("--") and name in {*OF_A_HOST, "run_dir"}:
-            skip = "=" not in argument
-        else:
-            kept.append(argument)
-    return kept
+    # A configuration of one's own is kept beside the record.
+    flags, preset = "--config config.yaml", PRESETS.get(config.preset)
+    if preset is not None:
+        here = {*OF_A_HOST, *PLACES}
+        values = {name: getattr(config, name) for name in FLAGS if name not in here}
+        other = {name: v for name, v in values.items() if v != getattr(preset, name)}
+        flags = f"{config.preset} {spelled(other)}".rstrip()
+    processes, threads = start.get("processes", 1), start.get("threads", config.threads)
+    program = "launch/local" if processes > 1 else "python train_maml.py"
+    several = f" --workers {processes}" if processes > 1 else ""
+    return f"{program} {flags}{several}" + (f" --threads {threads}" if threads else "")
 
 
 def write_config(folder: Path, run_dir: Path) -> None:

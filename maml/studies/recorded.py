@@ -7,36 +7,35 @@
 Of an experiment that is not the preset's the first folder is ``<preset>+<field>=<value>+…``. It
 ends with a digest where that alone tells experiments apart: of a value that no file can be named
 by, of a user's own images or components.
-
-A run that was stopped before its last iteration has neither ``test_tasks.csv`` nor ``model.pt``,
-but ``checkpoint.pt`` (where that is below 4 MB), from which any machine can go on: ``--resume``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from maml.config import Config, saved
+from maml.config import Config
 from maml.config.presets import changed
 from maml.errors import UserError
-from maml.params import Params
-from maml.run.checkpoint import load_parameters
-from maml.run.files import read_object
-from maml.run.provenance import digest_of
-from maml.run.task_scores import NAME, read_tasks
-from maml.scores import means, with_headline
+from maml.evaluation.scores import means, with_headline
+from maml.run import reading
+from maml.run.files import make_folder, read_object
+from maml.run.reading import Run
+from maml.run.task_scores import NAME
 from maml.studies import REPOSITORY
 
 RECORDS = REPOSITORY / "launch" / "records"
-MOST_BYTES = {"model.pt": 1_000_000, "checkpoint.pt": 4_000_000}
-"""A larger file is not kept."""
+MOST_BYTES = 1_000_000
+"""Larger parameters are not kept."""
 LONGEST = 150
 """Letters of a folder's name; most file systems take 255 bytes."""
 
@@ -56,47 +55,19 @@ def place_of(config: Config, own: str = "") -> Path:
     return Path(f"{name}-{own}" if own else name, f"seed-{config.seed}")
 
 
-class Record(NamedTuple):
-    """One run's record; ``result`` and ``made`` are the contents of its two JSON files."""
-
-    folder: Path
-    config: Config
-    result: dict[str, Any]
-    made: dict[str, Any]
-
-    @property
-    def changed(self) -> dict[str, Any]:
-        """Return what makes it another experiment of its preset, as that is now.
-
-        A preset that was mended since is no longer what an earlier record is of.
-        """
-        return changed(self.config)
-
-    @property
-    def left(self) -> int:
-        """Return how many iterations are left; 0 of a run that has finished."""
-        return int(self.result.get("iterations_left", 0))
-
-    @property
-    def model(self) -> Path:
-        """Return where its parameters are; not there if they are too large to be kept."""
-        return self.folder / "model.pt"
-
-
-def read(folder: Path) -> Record:
+def read(folder: Path) -> Run:
     """Return the record in ``folder``; `other_means` looks whether its numbers are right.
 
     Raises:
         UserError: naming the file that is missing or damaged.
     """
-    content = {name: read_object(folder / name) for name in _SHAPES}
     for name, shape in _SHAPES.items():
-        if wrong := misfit(content[name], shape):
+        if wrong := misfit(read_object(folder / name), shape):
             raise UserError(f"{folder / name}: damaged: its {wrong}")
-    config = saved.read(folder / "config.yaml")
-    if re.fullmatch(r"seed-\d+", folder.name) and folder.name != f"seed-{config.seed}":
-        raise UserError(f"{folder}: damaged: its run has the seed {config.seed}")
-    return Record(folder, config, content["result.json"], content["record.json"])
+    record = reading.read(folder)
+    if re.fullmatch(r"seed-\d+", folder.name) and folder.name != f"seed-{record.config.seed}":
+        raise UserError(f"{folder}: damaged: its run has the seed {record.config.seed}")
+    return record
 
 
 def misfit(said: Any, shape: Any, name: str = "") -> str:
@@ -136,8 +107,7 @@ _SHAPES = {
         "hardware": {"date": str, "processor": str},
     },
     "result.json": {
-        "tasks": int, "transductive": bool, "iterations": int, "iterations_left?": int,
-        "iterations_per_second?": (*_NUMBER, NoneType), "diverged?": (dict, NoneType),
+        "tasks": int, "transductive": bool, "iterations": int, "diverged?": (dict, NoneType),
         "skipped?": int, "ensemble?": list, "ensemble_accuracy?": _NUMBER,
         "ensemble_ci95?": _NUMBER, "ensemble_non_transductive_accuracy?": _NUMBER,
         "ensemble_non_transductive_accuracy_ci95?": _NUMBER,
@@ -149,21 +119,16 @@ EXACT = 1e-9
 """Between means of the same numbers, added up in another order."""
 
 
-def other_means(folder: Path, result: dict[str, Any], config: Config) -> str:
-    """Return which number of a ``result.json`` is not that over its tasks; "": each is.
-
-    Args:
-        folder: The run directory, or record, where the tasks' scores are.
-        result: The content of the file.
-        config: Of the run.
+def other_means(run: Run) -> str:
+    """Return which number of a run's ``result.json`` is not that over its tasks; "": each is.
 
     Raises:
-        UserError: if the scores cannot be read.
+        UserError: if the tasks' scores cannot be read.
     """
-    kept, count = read_tasks(folder / NAME), result.get("tasks")
+    config, result, count = run.config, run.result, run.result.get("tasks")
     if not isinstance(count, int) or count < 1:
         return f"its tasks is {count}"
-    rows = [kept.get(("test", config.seed, index)) for index in range(count)]
+    rows = [run.scores.get(("test", config.seed, index)) for index in range(count)]
     there = [row for row in rows if row is not None]
     if len(there) < count:
         return f"it is over {count} tasks; {len(there)} of these are in {NAME}"
@@ -190,25 +155,46 @@ def alike(one: float, other: float, tolerance: float) -> bool:
     return one == other or abs(one - other) <= tolerance * max(1.0, abs(other))
 
 
-def find(folder: Path) -> list[Record]:
+def find(folder: Path) -> list[Run]:
     """Return the records in ``folder``: itself one, those of a preset's seeds, or of all presets.
 
     Raises:
         UserError: as `read`; or if a number is not that over the record's tasks, or two records are
             of the same experiment and seed.
     """
-    found: dict[str, Record] = {}
+    found: dict[Path, Run] = {}
     for record in map(read, folders(folder)):
-        wrong = "" if record.left else other_means(record.folder, record.result, record.config)
-        if wrong:
-            raise UserError(f"{record.folder / 'result.json'}: damaged: {wrong}")
-        place = str(place_of(record.config, record.made.get("own", "")))
-        if place in found:
-            raise UserError(
-                f"{record.folder}: it is of the same experiment and seed as {found[place].folder}"
-            )
-        found[place] = record
+        if wrong := other_means(record):
+            raise UserError(f"{record.path / 'result.json'}: damaged: {wrong}")
+        other = found.setdefault(place_of(record.config, record.made.get("own", "")), record)
+        if other is not record:
+            raise UserError(f"{record.path}: it is of the same experiment and seed as {other.path}")
     return list(found.values())
+
+
+@contextlib.contextmanager
+def made_anew(target: Path, root: Path, flag: str) -> Iterator[Path]:
+    """Yield an empty folder, which takes the place of ``target`` when it is left.
+
+    An error within leaves ``target`` as it is.
+
+    Args:
+        target: A folder below ``root``; it need not be there.
+        root: Made if it is not there.
+        flag: What names ``root``, for the message.
+
+    Raises:
+        UserError: naming ``flag``, if nothing can be written there.
+    """
+    make_folder(root, flag)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".") as made_in:
+        folder = Path(made_in) / target.name
+        folder.mkdir()
+        yield folder
+        make_folder(target.parent, flag)
+        if target.exists():
+            target.rename(Path(made_in) / "earlier")
+        folder.rename(target)
 
 
 def folders(folder: Path) -> list[Path]:
@@ -221,31 +207,3 @@ def folders(folder: Path) -> list[Path]:
             if name == "record.json" or path.parent.name.startswith("seed-")
         }
     )
-
-
-def parameters(record: Record) -> Params:
-    """Return the parameters that are kept.
-
-    Raises:
-        UserError: naming the file, if it is not there, or not the one that was recorded.
-    """
-    wrong = other_file(record, "model.pt")
-    if wrong or not record.model.is_file():
-        raise UserError(wrong or f"{record.model}: no parameters are kept")
-    return load_parameters(record.model)
-
-
-def other_file(record: Record, name: str) -> str:
-    """Return what is wrong with ``model.pt`` or ``checkpoint.pt``; "": it is as it was recorded.
-
-    One that was too large to be kept is not there.
-    """
-    path, kind = record.folder / name, name.removesuffix(".pt")
-    try:
-        digest = digest_of(path)
-    except OSError as error:
-        size = record.made.get(f"{kind}_bytes", 0)
-        return "" if size > MOST_BYTES[name] else f"{path}: {error.strerror}: it was recorded"
-    if digest != record.made.get(f"{kind}_sha256"):
-        return f"{path}: not the file that was recorded: its digest differs"
-    return ""

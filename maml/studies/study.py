@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from maml.config.parser import Parser
 from maml.errors import UserError
-from maml.plots.runs import read
 from maml.run import files
 from maml.run.provenance import describe
+from maml.run.reading import read
 from maml.run.task_scores import NAME
-from maml.studies import REPOSITORY
-from maml.studies.comparing import tables
-from maml.studies.comparing.arms import Arm, arm_of
+from maml.studies import REPOSITORY, tables
+from maml.studies.arms import Arm, arm_of
 from maml.studies.record import starts_of, write_config, write_metrics
+from maml.studies.recorded import made_anew
 from maml.studies.sweeping import file
-from maml.studies.sweeping.points import STUDY, read_study, setting_of
-from maml.studies.sweeping.sweep import FINISHED, Sweep, Trial
+from maml.studies.sweeping.points import STUDY, read_study, settings
+from maml.studies.sweeping.sweep import FINISHED, Trial, kept
 
 STUDIES = REPOSITORY / "launch" / "studies"
 
@@ -60,7 +59,7 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
     """
     if not (folder / "journal.log").is_file():
         raise UserError(f"{folder}: no sweep there")
-    sweep = Sweep(folder, file.read(folder / "sweep.yaml"))
+    sweep = kept(folder)
     trials = sweep.trials()
     if against not in (names := sweep.settings(trials)):
         raise UserError(
@@ -69,10 +68,7 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
     if sweep.to_come(None, trials) or any(trial.state != FINISHED for trial in trials):
         raise UserError(f"{folder}: {sweep.progress(None)}; all trials of a study are finished")
     target = studies / folder.resolve().name
-    files.make_folder(studies, "--studies")
-    with tempfile.TemporaryDirectory(dir=studies, prefix=".") as made_in:
-        made = Path(made_in) / target.name
-        made.mkdir()
+    with made_anew(target, studies, "--studies") as made:
         shutil.copy(folder / "sweep.yaml", made / "sweep.yaml")
         study = {
             "sweep": sweep.name, "against": against, "note": note, "hardware": describe(threads=1),
@@ -80,17 +76,14 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
         }  # fmt: skip
         files.write_text(made / STUDY, json.dumps(study, indent=1) + "\n")
         said = sweep.file.said.get("description") or target.name
-        text = f"# {said}\n\n{tables.compared(_arms(made), made)}\n{measured_on(made)}\n"
+        text = f"# {said}\n\n{''.join(tables.compared(_arms(made), made))}\n{measured_on(made)}\n"
         files.write_text(made / "report.md", text)
-        if target.exists():
-            target.rename(Path(made_in) / "earlier")
-        made.rename(target)
     return target
 
 
 def _kept(trial: Trial, made: Path) -> dict[str, Any]:
     """Copy what is kept of a trial; return what study.json says of it."""
-    commits = {start["git_commit"] for start in starts_of(trial.run_dir)[0]}
+    commits = {start["git_commit"] for start in starts_of(trial.run_dir)}
     run = made / "trials" / trial.run_dir.name
     run.mkdir(parents=True)
     for name in ("result.json", NAME):
@@ -109,18 +102,16 @@ def _kept(trial: Trial, made: Path) -> dict[str, Any]:
 def _arms(study: Path) -> list[Arm]:
     """Return a study's settings, that which the others are compared with first."""
     said = read_study(study)
-    points = [trial["point"] for trial in said["trials"]]
-    varied = [name for name in points[0] if len({str(point[name]) for point in points}) > 1]
-    names = [name for name in varied if name != "seed"]
-    runs: dict[str, list[Path]] = {said["against"]: []}
-    for trial in said["trials"]:
-        runs.setdefault(setting_of(trial["point"], names), []).append(study / trial["run"])
-    return [arm_of(name, [read(path) for path in of_it], None) for name, of_it in runs.items()]
+    runs = settings(
+        file.read(study / "sweep.yaml").varied,
+        ((trial["point"], read(study / trial["run"])) for trial in said["trials"]),
+    )
+    return [arm_of(name, runs[name]) for name in dict.fromkeys([said["against"], *runs])]
 
 
 def table(study: Path) -> str:
     """Return a study's tables in Markdown: means, and differences with their verdicts."""
-    return tables.compared(_arms(study))
+    return tables.compared(_arms(study))[0]
 
 
 def measured_on(study: Path) -> str:

@@ -1,7 +1,6 @@
 """``python -m launch.table``: the published tables beside ours, from the records alone.
 
-A row is a preset that names a published number, or that was run. What was not run says "not run",
-and what has not finished how far it came.
+A row is a preset that names a published number, or that was run. What was not run says "not run".
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from datasets.words import counted
 from maml.config import Config
 from maml.config.fields import CHOOSING
 from maml.config.parser import Parser
-from maml.config.presets import PRESETS, experiment
+from maml.config.presets import PRESETS, changed, experiment
 from maml.config.rows.deviations import DEVIATIONS
 from maml.errors import UserError
-from maml.scores import has_answers, headline
+from maml.evaluation.scores import has_answers, headline
+from maml.run.reading import Run
 from maml.studies import recorded
 from maml.studies.markdown import grid
-from maml.studies.recorded import Record
 
 HEADER = (
     "preset", "published", "ours", "seeds", "test tasks a seed", "non-transductive", "minutes",
@@ -54,8 +53,7 @@ def table(records: Path, *words: str) -> str:
             the presets' own, ``bare`` what stands below; any other word is a pattern of presets'
             names, of which one must fit.
     """
-    patterns = _patterns(words)
-    of_preset: defaultdict[str, list[Record]] = defaultdict(list)
+    of_preset: defaultdict[str, list[Run]] = defaultdict(list)
     for record in _found(records, words):
         of_preset[record.config.preset].append(record)
     rows: list[tuple[str, ...]] = []
@@ -64,22 +62,19 @@ def table(records: Path, *words: str) -> str:
     # Of a preset that was renamed, or of a configuration of one's own.
     others = {name: of[0].config for name, of in of_preset.items() if name not in PRESETS}
     for name, preset in (PRESETS | others).items():
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+        if not _fits(name, words):
             continue
-        not_run = all(record.changed for record in of_preset[name])
-        if not_run and preset.published is not None and "run" not in words:
+        own = [record for record in of_preset[name] if not changed(record.config)]
+        if not own and preset.published is not None and "run" not in words:
             rows.append((f"`{name}`", _claim(preset), "not run", *4 * "–"))
+        if preset.published is not None and (own or "run" not in words):
             deviating.append(name)
-        finished = [record for record in of_preset[name] if not record.left]
-        for seeds in _experiments(finished):
+        for seeds in _experiments(of_preset[name]):
             rows.append(_row(preset, seeds))
             rows += [_together(preset, record) for record in seeds if "ensemble" in record.result]
-        rows += [_so_far(preset, record) for record in of_preset[name] if record.left]
         for record in of_preset[name]:
             for said in filter(None, (record.made["note"], _went_wrong(record))):
                 notes.setdefault(said, []).append(f"{_named(record)}, seed {record.config.seed}")
-            if preset.published is not None and not record.changed:
-                deviating.append(name)
     return grid(HEADER, rows) + ("" if "bare" in words else _below(deviating, notes))
 
 
@@ -112,8 +107,7 @@ def _below(deviating: list[str], notes: dict[str, list[str]]) -> str:
 
 def measured_on(records: Path, *words: str) -> str:
     """Return a sentence: on what the rows of `table` were measured, for the same arguments."""
-    patterns = _patterns(words)
-    made = [record.made for record in _found(records, words) if fits(record, patterns)]
+    made = [record.made for record in _found(records, words)]
     if not made:
         return "none of these rows was run."
     processors = " or ".join(sorted(set().union(*map(_processors, made))))
@@ -129,42 +123,43 @@ def _processors(made: dict[str, Any]) -> set[str]:
     return {of.get("gpu") or of["processor"] for of in machines}
 
 
-def _experiments(records: list[Record]) -> list[list[Record]]:
+def _experiments(records: list[Run]) -> list[list[Run]]:
     """Return the seeds of each experiment, the preset's own first."""
-    found: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in sorted(records, key=lambda record: len(record.changed)):
-        found[repr((sorted(record.changed.items()), record.made.get("own")))].append(record)
+    found: defaultdict[str, list[Run]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: len(changed(record.config))):
+        other = sorted(changed(record.config).items())
+        found[repr((other, record.made.get("own")))].append(record)
     return list(found.values())
 
 
-def _found(records: Path, words: tuple[str, ...]) -> list[Record]:
-    return [record for record in recorded.find(records) if not ("own" in words and record.changed)]
+def _found(records: Path, words: tuple[str, ...]) -> list[Run]:
+    """Return the records that the words of `table` ask for."""
+    return [
+        record
+        for record in recorded.find(records)
+        if _fits(record.config.preset, words) and not ("own" in words and changed(record.config))
+    ]
 
 
-def fits(record: Record, patterns: list[str]) -> bool:
-    """Say whether the name of a record's preset fits one of ``patterns``."""
-    return any(fnmatch.fnmatchcase(record.config.preset, pattern) for pattern in patterns)
+def _fits(preset: str, words: tuple[str, ...]) -> bool:
+    patterns = [word for word in words if word not in ("run", "own", "bare")] or ["*"]
+    return any(fnmatch.fnmatchcase(preset, pattern) for pattern in patterns)
 
 
-def _patterns(words: tuple[str, ...]) -> list[str]:
-    return [word for word in words if word not in ("run", "own", "bare")] or ["*"]
-
-
-def _claim(preset: Config, *, together: bool = False) -> str:
+def _claim(preset: Config) -> str:
     """Return the published number, its interval, and of what kind it is unless of the row's own."""
     if preset.published is None:
         return "–"
-    claim = preset.claim or _percent(preset.published)
-    return claim.removesuffix(" (ensemble)") if together else claim
+    return preset.claim or f"{100 * preset.published:.4g} %"
 
 
-def _row(preset: Config, records: list[Record]) -> tuple[str, ...]:
+def _row(preset: Config, records: list[Run]) -> tuple[str, ...]:
     """Return the row of an experiment's seeds.
 
     One seed has the interval over its tasks. Of several, the mean, and the spread of their means.
     """
     # Another experiment has no published number beside it.
-    claimed = "–" if records[0].changed else _claim(preset)
+    claimed = "–" if changed(records[0].config) else _claim(preset)
     results = [record.result for record in records]
     judged = headline([key for key, value in results[0].items() if value is not None])
     of_all = [
@@ -182,53 +177,35 @@ def _row(preset: Config, records: list[Record]) -> tuple[str, ...]:
     return _named(records[0]), claimed, of_all[0], seeds, tasks, of_all[1], f"{minutes:.0f}"
 
 
-def _together(preset: Config, record: Record) -> tuple[str, ...]:
+def _together(preset: Config, record: Run) -> tuple[str, ...]:
     """Return the row of a seed's ensemble, which stands below the single model's."""
-    result = record.result
-    return (
-        f"– ensemble of {len(result['ensemble'])}",
-        _claim(preset, together=True) if _is_published_ensemble(preset, record) else "–",
-        spread([result["ensemble_accuracy"]], result["ensemble_ci95"]),
-        str(record.config.seed),
-        f"{result['tasks']:,}",
-        spread(
-            [result["ensemble_non_transductive_accuracy"]],
-            result["ensemble_non_transductive_accuracy_ci95"],
-        ),
-        "–",
-    )
-
-
-def _is_published_ensemble(preset: Config, record: Record) -> bool:
-    """Say whether an ensemble is of as many models as the preset keeps, chosen as it says."""
+    result, models = record.result, len(record.result["ensemble"])
+    # The published number is of as many models as the preset keeps, chosen as it says.
     chosen_by = ("keep_best", *CHOOSING)
     alike = all(getattr(record.config, name) == getattr(preset, name) for name in chosen_by)
-    return alike and not record.changed and len(record.result["ensemble"]) == preset.keep_best
-
-
-def _so_far(preset: Config, record: Record) -> tuple[str, ...]:
-    """Return the row of a run that has not finished: no result, but how far it came."""
-    result, left = record.result, record.left
-    done = result["iterations"]
-    rate = result.get("iterations_per_second")
-    hours = f", {left / rate / 3600:.1f} h left at {rate:.2g} iterations/s" if rate else ""
+    claimed = alike and not changed(record.config) and models == preset.keep_best
+    scores = (
+        spread([result[f"ensemble_{name}"]], result[f"ensemble_{ci95}"])
+        for name, ci95 in (
+            ("accuracy", "ci95"),
+            ("non_transductive_accuracy", "non_transductive_accuracy_ci95"),
+        )
+    )
+    of_all, non_transductive = scores
     return (
-        _named(record),
-        "–" if record.changed else _claim(preset),
-        f"unfinished: {done:,} of {done + left:,} iterations",
+        f"– ensemble of {models}",
+        _claim(preset).removesuffix(" (ensemble)") if claimed else "–",
+        of_all,
         str(record.config.seed),
+        f"{result['tasks']:,}",
+        non_transductive,
         "–",
-        "–",
-        f"{record.made['minutes']:.0f}{hours}",
     )
 
 
-def _went_wrong(record: Record) -> str:
+def _went_wrong(record: Run) -> str:
     """Say why a row's numbers are not to be taken as they are; "": nothing is known."""
     result, said = record.result, []
-    # Of a run that has not finished there are no such numbers.
-    if record.left:
-        return ""
     if not has_answers(result):
         said.append("its test loss is not finite")
     if result.get("diverged"):
@@ -239,13 +216,9 @@ def _went_wrong(record: Record) -> str:
     return "; ".join(said)
 
 
-def _named(record: Record) -> str:
+def _named(record: Run) -> str:
     """Return the preset, and the flags that make another experiment of it."""
     return f"`{experiment(record.config)}`"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"
 
 
 def spread(values: list[float], ci95: float | None, judged: str = "accuracy") -> str:

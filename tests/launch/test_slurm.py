@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from maml.run.log import read_metrics
+from maml.run.files import read_rows
 from maml.studies.sweeping import file
 from maml.studies.sweeping.sweep import FINISHED, Sweep
 from tests.launch.cluster import Cluster, missing
@@ -72,7 +72,7 @@ def over(cluster: Cluster, number: str) -> bool:
 
 def iteration(folder: Path) -> int:
     """Return how far the only run in ``folder`` is; 0 before there is one."""
-    rows = [row for path in folder.glob("runs/*/metrics.jsonl") for row in read_metrics(path)]
+    rows = [row for path in folder.glob("runs/*/metrics.jsonl") for row in read_rows(path)]
     return max((row["iteration"] for row in rows), default=0)
 
 

@@ -15,7 +15,7 @@ from maml.errors import UserError
 from maml.run import checkpoint
 from maml.run.checkpoint import numbered_checkpoint, numbered_checkpoints
 from maml.run.files import read_rows
-from maml.studies.sweeping.metrics import value_of_run
+from maml.studies.sweeping.worker import value_of_run
 from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

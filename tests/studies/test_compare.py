@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from maml.errors import UserError
-from maml.run import directory
+from maml.run import directory, reading
 from maml.run.task_scores import write_tasks
-from maml.studies import compare, sweep
-from maml.studies.comparing import arms, statistics
+from maml.studies import arms, compare, pictures, statistics, sweep
 from tests.runs import glyphs
 from tests.studies.sweeps import written
 
@@ -115,8 +114,8 @@ def test_the_headline_is_each_run_s_own_unless_a_metric_is_named(tmp_path: Path)
 
 def test_tasks_are_paired_by_address(tmp_path: Path) -> None:
     """A run with fewer tasks, or other seeds, is compared on those that both have."""
-    a = arms.arm_of("a", arms.found_runs.find([made(tmp_path / "a", 0.1)]), None)
-    b = arms.arm_of("b", arms.found_runs.find([made(tmp_path / "b", tasks=60)]), None)
+    a = arms.arm_of("a", reading.find([made(tmp_path / "a", 0.1)]), None)
+    b = arms.arm_of("b", reading.find([made(tmp_path / "b", tasks=60)]), None)
     short = {seed: dict(list(of.items())[10:40]) for seed, of in b.scores.items()}
     first, second, seeds = arms.paired(a, dataclasses.replace(b, scores=short | {7: {0: 0.5}}))
     assert first.shape == (1, 30) and seeds == [0]
@@ -152,7 +151,7 @@ def test_arguments_of_a_component_tell_runs_apart(
         with pytest.raises(UserError, match=r"no run in .* has these values"):
             arms.read(side, None)
         arm = arms.read(side.replace("=5", f"={glyphs().shots}"), None)
-        assert arm.config.network == network and arm.scores.keys() == {0, 1}
+        assert arm.first.config.network == network and arm.scores.keys() == {0, 1}
     sides = [f"{tmp_path}:network={network}" for network in networks]
     assert compare.main(sides) == 0
     said = capsys.readouterr().out
@@ -213,3 +212,10 @@ def test_values_in_brackets_and_quotes_are_of_one_name() -> None:
     for component in ("net:Net(a=1, b=(2, 3))", """net:Net(a="(", b=1)""", "net:Net(a=')',b=1)"):
         _, values = arms._split(f"runs:network={component},seed=1")
         assert values == {"network": component, "seed": "1"}
+
+
+def test_main_effects_are_the_means_of_the_levels() -> None:
+    points = [{"x": x, "y": y} for x in (1, 2) for y in ("a", "b")]
+    figure = pictures.main_effects(points, [0.1, 0.2, 0.5, 0.6], ["x", "y"], "test accuracy")
+    means = [axis.containers[0].lines[0].get_ydata() for axis in figure.axes]
+    assert means[0] == pytest.approx([0.15, 0.55]) and means[1] == pytest.approx([0.3, 0.4])

@@ -19,17 +19,17 @@ import yaml
 
 import maml
 from maml import evaluate as evaluation
-from maml.best import recorded_content
 from maml.config import Config
-from maml.config.presets import PRESETS, with_values
+from maml.config.cli import parse
+from maml.config.presets import PRESETS, changed, with_values
 from maml.errors import UserError
+from maml.evaluation.best import RECORDED, recorded_content
 from maml.learners import build_learner
 from maml.run import checkpoint, directory, provenance
-from maml.run.files import read_rows
 from maml.run.provenance import digest_of
+from maml.run.reading import Run
 from maml.run.task_scores import NAME, read_tasks
 from maml.studies import check_record, record, recorded, table
-from maml.studies.recorded import Record
 from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.metagradient.peer import oracle
@@ -72,7 +72,8 @@ def test_what_was_kept_scores_what_it_says(kept: Path, capsys: pytest.CaptureFix
     (kept / "result.json").write_text(json.dumps(one.result | wrong))
     said = "its training has diverged; 2 of 20 steps were skipped"
     assert table.table(kept.parents[1]).endswith(f", seed 0: {said}")
-    answers = one._replace(result=one.result | {"loss": math.nan})
+    answers = dataclasses.replace(one)
+    vars(answers)["result"] = one.result | {"loss": math.nan}
     assert table._went_wrong(answers) == "its test loss is not finite"
 
 
@@ -117,13 +118,13 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     )
     learner = "recorded_mine:Mine(why='no')"
     config = glyphs(learner=learner, test_tasks=3, run_dir="run", iterations=2)
-    monkeypatch.setattr(sys, "argv", ["train_maml.py", "glyphs", "--learner", learner])
     assert Trainer(config).run() == 0
     kept = record.write(Path("run"), tmp_path / "records", 3, "", None, trust=True)
     (start,) = recorded.read(kept).made["starts"]
     assert start["own_files"] == {"learner": {"recorded_mine": digest_of(mine)}}
     # The command can be given again as it is.
-    assert shlex.split(recorded.read(kept).made["command"])[2:5] == ["glyphs", "--learner", learner]
+    again = parse(shlex.split(recorded.read(kept).made["command"])[2:])
+    assert again.learner == learner and changed(again) == changed(config)
     assert re.search(r"\+learner=recorded_mine_Mine_why=_no_\+.*-\w{8}-\w{8}$", kept.parent.name)
     said = f"recorded_mine.py (--learner {learner}) has changed since"
     warning = f"warning: {said} this checkpoint was saved: results may differ\n"
@@ -161,15 +162,15 @@ def test_learn2learn_finds_what_our_records_say(
     config = one.config
     if config.adapt is not None or config.inner_optimizer != "sgd":
         pytest.skip("learn2learn's MAML adapts all, by plain steps")
-    if not one.model.is_file():
+    if not (folder / RECORDED).is_file():
         pytest.skip("its parameters are not kept")
     if config.data != "glyphs":
         root = request.getfixturevalue("data_root")
-        one = one._replace(config=with_values(config, data_root=str(root)))
+        one = dataclasses.replace(one, config=with_values(config, data_root=str(root)))
     assert off_from_learn2learn(one, 20) < 1e-4
 
 
-def off_from_learn2learn(one: Record, tasks: int) -> float:
+def off_from_learn2learn(one: Run, tasks: int) -> float:
     """Return by how much a task's loss at most differs from the recorded one.
 
     Network, adaptation and loss are learn2learn's and torch's: of ours are the tasks, and the
@@ -177,7 +178,7 @@ def off_from_learn2learn(one: Record, tasks: int) -> float:
     """
     config = with_values(one.config, strategy="local", device="cpu", threads=1)
     network = learn2learn_s_network(config)
-    ours = recorded.parameters(one)
+    ours = recorded_content(one.path)["model"]
     # Both name a network's tensors in the order in which they compute, but for the norms.
     for i, block in enumerate(network.base if config.network == "conv4" else network.features):
         block.normalize.eps = config.norm_eps
@@ -188,7 +189,6 @@ def off_from_learn2learn(one: Record, tasks: int) -> float:
         getattr(network.classifier, part).data = ours.pop(f"network.head.{part}")
     assert not ours
     learned = oracle("MAML")(network, lr=config.inner_lr)
-    said = read_tasks(one.folder / NAME)
     off = []
     given = build_learner(config).open_tasks("test", evaluation=True).tasks(torch.arange(tasks))
     for index in range(tasks):
@@ -197,7 +197,7 @@ def off_from_learn2learn(one: Record, tasks: int) -> float:
         for _ in range(config.eval_inner_steps):
             clone.adapt(F.cross_entropy(clone(support_x), support_y))
         loss = F.cross_entropy(clone(query_x), query_y).item()
-        off.append(abs(loss - said["test", config.seed, index]["loss"]))
+        off.append(abs(loss - one.scores["test", config.seed, index]["loss"]))
     return max(off)
 
 
@@ -216,16 +216,11 @@ def test_nothing_of_the_machine_is_kept(kept: Path, run_dir: Path) -> None:
 
 
 def test_one_task_has_no_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its record is whole, and so is that of a run that was stopped before it had begun."""
     monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
     assert Trainer(glyphs(test_tasks=1, run_dir=str(tmp_path / "run"), iterations=1)).run() == 0
     kept = record.write(tmp_path / "run", tmp_path / "records", 1, "", None)
     assert check_record.main([str(kept)]) == 0
     assert "±" not in table.table(tmp_path / "records", "run", "bare")
-    result = json.loads((kept / "result.json").read_text())
-    result |= {"iterations": 0, "iterations_left": 9, "iterations_per_second": None}
-    (kept / "result.json").write_text(json.dumps(result))
-    assert "unfinished: 0 of 9" in table.table(tmp_path / "records", "run", "bare")
 
 
 def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,71 +235,30 @@ def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) 
     assert "tasks differ; the first is task 0: loss was" in capsys.readouterr().out
 
 
-def test_a_run_that_was_stopped_says_how_far_it_came(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A record of its own, from which another machine goes on; and in the end it is replaced.
-
-    One that was stopped in its test is no such run: nothing is left to train.
-    """
-    there = tmp_path / "there"
+def test_a_run_that_went_on_elsewhere_names_both_machines(run_dir: Path, tmp_path: Path) -> None:
+    """It is recorded once it has finished, in place of an earlier record of it."""
+    there, onward = tmp_path / "there", tmp_path / "onward"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
-        whole = with_values(directory.read_config(run_dir), run_dir=str(there), iterations=12)
-        half = with_values(whole, eval_every=5, iterations=10)
+        half = with_values(directory.read_config(run_dir), run_dir=str(there), iterations=10)
         assert Trainer(half).run() == 0
-        (there / "result.json").unlink()
-        directory.write_status(there, "training", 10, 0, whole)
-        with pytest.raises(UserError, match="it is being trained"):
-            record.write(there, tmp_path, 6, "", None)
         directory.write_status(there, "stopped", 10, 0, half)
-        with pytest.raises(UserError, match=f"its test is not; .* --run-dir {there} finishes it"):
-            record.write(there, tmp_path, 6, "", None)
-        directory.write_config(there, whole)
-        directory.write_status(there, "stopped", 10, 0, whole)
-        folder = record.write(there, tmp_path, 6, "half", None)
-        before = recorded.read(folder).made
-        assert table.table(tmp_path, "run", "maml-*").endswith(", seed 0: half")
-        (row,) = table.table(tmp_path, "run", "maml-*", "bare").splitlines()[2:]
-        accuracy = [row for row in read_rows(there / "metrics.jsonl") if "split" in row]
-        assert "unfinished: 10 of 12 iterations" in row and "h left at" in row
-        assert len([r for r in read_rows(folder / "metrics.jsonl") if "split" in r]) >= 2
-        assert check_record.main([str(folder)]) == 0
-        assert "not finished, so there is no test yet" in capsys.readouterr().out
-        going_on = (folder / "checkpoint.pt").read_bytes()
-        (folder / "checkpoint.pt").write_bytes(going_on[:500])
-        assert check_record.main([str(folder)]) == 1
-        assert "checkpoint.pt: not the file that was recorded" in capsys.readouterr().out
-        (folder / "checkpoint.pt").write_bytes(going_on)
-        abacus = {"processor": "abacus", "cores": 1, "gpu": None}
-        patched.setattr("maml.run.directory.machine", lambda: abacus)
-        onward = with_values(
-            whole, run_dir=str(tmp_path / "onward"), resume=str(folder / "checkpoint.pt")
-        )
-        assert Trainer(onward).run() == 0
-        done = record.write(tmp_path / "onward", tmp_path, 6, "whole", None)
-    assert done == folder and not (folder / "checkpoint.pt").exists()
-    # What the first machine did is in the record, too.
-    made = recorded.read(done).made
-    assert made["starts"][:-1] == before["starts"][:1] and made["starts"][-1]["iteration"] == 10
-    # It was trained on both, wherever it is recorded.
-    (first, *_), last_one = before["starts"], made["starts"][-1]["machine"]
-    assert made["hardware"]["processor"] == "abacus" == last_one["processor"]
+        with pytest.raises(UserError, match=f"not finished; .* with --run-dir {there} goes on"):
+            record.write(there, tmp_path, 6)
+        patched.setattr("maml.run.directory.machine", lambda: {"processor": "abacus"})
+        saved = str(checkpoint.last_checkpoint(there))
+        whole = with_values(half, run_dir=str(onward), iterations=12, resume=saved)
+        assert Trainer(whole).run() == 0
+        done = record.write(onward, tmp_path, 6, "whole")
+    first, second = recorded.read(done).made["starts"]
+    assert (first["iteration"], second["iteration"]) == (0, 10)
     processors = sorted({first["machine"]["processor"], "abacus"})
     assert table.measured_on(tmp_path).startswith(" or ".join(processors) + ", ")
-    # It may be recorded again, but a run that has not finished does not take its place.
-    assert recorded.read(record.write(tmp_path / "onward", tmp_path, 7, "whole", None)).made == {
-        **made,
-        "hardware": recorded.read(done).made["hardware"],
-    }
-    with pytest.raises(UserError, match=r"it has not finished, and .* is of a run that has"):
-        record.write(there, tmp_path, 6, "", None)
-    assert (folder / "model.pt").exists()
-    rows = read_rows(done / "metrics.jsonl")
-    assert accuracy[:2] == [r for r in rows if r.get("split") == "validation"][:2]
-    assert "unfinished" not in table.table(tmp_path)
-    straight = torch.load(folder / "model.pt", weights_only=True)
-    assert same(straight, last(tmp_path / "onward")["model"])
+    straight = torch.load(done / "model.pt", weights_only=True)
+    assert same(straight, last(onward)["model"])
+    assert record.write(onward, tmp_path, 7, "again") == done
+    assert recorded.read(done).made["note"] == "again"
+    assert table.table(tmp_path, "run", "maml-*").endswith(", seed 0: again")
 
 
 def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
@@ -321,13 +275,8 @@ def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
     shutil.copytree(first, tmp_path / recorded.place_of(config))
     kept = tmp_path / recorded.place_of(config) / "config.yaml"
     kept.write_text(kept.read_text().replace("inner_lr: 0.4", "inner_lr: 0.3"))
-    result = json.loads((first / "result.json").read_text())
     rows = table.table(tmp_path, "run").splitlines()[2:]
     assert len(rows) == 2 and "--inner-lr 0.3" in rows[1] and "inner-lr" not in rows[0]
-    result |= {"iterations": 7, "iterations_left": 13, "iterations_per_second": 2.0}
-    (tmp_path / recorded.place_of(config) / "result.json").write_text(json.dumps(result))
-    rows = table.table(tmp_path, "run").splitlines()[2:]
-    assert "--inner-lr 0.3" in rows[1] and "unfinished: 7 of 20" in rows[1]
     # Both are too short for the preset's own.
     assert table.table(tmp_path, "run", "own").splitlines()[2:] == []
 
@@ -375,12 +324,6 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
     assert "1 of 10 tasks differ" in check_record.differing(
         {**scores, first: {**scores[first], "accuracy": math.nan}}, scores
     )
-    # Another model is not answered with, either.
-    torch.save(torch.load(kept / "model.pt", weights_only=True), kept / "model.pt")
-    (kept / "model.pt").write_bytes((kept / "model.pt").read_bytes() + b" ")
-    with pytest.raises(UserError, match=r"model\.pt: not the file that was recorded"):
-        maml.load(kept)
-    (kept / "model.pt").write_bytes(whole["model.pt"])
     # The same run is not two seeds.
     shutil.copytree(kept, kept.with_name("seed-1"))
     with pytest.raises(UserError, match=r"seed-1: damaged: its run has the seed 0"):
@@ -432,30 +375,22 @@ def test_a_record_says_which_classes_it_learned_from(run_dir: Path, tmp_path: Pa
         checkpoint.check_division(recorded_content(folder), "another", folder)
 
 
-@pytest.mark.parametrize(
-    ("models", "changes", "claimed"),
-    [(5, {}, "99.47 %"), (2, {}, "–"), (5, {"eval_tasks": 5}, "–"), (5, {"inner_lr": 0.2}, "–")],
-)
-def test_an_ensemble_of_another_kind_has_no_published_number(
-    models: int, changes: dict[str, Any], claimed: str, kept: Path
-) -> None:
-    config = with_values(PRESETS["mamlpp-omniglot-5way-1shot"], **changes)
-    text = yaml.safe_dump({"config": dataclasses.asdict(config)})
-    (kept / "config.yaml").write_text(text)
-    result = json.loads((kept / "result.json").read_text())
-    result |= {"ensemble": list(range(models)), "iterations": config.iterations}
-    result |= {
-        f"ensemble_{name}": 0.5
-        for name in (
-            "accuracy",
-            "ci95",
-            "non_transductive_accuracy",
-            "non_transductive_accuracy_ci95",
-        )
-    }
-    (kept / "result.json").write_text(json.dumps(result))
-    row = table.table(kept.parents[1], "run", "bare").splitlines()[-1]
-    assert [cell.strip() for cell in row.split("|")[1:3]] == [f"– ensemble of {models}", claimed]
+def test_an_ensemble_of_another_kind_has_no_published_number(kept: Path) -> None:
+    whole = json.loads((kept / "result.json").read_text())
+    names = ("accuracy", "ci95", "non_transductive_accuracy", "non_transductive_accuracy_ci95")
+    kinds: list[tuple[int, dict[str, Any], str]] = [
+        (5, {}, "99.47 %"), (2, {}, "–"), (5, {"eval_tasks": 5}, "–"), (5, {"inner_lr": 0.2}, "–"),
+    ]  # fmt: skip
+    for models, changes, claimed in kinds:
+        config = with_values(PRESETS["mamlpp-omniglot-5way-1shot"], **changes)
+        text = yaml.safe_dump({"config": dataclasses.asdict(config)})
+        (kept / "config.yaml").write_text(text)
+        result = whole | {"ensemble": list(range(models)), "iterations": config.iterations}
+        result |= {f"ensemble_{name}": 0.5 for name in names}
+        (kept / "result.json").write_text(json.dumps(result))
+        row = table.table(kept.parents[1], "run", "bare").splitlines()[-1]
+        shown = [cell.strip() for cell in row.split("|")[1:3]]
+        assert shown == [f"– ensemble of {models}", claimed]
 
 
 @pytest.mark.parametrize("preset", ["maml-sinusoid-10shot", "reinforce-cartpole"])
@@ -501,7 +436,6 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
         ({"starts": []}, r"its starts is \[\]"),
         ({"starts": [start | {"iteration": 5}]}, "does not say how the run began"),
         ({"starts": [start | {"machine": "abacus"}]}, r"its starts\[0\].machine is 'abacus'"),
-        ({"starts": [start | {"command": None}]}, "its command is None"),
         ({"versions": None}, "its versions is None"),
     ):
         (copy / "config.yaml").write_text(yaml.safe_dump(content | other))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from maml.studies.comparing import statistics
+from maml.studies import statistics
 
 STUDIES, SEEDS, TASKS, QUERIES = 1000, 3, 50, 25
 

@@ -14,6 +14,7 @@ from maml.config import cli
 from maml.errors import UserError
 from maml.studies import REPOSITORY
 from maml.studies.sweeping.choosing import next_point
+from maml.studies.sweeping.distributions import values_of
 from maml.studies.sweeping.file import SweepFile
 from maml.studies.sweeping.points import Point, setting_of
 
@@ -112,7 +113,11 @@ def check(file: SweepFile) -> None:
     first = next_point(file, [], "")
     assert first is not None
     # Each value once, the others as they are in the first point.
-    each = (first | {p.name: value} for p in file.parameters for value in p.values or ())
+    each = (
+        first | {name: value}
+        for name, space in file.space.items()
+        for value in values_of(space) or ()
+    )
     for point in [first, *itertools.islice(each, CHECKED)]:
         words = command_of(file, point, None)
         at = next((i for i, word in enumerate(words) if Path(word).name == "train_maml.py"), None)

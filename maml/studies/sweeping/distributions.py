@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from optuna.distributions import (
     BaseDistribution,
@@ -49,34 +49,17 @@ KINDS: dict[str, Callable[..., BaseDistribution]] = {
     "q_uniform": lambda min, max, q=1: _steps(min, max, q),
     "log_uniform": lambda min, max: _between(math.exp(min), math.exp(max), log=True),
     "log_uniform_values": lambda min, max: _between(min, max, log=True),
-    # That log(1/X) is uniform says the same of log X.
-    "inv_log_uniform": lambda min, max: _between(math.exp(-max), math.exp(-min), log=True),
-    "inv_log_uniform_values": lambda min, max: _between(min, max, log=True),
 }
 """The table: from what the file says of a parameter, what Optuna draws from."""
 
 
-class Parameter(NamedTuple):
-    """One parameter of a sweep.
-
-    Attributes:
-        name: As the file spells it; a flag of the program.
-        kind: Which of `KINDS`.
-        space: What Optuna draws from.
-    """
-
-    name: str
-    kind: str
-    space: BaseDistribution
-
-    @property
-    def values(self) -> Sequence[Any] | None:
-        """All values that it may have, in order; None where there is no end of them."""
-        if isinstance(self.space, CategoricalDistribution):
-            return self.space.choices
-        if isinstance(self.space, IntDistribution):
-            return range(self.space.low, self.space.high + 1, self.space.step)
-        return None
+def values_of(space: BaseDistribution) -> Sequence[Any] | None:
+    """Return all values that a parameter may have, in order; None where there is no end of them."""
+    if isinstance(space, CategoricalDistribution):
+        return space.choices
+    if isinstance(space, IntDistribution):
+        return range(space.low, space.high + 1, space.step)
+    return None
 
 
 def same(value: Any) -> str:
@@ -85,8 +68,8 @@ def same(value: Any) -> str:
     return repr(int(value) if whole else value)
 
 
-def read_parameter(name: str, said: Any) -> Parameter:
-    """Return the parameter that a file describes.
+def read_parameter(name: str, said: Any) -> BaseDistribution:
+    """Return what Optuna draws a parameter from that a file describes.
 
     Raises:
         ValueError: naming the parameter.
@@ -103,7 +86,7 @@ def read_parameter(name: str, said: Any) -> Parameter:
             taken.bind(**facts)
         except TypeError:
             raise ValueError(f"{kind} has {' and '.join(taken.parameters)}") from None
-        return Parameter(name, kind, KINDS[kind](**facts))
+        return KINDS[kind](**facts)
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(f"parameters: {name}: {error}") from error
 

@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
 
 from maml.errors import UserError
-from maml.studies.sweeping.distributions import Parameter, read_parameter
+from maml.studies.sweeping.distributions import read_parameter, values_of
 from maml.studies.sweeping.points import Loader, Point
 
 METHODS = ("grid", "random", "bayes")
@@ -34,7 +34,8 @@ class SweepFile:
     Attributes:
         path: The file.
         method: One of `METHODS`.
-        parameters: In the order of their names, as W&B goes through them.
+        space: What Optuna draws each parameter from, in the order of their names, as W&B goes
+            through them. A parameter is a flag of the program.
         metric: What trials are ranked by: ``<split>/<metric>``, as the loggers name it.
         goal: "maximize" or "minimize" it.
         program: What ``${program}`` is; "" where the command does not need it.
@@ -47,7 +48,7 @@ class SweepFile:
 
     path: Path
     method: str
-    parameters: tuple[Parameter, ...]
+    space: dict[str, BaseDistribution]
     metric: str
     goal: str
     program: str
@@ -59,25 +60,20 @@ class SweepFile:
 
     def grid(self) -> Iterator[Point]:
         """Yield the points where all values are known, the last parameter's changing fastest."""
-        names = [parameter.name for parameter in self.parameters]
-        for values in itertools.product(*(p.values or [] for p in self.parameters)):
-            yield dict(zip(names, values, strict=True))
+        for values in itertools.product(*(values_of(each) or [] for each in self.space.values())):
+            yield dict(zip(self.space, values, strict=True))
 
     @property
     def size(self) -> int | None:
         """How many points there are; None where there is no end of them."""
-        each = [parameter.values for parameter in self.parameters]
+        each = [values_of(space) for space in self.space.values()]
         return None if None in each else math.prod(len(values or ()) for values in each)
-
-    @property
-    def space(self) -> dict[str, BaseDistribution]:
-        """What Optuna draws from, by parameter."""
-        return {parameter.name: parameter.space for parameter in self.parameters}
 
     @property
     def varied(self) -> list[str]:
         """The names of the parameters that may have more than one value."""
-        return [p.name for p in self.parameters if p.values is None or len(p.values) > 1]
+        each = {name: values_of(space) for name, space in self.space.items()}
+        return [name for name, values in each.items() if values is None or len(values) > 1]
 
 
 def read(path: Path, *, trust: bool = False) -> SweepFile:
@@ -116,15 +112,15 @@ def _read(path: Path, said: Any, trust: bool) -> SweepFile:
     if run_cap is not None and (type(run_cap) is not int or run_cap < 1):
         raise ValueError(f"run_cap: {run_cap!r} is not a whole number of at least 1")
     # Sorted: the order in which W&B goes through a grid.
-    each = tuple(read_parameter(*item) for item in sorted(parameters.items()))
-    for parameter in each:
-        if method == "grid" and parameter.values is None:
-            raise ValueError(f"parameters: {parameter.name}: {parameter.kind} has no grid")
+    space = {name: read_parameter(name, parameters[name]) for name in sorted(parameters)}
+    for name, each in space.items():
+        if method == "grid" and values_of(each) is None:
+            raise ValueError(f"parameters: {name}: a grid needs an end of values")
     metric, goal = _metric(said.get("metric"))
     return SweepFile(
         path=path,
         method=method,
-        parameters=each,
+        space=space,
         metric=metric,
         goal=goal,
         program=str(said.get("program", "")),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from maml.errors import UserError
 from maml.run.files import read_object
+from maml.studies.recorded import misfit
 
+T = TypeVar("T")
 STUDY = "study.json"
 """What `launch.study` writes."""
 
@@ -50,6 +52,14 @@ def setting_of(point: Point, names: Iterable[str]) -> str:
     return " ".join(f"{name}={point[name]}" for name in names) or "the only setting"
 
 
+def settings(names: Iterable[str], trials: Iterable[tuple[Point, T]]) -> dict[str, list[T]]:
+    """Return what has the same values of these parameters together, its seed apart."""
+    found: dict[str, list[T]] = {}
+    for point, trial in trials:
+        found.setdefault(setting_of(point, (n for n in names if n != "seed")), []).append(trial)
+    return found
+
+
 def read_study(folder: Path) -> dict[str, Any]:
     """Return what a kept study's study.json says.
 
@@ -57,10 +67,7 @@ def read_study(folder: Path) -> dict[str, Any]:
         UserError: naming it, if it is missing or damaged.
     """
     said = read_object(folder / STUDY)
-    try:
-        for trial in said["trials"]:
-            trial["run"], trial["point"], trial["git_commits"]
-        said["against"], said["note"], said["hardware"]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / STUDY}: damaged: {error!r}") from error
+    trial = {"run": str, "point": dict, "git_commits": list}
+    if wrong := misfit(said, {"trials": [trial], "against": str, "note": str, "hardware": dict}):
+        raise UserError(f"{folder / STUDY}: damaged: its {wrong}")
     return said

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
+import itertools
 from pathlib import Path
+from statistics import fmean, stdev
 
 from maml.errors import UserError
-from maml.plots import comparing, style
-from maml.plots.runs import read
+from maml.plots import style
 from maml.run.files import write_text
+from maml.run.reading import read
 from maml.run.task_scores import NAME
-from maml.studies.comparing import tables
-from maml.studies.comparing.arms import Arm, arm_of, other_tasks
+from maml.studies import pictures, tables
+from maml.studies.arms import Arm, arm_of, other_tasks
 from maml.studies.markdown import grid
 from maml.studies.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial, counts
 
@@ -34,16 +35,18 @@ def write(sweep: Sweep, against: str | None = None) -> Path:
     ended = [trial for trial in sweep.trials() if trial.value is not None]
     if not ended:
         raise UserError(f"--report: no trial in {sweep.folder} has a metric yet")
-    means = {name: _mean(trials) for name, trials in sweep.settings(ended).items()}
-    order = sorted(means, key=means.__getitem__, reverse=sweep.file.goal == "maximize")
+    settings = sweep.settings(ended)
+    upwards = sweep.file.goal == "maximize"
+    order = sorted(settings, key=lambda name: fmean(_values(settings[name])), reverse=upwards)
     if against is not None and against not in order:
         raise UserError(f"--against {against}: no such setting; there are {', '.join(order)}")
-    base = against or order[0]
+    settings = {name: settings[name] for name in order}
+    first = [against] if against else []
     parts = [
         _head(sweep),
-        _settings(sweep, order, sweep.settings(ended)),
+        _settings(sweep.file.metric, settings),
         _effects(sweep, ended),
-        _differences(sweep, [base, *(name for name in order if name != base)], ended),
+        _differences(sweep.folder, {name: settings[name] for name in (*first, *order)}),
         _failures(sweep),
     ]
     path = sweep.folder / "report.md"
@@ -51,8 +54,8 @@ def write(sweep: Sweep, against: str | None = None) -> Path:
     return path
 
 
-def _mean(trials: list[Trial]) -> float:
-    return statistics.fmean(trial.value for trial in trials if trial.value is not None)
+def _values(trials: list[Trial]) -> list[float]:
+    return [trial.value for trial in trials if trial.value is not None]
 
 
 def _head(sweep: Sweep) -> str:
@@ -71,16 +74,16 @@ def _head(sweep: Sweep) -> str:
     return text + "."
 
 
-def _settings(sweep: Sweep, order: list[str], grouped: dict[str, list[Trial]]) -> str:
-    unit = tables.unit_named(sweep.file.metric)
-    rows = []
-    for setting in order:
-        values = [trial.value for trial in grouped[setting] if trial.value is not None]
-        spread = unit.plain(statistics.stdev(values)) if len(values) > 1 else "–"
-        stopped = sum(trial.state == STOPPED for trial in grouped[setting])
-        mean = unit.plain(_mean(grouped[setting]))
-        rows.append([setting, mean, spread, str(len(values)), str(stopped or "–")])
-    shown = grid(["setting", unit.name, "spread", "trials", "stopped early"], rows)
+def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
+    unit, rows = tables.Unit(metric), []
+    for name, trials in settings.items():
+        values = _values(trials)
+        spread = unit.plain(stdev(values)) if len(values) > 1 else "–"
+        stopped = sum(trial.state == STOPPED for trial in trials)
+        rows.append(
+            [name, unit.plain(fmean(values)), spread, str(len(values)), str(stopped or "–")]
+        )
+    shown = grid(["setting", metric, "spread", "trials", "stopped early"], rows)
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
 
 
@@ -88,36 +91,34 @@ def _effects(sweep: Sweep, ended: list[Trial]) -> str:
     names = [name for name in sweep.file.varied if name != "seed"]
     if not names:
         return ""
-    values = [trial.value for trial in ended if trial.value is not None]
     points = [trial.point for trial in ended]
-    drawn = comparing.main_effects(points, values, names, sweep.file.metric)
+    drawn = pictures.main_effects(points, _values(ended), names, sweep.file.metric)
     style.save(drawn, sweep.folder / "effects")
     return "## Main effects\n\n![main effects](effects.png)"
 
 
-def _differences(sweep: Sweep, order: list[str], ended: list[Trial]) -> str:
+def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:
     """Compare settings with the first, on test tasks; "" where they were tested on none."""
     arms: list[Arm] = []
     left_out: list[str] = []
-    for name in order[:COMPARED]:
-        tested = [t for t in sweep.settings(ended)[name] if (t.run_dir / NAME).is_file()]
+    for name, trials in itertools.islice(settings.items(), COMPARED):
+        tested = [read(trial.run_dir) for trial in trials if (trial.run_dir / NAME).is_file()]
         try:
-            if tested:
-                arms.append(arm_of(name, [read(trial.run_dir) for trial in tested], None))
+            arms += [arm_of(name, tested)] if tested else []
         except UserError as error:  # a test whose losses are no numbers, say
             left_out.append(f"{name} is not compared: {error}.")
     # Of a sweep over shots, say, only those with as many are tested on the same tasks.
-    apart = [arm.name for arm in arms[1:] if other_tasks(arms[0], arm)]
+    apart = [arm.name for arm in arms if other_tasks(arms[0].first, arm.first)]
     if apart:
         left_out.append(f"Tested on other tasks, so not compared: {', '.join(apart)}.")
     alike = [arm for arm in arms if arm.name not in apart]
     try:
-        said = tables.compared(alike, sweep.folder) if len(arms) > 1 else ""
+        said = "".join(tables.compared(alike, folder)) if len(arms) > 1 else ""
     except UserError as error:
         said = f"Not compared on test tasks: {error}."
     if not said and not left_out:
         return ""
-    more = f" The best {COMPARED} settings." if len(order) > COMPARED else ""
+    more = f" The best {COMPARED} settings." if len(settings) > COMPARED else ""
     head = f"## Which differences hold\n\nOn test tasks, from the first.{more}"
     return "\n\n".join(part for part in (head, said, *left_out) if part)
 

@@ -23,8 +23,9 @@ from maml.run.files import make_folder, write_text
 from maml.run.lock import Lock
 from maml.studies.sweeping import file as files
 from maml.studies.sweeping.choosing import next_point
+from maml.studies.sweeping.distributions import values_of
 from maml.studies.sweeping.file import SweepFile
-from maml.studies.sweeping.points import Point, setting_of
+from maml.studies.sweeping.points import Point, settings
 from maml.studies.sweeping.shared import Workers, alone, journal
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED, LOST = STATES = (
@@ -116,7 +117,8 @@ class Sweep:
                 return f"{name} was {said.get(name)!r}, and is {self.file.said.get(name)!r} now"
         if other := said["parameters"].keys() ^ self.file.said["parameters"].keys():
             return f"parameters: {min(other)} is not in both"
-        for name, values in ((p.name, p.values) for p in self.file.parameters):
+        for name, space in self.file.space.items():
+            values = values_of(space)
             for record in self._records():
                 if values is not None and (value := record.params[name]) not in values:
                     return f"parameters: {name} was {value!r} in trial {record.number}"
@@ -235,13 +237,9 @@ class Sweep:
         known = [n for n in (cap, self.file.size) if n is not None]
         return max(0, min(known) - len(trials)) if known else None
 
-    def settings(self, trials: list[Trial], *, apart: str = "seed") -> dict[str, list[Trial]]:
-        """Return the trials of each setting: of one point, but for the parameter ``apart``."""
-        names = [name for name in self.file.varied if name != apart]
-        found: dict[str, list[Trial]] = {}
-        for trial in trials:
-            found.setdefault(setting_of(trial.point, names), []).append(trial)
-        return found
+    def settings(self, trials: list[Trial]) -> dict[str, list[Trial]]:
+        """Return the trials of each setting, as `points.settings`."""
+        return settings(self.file.varied, ((trial.point, trial) for trial in trials))
 
     def progress(self, total: int | None) -> str:
         """Return the trials so far in a line."""
@@ -250,6 +248,15 @@ class Sweep:
         if (left := self.to_come(total, trials)) is not None:
             parts.append(f"{left} to come")
         return ", ".join(parts) or "nothing run yet"
+
+
+def kept(folder: Path) -> Sweep:
+    """Return the sweep in a folder.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    return Sweep(folder, files.read(folder / "sweep.yaml"))
 
 
 def counts(trials: list[Trial]) -> dict[str, int]:

@@ -18,10 +18,12 @@ from typing import NamedTuple, TypeVar
 import torch
 from optuna.pruners import NopPruner
 
+from maml.evaluation.best import best
 from maml.processes.signals import SIGNALS, StopRequest
 from maml.run import directory
+from maml.run.files import read_rows
+from maml.run.reading import history
 from maml.studies.sweeping.command import command_of
-from maml.studies.sweeping.metrics import history, value_of_run
 from maml.studies.sweeping.points import setting_of
 from maml.studies.sweeping.sweep import FAILED, FINISHED, OVER, STOPPED, WAITING, Sweep, Trial
 
@@ -178,8 +180,26 @@ class Workers:
         file = self._sweep.file
         if isinstance(file.pruner, NopPruner):
             return False
-        values = history(trial.run_dir, file.metric).values()
-        return self._sweep.does_badly(trial, [*values])
+        values = history(read_rows(trial.run_dir / "metrics.jsonl"), file.metric)
+        return self._sweep.does_badly(trial, [*values.values()])
+
+
+def value_of_run(run_dir: Path, metric: str) -> float | None:
+    """Return the value that a run is ranked by; None where there is no such number.
+
+    It is the last one, finite or not, or of a validation with ``--test-model best`` that of the
+    model which is tested.
+
+    Raises:
+        UserError: if metrics.jsonl or config.yaml is damaged.
+    """
+    values = history(read_rows(run_dir / "metrics.jsonl"), metric)
+    if metric.startswith("validation/") and (run_dir / "config.yaml").exists():
+        config = directory.read_config(run_dir)
+        if config.test_model == "best":
+            chosen = best(run_dir, values, transductive=config.transductive)
+            values = {chosen[0]: values[chosen[0]]} if chosen else values
+    return next(reversed(values.values()), None)
 
 
 def _end_with_the_worker() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datasets.acting import Trajectory
+from datasets.environments.acting import Trajectory
 from datasets.tasks import Task
+from maml.acting.policy import Played, Policy, first_return
 from maml.config import Config
-from maml.learners.policy import Played, Policy, first_return
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
@@ -20,6 +20,7 @@ COMPONENTS = {
         "adapts_at_test": False,
         "help": "REINFORCE: one policy for all environments, without an inner loop",
         "tasks": "environments",
+        "pictures": {"filmstrip": "maml.acting.filmstrip:draw_filmstrip"},
         "strategy": "observers",
         "reads": ("discount", "queries", "eval_queries"),
         "refuses": {

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from datasets.episodes import Episodes
-from maml.learners import Learner, build_learner
-from maml.learners.policy import Policy, first_return
+from maml.acting.policy import Policy, first_return
+from maml.learners import Learner
 from maml.params import Params
 from maml.plots import style
-from maml.run import checkpoint, directory
 
 FRAMES = 8
 """Pictures of an episode, at equal distances."""
@@ -52,11 +50,3 @@ def draw_filmstrip(learner: Learner, episodes: Episodes, meta_params: Params) ->
             axis.set_xticks([])
             axis.set_yticks([])
     return figure
-
-
-def of_run(path: Path, *, trust: bool = False) -> Any:
-    """Draw the strip of the model that a run tests; ``trust``: as `maml.load`."""
-    config = directory.read_config(path, trust=trust)
-    learner = build_learner(config)
-    saved = checkpoint.tested(checkpoint.load(checkpoint.last_checkpoint(path)))
-    return draw_filmstrip(learner, learner.open_tasks("test", evaluation=True), saved["model"])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.acting import Acting, Environment, Step
+from datasets.environments.acting import Acting, Environment, Step
 
 COMPONENTS = {
     "cartpole": {

@@ -14,9 +14,9 @@ from datasets.folder import own_name
 from datasets.opening import list_classes
 from datasets.spelling import is_theirs
 from datasets.words import counted
-from maml import best
 from maml.config import Config, registry
 from maml.errors import UserError
+from maml.evaluation import best
 from maml.learners import Learner
 from maml.learners.data import data_options
 from maml.networks.headless import in_short

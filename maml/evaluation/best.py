@@ -11,11 +11,11 @@ import torch
 
 from maml.config import registry
 from maml.errors import UserError
+from maml.evaluation.scores import headline
 from maml.params import Params
 from maml.run import checkpoint, directory
 from maml.run.files import read_object, read_rows
 from maml.run.provenance import digest_of
-from maml.scores import headline
 
 _Score: TypeAlias = tuple[float, float]
 """What a model is judged by, and less its loss, which decides between equals."""
@@ -150,7 +150,11 @@ def recorded_content(record: Path) -> dict[str, Any]:
             parameters are not those that were recorded.
     """
     made = read_object(record / "record.json") if (record / "record.json").exists() else {}
-    if "model_sha256" in made and digest_of(record / RECORDED) != made["model_sha256"]:
+    try:
+        digest = digest_of(record / RECORDED)
+    except OSError as error:
+        raise UserError(f"{record / RECORDED}: {error.strerror}: it was recorded") from error
+    if made.get("model_sha256", digest) != digest:
         raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
     # No result of a run that was not tested, and no such value in one of an earlier version.
     tested = directory.read_result(record).get("tested_iteration")

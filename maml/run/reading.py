@@ -1,61 +1,78 @@
-"""Runs, read for drawing: what each left behind, and which are one method's with other seeds."""
+"""What a run left behind, and which runs are one method's with other seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from maml.config import Config, settings
 from maml.errors import UserError
-from maml.plots.style import smooth
 from maml.run import directory
-from maml.run.log import Row, read_metrics
+from maml.run.files import read_object, read_rows
+from maml.run.log import Row
+from maml.run.task_scores import NAME, Scores, read_tasks
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run.
+    """A run directory, or a record. Its other files are read when they are first asked for.
 
     Attributes:
         path: Its directory.
         config: Its configuration.
-        rows: Of its metrics.jsonl.
-        result: Its result.json; empty while there is none.
     """
 
     path: Path
     config: Config
-    rows: list[Row]
-    result: dict[str, Any]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows of metrics.jsonl."""
+        return read_rows(self.path / "metrics.jsonl")
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The content of result.json; empty while there is none."""
+        return directory.read_result(self.path)
+
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """The content of a record's record.json: how it was made."""
+        return read_object(self.path / "record.json")
+
+    @cached_property
+    def scores(self) -> Scores:
+        """What each test task scored: test_tasks.csv."""
+        return read_tasks(self.path / NAME)
 
     @property
     def headline(self) -> str:
         """What the names of metrics begin with that its headline is of."""
         return "" if self.config.transductive else "non_transductive_"
 
-    def validated(self, metric: str) -> list[tuple[int, float]]:
-        """Return (iteration, value) of each validation that has the metric."""
-        name = self.headline + metric
-        rows = [row for row in self.rows if row.get("split") == "validation" and name in row]
-        return [(row["iteration"], row[name]) for row in rows]
 
-    def trained(self, metric: str) -> list[tuple[int, float]]:
-        """Return (iteration, value) of what was logged while training, smoothed."""
-        rows = [row for row in self.rows if "split" not in row and metric in row]
-        smoothed = smooth([row[metric] for row in rows])
-        return [(row["iteration"], value) for row, value in zip(rows, smoothed, strict=True)]
+def history(rows: Sequence[Row], metric: str) -> dict[int, float]:
+    """Return the values of ``<split>/<metric>`` by iteration, the oldest first; also inf and nan.
+
+    Of training the split is ``train``.
+    """
+    split, _, name = metric.partition("/")
+    of_split = (row for row in rows if row.get("split", "train") == split)
+    return {
+        r["iteration"]: float(r[name]) for r in of_split if isinstance(r.get(name), int | float)
+    }
 
 
 def read(path: Path) -> Run:
     """Return the run in a directory.
 
     Raises:
-        UserError: naming the file that is missing or damaged.
+        UserError: naming config.yaml, if it is missing or damaged.
     """
-    rows = read_metrics(path / "metrics.jsonl")
-    return Run(path, directory.read_config(path), rows, directory.read_result(path))
+    return Run(path, directory.read_config(path))
 
 
 def find(paths: Sequence[Path]) -> list[Run]:

@@ -15,10 +15,10 @@ import maml
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
-from maml.initial import met_before
 from maml.learners.data import class_names
 from maml.run import directory
 from maml.trainer import Trainer
+from maml.training.initial import met_before
 from tests.launching import REPO
 from tests.runs import glyphs, last, result, same, train
 

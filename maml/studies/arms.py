@@ -13,12 +13,11 @@ from datasets.spelling import is_theirs
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.plots import runs as found_runs
-from maml.plots.runs import Run
-from maml.run import directory
-from maml.run.task_scores import NAME, read_tasks
-from maml.scores import headline
-from maml.studies.comparing.statistics import Floats
+from maml.evaluation.scores import headline
+from maml.run import directory, reading
+from maml.run.reading import Run
+from maml.run.task_scores import NAME
+from maml.studies.statistics import Floats
 from maml.studies.sweeping.points import STUDY, Point, read_study, value_of
 
 TASKS = (
@@ -34,17 +33,15 @@ class Arm:
 
     Attributes:
         name: What it is called.
-        config: Of one of its runs; the others differ in their seed alone.
+        first: One of its runs; the others differ in their seed alone.
         metric: What its scores are: a column asked for, or accuracy, return or loss.
         scores: By seed, each task's score, by its index.
-        images: A digest of which images its test tasks are of; None where no run has written it.
     """
 
     name: str
-    config: Config
+    first: Run
     metric: str
     scores: dict[int, dict[int, float]]
-    images: str | None = None
 
 
 def read(asked: str, metric: str | None) -> Arm:
@@ -68,11 +65,8 @@ def read(asked: str, metric: str | None) -> Arm:
     if points and not any((run_dir / "config.yaml").is_file() for run_dir in points):
         n = counted(len(points), "trial")
         raise UserError(f"{asked}: no run: {n}, and none began to train (see {path / 'logs'})")
-    runs = [
-        run
-        for run in found_runs.find([path])
-        if _has(run.config, values, asked, points.get(run.path, {}))
-    ]
+    found = reading.find([path])
+    runs = [run for run in found if _has(run.config, values, asked, points.get(run.path, {}))]
     if not runs:
         raise UserError(f"{asked}: no run in {path} has these values")
     tested = [run for run in runs if (run.path / NAME).is_file()]
@@ -102,15 +96,13 @@ def points_of(folder: Path) -> dict[Path, Point]:
         return {folder / trial["run"]: trial["point"] for trial in read_study(folder)["trials"]}
     if (folder / "journal.log").is_file():
         # Imported here: most comparisons are of no sweep, and need no Optuna.
-        from maml.studies.sweeping.file import read
-        from maml.studies.sweeping.sweep import Sweep
+        from maml.studies.sweeping.sweep import kept
 
-        sweep = Sweep(folder, read(folder / "sweep.yaml"))
-        return {trial.run_dir: trial.point for trial in sweep.trials()}
+        return {trial.run_dir: trial.point for trial in kept(folder).trials()}
     return {}
 
 
-def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
+def arm_of(name: str, runs: list[Run], metric: str | None = None) -> Arm:
     """Return the arm of runs that differ in their seed alone.
 
     Raises:
@@ -118,8 +110,7 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
     """
     if not runs:
         raise UserError(f"{name}: none of its runs has {NAME}: none has come to its test")
-    differing = found_runs.differing(runs)
-    if differing:
+    if differing := reading.differing(runs):
         values = sorted({str(getattr(run.config, differing[0])) for run in runs})
         raise UserError(
             f"{name}: its runs differ in {', '.join(differing)}: name one, as in "
@@ -127,15 +118,13 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
         )
     scores: dict[int, dict[int, float]] = {}
     scored_by = ""
-    first = runs[0].config, runs[0].result.get("test_images")
     for run in runs:
-        if other := _other_images(*first, run.config, run.result.get("test_images")):
+        if other := other_tasks(runs[0], run):
             raise UserError(f"{name}: its runs were not all tested on the same tasks: {other}")
-        read = read_tasks(run.path / NAME)
-        columns = next(iter(read.values()), {})
+        columns = next(iter(run.scores.values()), {})
         scored_by = metric or headline(columns)
         column = metric or run.headline + scored_by
-        for (split, seed, index), row in read.items():
+        for (split, seed, index), row in run.scores.items():
             if split != "test":
                 continue
             if column not in row:
@@ -145,26 +134,24 @@ def arm_of(name: str, runs: list[Run], metric: str | None) -> Arm:
             if index in scores.setdefault(seed, {}):
                 raise UserError(f"{name}: two runs have seed {seed}; {run.path} is one of them")
             scores[seed][index] = row[column]
-    return Arm(name, first[0], scored_by, scores, first[1])
+    return Arm(name, runs[0], scored_by, scores)
 
 
-def other_tasks(a: Arm, b: Arm) -> str:
-    """Say by what the test tasks of two arms differ, but for their seeds; "" where by nothing."""
+def other_tasks(a: Run, b: Run) -> str:
+    """Say by what the test tasks of two runs differ, but for their seeds; "" where by nothing."""
     for name in TASKS:
         of_a, of_b = getattr(a.config, name), getattr(b.config, name)
         if of_a != of_b:
             return f"{name} is {of_a} for the first and {of_b} for the second"
-    return _other_images(a.config, a.images, b.config, b.images)
-
-
-def _other_images(a: Config, images_a: str | None, b: Config, images_b: str | None) -> str:
-    """Say by what a user's own images differ; a folder that has only moved is the same one."""
-    known = images_a is not None and images_b is not None
-    same = images_a == images_b if known else a.data_root == b.data_root
-    if same or not (is_theirs(a.data) or registry.data_set(a.data).own_images):
+    if not (is_theirs(a.config.data) or registry.data_set(a.config.data).own_images):
         return ""
-    where = f"data_root is {a.data_root} for the first and {b.data_root} for the second"
-    return f"{where}, and their images differ" if known else where
+    # A folder of a user's own images that has only moved is the same one.
+    images = [run.result.get("test_images") for run in (a, b)]
+    of_a, of_b = a.config.data_root, b.config.data_root
+    if images[0] == images[1] if None not in images else of_a == of_b:
+        return ""
+    where = f"data_root is {of_a} for the first and {of_b} for the second"
+    return where if None in images else f"{where}, and their images differ"
 
 
 def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
@@ -173,7 +160,7 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
     Raises:
         UserError: naming both, where they have no task in common.
     """
-    if other := other_tasks(a, b):
+    if other := other_tasks(a.first, b.first):
         raise UserError(f"{a.name} and {b.name} were not tested on the same tasks: {other}")
     seeds = sorted(a.scores.keys() & b.scores.keys())
     if not seeds:
@@ -184,11 +171,10 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
     common = set.intersection(*(set(arm.scores[seed]) for arm in (a, b) for seed in seeds))
     if len(common) < 2:
         raise UserError(f"{a.name} and {b.name} have fewer than two test tasks in common")
-    tasks = sorted(common)
-    both = (
-        np.array([[arm.scores[seed][task] for task in tasks] for seed in seeds]) for arm in (a, b)
+    first, second = (
+        np.array([[arm.scores[seed][task] for task in sorted(common)] for seed in seeds])
+        for arm in (a, b)
     )
-    first, second = both
     return first, second, seeds
 
 
@@ -206,19 +192,14 @@ def _parts(text: str) -> list[str]:
     """Return each ``name=value`` of a list; those between brackets are a component's arguments."""
     parts, between = [""], ""
     for i, piece in enumerate(re.split(r"([,\s]+)(?=[\w-]+=)", text)):
+        quoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", parts[-1])
         if i % 2:
             between = piece
-        elif _is_open(parts[-1]):
+        elif quoted.count("(") > quoted.count(")"):
             parts[-1] += between + piece
         else:
             parts.append(piece)
     return [part for part in parts if part]
-
-
-def _is_open(text: str) -> bool:
-    """Say whether a bracket is open at the end of ``text``; those in quotes are none."""
-    quoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
-    return quoted.count("(") > quoted.count(")")
 
 
 def _has(config: Config, values: dict[str, str], asked: str, point: Point) -> bool:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from datasets.acting import Trajectory
+from datasets.environments.acting import Trajectory
 from datasets.flags import flag
 from datasets.tasks import Task
+from maml.acting.estimators import ESTIMATORS
+from maml.acting.policy import Played, Policy, first_return
 from maml.errors import UserError
-from maml.learners.estimators import ESTIMATORS
-from maml.learners.policy import Played, Policy, first_return
 from maml.metagradient import unrolled
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
@@ -24,6 +24,7 @@ COMPONENTS = {
         "attribute": "MAMLPolicy",
         "help": "an initial policy from which a few policy-gradient steps suit a task",
         "tasks": "environments",
+        "pictures": {"filmstrip": "maml.acting.filmstrip:draw_filmstrip"},
         "reads": (
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
             "queries", "eval_queries", "discount",

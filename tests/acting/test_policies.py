@@ -12,12 +12,12 @@ from torch import Tensor
 
 import maml
 from maml import evaluate
+from maml.acting.estimators import ESTIMATORS, dice, lvc
+from maml.acting.learners.reinforce import returns_to_go
+from maml.acting.policy import Played
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.learners import build_learner
-from maml.learners.estimators import ESTIMATORS, dice, lvc
-from maml.learners.policy import Played
-from maml.learners.reinforce import returns_to_go
 from maml.metagradient.differentiate import meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params

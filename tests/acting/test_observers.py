@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from maml.acting.learners.reinforce import Reinforce
+from maml.acting.strategies.inference import Batches, Inference
+from maml.acting.strategies.observers import Observers
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.learners import build_learner
-from maml.learners.reinforce import Reinforce
 from maml.processes.world import World
-from maml.strategies.observers.inference import Batches, Inference
-from maml.strategies.observers.over_rpc import Observers
 from maml.worker import Worker
 from tests.launching import SLACK, run, start_ranks, torchrun
 from tests.runs import BRIEF, as_flags, last, metrics, sinusoid, train

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from maml.errors import UserError
+from maml.evaluation.scores import in_rounds
 from maml.learners.objectives import REGRESSION
 from maml.params import Params
 from maml.run.files import write_text
-from maml.scores import in_rounds
 from maml.strategies.local import Local
 from maml.worker import Worker
 
@@ -60,7 +60,7 @@ def by_class(
     transductive: bool,
     progress: bool = False,
 ) -> ByClass:
-    """Return the answers to the tasks that `maml.scores.evaluate` scores, for the same arguments.
+    """Return the answers to the tasks that `evaluate` scores, for the same arguments.
 
     ``transductive``: which of the two answers to a query counts.
 

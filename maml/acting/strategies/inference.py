@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maml.learners.policy import Policy
+from maml.acting.policy import Policy
 from maml.params import Params
 from maml.strategies.gathering import Answer, Gathering
 

@@ -1,4 +1,4 @@
-"""Methods side by side: means with their intervals, differences, main effects of a sweep."""
+"""Methods side by side: means or differences with their intervals; main effects of a sweep."""
 
 from __future__ import annotations
 
@@ -13,47 +13,21 @@ Interval = tuple[float, float, float]
 """A mean, and the ends of its interval."""
 
 
-def means(rows: Mapping[str, tuple[Interval, Interval | None]], metric: str) -> Any:
+def intervals(
+    rows: Mapping[str, tuple[Interval, Interval | None]], metric: str, *, differences: bool = False
+) -> Any:
     """Draw a mean a row, with its interval over tasks, and a thinner one over seeds.
 
     Args:
         rows: By name, the intervals over tasks, and over seeds if there are several.
         metric: What it is the mean of.
+        differences: Whether it is of a difference: right of 0 what is named first is greater.
 
     Returns:
         The figure.
     """
-    drawn, ((axis,),) = style.figure(size=(7.0, 1.3 + 0.32 * len(rows)))
-    _intervals(axis, rows, style.look_of(list(rows)))
-    axis.set_xlabel(f"test {metric}")
-    if metric.endswith("accuracy"):
-        style.percent(axis, "x")
-    return drawn
-
-
-def differences(rows: Mapping[str, tuple[Interval, Interval | None]], metric: str) -> Any:
-    """Draw a difference a row, as `means` does; right of 0 the one named first is greater.
-
-    Returns:
-        The figure.
-    """
-    drawn, ((axis,),) = style.figure(size=(7.0, 1.3 + 0.36 * len(rows)))
-    _intervals(axis, rows, dict.fromkeys(rows, (BLUE, "-")))
-    axis.axvline(0, color=BLACK, linewidth=0.8, zorder=0)
-    axis.set_xlabel(f"difference in test {metric}")
-    if metric.endswith("accuracy"):
-        from matplotlib.ticker import FuncFormatter
-
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:+.4g}"))
-        axis.set_xlabel(f"difference in test {metric}, percentage points")
-    return drawn
-
-
-def _intervals(
-    axis: Any,
-    rows: Mapping[str, tuple[Interval, Interval | None]],
-    looks: Mapping[str, tuple[str, str]],
-) -> None:
+    drawn, ((axis,),) = style.figure(size=(7.0, 1.3 + (0.36 if differences else 0.32) * len(rows)))
+    looks = dict.fromkeys(rows, (BLUE, "-")) if differences else style.look_of(list(rows))
     for y, (name, ((mean, *over_tasks), over_seeds)) in enumerate(rows.items()):
         colour = looks[name][0]
         if over_seeds is not None:
@@ -67,6 +41,17 @@ def _intervals(
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.grid(axis="x", alpha=0.25)
     axis.figure.legend(fontsize=7, loc="outside lower center", ncols=2)
+    axis.set_xlabel(f"difference in test {metric}" if differences else f"test {metric}")
+    if differences:
+        axis.axvline(0, color=BLACK, linewidth=0.8, zorder=0)
+    if metric.endswith("accuracy") and differences:
+        from matplotlib.ticker import FuncFormatter
+
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:+.4g}"))
+        axis.set_xlabel(f"difference in test {metric}, percentage points")
+    elif metric.endswith("accuracy"):
+        style.percent(axis, "x")
+    return drawn
 
 
 ROOM = 30

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from datasets import DataError, Task, open_environments
-from datasets.acting import play
-from datasets.cartpole import CartPole, Physics, TurnedCartPole
-from datasets.navigation import Navigation
+from datasets.environments.acting import play
+from datasets.environments.cartpole import CartPole, Physics, TurnedCartPole
+from datasets.environments.navigation import Navigation
 
 COUNTS = {"shots": 2, "queries": 3, "seed": 0, "horizon": 20}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from datasets import open_environments
-from datasets.acting import Acting, Environment, Trajectory, play
+from datasets.environments.acting import Acting, Environment, Trajectory, play
 from datasets.tasks import Task
 from maml.config import Config
 from maml.execution.traced import Traced
@@ -67,11 +67,6 @@ class Policy(Learner):
         """Return how many support and query episodes a task has."""
         config = self.config
         return config.shots, config.eval_queries if evaluation else config.queries
-
-    def episodes_played(self) -> int:
-        """Return how many episodes of a training task are played, before and after adapting."""
-        support, queries = self.episodes(evaluation=False)
-        return support * self.config.inner_steps + queries
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Acting:
         """Return the environments of ``split``."""

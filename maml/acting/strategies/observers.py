@@ -1,4 +1,4 @@
-"""One agent, many observers, over RPC (torch's tutorial "Batch RPC processing").
+"""``--strategy observers``: one agent, many observers (torch's tutorial "Batch RPC processing").
 
 A step of the outer loop: each observer gets the ids of its environments, plays T steps in them,
 asks the agent for each action, and returns what it saw and did. The agent differentiates. What an
@@ -18,16 +18,24 @@ import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
-from datasets.acting import Trajectory, play
+from datasets.environments.acting import Trajectory, play
+from maml.acting.learners.reinforce import Reinforce, as_played
+from maml.acting.strategies.inference import Batches, Inference, percentiles
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.reinforce import Reinforce, as_played
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.gathering import Answer
-from maml.strategies.observers.inference import Batches, Inference, percentiles
 from maml.strategies.over_rpc import OverRpc, reported, this
 from maml.worker import Batch, Share, Worker
+
+COMPONENTS = {
+    "observers": {
+        "attribute": "Observers",
+        "help": "rank 0 is the agent, the others act in environments and ask it for actions",
+        "reads": ("rpc_threads", "batched_inference", "batch_wait"),
+    }
+}
 
 LATE = 5.0
 """Seconds that an observer may always take, once another one is done."""

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from maml.plots import comparing, style
-from maml.studies.comparing.arms import Arm, paired
-from maml.studies.comparing.statistics import (
+from maml.plots import style
+from maml.studies import pictures
+from maml.studies.arms import Arm, paired
+from maml.studies.markdown import grid
+from maml.studies.statistics import (
     Difference,
     Floats,
     Interval,
@@ -19,7 +21,6 @@ from maml.studies.comparing.statistics import (
     over_seeds,
     verdicts,
 )
-from maml.studies.markdown import grid
 
 LEGEND = """\
 Δ is the row's mean minus that of {base}, on the test tasks of both. *These runs*: of the trained
@@ -38,25 +39,22 @@ FEW = (
 
 @dataclass(frozen=True)
 class Unit:
-    """How a metric is shown.
+    """How a metric is shown: an accuracy in percent, a difference of two in percentage points."""
 
-    Attributes:
-        name: The metric.
-        scale: What values are multiplied by.
-        suffix: What follows them.
-    """
+    metric: str
 
-    name: str
-    scale: float
-    suffix: str
+    @property
+    def percent(self) -> bool:
+        """Whether it is an accuracy."""
+        return self.metric.endswith("accuracy")
 
     def plain(self, value: float) -> str:
         """Show a value."""
-        return f"{self.scale * value:.2f}{self.suffix}" if self.suffix else f"{value:.4g}"
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
     def signed(self, value: float) -> str:
         """Show a difference."""
-        return f"{self.scale * value:+.2f}" if self.suffix else f"{value:+.4g}"
+        return f"{100 * value:+.2f}" if self.percent else f"{value:+.4g}"
 
     def between(self, interval: Interval | None) -> str:
         """Show the ends of a difference's interval."""
@@ -66,19 +64,10 @@ class Unit:
 
     def around(self, interval: Interval) -> str:
         """Show a symmetric interval."""
-        half = (interval.high - interval.low) / 2
-        shown = f"{self.scale * half:.2f}" if self.suffix else f"{half:.2g}"
-        return f"{self.plain(interval.mean).removesuffix(self.suffix)} ± {shown}{self.suffix}"
-
-
-def unit_of(arms: Sequence[Arm]) -> Unit:
-    """Return how the arms' scores are shown: accuracies in percent."""
-    return unit_named(arms[0].metric)
-
-
-def unit_named(metric: str) -> Unit:
-    """Return how a metric is shown."""
-    return Unit(metric, 100.0, " %") if metric.endswith("accuracy") else Unit(metric, 1.0, "")
+        mean, half = interval.mean, (interval.high - interval.low) / 2
+        if self.percent:
+            return f"{100 * mean:.2f} ± {100 * half:.2f} %"
+        return f"{mean:.4g} ± {half:.2g}"
 
 
 def means_of(arm: Arm) -> tuple[Interval, Interval | None, int, int]:
@@ -91,23 +80,14 @@ def means_of(arm: Arm) -> tuple[Interval, Interval | None, int, int]:
 
 def means_table(arms: Sequence[Arm], unit: Unit) -> str:
     """Return a table of means, each ± its interval over tasks and over seeds, and a warning."""
-    rows, few = [["", f"{unit.name}, ± over tasks", "± over seeds", "seeds", "tasks each"]], []
+    rows, few = [["", f"{unit.metric}, ± over tasks", "± over seeds", "seeds", "tasks each"]], []
     for arm in arms:
         published, seeds, n, tasks = means_of(arm)
         over = "–" if seeds is None else unit.around(seeds)
         rows.append([arm.name, unit.around(published), over, str(n), str(tasks)])
-        if unit.suffix and n * tasks < ENOUGH and published.mean >= NEAR:
+        if unit.percent and n * tasks < ENOUGH and published.mean >= NEAR:
             few.append(arm.name)
     return grid(rows[0], rows[1:]) + (FEW.format(names=", ".join(few)) if few else "")
-
-
-def differences_from(base: Arm, others: Sequence[Arm]) -> dict[str, Difference]:
-    """Return how each of ``others`` differs from ``base``, by name."""
-    found = {}
-    for arm in others:
-        ours, theirs, _ = paired(arm, base)
-        found[arm.name] = difference(ours, theirs)
-    return found
 
 
 def differences_table(found: dict[str, Difference], base: str, unit: Unit) -> str:
@@ -135,30 +115,39 @@ def differences_table(found: dict[str, Difference], base: str, unit: Unit) -> st
         if len(found) > 1
         else ""
     )
-    points = " Differences are in percentage points." if unit.suffix else ""
+    points = " Differences are in percentage points." if unit.percent else ""
     return f"{grid(rows[0], rows[1:])}\n\n{LEGEND.format(base=base, holm=many + points)}"
 
 
-def figures(
-    folder: Path, arms: Sequence[Arm], found: dict[str, Difference], base: str, unit: Unit
-) -> list[Path]:
-    """Draw means and differences into ``folder``; return the PNG files."""
-    rows = {arm.name: means_of(arm)[:2] for arm in arms}
-    drawn = {"means": comparing.means(rows, unit.name)}
-    if found:
-        apart = {f"{name}\n− {base}": (each.runs, each.over_seeds) for name, each in found.items()}
-        drawn["differences"] = comparing.differences(apart, unit.name)
-    return [style.save(figure, folder / name)[0] for name, figure in drawn.items()]
+def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]:
+    """Compare arms with the first of them, on the test tasks that they share.
 
+    Args:
+        arms: Two or more.
+        folder: Where means and differences are drawn; None: they are not.
 
-def compared(arms: Sequence[Arm], folder: Path | None = None) -> str:
-    """Return tables of arms, with the differences from the first; figures go into ``folder``."""
+    Returns:
+        Both tables in Markdown, and the links to what was drawn.
+
+    Raises:
+        UserError: where two arms share no tasks.
+    """
     base, *others = arms
-    unit = unit_of(arms)
-    found = differences_from(base, others)
-    drawn = figures(folder, arms, found, base.name, unit) if folder else []
+    unit, found = Unit(base.metric), {}
+    for arm in others:
+        ours, theirs, _ = paired(arm, base)
+        found[arm.name] = difference(ours, theirs)
     text = f"{means_table(arms, unit)}\n\n{differences_table(found, base.name, unit)}"
-    return text + "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
+    if folder is None:
+        return text, ""
+    means = {arm.name: means_of(arm)[:2] for arm in arms}
+    apart = {f"{name}\n− {base.name}": (each.runs, each.over_seeds) for name, each in found.items()}
+    drawn = {"means": pictures.intervals(means, unit.metric)}
+    if apart:
+        drawn["differences"] = pictures.intervals(apart, unit.metric, differences=True)
+    for name, figure in drawn.items():
+        style.save(figure, folder / name)
+    return text, "".join(f"\n![{name}]({name}.png)\n" for name in drawn)
 
 
 def _p(p: float) -> str:

@@ -23,16 +23,12 @@ from maml.errors import UserError
 from maml.evaluation.best import RECORDED, recorded_content
 from maml.evaluation.scores import of_tasks
 from maml.params import Params
-from maml.processes.device import choose_device
-from maml.processes.setup import init_process
-from maml.processes.world import World
 from maml.run import checkpoint
 from maml.run.provenance import other_files
 from maml.run.reading import Run
 from maml.run.task_scores import Scores
-from maml.strategies.local import Local
+from maml.strategies.local import alone
 from maml.studies import recorded
-from maml.worker import Worker
 
 TOLERANCE = 1e-4
 FEW = 0.005
@@ -121,13 +117,6 @@ def scores_of(config: Config, params: Params, tasks: int) -> tuple[list[str], li
     with torch.no_grad():
         values = of_tasks(strategy, params, "test", tasks, progress=True)
     return list(worker.evaluation_names), values.tolist()
-
-
-def alone(config: Config) -> Local:
-    """Return what evaluates in this process."""
-    world = World(0, 1, 0, 1, launched=False)
-    init_process(config, world)
-    return Local(config, world, Worker(config, choose_device(config, world), trains=False))
 
 
 def differing(said: Scores, found: Scores) -> str:

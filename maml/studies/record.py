@@ -31,8 +31,9 @@ from maml.run import checkpoint, directory, files
 from maml.run.provenance import describe, digest_of
 from maml.run.reading import Run
 from maml.run.task_scores import NAME, read_tasks, write_tasks
+from maml.strategies.local import alone
 from maml.studies import recorded
-from maml.studies.check_record import alone, differing, scores_of
+from maml.studies.check_record import differing, scores_of
 
 PLACES = ("run_dir", "data_root", "resume")
 """Flags that name places of one machine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -101,7 +102,9 @@ def test_a_sweep_runs_every_point_once_and_then_no_more(
     cores = len(os.sched_getaffinity(0))
     assert {int(starts(trial)[0][1]) for trial in trials} == {max(1, cores // 2)}
     said = capsys.readouterr().out
-    assert "trial 0 (good=0.25 seed=0): finished, validation/accuracy 0.25; 1 of 4" in said
+    # Of two at a time either may be over first, or both before either says so.
+    first = r"trial 0 \(good=0\.25 seed=0\): finished, validation/accuracy 0\.25; [12] of 4"
+    assert re.search(first, said), said
     assert said.splitlines()[-1].endswith("6 finished, 0 to come")
 
 

@@ -10,7 +10,7 @@ or ``test``. It returns one of
 * :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
 * :class:`~datasets.batches.Examples`, for ordinary classification;
 * any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
-* :class:`~datasets.acting.Acting`, for policies.
+* :class:`~datasets.environments.acting.Acting`, for policies.
 * a ``Taskset`` of learn2learn.
 """
 
@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import torch
 
 from datasets import by_class
-from datasets.acting import Acting
 from datasets.batches import Batches, Examples
 from datasets.blame import calling
 from datasets.checked import Form, checked, form_of
+from datasets.environments.acting import Acting
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
@@ -228,7 +228,7 @@ def open_batches(
 def open_environments(
     data: str, split: str, *, data_root: Path | str | None = None, **request: Any
 ) -> Acting:
-    """The tasks of a split that materialise by acting (:mod:`datasets.acting`).
+    """The tasks of a split that materialise by acting (:mod:`datasets.environments.acting`).
 
     ``request``: ``shots``, ``queries``, ``seed``, ``starts`` and the fields that the data set
     reads. Raises :class:`DataError`, whose message is for the user, if the request or the data is

@@ -11,7 +11,7 @@ from typing import Any
 
 from maml.config import Config
 from maml.config.fields import with_values
-from maml.initial import initial_weights, met_before
+from maml.evaluation.scores import check_headline, few_classes, same_classes
 from maml.learners.data import class_names
 from maml.processes.device import choose_device
 from maml.processes.garbage import settled
@@ -20,8 +20,8 @@ from maml.processes.world import World
 from maml.run import checkpoint, directory
 from maml.run.lock import Lock
 from maml.run.resume import beginning, choose_run_dir
-from maml.scores import check_headline, few_classes, same_classes
 from maml.strategies import build_strategy, resolve_strategy
+from maml.training.initial import initial_weights, met_before
 from maml.worker import Worker
 
 

@@ -27,14 +27,14 @@ from maml.config.cli import parse
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.evaluate import main as evaluate
-from maml.initial import initial_weights
+from maml.evaluation.scores import same_classes
 from maml.learners import build_learner
 from maml.networks.ordinary import explicit, own_name
 from maml.run.directory import read_config
 from maml.run.files import read_rows
 from maml.run.provenance import warn_of_edits
-from maml.scores import same_classes
 from maml.trainer import Trainer
+from maml.training.initial import initial_weights
 from maml.worker import Worker
 from tests.launching import REPO, run
 from tests.runs import last, metrics, result, same

@@ -134,7 +134,6 @@ class Worker:
                     params,
                     made,
                     self.config.meta_gradient,
-                    self.learner.kernels,
                 )
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {NO_DRAWS}") from error

@@ -13,19 +13,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import threading
-import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from maml.kernels import library
-
-T = TypeVar("T")
+from maml.kernels.threads import by_threads, lent, n_threads
 
 DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 """Types of numbers, and what the names of their functions end in."""
@@ -140,7 +135,7 @@ class ConvNet:
         found = self._result(cotangent, total=total, begun=beside)
         stride = 0 if beside is None else beside.stride(0)
         self._call("pull_back", n_tasks, n, at, kept, cotangent, beside, stride, found, back)
-        return self.parts(_summed(found)), back
+        return self.parts(found.get()), back
 
     def n_beside(self, dtype: torch.dtype, n: int) -> int:
         """Return how many numbers of a task `along` returns beside, of sets of ``n`` examples."""
@@ -168,7 +163,7 @@ class ConvNet:
         found = self._result(kept, total=total, begun=beside)
         stride = beside.stride(0)
         self._call("along", n_tasks, n, at, kept, back, v, by_cotangent, beside, stride, found)
-        return by_cotangent, beside, self.parts(_summed(found)) if total else None
+        return by_cotangent, beside, self.parts(found.get()) if total else None
 
     def gradient(
         self, weights: Weights, x: Tensor, y: Tensor, *, again: bool
@@ -193,14 +188,14 @@ class ConvNet:
         kept = None
         if again:
             kept = lent(x.dtype, n_tasks, self._size("kept_loss_size", x.dtype, n))
-        gradients = x.new_empty(n_tasks, self.size)
+        gradients = self._result(x, total=False)
         for first, wrong in self._call(
             "gradient", n_tasks, n, x, y, at, losses, logits, gradients, kept
         ):
             if wrong:
                 label = int(y[first:].flatten()[wrong - 1])
                 raise ValueError(f"label {label} is none of 0 to {ways - 1} ({ways} ways)")
-        return losses, logits, gradients, kept
+        return losses, logits, gradients.get(), kept
 
     def hessian_vector(
         self, weights: Weights, kept: Tensor, v: Weights, n: int, *, total: bool
@@ -212,7 +207,7 @@ class ConvNet:
         at, v = self._laid_out(weights), self._laid_out(v)
         found = self._result(kept, total=total)
         self._call("hessian_vector", len(kept), n, at, kept, v, found)
-        return _summed(found)
+        return found.get()
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Return views of ``[P]`` or ``[B, P]``, one for each weight."""
@@ -259,21 +254,22 @@ class ConvNet:
     def _size(self, what: str, dtype: torch.dtype, *numbers: int) -> int:
         return int(_function(what, dtype)(self._plan, *numbers))
 
-    def _result(self, like: Tensor, *, total: bool, begun: Tensor | None = None) -> Tensor | _Sums:
+    def _result(self, like: Tensor, *, total: bool, begun: Tensor | None = None) -> _Result:
         """Return where a pass writes what it has found by weight.
 
         Kernels overwrite a task's own, or add to what has ``begun`` at the end of ``[B, …]``; and
         add to a sum.
         """
         if total:
-            return _Sums(like.new_zeros(_n_threads(len(like)), self.size))
-        return lent(like.dtype, len(like), self.size) if begun is None else begun[:, -self.size :]
+            return _Result(like.new_zeros(n_threads(len(like)), self.size), total=True)
+        if begun is not None:
+            return _Result(begun[:, -self.size :])
+        return _Result(lent(like.dtype, len(like), self.size))
 
     def _call(self, name: str, n_tasks: int, n: int, *arguments: Any) -> list[tuple[int, int]]:
         """Call a pass for ranges of tasks; return where each began, and what it returned.
 
-        An argument is a tensor ``[B, …]``, a number, None, `Weights`, or what `_result` has
-        returned: the one that is ``[B, P]``.
+        An argument is a tensor ``[B, …]``, a number, None, `Weights` in a list, or a `_Result`.
         """
         dtype = next(a.dtype for a in arguments if isinstance(a, Tensor) and a.dtype in DTYPES)
         function = _function(name, dtype)
@@ -283,17 +279,16 @@ class ConvNet:
             for each in arguments:
                 if each is None or isinstance(each, int):
                     given.append(each)
-                elif isinstance(each, _Sums):
-                    given += self._table(self.parts(each.of_threads[thread]), 0)
+                elif isinstance(each, _Result):
+                    own = each.flat[thread] if each.total else each.flat
+                    given += self._table(self.parts(own), first)
                 elif isinstance(each, list):
                     given += self._table(each, first)
-                elif each.dim() == 2 and each.shape[1] == self.size and each.dtype in DTYPES:
-                    given += self._table(self.parts(each), first)
                 else:
                     given.append(_address(each, first))
             return first, function(self._plan, last - first, n, *given)
 
-        return _by_threads(compute, n_tasks)
+        return by_threads(compute, n_tasks)
 
     def _table(self, weights: Sequence[Tensor], first: int) -> tuple[Any, Any]:
         """Return where each weight of task ``first`` lies, and strides: 0 if shared."""
@@ -309,17 +304,17 @@ class ConvNet:
         return (ctypes.c_void_p * n)(*bases), (ctypes.c_int64 * n)(*strides)
 
 
-class _Sums(NamedTuple):
-    """Each thread's sum over its tasks, ``[threads, P]``."""
+class _Result(NamedTuple):
+    """Each task's result by weight, ``[B, P]``; or, in ``total``, each thread's sum over tasks."""
 
-    of_threads: Tensor
+    flat: Tensor
+    total: bool = False
 
-
-def _summed(found: Tensor | _Sums) -> Tensor:
-    if isinstance(found, Tensor):
-        return found
-    of_threads = found.of_threads
-    return of_threads[0] if len(of_threads) == 1 else of_threads.sum(0)
+    def get(self) -> Tensor:
+        """Return ``[B, P]``, or the sum ``[P]``."""
+        if not self.total:
+            return self.flat
+        return self.flat[0] if len(self.flat) == 1 else self.flat.sum(0)
 
 
 @functools.cache
@@ -349,61 +344,6 @@ def _library() -> ctypes.CDLL:
     loaded = library.load()
     assert loaded is not None
     return loaded
-
-
-def _n_threads(n_tasks: int) -> int:
-    return max(min(torch.get_num_threads(), n_tasks), 1)
-
-
-def _by_threads(compute: Callable[[int, int, int], T], n_tasks: int) -> list[T]:
-    """Return ``compute(thread, first, last)`` of ranges of tasks, one for each of torch's threads.
-
-    The threads live on from call to call, and with them the kernels' working memory.
-    """
-    threads = _n_threads(n_tasks)
-    bounds = [n_tasks * i // threads for i in range(threads + 1)]
-    if threads == 1:
-        return [compute(0, 0, n_tasks)]
-    others = [_pool(threads).submit(compute, i, *bounds[i : i + 2]) for i in range(1, threads)]
-    return [compute(0, *bounds[:2]), *(other.result() for other in others)]
-
-
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="convnet")
-
-
-_of_spare = threading.Lock()
-_spare: list[np.ndarray] = []
-"""Blocks that no tensor is of any more: fresh pages cost as much as a small layer's arithmetic, and
-threads that touch theirs at once wait for each other in the operating system."""
-
-_LARGE = 1 << 20
-"""Bytes that glibc's malloc never keeps (its DEFAULT_MMAP_THRESHOLD_MAX); smaller blocks it does,
-and learns from their being freed to keep others."""
-
-_MOST_SPARE = 16
-"""Blocks at most: those of some steps."""
-
-
-def lent(dtype: torch.dtype, n_tasks: int, size: int) -> Tensor:
-    """Return uninitialised ``[B, K]``; a large one serves again when no tensor is of it."""
-    n_bytes = n_tasks * size * dtype.itemsize
-    if n_bytes <= _LARGE:
-        return torch.empty(n_tasks, size, dtype=dtype)
-    block = None
-    with _of_spare:
-        for i, spare in enumerate(_spare):
-            if spare.nbytes == n_bytes:
-                block = _spare.pop(i)
-                break
-        else:
-            # Sets of several sizes take turns. When others come, these are not asked for again.
-            del _spare[: len(_spare) - _MOST_SPARE]
-    block = np.empty(n_bytes, np.uint8) if block is None else block
-    part = block[:]
-    weakref.finalize(part, _spare.append, block)
-    return torch.from_numpy(part).view(dtype).view(n_tasks, size)
 
 
 def _address(tensor: Tensor, first: int) -> int:

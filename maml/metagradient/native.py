@@ -83,21 +83,23 @@ class NativeDerivatives(Derivatives):
         self._passes, self._batches = convnet(network.shape(network.ways)), batches
         weights = tensors(network)
         self._names = [name for name in weights if not name.endswith("conv.bias")]
+        self._sizes = [weights[name].shape for name in self._names]
         self._biases = {n: t.shape for n, t in weights.items() if n not in self._names}
         self.absent: Collection[str] = self._biases
 
     def enter(self, params: Params) -> Params:
         """See `Derivatives.enter`."""
-        flat = params[self._names[0]].detach().new_empty(self._passes.size)
-        for name, part in zip(self._names, self._passes.parts(flat), strict=True):
-            part.copy_(params[name].detach())
-        return {ALL: flat}
+        return {ALL: torch.cat([_turned(params[name]).flatten() for name in self._names])}
 
     def leave(self, gradients: Params) -> Params:
         """See `Derivatives.leave`; also of B tasks, and then ``{name: [B, …]}``."""
         flat = gradients[ALL]
-        named = dict(zip(self._names, self._passes.parts(flat), strict=True))
-        return named | {
+        parts = flat.split([size.numel() for size in self._sizes], -1)
+        found = {
+            name: _turned_back(part, size)
+            for name, part, size in zip(self._names, parts, self._sizes, strict=True)
+        }
+        return found | {
             name: flat.new_zeros((*flat.shape[:-1], *size)) for name, size in self._biases.items()
         }
 
@@ -127,6 +129,21 @@ class NativeDerivatives(Derivatives):
         weights, kept, n = point
         v = self._passes.parts(vector[ALL])
         return {ALL: self._passes.hessian_vector(weights, kept, v, n, total=total)}
+
+
+def _turned(weight: Tensor) -> Tensor:
+    """Return a convolution's weight ``[F, C, 3, 3]`` as the kernels have it, another as it is."""
+    return weight.permute(2, 3, 1, 0) if weight.dim() == 4 else weight
+
+
+def _turned_back(part: Tensor, size: torch.Size) -> Tensor:
+    """Return the inverse of `_turned` of flat parts ``[…, numbers]``."""
+    if len(size) < 4:
+        return part.unflatten(-1, size)
+    f, channels, *kernel = size
+    of_tasks = range(part.dim() - 1)
+    order = [len(of_tasks) + i for i in (3, 2, 0, 1)]
+    return part.unflatten(-1, (*kernel, channels, f)).permute(*of_tasks, *order)
 
 
 @torch.no_grad()

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from maml.kernels.convnet import Shape, convnet
-
-Tensors: TypeAlias = Sequence[Tensor | None]
+from maml.networks.tasks import Tensors, merge, n_tasks_of, of_each_task, of_tasks
 
 _IMAGES, _GIVEN, _FEATURES, _ROW = 4, 3, 2, 1
 """Dimensions of one task's images, statistics and features, and of what passes keep."""
@@ -146,11 +144,12 @@ class _Features(Function):
         stack: Stack, keeps: bool, x: Tensor, given: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         passes, own = stack.passes, stack.of_passes(weights)
-        n_tasks = _n_tasks((x, given, *weights), (_IMAGES, _GIVEN, *stack.ranks))
-        images = _of_tasks(x, _IMAGES, n_tasks)
-        biases = torch.stack(weights[stack.biases], -2)  # kernels do without
+        n_tasks = n_tasks_of((x, given, *weights), (_IMAGES, _GIVEN, *stack.ranks))
+        images = of_tasks(x, _IMAGES, n_tasks)
+        # Kernels do without.
+        biases = torch.stack(torch.broadcast_tensors(*weights[stack.biases]), -2)
         if given is not None:
-            given = _of_tasks(given, _GIVEN, n_tasks).clone()
+            given = of_tasks(given, _GIVEN, n_tasks).clone()
             given[..., 0, :] -= biases
         if keeps and given is None:
             found, used, kept = passes.features(own, images)
@@ -180,7 +179,7 @@ class _Features(Function):
         plainly = of_used is not None or not kept.shape[-1] or any(ctx.needs_input_grad[2:4])
         if plainly and not (cotangent is None and of_used is None):
             inputs, ranks = (x, given, *weights), (_IMAGES, _GIVEN, *stack.ranks)
-            function = _of_each(stack.plain, ranks)
+            function = of_each_task(stack.plain, ranks)
             found = _vjp(function, inputs, (cotangent, of_used))
             cotangent = None
         if cotangent is None and of_beside is None:
@@ -198,7 +197,7 @@ class _Features(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, stack: Stack, keeps: bool, *inputs: Any) -> Any:
-        merged, apart, _ = _merged(info, in_dims[2:], inputs, (_IMAGES, _GIVEN, *stack.ranks))
+        merged, apart, _ = merge(info, in_dims[2:], inputs, (_IMAGES, _GIVEN, *stack.ranks))
         return tuple(map(apart, _Features.apply(stack, keeps, *merged))), 0
 
 
@@ -240,8 +239,8 @@ class _Pull(Function):
             torch.zeros_like(weight) if v is None else v
             for v, weight in zip(stack.of_passes(vs), own, strict=True)
         ]
-        kept, back = _of_tasks(kept, _ROW, None), _of_tasks(back, _ROW, None)
-        total = n_tasks is not None and _n_tasks(weights, stack.ranks) is None
+        kept, back = of_tasks(kept, _ROW, None), of_tasks(back, _ROW, None)
+        total = n_tasks is not None and n_tasks_of(weights, stack.ranks) is None
         moved, beside, direct = stack.passes.along(
             own, kept, back, v, cotangent.shape[-2], total=total
         )
@@ -255,11 +254,11 @@ class _Pull(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, stack: Stack, of_each: bool, *inputs: Any) -> Any:
         ranks = (_FEATURES, _IMAGES, _ROW, _ROW, *stack.ranks)
-        merged, apart, of_tasks = _merged(info, in_dims[2:], inputs, ranks)
+        merged, apart, before = merge(info, in_dims[2:], inputs, ranks)
         *found, back = map(apart, _Pull.apply(stack, True, *merged))
-        if any(of_tasks) and not of_each:
+        if any(before) and not of_each:
             # Tasks within each of these share some weights.
-            of_weights = of_tasks[-len(stack.ranks) :]
+            of_weights = before[-len(stack.ranks) :]
             found = [g if own else g.sum(1) for g, own in zip(found, of_weights, strict=True)]
         return (*found, back), 0
 
@@ -270,12 +269,12 @@ def _pulled(
 ) -> tuple[list[Tensor], Tensor | None]:  # fmt: skip
     """Return the gradient by each weight as `_Pull` does, and what is kept."""
     n_tasks = len(kept) if kept.dim() > _ROW else None
-    total = n_tasks is not None and not of_each and _n_tasks(weights, stack.ranks) is None
+    total = n_tasks is not None and not of_each and n_tasks_of(weights, stack.ranks) is None
     found, back = stack.passes.pull_back(
         stack.of_passes(weights),
-        _of_tasks(kept, _ROW, None),
-        _of_tasks(cotangent, _FEATURES, n_tasks),
-        None if beside is None else _of_tasks(beside, _ROW, None),
+        of_tasks(kept, _ROW, None),
+        of_tasks(cotangent, _FEATURES, n_tasks),
+        None if beside is None else of_tasks(beside, _ROW, None),
         total=total,
         again=again,
     )
@@ -302,34 +301,19 @@ def _may_go_on() -> bool:
 # ---- by torch ------------------------------------------------------------------------------------
 
 
-def _of_each(function: Callable[..., Any], ranks: Sequence[int]) -> Callable[..., Any]:
-    """Return a function of one task as one of B tasks, if it is called with any."""
-
-    def call(*tensors: Tensor | None) -> Any:
-        dims = [
-            0 if tensor is not None and tensor.dim() > rank else None
-            for tensor, rank in zip(tensors, ranks, strict=True)
-        ]
-        if all(dim is None for dim in dims):
-            return function(*tensors)
-        return torch.func.vmap(function, in_dims=tuple(dims))(*tensors)
-
-    return call
-
-
 def _plain_pull(
     stack: Stack, of_each: bool, cotangent: Tensor, x: Tensor, *weights: Tensor
 ) -> tuple[Tensor, ...]:
     """Return what `_Pull` does but for what is kept."""
 
     def pull(cotangent: Tensor, x: Tensor, *weights: Tensor) -> Any:
-        function = _of_each(stack.plain, (_IMAGES, _GIVEN, *stack.ranks))
+        function = of_each_task(stack.plain, (_IMAGES, _GIVEN, *stack.ranks))
         _, pull_back = torch.func.vjp(lambda *own: function(x, None, *own)[0], *weights)
         return pull_back(cotangent)
 
     if not of_each:
         return pull(cotangent, x, *weights)
-    return _of_each(pull, (_FEATURES, _IMAGES, *stack.ranks))(cotangent, x, *weights)
+    return of_each_task(pull, (_FEATURES, _IMAGES, *stack.ranks))(cotangent, x, *weights)
 
 
 def _vjp(
@@ -353,52 +337,3 @@ def _vjp(
     for i, each in zip(there, pull_back(whole), strict=True):
         found[i] = each
     return found
-
-
-# ---- of tasks ------------------------------------------------------------------------------------
-
-
-def _n_tasks(tensors: Tensors, ranks: Sequence[int]) -> int | None:
-    """Return B if one of the tensors is of B tasks."""
-    for tensor, rank in zip(tensors, ranks, strict=True):
-        if tensor is not None and tensor.dim() > rank:
-            return len(tensor)
-    return None
-
-
-def _of_tasks(tensor: Tensor, rank: int, n_tasks: int | None) -> Tensor:
-    """Return ``[B, …]`` of what is that or shared; without a B, of one task."""
-    return tensor if tensor.dim() > rank else tensor.expand(n_tasks or 1, *tensor.shape)
-
-
-def _merged(
-    info: Any, in_dims: Sequence[int | None], inputs: Tensors, ranks: Sequence[int]
-) -> tuple[list[Tensor | None], Callable[[Tensor], Tensor], list[bool]]:
-    """Return inputs that are batched once more as those of more tasks, all along one dimension.
-
-    Also what takes results apart again, and which inputs were of tasks before.
-    """
-    of_tasks = [
-        tensor is not None and tensor.dim() - (dim is not None) > rank
-        for tensor, dim, rank in zip(inputs, in_dims, ranks, strict=True)
-    ]
-    found = [
-        tensor if tensor is None or dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip(inputs, in_dims, strict=True)
-    ]
-    if not any(of_tasks):
-        return found, lambda result: result, of_tasks
-    within = next(
-        tensor.shape[dim is not None]
-        for tensor, dim, own in zip(found, in_dims, of_tasks, strict=True)
-        if own and tensor is not None
-    )
-    size = info.batch_size, within
-    for i, (tensor, dim, own) in enumerate(zip(found, in_dims, of_tasks, strict=True)):
-        if tensor is None or (dim is None and not own):
-            continue
-        if not own:
-            tensor = tensor.unsqueeze(1)
-        one = tensor.shape[(dim is not None) + 1 :] if own else tensor.shape[2:]
-        found[i] = tensor.expand(*size, *one).reshape(math.prod(size), *one)
-    return found, lambda result: result.unflatten(0, size), of_tasks

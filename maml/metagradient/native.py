@@ -38,8 +38,9 @@ def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None
     if problem.steps or problem.implicit is not None:
         stated["support"] = problem.support
     for part, loss in stated.items():
-        known = isinstance(loss, NetworkLoss) and loss.part == part
-        if not known or loss.loss is not F.cross_entropy or loss.precision == "bf16":
+        if not isinstance(loss, NetworkLoss) or loss.part != part:
+            return None
+        if loss.loss is not F.cross_entropy or loss.precision == "bf16":
             return None
     query, support = problem.query, stated.get("support")
     assert isinstance(query, NetworkLoss)

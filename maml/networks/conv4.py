@@ -12,7 +12,7 @@ Shape legend: E examples, C channels, H W pixels, N ways.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -171,12 +171,12 @@ class Conv4(nn.Module):
 
     def _compiled(self, x: Tensor, statistics: Statistics | None) -> tuple[Tensor, Statistics]:
         """Return features ``[E, n]`` and the statistics used, by compiled kernels."""
-        layers = (layer for block in self.blocks for layer in (block.conv, block.norm))
-        weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+        layers = (block._modules[name] for block in self.blocks for name in ("conv", "norm"))
+        weights: list[Any] = [t for layer in layers for t in (layer.weight, layer.bias)]  # type: ignore[union-attr]
         given = None
         if statistics is not None:
             given = torch.stack([torch.stack(pair) for pair in statistics])
-        features, used = stacked(stack_of(self.shape()), x, given, weights)  # type: ignore[arg-type]
+        features, used = stacked(stack_of(self.shape()), x, given, weights)
         return features, tuple((mean, variance) for mean, variance in used)
 
     def shape(self, ways: int = 0) -> Shape:

@@ -308,7 +308,7 @@ def _plain_pull(
 
     def pull(cotangent: Tensor, x: Tensor, *weights: Tensor) -> Any:
         function = of_each_task(stack.plain, (_IMAGES, _GIVEN, *stack.ranks))
-        _, pull_back = torch.func.vjp(lambda *own: function(x, None, *own)[0], *weights)
+        _, pull_back, *_ = torch.func.vjp(lambda *own: function(x, None, *own)[0], *weights)
         return pull_back(cotangent)
 
     if not of_each:
@@ -328,7 +328,7 @@ def _vjp(
             every[i] = each
         return function(*every)
 
-    outputs, pull_back = torch.func.vjp(of_there, *(inputs[i] for i in there))
+    outputs, pull_back, *_ = torch.func.vjp(of_there, *(inputs[i] for i in there))
     found: list[Tensor | None] = [None] * len(inputs)
     whole = tuple(
         torch.zeros_like(output) if cotangent is None else cotangent

@@ -148,7 +148,6 @@ class Worker:
                     params,
                     made,
                     self.config.meta_gradient,
-                    self.learner.kernels,
                 )
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {REPEATED}") from error
@@ -363,10 +362,10 @@ class Worker:
         return found
 
     def _one_by_one(self, learner: Learner, tasks: Any) -> bool:
-        """Say whether tasks are computed one by one; kernels take all of them together."""
+        """Say whether tasks are computed one by one."""
         if isinstance(tasks, list):
             return True
-        return learner.batching == "tasks" and self.derivatives_of is None and self._in_torch
+        return learner.batching == "tasks" and self.derivatives_of is None
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
         """Split ids into batches of a bounded size: memory stays bounded, too."""

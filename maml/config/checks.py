@@ -195,8 +195,6 @@ def _check_combinations(config: Config) -> None:
             f"--eval-every 0: --keep-best {config.keep_best} keeps what validated best, and none "
             "would be validated; give --keep-best 0, too"
         )
-    if config.kernels == "native" and config.meta_gradient == "reverse":
-        raise UserError("--kernels native: they serve --meta-gradient mixed, not reverse")
     reads = registry.learner(config.learner).reads
     keeps = config.keep_moment and config.inner_optimizer == "adam0"
     if keeps and (reads is None or "keep_moment" in reads):

@@ -1,301 +1,343 @@
-"""The compiled derivatives of a `Conv4` with a mean cross-entropy, and of its features.
+"""The compiled passes over a stack of blocks, on tensors: see ``src/convnet.cpp``.
 
-What is compiled is a network's gradient and the product with its Hessian, nothing of a learner:
-the meta-gradient around it is `maml.metagradient`'s for every network. Calls compute in the calling
-thread and outside the interpreter's lock, so several threads may share one object.
+Calls compute in the calling thread and outside the interpreter's lock; several threads may call at
+once. What a pass keeps for the next is a tensor of its own, so passes may follow in any order.
 
-Shape legend: B tasks, E examples, C H W, N ways, F filters, P weights, R residuals.
+A tensor of B tasks has a leading dimension B; what they share has none, or one of stride 0.
+
+Shape legend: B tasks, E examples, C H W, F filters, L blocks, n features, N ways, K what is kept.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from maml.kernels import library
-from maml.kernels.derivatives import Gradient
-from maml.networks.conv4 import Conv4, ConvBlock, is_headless
-from maml.networks.norms import tensors
-from maml.params import Params
+from maml.kernels.threads import by_threads, lent, n_threads
 
-_SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
-
-
-ALL = "all weights"
-"""The one tensor of the kernels' coordinates: ``[B, P]``, all weights of a task end to end."""
+DTYPES = {torch.float32: "f32", torch.float64: "f64"}
+"""Types of numbers, and what the names of their functions end in."""
+Weights: TypeAlias = Sequence[Tensor]
+"""In order: each block's convolution ``[F, C, 3, 3]``, scale and shift ``[F]``; then, if there is a
+head, its weight ``[N, n]`` and bias ``[N]``. Biases of convolutions are absent: batch norm
+subtracts them again."""
 
 
-class Point(NamedTuple):
-    """Where a gradient was taken: the weights ``[B, P]`` and what the kernels kept ``[B, R]``."""
+class Shape(NamedTuple):
+    """What determines a network's passes; ``ways`` 0: it ends in the features."""
 
-    weights: Tensor
-    residuals: Tensor
-    n_examples: int
-
-
-_of_spare = threading.Lock()
-_spare: list[Tensor] = []
-"""Large residuals of points that are used up: fresh pages cost as much as a small layer's
-arithmetic, and threads that touch theirs at once wait for each other in the operating system."""
-
-_LARGE = 32 << 20
-"""Bytes that glibc's malloc never keeps (its DEFAULT_MMAP_THRESHOLD_MAX); smaller blocks it does,
-and learns from their being freed to keep others."""
+    image: tuple[int, int, int]
+    filters: int
+    layers: int
+    pool: bool
+    mean: bool
+    eps: float
+    leak: float
+    ways: int = 0
 
 
-def _take(like: Tensor, n_tasks: int, size: int) -> Tensor:
-    """Return uninitialised residuals ``[B, R]``; if no spare ones fit, all are given up."""
-    with _of_spare:
-        for i, residuals in enumerate(_spare):
-            if residuals.shape == (n_tasks, size) and residuals.dtype == like.dtype:
-                return _spare.pop(i)
-        # Sets of several sizes take turns. When others come, these are not asked for again.
-        _spare.clear()
-    return like.new_empty(n_tasks, size)
+class _Place(NamedTuple):
+    """A weight's size, its strides in memory, and where it begins in ``[P]``."""
 
-
-def _keep(residuals: Tensor) -> None:
-    if residuals.nbytes > _LARGE:
-        _spare.append(residuals)
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
 
 
 class ConvNet:
-    """A `Conv4`, with its head or without; float32 or float64 on the CPU.
-
-    Its own coordinates are one tensor `ALL`, in which a convolution is ``[k, k, C, F]``. The biases
-    of convolutions are absent: batch norm subtracts them again, and their gradient is zero.
+    """The passes of one network; float32 or float64 on the CPU.
 
     Attributes:
-        absent: ``{name: shape}`` of these.
+        shape: What they are of.
+        ranks: Dimensions of each of the `Weights` of one task.
+        size: P, elements of all weights of a task.
+        n_features: n.
     """
 
-    def __init__(self, network: Conv4, *, head: bool = True) -> None:
-        """``head``: whether to compute the output layer, where there is one."""
-        first = network.blocks[0]
-        assert isinstance(first, ConvBlock)
-        conv = first.conv
-        channels, height, width = network.image_shape
-        self._ways = network.head.out_features if head and not is_headless(network) else 0
-        self.n_outputs = self._ways or network.n_features
-        self._image_shape = network.image_shape
-        self._statistics_shape = (len(network.blocks), 2, conv.out_channels)
-        self._plan = _plan(
-            channels, height, width, conv.out_channels, len(network.blocks),
-            conv.kernel_size[0], conv.stride[0], int(conv.padding[0]), network.pool, network.mean,
-            self._ways, first.norm.eps, first.leak,
-        )  # fmt: skip
-        parts = ("conv.weight", "norm.weight", "norm.bias")
-        names = [f"blocks.{i}.{part}" for i in range(len(network.blocks)) for part in parts]
-        weights = tensors(network)
-        names += ["head.weight", "head.bias"] if self._ways else []
-        self._shapes = {name: weights[name].shape for name in names}
-        self._size = sum(shape.numel() for shape in self._shapes.values())
-        assert self._size == _library().parameter_count(self._plan)
-        biases = {f"blocks.{i}.conv.bias" for i in range(len(network.blocks))}
-        self.absent = {name: weights[name].shape for name in weights if name in biases}
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        channels, height, width = shape.image
+        f = shape.filters
+        spec: list[int] = []
+        sizes: list[tuple[int, ...]] = []
+        for _ in range(shape.layers):
+            spec += [height, width, channels, f, 3, 1 if shape.pool else 2, 1, int(shape.pool)]
+            sizes += [(f, channels, 3, 3), (f,), (f,)]
+            height, width = (s // 2 if shape.pool else (s + 1) // 2 for s in (height, width))
+            channels = f
+        self.n_features = f if shape.mean else f * height * width
+        if shape.ways:
+            sizes += [(shape.ways, self.n_features), (shape.ways,)]
+        self._places, self.size = [], 0
+        for size in sizes:
+            self._places.append(_Place(size, _strides(size), self.size))
+            self.size += math.prod(size)
+        self.ranks = [len(size) for size in sizes]
+        numbers = (ctypes.c_int64 * len(spec))(*spec)
+        self._plan = ctypes.c_void_p(
+            _library().plan_new(
+                shape.layers, numbers, shape.ways, int(shape.mean), shape.eps, shape.leak
+            )
+        )
 
-    def enter(self, weights: Params) -> Params:
-        """See `Derivatives.enter`."""
-        return {ALL: torch.cat([_turn(weights[name]).flatten() for name in self._shapes])}
+    def features(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features ``[B, E, n]``, the statistics used ``[B, L, 2, F]``, and what is kept.
 
-    def leave(self, gradients: Params) -> Params:
-        """See `Derivatives.leave`."""
-        parts = gradients[ALL].split([shape.numel() for shape in self._shapes.values()])
-        named = {
-            name: _turn_back(part, shape)
-            for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)
-        }
-        return named | {name: parts[0].new_zeros(shape) for name, shape in self.absent.items()}
+        ``x`` is images ``[B, E, C, H, W]``.
+        """
+        n_tasks, n, x, at = self._checked(weights, x)
+        found, used = self._new(x, None)
+        kept = lent(x.dtype, n_tasks, self._size("kept_size", x.dtype, n, 0))
+        self._call("features", n_tasks, n, x, at, found, used, kept)
+        return found, used, kept
 
-    def places(self, weights: Params) -> list[tuple[slice, Tensor]]:
-        """Return where in `ALL` some of the weights lie, and their values there, flat."""
-        found, end = [], 0
-        for name, shape in self._shapes.items():
-            begin, end = end, end + shape.numel()
-            if name in weights:
-                found.append((slice(begin, end), _turn(weights[name]).flatten()))
-        return found
+    def outputs(self, weights: Weights, x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what `features` does, by ``given`` statistics or the sets' own; nothing is kept.
 
-    def outputs(
-        self, weights: Params, x: Tensor, statistics: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return logits ``[B, E, N]``, and the batch norms' statistics ``[B, L, 2, F]``.
+        ``given`` is ``[B, L, 2, F]``.
+        """
+        n_tasks, n, x, at = self._checked(weights, x)
+        found, used = self._new(x, given)
+        self._call("outputs", n_tasks, n, x, at, None if given is None else used, found, used)
+        return found, used
 
-        Without a head features ``[B, E, F]`` take the place of logits.
-
-        The forward pass alone: no labels, and nothing is kept for a backward pass.
+    def pull_back(
+        self,
+        weights: Weights,
+        kept: Tensor,
+        cotangent: Tensor,
+        beside: Tensor | None = None,
+        *,
+        total: bool,
+        again: bool = False,
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Return the gradient by each weight, ``[B, …]`` or its sum, and what is kept.
 
         Args:
-            weights: ``{ALL: [B, P]}``, see `enter`; shared weights are expanded over B (stride 0).
-            x: ``[B, E, C, H, W]``.
-            statistics: Mean and biased variance of each of the L blocks, to be used as they are, as
-                `maml.networks.conv4.Statistics`. None: each set's own, which are returned.
+            weights: As in `features`.
+            kept: As `features` returned it.
+            cotangent: The gradient by the features, ``[B, E, n]``.
+            beside: As `along` returned it; used up.
+            total: Whether to sum over tasks.
+            again: Whether `along` will be asked for; else nothing is kept.
         """
-        n_tasks, n_examples = x.shape[:2]
-        at, x = self._checked(weights, x), x.contiguous()
-        logits = x.new_empty(n_tasks, n_examples, self.n_outputs)
-        if statistics is None:
-            used = x.new_empty(n_tasks, *self._statistics_shape)
-        else:
-            _check("statistics", statistics, (n_tasks, *self._statistics_shape), x.dtype)
-            used = statistics.contiguous()
+        at, cotangent = self._laid_out(weights), cotangent.contiguous()
+        n_tasks, n, _ = cotangent.shape
+        size = self._size("kept_size", at[0].dtype, n, 1)
+        back = lent(at[0].dtype, n_tasks, size) if again else None
+        found = self._result(cotangent, total=total, begun=beside)
+        stride = 0 if beside is None else beside.stride(0)
+        self._call("pull_back", n_tasks, n, at, kept, cotangent, beside, stride, found, back)
+        return self.parts(found.get()), back
 
-        def compute(first: int, last: int) -> None:
-            _function("outputs", x.dtype)(
-                self._plan, last - first, n_examples, _address(x, first), *_tasks(at, first),
-                None if statistics is None else _address(used, first), _address(logits, first),
-                _address(used, first),
-            )  # fmt: skip
+    def n_beside(self, dtype: torch.dtype, n: int) -> int:
+        """Return how many numbers of a task `along` returns beside, of sets of ``n`` examples."""
+        return self._size("injected_size", dtype, n) + self.size
 
-        _share_out(compute, n_tasks)
-        return logits, used
+    def along(
+        self, weights: Weights, kept: Tensor, back: Tensor, v: Weights, n: int, *, total: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+        """Return the derivative of ``<g, v>`` for g that `pull_back` has returned, and a vector.
 
-    def _checked(self, weights: Params, x: Tensor) -> Tensor:
-        """Return the weights ``[B, P]``, if they and the images are what the kernels can read."""
-        at, shape = weights[ALL], x.shape[:2]
-        if x.dtype not in _SUFFIX or 0 in shape[1:]:
-            raise ValueError(f"images: {x.dtype} {list(x.shape)} is no set of float32 or float64")
-        _check("images", x, (*shape, *self._image_shape), x.dtype)
-        _check("weights", at, (shape[0], self._size), x.dtype)
-        return at
+        It is that by the cotangent, ``[B, E, n]``, and the rest for `pull_back`; with ``total`` it
+        also is a part of that by the weights, which is to be added.
 
+        Args:
+            weights: As in `features`.
+            kept: As `features` returned it.
+            back: As `pull_back` returned it.
+            v: Of the weights' shapes.
+            n: E.
+            total: Whether to sum over tasks.
+        """
+        n_tasks, at, v = len(kept), self._laid_out(weights), self._laid_out(v)
+        by_cotangent = kept.new_empty(n_tasks, n, self.n_features)
+        beside = lent(kept.dtype, n_tasks, self.n_beside(kept.dtype, n))
+        found = self._result(kept, total=total, begun=beside)
+        stride = beside.stride(0)
+        self._call("along", n_tasks, n, at, kept, back, v, by_cotangent, beside, stride, found)
+        return by_cotangent, beside, self.parts(found.get()) if total else None
 
-class ConvNetLoss(ConvNet):
-    """The mean cross-entropy of a `Conv4`: see `maml.kernels.derivatives.Derivatives`."""
+    def gradient(
+        self, weights: Weights, x: Tensor, y: Tensor, *, again: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return the mean cross-entropy ``[B]``, logits, gradients ``[B, P]``, and what is kept.
 
-    def gradient(self, weights: Params, x: Tensor, y: Tensor, *, again: bool) -> Gradient:
-        """See `Derivatives.gradient`; y holds int64 class labels.
+        Args:
+            weights: With a head's.
+            x: Images ``[B, E, C, H, W]``.
+            y: int64 class labels ``[B, E]``.
+            again: Whether `hessian_vector` will be asked for; else nothing is kept.
 
         Raises:
-            ValueError: for a label that is none of 0 … N − 1, and for tensors of a wrong shape,
-                dtype or device.
+            ValueError: for a label that is none of 0 … N − 1.
         """
-        n_tasks, n_examples = x.shape[:2]
-        at = self._checked(weights, x)
-        _check("labels", y, (n_tasks, n_examples), torch.int64)
-        x, y = x.contiguous(), y.contiguous()
-        gradients = at.new_empty(at.shape)
-        losses = x.new_empty(n_tasks)
-        logits = x.new_empty(n_tasks, n_examples, self._ways)
-        residuals = None
+        n_tasks, n, x, at = self._checked(weights, x)
+        ways = self.shape.ways
+        if y.shape != (n_tasks, n) or y.dtype != torch.int64:
+            raise ValueError(f"labels: {y.dtype} {list(y.shape)}, not int64 [{n_tasks}, {n}]")
+        y = y.contiguous()
+        losses, logits = x.new_empty(n_tasks), x.new_empty(n_tasks, n, ways)
+        kept = None
         if again:
-            size = _function("residual_size", x.dtype)(self._plan, n_examples)
-            residuals = _take(x, n_tasks, size)
-
-        def compute(first: int, last: int) -> None:
-            wrong = _function("gradient", x.dtype)(
-                self._plan, last - first, n_examples, _address(x, first), _address(y, first),
-                *_tasks(at, first), _address(losses, first), _address(logits, first),
-                *_tasks(gradients, first),
-                None if residuals is None else _address(residuals, first),
-            )  # fmt: skip
+            kept = lent(x.dtype, n_tasks, self._size("kept_loss_size", x.dtype, n))
+        gradients = self._result(x, total=False)
+        for first, wrong in self._call(
+            "gradient", n_tasks, n, x, y, at, losses, logits, gradients, kept
+        ):
             if wrong:
                 label = int(y[first:].flatten()[wrong - 1])
-                ways = self._ways
                 raise ValueError(f"label {label} is none of 0 to {ways - 1} ({ways} ways)")
-
-        _share_out(compute, n_tasks)
-        point = None if residuals is None else Point(at, residuals, n_examples)
-        return Gradient(losses, logits, {ALL: gradients}, point)
+        return losses, logits, gradients.get(), kept
 
     def hessian_vector(
-        self, point: Point, vector: Params, *, total: bool, again: bool = False
-    ) -> Params:
-        """See `Derivatives.hessian_vector`."""
-        at, residuals, n_examples = point
-        v = vector[ALL]
-        _check("the vector", v, at.shape, at.dtype)
+        self, weights: Weights, kept: Tensor, v: Weights, n: int, *, total: bool
+    ) -> Tensor:
+        """Return the product of the Hessian with ``v``, ``[B, P]`` or its sum ``[P]``.
 
-        def compute(first: int, last: int) -> Tensor:
-            # Kernels overwrite a task's own result, and add to one that tasks share.
-            shared = at.new_zeros(at.shape[1]) if total else None
-            part = product[first:last] if shared is None else shared.expand(last - first, -1)
-            _function("hessian_vector", residuals.dtype)(
-                self._plan, last - first, n_examples, *_tasks(at, first),
-                _address(residuals, first), *_tasks(v, first), *_tasks(part, 0),
-            )  # fmt: skip
-            return part[0]
-
-        product = at.new_empty(0 if total else len(at), at.shape[1])
-        parts = _share_out(compute, len(at))
-        if not again:
-            _keep(residuals)
-        return {ALL: torch.stack(parts).sum(0) if total else product}
-
-
-class ConvNetFeatures(ConvNet):
-    """What a `Conv4` gives its head, and the way back from a gradient by these features."""
-
-    def __init__(self, network: Conv4) -> None:
-        super().__init__(network, head=False)
-
-    def features(self, weights: Params, x: Tensor) -> tuple[Tensor, Point]:
-        """Return features ``[B, E, F]``, normalised by each set's own statistics, and the point.
-
-        ``weights`` and ``x`` are as `outputs` takes them.
+        ``kept`` is as `gradient` returned it.
         """
-        n_tasks, n_examples = x.shape[:2]
-        at, x = self._checked(weights, x), x.contiguous()
-        found = x.new_empty(n_tasks, n_examples, self.n_outputs)
-        residuals = _take(x, n_tasks, _function("residual_size", x.dtype)(self._plan, n_examples))
+        at, v = self._laid_out(weights), self._laid_out(v)
+        found = self._result(kept, total=total)
+        self._call("hessian_vector", len(kept), n, at, kept, v, found)
+        return found.get()
 
-        def compute(first: int, last: int) -> None:
-            _function("features", x.dtype)(
-                self._plan, last - first, n_examples, _address(x, first), *_tasks(at, first),
-                _address(found, first), _address(residuals, first),
-            )  # fmt: skip
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """Return views of ``[P]`` or ``[B, P]``, one for each weight."""
+        if flat.dim() == 1:
+            begin = flat.storage_offset()
+            return [flat.as_strided(*place[:2], begin + place.offset) for place in self._places]
+        n_tasks, stride, begin = len(flat), flat.stride(0), flat.storage_offset()
+        return [
+            flat.as_strided((n_tasks, *size), (stride, *strides), begin + offset)
+            for size, strides, offset in self._places
+        ]
 
-        _share_out(compute, n_tasks)
-        return found, Point(at, residuals, n_examples)
+    def _laid_out(self, weights: Weights) -> list[Tensor]:
+        """Return weights as they lie in ``[P]``; a copy of those that lie otherwise."""
+        found = []
+        for weight, (size, strides, _) in zip(weights, self._places, strict=True):
+            if weight.shape[-len(size) :] != size:
+                raise ValueError(f"a weight is {list(weight.shape)}, not {list(size)}")
+            if weight.stride()[-len(size) :] != strides:
+                wanted = (*weight.shape[: -len(size)], *size)
+                of_tasks = (math.prod(size),) * (len(wanted) - len(size))
+                weight = torch.empty_strided(
+                    wanted, (*of_tasks, *strides), dtype=weight.dtype
+                ).copy_(weight)
+            found.append(weight)
+        return found
 
-    def pull_back(self, point: Point, cotangent: Tensor) -> Params:
-        """Return a loss's gradient by the weights, ``{ALL: [B, P]}``; the point is then used up.
+    def _checked(self, weights: Weights, x: Tensor) -> tuple[int, int, Tensor, list[Tensor]]:
+        """Return B, E, and images and weights as the kernels can read them."""
+        if x.dtype not in DTYPES or x.shape[2:] != self.shape.image or 0 in x.shape[1:2]:
+            raise ValueError(f"images: {x.dtype} {list(x.shape)} is no set for {self.shape}")
+        if any(w.dtype != x.dtype or w.device.type != "cpu" for w in (*weights, x)):
+            raise ValueError(f"weights: not all are {x.dtype} on the CPU, as images are")
+        return *x.shape[:2], x.contiguous(), self._laid_out(weights)
 
-        ``cotangent`` is its gradient by the features of ``point``, ``[B, E, F]``.
+    def _new(self, x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return memory for features, and for statistics or the given ones."""
+        size = (len(x), self.shape.layers, 2, self.shape.filters)
+        if given is not None and (given.shape != size or given.dtype != x.dtype):
+            raise ValueError(f"statistics: {given.dtype} {list(given.shape)}, not {list(size)}")
+        used = x.new_empty(size) if given is None else given.contiguous()
+        return x.new_empty(*x.shape[:2], self.n_features), used
+
+    def _size(self, what: str, dtype: torch.dtype, *numbers: int) -> int:
+        return int(_function(what, dtype)(self._plan, *numbers))
+
+    def _result(self, like: Tensor, *, total: bool, begun: Tensor | None = None) -> _Result:
+        """Return where a pass writes what it has found by weight.
+
+        Kernels overwrite a task's own, or add to what has ``begun`` at the end of ``[B, …]``; and
+        add to a sum.
         """
-        at, residuals, n_examples = point
-        given = cotangent.contiguous()
-        _check("the cotangent", given, (len(at), n_examples, self.n_outputs), at.dtype)
-        gradients = at.new_empty(at.shape)
+        if total:
+            return _Result(like.new_zeros(n_threads(len(like)), self.size), total=True)
+        if begun is not None:
+            return _Result(begun[:, -self.size :])
+        return _Result(lent(like.dtype, len(like), self.size))
 
-        def compute(first: int, last: int) -> None:
-            _function("pull_back", at.dtype)(
-                self._plan, last - first, n_examples, *_tasks(at, first),
-                _address(residuals, first), _address(given, first), *_tasks(gradients, first),
-            )  # fmt: skip
+    def _call(self, name: str, n_tasks: int, n: int, *arguments: Any) -> list[tuple[int, int]]:
+        """Call a pass for ranges of tasks; return where each began, and what it returned.
 
-        _share_out(compute, len(at))
-        _keep(residuals)
-        return {ALL: gradients}
+        An argument is a tensor ``[B, …]``, a number, None, `Weights` in a list, or a `_Result`.
+        """
+        dtype = next(a.dtype for a in arguments if isinstance(a, Tensor) and a.dtype in DTYPES)
+        function = _function(name, dtype)
+
+        def compute(thread: int, first: int, last: int) -> tuple[int, int]:
+            given: list[Any] = []
+            for each in arguments:
+                if each is None or isinstance(each, int):
+                    given.append(each)
+                elif isinstance(each, _Result):
+                    own = each.flat[thread] if each.total else each.flat
+                    given += self._table(self.parts(own), first)
+                elif isinstance(each, list):
+                    given += self._table(each, first)
+                else:
+                    given.append(_address(each, first))
+            return first, function(self._plan, last - first, n, *given)
+
+        return by_threads(compute, n_tasks)
+
+    def _table(self, weights: Sequence[Tensor], first: int) -> tuple[Any, Any]:
+        """Return where each weight of task ``first`` lies, and strides: 0 if shared."""
+        strides = [
+            weight.stride(0) if weight.dim() > rank else 0
+            for weight, rank in zip(weights, self.ranks, strict=True)
+        ]
+        bases = [
+            weight.data_ptr() + first * stride * weight.element_size()
+            for weight, stride in zip(weights, strides, strict=True)
+        ]
+        n = len(bases)
+        return (ctypes.c_void_p * n)(*bases), (ctypes.c_int64 * n)(*strides)
+
+
+class _Result(NamedTuple):
+    """Each task's result by weight, ``[B, P]``; or, in ``total``, each thread's sum over tasks."""
+
+    flat: Tensor
+    total: bool = False
+
+    def get(self) -> Tensor:
+        """Return ``[B, P]``, or the sum ``[P]``."""
+        if not self.total:
+            return self.flat
+        return self.flat[0] if len(self.flat) == 1 else self.flat.sum(0)
 
 
 @functools.cache
-def _plan(
-    channels: int, height: int, width: int, filters: int, layers: int, kernel: int, stride: int,
-    padding: int, pool: bool, mean: bool, ways: int, eps: float, leak: float,
-) -> ctypes.c_void_p:  # fmt: skip
-    """Return the kernels' description of a network; a few are made, none is ever freed."""
-    spec: list[int] = []
-    for _ in range(layers):
-        spec += [height, width, channels, filters, kernel, stride, padding, int(pool)]
-        height, width = ((s + 2 * padding - kernel) // stride + 1 for s in (height, width))
-        if pool:
-            height, width = height // 2, width // 2
-        channels = filters
-    numbers = (ctypes.c_int64 * len(spec))(*spec)
-    made = _library().plan_new(layers, numbers, ways, int(mean), float(eps), float(leak))
-    return ctypes.c_void_p(made)
+def convnet(shape: Shape) -> ConvNet:
+    """Return the passes of a network; a few are made, none is ever freed."""
+    return ConvNet(shape)
+
+
+def lay_out(convolution: Tensor) -> Tensor:
+    """Return a convolution's weight as it lies in memory for the kernels."""
+    return convolution.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+
+
+def _strides(size: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a weight's strides: a convolution lies as ``[3, 3, C, F]``, another as it is."""
+    if len(size) == 4:
+        f, channels, *_ = size
+        return (1, f, 3 * channels * f, channels * f)
+    return (size[1], 1) if len(size) == 2 else (1,)
 
 
 def _function(name: str, dtype: torch.dtype) -> Any:
-    return getattr(_library(), f"{name}_{_SUFFIX[dtype]}")
+    return getattr(_library(), f"{name}_{DTYPES[dtype]}")
 
 
 def _library() -> ctypes.CDLL:
@@ -304,52 +346,6 @@ def _library() -> ctypes.CDLL:
     return loaded
 
 
-def _share_out(compute: Callable[[int, int], Any], n_tasks: int) -> list[Any]:
-    """Return ``compute(first, last)`` of ranges of tasks, one for each of torch's threads.
-
-    The threads live on from call to call, and with them the kernels' working memory.
-    """
-    threads = min(torch.get_num_threads(), n_tasks)
-    bounds = [n_tasks * i // max(threads, 1) for i in range(threads + 1)]
-    if threads <= 1:
-        return [compute(0, n_tasks)]
-    others = [_pool(threads).submit(compute, *bounds[i : i + 2]) for i in range(1, threads)]
-    return [compute(*bounds[:2]), *(other.result() for other in others)]
-
-
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="convnet")
-
-
-def _turn(weight: Tensor) -> Tensor:
-    """Return a convolution's weight ``[F, C, k, k]`` as ``[k, k, C, F]``, another as it is."""
-    return weight.permute(2, 3, 1, 0) if weight.dim() == 4 else weight
-
-
-def _turn_back(part: Tensor, shape: torch.Size) -> Tensor:
-    """Return the inverse of `_turn` of a flat part."""
-    if len(shape) == 4:
-        filters, channels, *kernel = shape
-        return part.view(*kernel, channels, filters).permute(3, 2, 0, 1).contiguous()
-    return part.view(shape)
-
-
-def _check(what: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
-        raise ValueError(
-            f"{what}: {tensor.dtype} {list(tensor.shape)} on {tensor.device}, where {dtype} "
-            f"{list(shape)} on cpu is wanted"
-        )
-
-
 def _address(tensor: Tensor, first: int) -> int:
     """Return where task ``first`` of ``[B, …]`` begins."""
     return tensor.data_ptr() + first * tensor.stride(0) * tensor.element_size()
-
-
-def _tasks(weights: Tensor, first: int) -> tuple[int, int]:
-    """Return where task ``first`` of ``[B, P]`` begins, and the stride over tasks: 0 if shared."""
-    if weights.stride(1) != 1:
-        raise ValueError("the weights of a task must lie end to end")
-    return _address(weights, first), weights.stride(0)

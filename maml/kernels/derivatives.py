@@ -85,20 +85,6 @@ class Derivatives(Protocol):
         """
 
 
-class Native(Derivatives, Protocol):
-    """Compiled derivatives, which answer queries, too."""
-
-    def answers(self, at: Params, tasks: Any) -> tuple[Tensor, Tensor]:
-        """Return a classifier's outputs for the queries of B tasks, ``[B, E, N]``, twice.
-
-        Normalised as the learner's own `answers` are: transductive, and not.
-
-        Args:
-            at: ``{name: [B, …]}``, all parameters as they have adapted.
-            tasks: B tasks.
-        """
-
-
 def of_each_task(params: Params, n_tasks: int) -> Params:
     """Return what B tasks share as ``{name: [B, …]}``, without a copy (stride 0)."""
     return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}
@@ -118,9 +104,3 @@ class ByName(Derivatives):
         """See `Derivatives.put`."""
         n_tasks = len(next(iter(at.values())))
         return at | of_each_task(params, n_tasks)
-
-
-def shared_once(params: Params) -> tuple[Params, dict[str, int | None] | int | None]:
-    """Drop the task dimension of what all tasks share; say of each whether it has one, for vmap."""
-    dims = {name: None if t.stride(0) == 0 else 0 for name, t in params.items()}
-    return {n: t[0] if dims[n] is None else t for n, t in params.items()}, dims or None

@@ -44,29 +44,23 @@ _SIGNATURES: dict[str, tuple[type, list[type]]] = {
     "plan_new": (
         _ADDRESS, [_NUMBER, ctypes.POINTER(_INDEX), _NUMBER, _NUMBER, *[ctypes.c_double] * 2],
     ),
-    "parameter_count": (_INDEX, [_ADDRESS]),
 }  # fmt: skip
 """Result and arguments of each function of ``convnet.cpp``."""
-# A plan, the numbers of tasks and of examples; then tensors' addresses and strides over tasks.
+# A plan, the numbers of tasks and of examples; then addresses.
+_OF_PASSES: dict[str, list[type]] = {
+    "features": [_ADDRESS] * 6,
+    "outputs": [_ADDRESS] * 6,
+    "pull_back": [*[_ADDRESS] * 5, _INDEX, *[_ADDRESS] * 3],
+    "along": [*[_ADDRESS] * 8, _INDEX, *[_ADDRESS] * 2],
+    "gradient": [_ADDRESS] * 9,
+    "hessian_vector": [_ADDRESS] * 7,
+}
 _SIGNATURES_OF_A_TYPE: dict[str, tuple[type, list[type]]] = {
-    "residual_size": (_INDEX, [_ADDRESS, _NUMBER]),
-    "gradient": (_INDEX, [
-        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS,
-        _ADDRESS, _INDEX, _ADDRESS,
-    ]),
-    "features": (_INDEX, [
-        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS,
-    ]),
-    "pull_back": (_INDEX, [
-        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS, _ADDRESS, _INDEX,
-    ]),
-    "hessian_vector": (_INDEX, [
-        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _INDEX,
-    ]),
-    "outputs": (_INDEX, [
-        _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _ADDRESS, _INDEX, _ADDRESS, _ADDRESS, _ADDRESS,
-    ]),
-}  # fmt: skip
+    "kept_size": (_INDEX, [_ADDRESS, _NUMBER, _NUMBER]),
+    "kept_loss_size": (_INDEX, [_ADDRESS, _NUMBER]),
+    "injected_size": (_INDEX, [_ADDRESS, _NUMBER]),
+    **{name: (_INDEX, [_ADDRESS, _NUMBER, _NUMBER, *rest]) for name, rest in _OF_PASSES.items()},
+}
 """The same of those that exist for each of `SUFFIXES`."""
 
 _failures: list[str] = []

@@ -23,6 +23,7 @@ from maml.learners.results import Adapted, Predictions
 from maml.metagradient import differentiate, unrolled
 from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Problem, called
+from maml.networks import serving
 from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss, apply
 from maml.networks.norms import tensors
@@ -95,6 +96,7 @@ class Learner(nn.Module, ABC):
         self.frozen = frozen(
             config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
         )
+        serving.allow_kernels(self.network, config.kernels != "torch")
         self.to(getattr(torch, config.dtype))
 
     def outputs(self, config: Config) -> int:
@@ -283,7 +285,6 @@ class Learner(nn.Module, ABC):
             meta_params,
             tasks,
             self.config.meta_gradient,
-            self.kernels,
             derivatives_of,
             self.batching,
             checked=checked,
@@ -299,18 +300,12 @@ class Learner(nn.Module, ABC):
     def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
         """Adapt to each of B tasks; the learners here read the support sets alone."""
         problem = self.problem(meta_params, steps)
-        native = None
-        if self._answers_plainly():
-            native = differentiate.native(problem, self.config.meta_gradient, self.kernels)
-        adapted = differentiate.adapt(problem, tasks, native, self.batching)
-        return Adapted(problem, adapted, native)
+        return Adapted(problem, differentiate.adapt(problem, tasks, self.batching))
 
     @torch.no_grad()
     def predict(self, adapted: Adapted, tasks: Task) -> Predictions:
         """Answer the queries of the B tasks that ``adapted`` has adapted to."""
-        problem, at, native = adapted
-        if native is not None:
-            return Predictions(*native.answers(at, tasks))
+        problem, at = adapted
 
         def answer(at: Params, task: Task) -> tuple[Tensor, Tensor]:
             return self.answers(problem.params(at, problem.last_step), task)
@@ -350,10 +345,11 @@ class Learner(nn.Module, ABC):
         """
         self.hold_buffers(device)
         try:
-            reason = self.obstacle(device)
+            self.training_problem(self.meta_parameters(), self.last_phase)
         except ValueError as error:
             # What a learner of a user's own states does not go together.
             raise UserError(f"--learner {self.config.learner}: {error}") from error
+        reason = self.obstacle(device)
         if self.config.kernels == "native" and reason is not None:
             raise UserError(f"--kernels native: {reason}")
 
@@ -365,10 +361,9 @@ class Learner(nn.Module, ABC):
 
     def obstacle(self, device: torch.device) -> str | None:
         """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
-        problem = self.training_problem(self.meta_parameters(), self.last_phase)
         if device.type != "cpu":
             return f"the compiled kernels run on the CPU, not on --device {device.type}"
-        return differentiate.obstacle(problem, self.config.meta_gradient, self.kernels)
+        return serving.obstacle(self.network, self.config.precision)
 
     def in_torch(self, device: torch.device) -> bool:
         """Say whether `outer_gradient` is made of torch's operations alone.
@@ -376,14 +371,6 @@ class Learner(nn.Module, ABC):
         Such a function can be compiled (``--compile``).
         """
         return self.obstacle(device) is not None
-
-    @property
-    def kernels(self) -> differentiate.Kernels:
-        """Which compiled kernels may serve: those that can, or none."""
-        return "torch" if self.config.kernels == "torch" else "auto"
-
-    def _answers_plainly(self) -> bool:
-        return self._is_own("answers") and self._is_own("call_network")
 
     def _is_own(self, name: str, of: type[Learner] | None = None) -> bool:
         """Say whether neither a subclass of ``of`` nor a change of this object overrides a method.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,6 @@ from maml.errors import UserError
 from maml.learners.maml import MAML
 from maml.learners.objectives import Given
 from maml.metagradient.problem import Problem
-from maml.networks.loss import NetworkLoss
-from maml.networks.modulated_loss import ModulatedLoss
 from maml.networks.ordinary import own_name
 from maml.params import Params
 from maml.seeds import drawn
@@ -85,19 +83,13 @@ class CAVIA(MAML):
         return Problem(
             start={"context": modulation.new_zeros(self.config.context)},
             fixed=self.network_weights(meta_params) | {"modulation": modulation},
-            **self.stated_losses(),
+            support=self.support_loss,
+            query=self.query_loss,
             optimizer=self.config.inner_optimizer,
             lr=self.config.inner_lr,
             steps=steps,
             order=self.config.order,
         )
-
-    def _stated(self, part: Any) -> Any:
-        plainly = all(map(self._is_own, ("set_loss", "loss", "call_network")))
-        if not plainly or not self._is_own(f"{part}_loss", CAVIA):
-            return getattr(self, f"{part}_loss")
-        plain = NetworkLoss(self.network, part, self.objective.loss, self.config.precision)
-        return ModulatedLoss(plain, self.modulated)
 
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return `set_loss` of the support set by the modulated network."""
@@ -110,9 +102,6 @@ class CAVIA(MAML):
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`, of the modulated network."""
         return super().answers(self.modulated(params), task)
-
-    def _answers_plainly(self) -> bool:
-        return self._is_own("answers", CAVIA) and self._is_own("call_network")
 
     def modulated(self, params: Params) -> Params:
         """See `Learner.modulated`: the network's weights as the context has them."""

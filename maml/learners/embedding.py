@@ -6,8 +6,6 @@ Shape legend: S support and E query examples of a task, F features, N ways.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +16,6 @@ from maml.errors import UserError
 from maml.learners.base import Learner
 from maml.learners.objectives import REGRESSION, Given
 from maml.metagradient.problem import Problem
-from maml.networks.feature_loss import FeatureLoss, both
 from maml.networks.headless import without_head
 from maml.networks.statistics import Statistics
 from maml.params import Params
@@ -39,7 +36,6 @@ class Embedding(Learner):
 
     any_ways = True
     NO_SAY = dict.fromkeys(("support_loss", "set_loss"), "query_loss")
-    NOT_ALONE: ClassVar[Mapping[str, str]] = {"problem": "training_problem"}
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
         super().__init__(config, given)
@@ -65,33 +61,30 @@ class Embedding(Learner):
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """No inner step: the query loss, by weights that all tasks share."""
-        return self._problem(meta_params, self.config.ways)
-
-    def training_problem(self, meta_params: Params, phase: int) -> Problem:
-        """The same with ``--train-ways``."""
-        return self._problem(meta_params, self.config.train_ways or self.config.ways)
-
-    def _problem(self, meta_params: Params, ways: int) -> Problem:
         own = {name: p for name, p in meta_params.items() if not name.startswith("network.")}
         fixed = self.network_weights(meta_params) | own
-        query = self.query_loss
-        plainly = self._is_own("loss") and self._is_own("call_network")
-        if plainly and self._is_own("query_loss", Embedding):
-            query = self._feature_loss(ways)
         # There is no step, so nobody asks for the support loss.
-        return Problem(start={}, support=query, query=query, fixed=fixed, steps=0)
-
-    def _feature_loss(self, ways: int) -> FeatureLoss:
-        return FeatureLoss(
-            self.network, self.logits, ways, self.objective.loss, self.config.precision
+        return Problem(
+            start={}, support=self.query_loss, query=self.query_loss, fixed=fixed, steps=0
         )
 
     def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of the queries, and their logits."""
-        loss = self._feature_loss(self.config.train_ways or self.config.ways)
         features, _ = self.call_network(params, both(task))
-        outputs = loss.of_features(params, features, task)
+        ways = self.config.train_ways or self.config.ways
+        outputs = self._of_features(params, features, task, ways)
         return self.loss(outputs, task.query_y), outputs
+
+    def _of_features(self, params: Params, features: Tensor, task: Task, ways: int) -> Tensor:
+        """Return the classifier's logits ``[E, N]``, of features ``[S + E, F]`` of both sets."""
+        support, query = features.split([len(task.support_x), len(task.query_x)])
+        outputs = self.logits(params, support, one_hot(task.support_y, ways, support), query)
+        if outputs.shape != (len(query), ways):
+            raise ValueError(
+                f"logits returns {list(outputs.shape)}; it must be [{len(query)}, {ways}], a "
+                "row a query and a column a class"
+            )
+        return outputs
 
     def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None
@@ -101,14 +94,21 @@ class Embedding(Learner):
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: normalised with the support set, and by its statistics."""
-        loss = self._feature_loss(self.config.ways)
+        ways = self.config.ways
         together, _ = self.call_network(params, both(task))
         support, of_support = self.call_network(params, task.support_x)
-        jointly = loss.of_features(params, together, task)
+        jointly = self._of_features(params, together, task, ways)
         if not of_support:
             return jointly, jointly
         query, _ = self.call_network(params, task.query_x, of_support)
-        return jointly, loss.of_features(params, torch.cat([support, query]), task)
+        return jointly, self._of_features(params, torch.cat([support, query]), task, ways)
 
-    def _answers_plainly(self) -> bool:
-        return self._is_own("answers", Embedding) and self._is_own("call_network")
+
+def both(task: Task) -> Tensor:
+    """Return the support and the query set of a task as one set."""
+    return torch.cat([task.support_x, task.query_x])
+
+
+def one_hot(labels: Tensor, ways: int, like: Tensor) -> Tensor:
+    """Return labels ``[S]`` as ``[S, N]`` zeros and ones, of the dtype of ``like``."""
+    return (labels[:, None] == torch.arange(ways, device=like.device)).to(like.dtype)

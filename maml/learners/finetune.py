@@ -20,12 +20,12 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.base import Learner
+from maml.learners.embedding import one_hot
 from maml.learners.protonet import prototypes, squared_distances
 from maml.learners.results import Adapted
 from maml.metagradient import unrolled
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
-from maml.networks.feature_loss import one_hot
 from maml.networks.headless import without_head
 from maml.networks.loss import NetworkLoss
 from maml.params import Params
@@ -130,7 +130,7 @@ class Finetune(Learner):
             features, _ = self.features_of(problem.fixed, task.support_x)
             return unrolled.adapt(of_features, task._replace(support_x=features))
 
-        return Adapted(problem, each_task(one, self.batching)(tasks) if steps else {}, None)
+        return Adapted(problem, each_task(one, self.batching)(tasks) if steps else {})
 
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of the support set by the tuned head, and logits."""

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from maml.metagradient import differentiate
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
@@ -30,10 +29,8 @@ class Adapted(NamedTuple):
 
     Attributes:
         problem: The inner problem.
-        at: What has adapted, ``{name: [B, …]}``; in the coordinates of ``native``, if that served.
-        native: What of the compiled kernels served, and will answer; None: torch did, and will.
+        at: What has adapted, ``{name: [B, …]}``.
     """
 
     problem: Problem
     at: Params
-    native: differentiate.Compiled | None

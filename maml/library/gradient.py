@@ -15,7 +15,7 @@ from datasets.tasks import Task
 from maml.metagradient import differentiate
 from maml.metagradient.batching import batching_of
 from maml.metagradient.by_task import Batching
-from maml.metagradient.differentiate import Kernels, OuterGradient, Way
+from maml.metagradient.differentiate import OuterGradient, Way
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
@@ -33,7 +33,6 @@ def meta_gradient(
     meta_params: Params,
     tasks: Any,
     way: Way = "auto",
-    allowed: Kernels = "auto",
     batching: Literal["auto", "vmap", "tasks"] = "auto",
 ) -> OuterGradient:
     """Differentiate the outer loss summed over B tasks by meta-parameters.
@@ -45,7 +44,6 @@ def meta_gradient(
         tasks: A `datasets.tasks.Task` of B tasks, or any nest of tensors ``[B, …]``.
         way: auto, reverse (through the whole inner loop) or mixed (back step by step, so that
             memory does not grow with the steps). No result depends on it beyond rounding.
-        allowed: "torch" leaves compiled kernels out.
         batching: How tasks are computed where no kernels serve: "vmap" all at once, "tasks" one
             after the other, as a plain loop does. auto: "vmap" where it gives what a loop gives, on
             some tasks of the first call of a problem with two or more.
@@ -59,23 +57,23 @@ def meta_gradient(
     if isinstance(tasks, Task) and tasks.support_y.dim() < 2:
         raise ValueError("tasks is a single task, not a batch of tasks: take episodes.tasks([0])")
     if batching == "auto":
-        batching = _batching_of(state, meta_params, tasks, way, allowed)
-    return differentiate.meta_gradient(state, meta_params, tasks, way, allowed, None, batching)
+        batching = _batching_of(state, meta_params, tasks, way)
+    return differentiate.meta_gradient(state, meta_params, tasks, way, None, batching)
 
 
 def _batching_of(
-    state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way, allowed: Kernels
+    state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way
 ) -> Batching:
     leaves, spec = pytree.tree_flatten(tasks)
     kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
-    key = (_identity(state), kinds, str(spec), way, allowed)
+    key = (_identity(state), kinds, str(spec), way)
     if key in _KNOWN:
         _KNOWN.move_to_end(key)
         return _KNOWN[key]
     if len(leaves[0]) < 2:
         return "tasks"  # one task does not tell
     some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
-    _KNOWN[key] = batching_of(state, meta_params, some, way, allowed).batching
+    _KNOWN[key] = batching_of(state, meta_params, some, way).batching
     if len(_KNOWN) > KNOWN:
         _KNOWN.popitem(last=False)
     return _KNOWN[key]

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from maml.metagradient import draws
 from maml.metagradient.by_task import Batching
-from maml.metagradient.differentiate import Kernels, Way, meta_gradient
+from maml.metagradient.differentiate import Way, meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.seeds import kept
@@ -47,7 +47,6 @@ def batching_of(
     meta_params: Params,
     tasks: Any,
     way: Way = "auto",
-    allowed: Kernels = "auto",
 ) -> Found:
     """Find out how tasks of a problem may be computed.
 
@@ -56,7 +55,6 @@ def batching_of(
         meta_params: ``{name: […]}``.
         tasks: B tasks that differ; two or more tell more than one.
         way: As of `meta_gradient`.
-        allowed: As of `meta_gradient`.
 
     Raises:
         NotRepeatedError: if a loop over the tasks gives two results.
@@ -64,7 +62,7 @@ def batching_of(
     """
 
     def by(batching: Batching, params: Params, tasks: Any) -> Tensor:
-        found = meta_gradient(problem_of, params, tasks, way, allowed, None, batching)
+        found = meta_gradient(problem_of, params, tasks, way, None, batching)
         parts = [found.losses, *(found.gradients[name] for name in sorted(found.gradients))]
         return torch.cat([part.detach().to_dense().flatten() for part in parts])
 

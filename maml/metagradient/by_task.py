@@ -9,16 +9,15 @@ graph of the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from maml.kernels.derivatives import Gradient, Part
 from maml.metagradient import draws
-from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.function import FunctionDerivatives, grad
 from maml.metagradient.problem import called
 from maml.params import Params
 
@@ -42,7 +41,7 @@ class TaskDerivatives(FunctionDerivatives):
             leaves = {n: t.detach().requires_grad_(again or n in names) for n, t in params.items()}
             with draws.at(part, step):
                 loss, outputs = called(self._losses[part], leaves, task, step)
-            by = _grad([loss], [leaves[name] for name in names], create_graph=again)
+            by = grad([loss], [leaves[name] for name in names], create_graph=again)
             points.append((leaves, by))
             found.append((loss.detach(), outputs.detach(), *(g.detach() for g in by)))
         losses, outputs, *gradients = stacked(found)
@@ -57,32 +56,10 @@ class TaskDerivatives(FunctionDerivatives):
         products = []
         for (leaves, gradients), along in zip(points, unstacked(vector), strict=True):
             inputs = [*leaves.values()]
-            found = _grad(gradients, inputs, [along[n] for n in names], retain_graph=again)
+            found = grad(gradients, inputs, [along[n] for n in names], retain_graph=again)
             products.append(dict(zip(leaves, found, strict=True)))
         every: Params = stacked(products)
         return {name: p.sum(0) for name, p in every.items()} if total else every
-
-
-def _grad(
-    outputs: Sequence[Tensor],
-    inputs: list[Tensor],
-    along: Sequence[Tensor | None] | None = None,
-    **options: bool,
-) -> tuple[Tensor, ...]:
-    """Return the gradient by each input; zero by one that the outputs do not depend on."""
-    along = along or [None] * len(outputs)
-    # What is a constant has no graph, and adds nothing.
-    graph = [(o, v) for o, v in zip(outputs, along, strict=True) if o.requires_grad]
-    if not graph or not inputs:
-        return tuple(map(torch.zeros_like, inputs))
-    return torch.autograd.grad(
-        [output for output, _ in graph],
-        inputs,
-        [vector for _, vector in graph],
-        allow_unused=True,
-        materialize_grads=True,
-        **options,
-    )
 
 
 def each_task(function: Callable[..., Any], batching: Batching) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from maml.metagradient.adam import Moment
 from maml.metagradient.forward_over_reverse import ends
 from maml.metagradient.optimizers import second_moment
 from maml.metagradient.problem import Outer, Problem, Tensors, by_name
-from maml.params import Params
+from maml.params import Params, sum_rows
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     at, state = ends(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, problem.last_step, again=False)
     start = derivatives.enter(problem.params(problem.start, 0))
-    apart = derivatives.leave({name: (start[name] - end).sum(0) for name, end in at.items()})
+    apart = derivatives.leave({name: sum_rows(start[name] - end) for name, end in at.items()})
     of_moment: Params = {}
     if problem.second_moment is not None:
         of_moment = _moved(
@@ -51,7 +51,7 @@ def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
 
 def _moved(start: Moment, end: Moment, derivatives: Derivatives, n_tasks: int) -> Params:
     """Return what B tasks have moved a second moment by, reversed, as `by_name`."""
-    ends = derivatives.leave({name: tensor.sum(0) for name, tensor in end.total.items()})
+    ends = derivatives.leave({name: sum_rows(tensor) for name, tensor in end.total.items()})
     for name in start.total.keys() & set(derivatives.absent):
         ends[name] = (n_tasks * end.kept) * start.total[name]  # its gradients are zero
     total = {name: n_tasks * tensor - ends[name] for name, tensor in start.total.items()}

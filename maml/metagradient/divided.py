@@ -21,7 +21,6 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.metagradient.problem import Problem
-from maml.networks.feature_loss import FeatureLoss
 from maml.networks.loss import MiniBatches, NetworkLoss, apply, part_of
 from maml.networks.mixing import mixes, same
 from maml.params import Params
@@ -169,8 +168,6 @@ def losses_obstacle(problem: Problem) -> str | None:
     """Say what of an `obstacle` can be told by what the losses are, without calling them."""
     for part in ("support", "query"):
         loss = getattr(problem, part)
-        if isinstance(loss, FeatureLoss):
-            return "the loss is of support and query set together, which are normalised as one"
         if not isinstance(loss, NetworkLoss) or loss.part != part:
             return f"the {part} loss is the learner's own, which need be no mean over examples"
     return None

@@ -23,7 +23,7 @@ from maml.metagradient.adam import Moment
 from maml.metagradient.problem import Outer, Problem, Tensors
 from maml.metagradient.rules import Rule, make_rule
 from maml.metagradient.transformed import Transformed
-from maml.params import Params
+from maml.params import Params, sum_rows
 
 REMEMBERED_STEPS = 8
 """Up to here each step's activations are kept for its way back; beyond, they are computed once
@@ -181,14 +181,14 @@ class _Loop:
             # At the first step the tasks meet, at what they share: only their sum is asked.
             first = step == 0
             if first:
-                v = {name: tensor.sum(0) for name, tensor in v.items()}
+                v = {name: sum_rows(tensor) for name, tensor in v.items()}
             if self.second:
                 u, scale = moved.gradients, moved.scale
                 product = derivatives.hessian_vector(taken.point, u, total=first)
                 v = {n: torch.add(t, product[n], alpha=scale) for n, t in v.items()}
                 if problem.proximal:
                     for name, along in u.items():
-                        pull = (problem.proximal * scale) * along.sum(0)
+                        pull = (problem.proximal * scale) * sum_rows(along)
                         v[name] = v[name] + (pull if first else problem.proximal * scale * along)
                         pulled_to_start[name] = pulled_to_start.get(name, 0) - pull
             if problem.step_params:
@@ -200,7 +200,7 @@ class _Loop:
                 v = {n: torch.add(t, early.gradients[n], alpha=weight) for n, t in v.items()}
                 losses = losses + weight * early.losses
         if not problem.steps:
-            v = {name: tensor.sum(0) for name, tensor in v.items()}
+            v = {name: sum_rows(tensor) for name, tensor in v.items()}
         v = {n: t + pulled_to_start[n] if n in pulled_to_start else t for n, t in v.items()}
         left = derivatives.leave(v)
         gradients = Tensors(
@@ -229,7 +229,7 @@ class _Loop:
 
     def _take_out(self, step: int, v: Params, *, summed: bool) -> tuple[Params, Params]:
         """Return Σ over tasks of a step's own parameters' rows of v, and v with zeros there."""
-        total = v if summed else {name: tensor.sum(0) for name, tensor in v.items()}
+        total = v if summed else {name: sum_rows(tensor) for name, tensor in v.items()}
         of_step = self.problem.step_params[step]
         own = {name: self.derivatives.leave(total)[name] for name in of_step}
         nothing = {name: torch.zeros_like(tensor) for name, tensor in of_step.items()}

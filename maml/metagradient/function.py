@@ -1,20 +1,23 @@
-"""`Derivatives` of any losses, for all tasks at once, by ``torch.func``.
+"""`Derivatives` of any losses, for all tasks at once: ``torch.func.vmap``, and plain autograd.
 
-The product with the Hessian is a second reverse pass, not a forward one: what an author keeps out
-of the graph, by ``torch.no_grad`` or ``.data``, forward mode would differentiate all the same.
+Each task has weights of its own, even where they begin as the same: so the gradient of the sum of
+all losses is that of each. The product with the Hessian is a second backward pass through the graph
+of the gradient, not a forward one: what an author keeps out of the graph, by ``torch.no_grad`` or
+``.data``, forward mode would differentiate all the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maml.execution.exact import Exact
-from maml.kernels.derivatives import ByName, Gradient, Part, shared_once
+from maml.kernels.derivatives import ByName, Gradient, Part
 from maml.metagradient.problem import Problem, called
-from maml.params import Params
+from maml.params import Params, sum_rows
 
 
 class FunctionDerivatives(ByName):
@@ -28,50 +31,50 @@ class FunctionDerivatives(ByName):
         """See `Derivatives.enter`."""
         return params
 
+    @torch.enable_grad()
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
         """See `Derivatives.gradient`."""
         names = self._moving if part == "support" else tuple(at)
-        moving, fixed = _divided(at, names)
-        # One convolution for all tasks, in place of a grouped one.
-        (moving, of_moving), (fixed, of_fixed) = shared_once(moving), shared_once(fixed)
+        leaves = {n: t.detach().requires_grad_(again or n in names) for n, t in at.items()}
 
-        def one(moving: Params, fixed: Params, task: Any) -> Any:
-            def loss(moving: Params) -> tuple[Tensor, Tensor]:
-                return called(self._losses[part], fixed | moving, task, step)
-
-            return torch.func.grad_and_value(loss, has_aux=True)(moving)
+        def one(params: Params, task: Any) -> tuple[Tensor, Tensor]:
+            return called(self._losses[part], params, task, step)
 
         with Exact():
-            gradients, (losses, outputs) = torch.func.vmap(one, in_dims=(of_moving, of_fixed, 0))(
-                moving, fixed, tasks
-            )
-        point = (part, step, moving, of_moving, fixed, of_fixed, tasks) if again else None
-        return Gradient(losses, outputs, gradients, point)
+            losses, outputs = torch.func.vmap(one)(leaves, tasks)
+            found = grad([losses.sum()], [leaves[name] for name in names], create_graph=again)
+        gradients = {name: g.detach() for name, g in zip(names, found, strict=True)}
+        point = (leaves, names, found) if again else None
+        return Gradient(losses.detach(), outputs.detach(), gradients, point)
 
     def hessian_vector(
         self, point: Any, vector: Params, *, total: bool, again: bool = False
     ) -> Params:
         """See `Derivatives.hessian_vector`."""
-        part, step, moving, of_moving, fixed, of_fixed, tasks = point
-
-        def along(moving: Params, fixed: Params, vector: Params, task: Any) -> Params:
-            def gradient(params: Params) -> Params:
-                def loss(moving: Params) -> Tensor:
-                    return called(self._losses[part], params | moving, task, step)[0]
-
-                return torch.func.grad(loss)({name: params[name] for name in moving})
-
-            # The Hessian is symmetric: rows by all parameters, of the columns along the vector.
-            product: Params = torch.func.vjp(gradient, fixed | moving)[1](vector)[0]
-            return product
-
-        with Exact():
-            products = torch.func.vmap(along, in_dims=(of_moving, of_fixed, 0, 0))(
-                moving, fixed, vector, tasks
-            )
-        return {name: p.sum(0) for name, p in products.items()} if total else products
+        leaves, names, gradients = point
+        along = [vector[name] for name in names]
+        found = grad(gradients, [*leaves.values()], along, retain_graph=again)
+        products = dict(zip(leaves, found, strict=True))
+        return {name: sum_rows(p) for name, p in products.items()} if total else products
 
 
-def _divided(at: Params, names: tuple[str, ...]) -> tuple[Params, Params]:
-    rest = {name: tensor for name, tensor in at.items() if name not in names}
-    return {name: at[name] for name in names}, rest
+def grad(
+    outputs: Sequence[Tensor],
+    inputs: list[Tensor],
+    along: Sequence[Tensor | None] | None = None,
+    **options: bool,
+) -> tuple[Tensor, ...]:
+    """Return the gradient by each input; zero by one that the outputs do not depend on."""
+    along = along or [None] * len(outputs)
+    # What is a constant has no graph, and adds nothing.
+    graph = [(o, v) for o, v in zip(outputs, along, strict=True) if o.requires_grad]
+    if not graph or not inputs:
+        return tuple(map(torch.zeros_like, inputs))
+    return torch.autograd.grad(
+        [output for output, _ in graph],
+        inputs,
+        [vector for _, vector in graph],
+        allow_unused=True,
+        materialize_grads=True,
+        **options,
+    )

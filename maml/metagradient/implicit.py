@@ -22,7 +22,7 @@ from torch import Tensor
 from maml.kernels.derivatives import Derivatives
 from maml.metagradient.forward_over_reverse import adapt
 from maml.metagradient.problem import Outer, Problem, Tensors
-from maml.params import Params
+from maml.params import Params, sum_rows
 
 LEAST_CURVATURE = 0.5
 """Stop when the curvature falls below this share of (1 + δ): the inner loop has not converged. At a
@@ -62,7 +62,7 @@ def at_solution(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer
 
     least = LEAST_CURVATURE * (1 + damping)
     solution = conjugate_gradient(product, query.gradients, cg_steps, least, 1 / (1 + damping))
-    summed = derivatives.leave({name: tensor.sum(0) for name, tensor in solution.items()})
+    summed = derivatives.leave({name: sum_rows(tensor) for name, tensor in solution.items()})
     gradients = Tensors({name: summed[name] for name in problem.start}, {}, [], [])
     return Outer(gradients, query.losses, query.outputs)
 

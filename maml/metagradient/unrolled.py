@@ -17,6 +17,7 @@ from maml.execution.exact import Exact
 from maml.metagradient.optimizers import OPTIMIZERS, begun
 from maml.metagradient.problem import Outer, Problem, called
 from maml.networks.loss import NetworkLoss
+from maml.networks.stack import remembering
 from maml.params import Params
 
 Gradient: TypeAlias = Callable[[Callable[[Params], Tensor], Params], Params]
@@ -25,7 +26,8 @@ Gradient: TypeAlias = Callable[[Callable[[Params], Tensor], Params], Params]
 
 def adapt(problem: Problem, task: Any, gradient: Gradient | None = None) -> Params:
     """Return what adapts after all inner steps on one task; differentiable, as `Problem` says."""
-    weights = [problem.start, *trajectory(problem, task, gradient)][-1]
+    with remembering():
+        weights = [problem.start, *trajectory(problem, task, gradient)][-1]
     return problem.pulled_at_end(weights, problem.start)
 
 
@@ -78,6 +80,7 @@ def _pull(problem: Problem, weights: Params) -> Tensor:
     return 0.5 * problem.proximal * away.sum()
 
 
+@remembering()
 def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
     """Return one task's outer loss, and the query loss's outputs after the last step."""
     weights, total = problem.start, None
@@ -93,24 +96,9 @@ def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
     return total, outputs
 
 
+@torch.enable_grad()
 def through_loop(problem: Problem, tasks: Any) -> Outer:
     """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps."""
-    outer, _ = by_inputs(problem, tasks, [])
-    return outer
-
-
-@torch.enable_grad()
-def by_inputs(
-    problem: Problem, tasks: Any, inputs: list[Tensor]
-) -> tuple[Outer, list[Tensor | None]]:
-    """Do the same, and return the gradient by some of the tasks' tensors, too.
-
-    Args:
-        problem: The problem.
-        tasks: B tasks.
-        inputs: Tensors of ``tasks`` that require a gradient, ``[B, …]`` each. None comes back for
-            one that the outer loss does not depend on.
-    """
     tensors = problem.tensors()
     leaves = [leaf.detach().requires_grad_() for leaf in tensors.leaves()]
     own = problem.at(tensors.with_leaves(leaves))
@@ -119,10 +107,9 @@ def by_inputs(
     with contextlib.nullcontext() if known else Exact():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
     # Some may be of no use at some step, or to first order.
-    found = torch.autograd.grad(losses.sum(), [*leaves, *inputs], allow_unused=True)
+    found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
     gradients = (
         torch.zeros_like(leaf) if gradient is None else gradient
-        for leaf, gradient in zip(leaves, found, strict=False)
+        for leaf, gradient in zip(leaves, found, strict=True)
     )
-    outer = Outer(tensors.with_leaves(gradients), losses.detach(), outputs.detach())
-    return outer, list(found[len(leaves) :])
+    return Outer(tensors.with_leaves(gradients), losses.detach(), outputs.detach())

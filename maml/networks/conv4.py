@@ -12,13 +12,20 @@ Shape legend: E examples, C channels, H W pixels, N ways.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from datasets.flags import flag
 from maml.errors import UserError
+from maml.kernels import library
+from maml.kernels.convnet import DTYPES, Shape, lay_out
+from maml.networks import smoke
+from maml.networks.stack import features as stacked
+from maml.networks.stack import stack_of
 from maml.networks.statistics import EPS, BatchNorm, Statistics
 
 COMPONENTS = {
@@ -84,6 +91,8 @@ class ConvBlock(nn.Module):
         self.conv = nn.Conv2d(channels_in, channels_out, 3, stride=1 if pool else 2, padding=1)
         nn.init.xavier_uniform_(self.conv.weight)
         nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
+        # The same numbers; kernels read them, and write gradients, without a copy.
+        self.conv.weight = nn.Parameter(lay_out(self.conv.weight.detach()))
         self.norm = BatchNorm(channels_out, norm_eps)
 
     def forward(
@@ -104,6 +113,8 @@ class Conv4(nn.Module):
     """
 
     blocks_n = 4
+    kernels = True
+    """Whether compiled kernels may compute the blocks: see `maml.networks.serving`."""
     head_prefix = "head."
     """What the names of the output layer's parameters begin with."""
     context_layer = "blocks.2.norm"
@@ -149,13 +160,100 @@ class Conv4(nn.Module):
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
         """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
-        used = []
+        if self._meets_kernels(x, statistics):
+            features, used = self._compiled(x, statistics)
+            return self.head(features), used
+        of_blocks = []
         for i, block in enumerate(self.blocks):
             x, of_block = block(x, None if statistics is None else statistics[i])
-            used.append(of_block)
-        return self.head(x.mean(dim=(2, 3)) if self.mean else x.flatten(1)), tuple(used)
+            of_blocks.append(of_block)
+        return self.head(x.mean(dim=(2, 3)) if self.mean else x.flatten(1)), tuple(of_blocks)
+
+    def _compiled(self, x: Tensor, statistics: Statistics | None) -> tuple[Tensor, Statistics]:
+        """Return features ``[E, n]`` and the statistics used, by compiled kernels."""
+        layers = (block._modules[name] for block in self.blocks for name in ("conv", "norm"))
+        weights: list[Any] = [t for layer in layers for t in (layer.weight, layer.bias)]  # type: ignore[union-attr]
+        given = None
+        if statistics is not None:
+            given = torch.stack([torch.stack(pair) for pair in statistics])
+        features, used = stacked(stack_of(self.shape()), x, given, weights)
+        return features, tuple((mean, variance) for mean, variance in used)
+
+    def shape(self, ways: int = 0) -> Shape:
+        """Return what kernels know of the network; with a linear head if it has ``ways``."""
+        return Shape(
+            self.image_shape, self.filters, self.blocks_n, self.pool, self.mean, self.eps,
+            self.leak, ways,
+        )  # fmt: skip
+
+    def _meets_kernels(self, x: Tensor, statistics: Statistics | None) -> bool:
+        """Whether kernels compute this call. What they cannot differentiate is left to torch."""
+        if self.why_torch() is not None:
+            return False
+        weight: Tensor = self.blocks[0].conv.weight  # type: ignore[assignment, union-attr]
+        return (
+            type(x) in (Tensor, nn.Parameter)
+            and (x.dtype, x.device, x.shape[1:]) == (weight.dtype, weight.device, self.image_shape)
+            and len(x) > 0
+            and not x.requires_grad
+            and (
+                statistics is None or not any(t.requires_grad for pair in statistics for t in pair)
+            )
+            and not torch.is_autocast_enabled("cpu")
+            and forward_ad._current_level < 0
+        )
+
+    def why_torch(self) -> str | None:
+        """Say why compiled kernels do not compute the blocks as they are now, or return None."""
+        if not self.kernels:
+            return "--kernels torch was asked for"
+        for i, block in enumerate(self.blocks):
+            channels = self.filters if i else self.image_shape[0]
+            size, stated = (self.filters, channels, 3, 3), (self.pool, self.leak, self.eps)
+            if not _is_as_built(block, size, stated):
+                return f"{_DO_NOT} block {i} is not as Conv4 builds it"
+        weight: Tensor = self.blocks[0].conv.weight  # type: ignore[assignment, union-attr]
+        if weight.device.type != "cpu":
+            return f"the compiled kernels run on the CPU, not on --device {weight.device.type}"
+        if weight.dtype not in DTYPES:
+            return f"the compiled kernels compute in float32 or float64, not in {weight.dtype}"
+        lanes = library.lanes(weight.dtype.itemsize)
+        if lanes is None:
+            return f"the kernels could not be compiled: {library.failure()}"
+        if wrong := smoke.fault():
+            return wrong
+        if self.filters % lanes:
+            return f"{_DO_NOT} --filters {self.filters} is no multiple of {lanes}, a vector here"
+        return None
 
 
-def is_headless(network: Conv4) -> bool:
-    """Say whether `maml.networks.headless.without_head` has taken a network's output layer off."""
-    return isinstance(network.get_submodule("head"), nn.Identity)
+_DO_NOT = "the compiled kernels do not serve this, as"
+
+
+def _is_as_built(
+    block: nn.Module, size: tuple[int, ...], stated: tuple[bool, float, float]
+) -> bool:
+    """Say whether nobody has changed what a block computes; ``size`` is its convolution's."""
+    conv, norm = block._modules.get("conv"), block._modules.get("norm")
+    if type(block) is not ConvBlock or type(conv) is not nn.Conv2d or type(norm) is not BatchNorm:
+        return False
+    stride = (1, 1) if stated[0] else (2, 2)
+    return (
+        (block.pool, block.leak, norm.eps) == stated
+        and (conv.weight.shape, conv.stride, conv.padding) == (size, stride, (1, 1))
+        and (conv.dilation, conv.groups, conv.padding_mode) == ((1, 1), 1, "zeros")
+        and conv.bias is not None
+        and len(block._modules) == 2
+        and not any(is_hooked(module) for module in (block, conv, norm))
+    )
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Say whether something else than a module's own ``forward`` has a say in its call."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+    )

@@ -1,4 +1,4 @@
-"""A network's loss on one set of a task, as a value: what compiled kernels know is told by it."""
+"""A network's loss on one set of a task, as a value."""
 
 from __future__ import annotations
 

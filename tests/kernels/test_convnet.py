@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from maml.kernels import convnet, library
-from maml.kernels.convnet import ALL, ConvNet, ConvNetFeatures, ConvNetLoss
+from datasets.tasks import Task
+from maml.kernels import library, threads
 from maml.learners.objectives import CLASSIFICATION
 from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.native import ALL, NativeDerivatives
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
-from maml.networks.headless import without_head
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.launching import run
@@ -75,140 +75,55 @@ CASES = {
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
+    """Of the plain cross-entropy, head and all."""
     network, weights, vector, x, y = random_case(*CASES[case], n=3)
-    compiled, reference = ConvNetLoss(network), plain(network)
+    compiled, reference = NativeDerivatives(network), plain(network)
     at, direction = entered(compiled, weights), entered(compiled, vector)
     if shared:
-        weights = {name: w[0].expand(3, *w.shape[1:]) for name, w in weights.items()}
-        at = {name: w[0].expand(3, *w.shape[1:]) for name, w in at.items()}
+        weights, at = (
+            {name: w[0].expand(3, *w.shape[1:]) for name, w in of.items()} for of in (weights, at)
+        )
+    network.kernels = False
     expected = reference.gradient("support", weights, (x, y), 0, again=True)
+    tasks = Task(x, y, x, y)
     for total in (False, True):
-        found = compiled.gradient(at, x, y, again=True)
+        found = compiled.gradient("support", at, tasks, 0, again=True)
         torch.testing.assert_close(found.losses, expected.losses, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found.outputs, expected.outputs, rtol=1e-10, atol=1e-11)
-        assert_equal(left(compiled, found.gradients), expected.gradients)
-        product = compiled.hessian_vector(found.point, direction, total=total)
-        wanted = reference.hessian_vector(expected.point, vector, total=total)
-        assert_equal(compiled.leave(product) if total else left(compiled, product), wanted)
+        assert_equal(compiled.leave(found.gradients), expected.gradients)
+        wanted = reference.hessian_vector(expected.point, vector, total=total, again=True)
+        for _ in range(2):  # a point serves as often as it is asked
+            product = compiled.hessian_vector(found.point, direction, total=total)
+            assert_equal(compiled.leave(product), wanted)
 
 
 @needs_compiler
-@pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize(
-    ("case", "examples"),
-    [
-        *(("omniglot", 1), ("omniglot", 75), ("odd image", 6), ("odd flat", 6)),
-        *(("miniimagenet", 1), ("miniimagenet", 7), ("odd pooling", 75)),
-    ],
-)
-def test_outputs_equal_the_network(case: str, examples: int, given: bool) -> None:
-    """By a set's own statistics or by another set's, as an evaluator without transduction does."""
-    image_shape, ways, others, filters, kind = CASES[case]
-    network, weights, _, _, _ = random_case(image_shape, ways, 1, filters, kind, n=2)
-    x, support = (torch.rand(2, e, *image_shape, dtype=torch.float64) for e in (examples, others))
-    compiled = ConvNetLoss(network)
-    at = entered(compiled, weights)
-    statistics = compiled.outputs(at, support)[1] if given else None
-    logits, used = compiled.outputs(at, x, statistics)
-    for i in range(2):
-        own = {name: w[i] for name, w in weights.items()}
-        # The kernels have no biases of convolutions, which shift the means by as much.
-        own |= {name: torch.zeros_like(w) for name, w in own.items() if name.endswith("conv.bias")}
-        known = None if statistics is None else tuple((m, v) for m, v in statistics[i])
-        expected, of_blocks = torch.func.functional_call(network, own, (x[i], known))
-        torch.testing.assert_close(logits[i], expected, rtol=1e-12, atol=1e-12)
-        wanted = torch.stack([torch.stack(pair) for pair in of_blocks])
-        torch.testing.assert_close(used[i], wanted, rtol=1e-12, atol=1e-12)
+def test_memory_serves_again_when_no_tensor_is_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_LARGE", 0)
+    monkeypatch.setattr(threads, "_spare", [])
+    first, second = (threads.lent(torch.float64, 2, 5) for _ in range(2))
+    assert first.data_ptr() != second.data_ptr()
+    view, place = first[1:], first.data_ptr()
+    del first
+    third = threads.lent(torch.float64, 2, 5)
+    assert third.data_ptr() != place
+    del view
+    assert threads.lent(torch.float64, 2, 5).data_ptr() == place
+    assert threads.lent(torch.float64, 3, 5).shape == (3, 5)
 
 
 @needs_compiler
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_features_and_the_way_back_equal_autograd(case: str, shared: bool) -> None:
-    network, weights, _, x, _ = random_case(*CASES[case], n=3)
-    without_head(network, "conv4")
-    weights = {name: w for name, w in weights.items() if not name.startswith("head.")}
-    if shared:
-        weights = {name: w[:1].expand_as(w) for name, w in weights.items()}
-    compiled = ConvNetFeatures(network)
-    at = entered(compiled, weights)
-    if shared:
-        at = {name: w[:1].expand_as(w) for name, w in at.items()}
-    found, point = compiled.features(at, x)
-    torch.testing.assert_close(compiled.outputs(at, x)[0], found, rtol=1e-12, atol=1e-12)
-    cotangent = torch.randn_like(found)
-
-    def one(weights: dict[str, Tensor], x: Tensor, cotangent: Tensor) -> Any:
-        def features(weights: dict[str, Tensor]) -> Tensor:
-            return torch.func.functional_call(network, weights, (x,))[0]
-
-        outputs, pull_back = torch.func.vjp(features, weights)
-        return outputs, pull_back(cotangent)[0]
-
-    expected, gradients = torch.func.vmap(one)(weights, x, cotangent)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="the cotangent"):
-        compiled.pull_back(point, cotangent[..., :-1])
-    assert_equal(left(compiled, compiled.pull_back(point, cotangent)), gradients)
-
-
-@needs_compiler
-def test_outputs_of_shared_weights_by_several_threads() -> None:
-    """Stride 0 over tasks, and float32."""
-    network, weights, _, x, y = random_case(*CASES["miniimagenet"], n=5)
-    compiled = ConvNetLoss(network)
-    at = {ALL: entered(compiled, weights)[ALL][:1].float().expand(5, -1)}
-    expected = compiled.gradient(at, x.float(), y, again=False).outputs
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        logits, statistics = compiled.outputs(at, x.float())
-        again, _ = compiled.outputs(at, x.float(), statistics)
-    finally:
-        torch.set_num_threads(before)
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-5)
-
-
-@needs_compiler
-def test_used_residuals_serve_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A point that is used up lends its memory to the next, and to none that is still in use."""
-    network, weights, vector, x, y = random_case(*CASES["odd pooling"], n=2)
-    loss = ConvNetLoss(network)
-    at, direction = entered(loss, weights), entered(loss, vector)
-    other = {name: 1.5 * w for name, w in at.items()}
-    monkeypatch.setattr(convnet, "_LARGE", 0)
-    monkeypatch.setattr(convnet, "_spare", [])
-
-    def product(point: Any) -> Tensor:
-        return loss.hessian_vector(point, direction, total=False)[ALL]
-
-    expected = product(loss.gradient(at, x, y, again=True).point)
-    (spare,) = convnet._spare
-    first = loss.gradient(at, x, y, again=True).point
-    second = loss.gradient(other, x, y, again=True).point
-    assert first.residuals is spare and second.residuals is not spare
-    assert torch.equal(product(first), expected)
-    assert not torch.equal(product(second), expected)
-    assert torch.equal(product(loss.gradient(at, x, y, again=True).point), expected)
-    # Another number of tasks: what is spare does not fit, and is given back.
-    half = {name: w[:1] for name, w in at.items()}
-    point = loss.gradient(half, x[:1], y[:1], again=True).point
-    assert not convnet._spare and point.residuals.shape[0] == 1
-
-
-@needs_compiler
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("label", [7, 4, -1, 2**32])
-def test_a_label_outside_the_ways_is_an_error(label: int, threads: int) -> None:
+def test_a_label_outside_the_ways_is_an_error(label: int, n_threads: int) -> None:
     network, weights, _, x, y = random_case(*CASES["odd pooling"], n=3)
-    loss = ConvNetLoss(network)
+    loss = NativeDerivatives(network)
     y[2, 3] = label
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(n_threads)
         with pytest.raises(ValueError, match=rf"label {label} is none of 0 to 3 \(4 ways\)"):
-            loss.gradient(entered(loss, weights), x, y, again=False)
+            loss.gradient("query", entered(loss, weights), Task(x, y, x, y), 0, again=False)
     finally:
         torch.set_num_threads(before)
 
@@ -216,37 +131,35 @@ def test_a_label_outside_the_ways_is_an_error(label: int, threads: int) -> None:
 @needs_compiler
 def test_tensors_that_do_not_fit_are_an_error() -> None:
     """Each would be read beyond its end, or as something that it is not."""
-    network, weights, vector, x, y = random_case(*CASES["odd image"], n=2)
-    loss = ConvNetLoss(network)
-    at, direction = entered(loss, weights), entered(loss, vector)
-    point = loss.gradient(at, x, y, again=True).point
-    statistics = loss.outputs(at, x)[1]
+    network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
+    loss = NativeDerivatives(network)
+    passes = loss._passes
+    at = passes.parts(entered(loss, weights)[ALL])
+    _, statistics = passes.outputs(at, x, None)
     for message, call in (
-        ("images", lambda: loss.gradient(at, x[..., :-1], y, again=False)),
-        ("images", lambda: loss.outputs(at, x.half())),
-        ("images", lambda: loss.outputs(at, x[:, :0])),
-        ("weights", lambda: loss.gradient(at, x.float(), y, again=False)),
-        ("weights", lambda: loss.outputs({ALL: at[ALL][:, :-1]}, x)),
-        ("weights", lambda: loss.outputs({ALL: at[ALL].T.contiguous().T}, x)),
-        ("labels", lambda: loss.gradient(at, x, y[:, :-1], again=False)),
-        ("labels", lambda: loss.gradient(at, x, y.int(), again=False)),
-        ("statistics", lambda: loss.outputs(at, x, statistics[:, :-1])),
-        ("statistics", lambda: loss.outputs(at, x, statistics.float())),
-        ("vector", lambda: loss.hessian_vector(point, {ALL: direction[ALL][:1]}, total=False)),
+        ("images", lambda: passes.features(at, x[..., :-1])),
+        ("images", lambda: passes.outputs(at, x.half(), None)),
+        ("images", lambda: passes.outputs(at, x[:, :0], None)),
+        ("weights", lambda: passes.features(at, x.float())),
+        ("a weight is", lambda: passes.features([at[0][..., :-1], *at[1:]], x)),
+        ("labels", lambda: passes.gradient(at, x, y[:, :-1], again=False)),
+        ("labels", lambda: passes.gradient(at, x, y.int(), again=False)),
+        ("statistics", lambda: passes.outputs(at, x, statistics[:, :-1])),
+        ("statistics", lambda: passes.outputs(at, x, statistics.float())),
     ):
         with pytest.raises(ValueError, match=message):
-            call()
+            call()  # type: ignore[no-untyped-call]
 
 
 @needs_compiler
 def test_too_little_memory_is_an_error() -> None:
     network, _, _, _, _ = random_case(*CASES["miniimagenet"], n=1)
-    plan = ConvNetLoss(network)._plan
+    plan = NativeDerivatives(network)._passes._plan
     compiled = library.load()
     assert compiled is not None
     with pytest.raises(MemoryError, match="working buffers"):
         # No task at all, of more images than there are addresses.
-        compiled.gradient_f32(plan, 0, 2**28, None, None, None, 0, None, None, None, 0, None)
+        compiled.gradient_f32(plan, 0, 2**28, *[None] * 9)
 
 
 @needs_compiler
@@ -271,18 +184,11 @@ def test_what_determines_the_kernels_compiles_them_again(
     assert len(set(names)) == 4
 
 
-def entered(loss: ConvNet, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def entered(derivatives: NativeDerivatives, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights of several tasks in the kernels' coordinates."""
     n = len(next(iter(weights.values())))
-    tasks = [loss.enter({name: w[i] for name, w in weights.items()}) for i in range(n)]
-    return {name: torch.stack([task[name] for task in tasks]) for name in tasks[0]}
-
-
-def left(loss: ConvNet, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of several tasks in the network's coordinates."""
-    n = len(next(iter(weights.values())))
-    tasks = [loss.leave({name: w[i] for name, w in weights.items()}) for i in range(n)]
-    return {name: torch.stack([task[name] for task in tasks]) for name in tasks[0]}
+    tasks = [derivatives.enter({name: w[i] for name, w in weights.items()}) for i in range(n)]
+    return {ALL: torch.stack([task[ALL] for task in tasks])}
 
 
 def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -297,8 +203,8 @@ def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 def test_coordinates_there_and_back() -> None:
     """Only a convolution's bias, which has no effect, is not carried along."""
     network, weights, _, _, _ = random_case(*CASES["odd image"], n=2)
-    loss = ConvNetLoss(network)
-    for name, tensor in left(loss, entered(loss, weights)).items():
+    loss = NativeDerivatives(network)
+    for name, tensor in loss.leave(entered(loss, weights)).items():
         assert torch.equal(tensor, weights[name]) or name.endswith("conv.bias")
 
 
@@ -309,7 +215,7 @@ def test_coordinates_there_and_back() -> None:
 def test_meta_gradient_equals_plain(network: str, steps: int, order: str) -> None:
     """Nine steps are more than are remembered."""
     changes = {"inner_steps": steps, "order": order, "network": network, "inner_lr": 0.05}
-    reverse = make_worker(meta_gradient="reverse", **changes)
+    reverse = make_worker(meta_gradient="reverse", kernels="torch", **changes)
     native = make_worker(kernels="native", **changes)
     params = reverse.learner.meta_parameters()
     expected = reverse.share(params, IDS, reverse.learner)
@@ -346,8 +252,9 @@ def test_divergence_stays_visible() -> None:
     """A loss that is not a number is not a number."""
     network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
     weights["head.weight"][1, 0, 0] = float("nan")
-    loss = ConvNetLoss(network)
-    losses = loss.gradient(entered(loss, weights), x, y, again=False).losses
+    loss = NativeDerivatives(network)
+    tasks = Task(x, y, x, y)
+    losses = loss.gradient("query", entered(loss, weights), tasks, 0, again=False).losses
     assert losses[0].isfinite() and losses[1].isnan()
 
 

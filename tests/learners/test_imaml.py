@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.kernels.convnet import ConvNetLoss
 from maml.metagradient import implicit
 from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.native import NativeDerivatives
 from maml.metagradient.problem import Implicit, Outer, Problem
 from maml.metagradient.unrolled import adapt
 from maml.networks.conv4 import Conv4
@@ -153,11 +153,11 @@ def test_a_point_of_the_kernels_can_be_asked_again() -> None:
     worker = make_worker("maml-glyphs-5way-1shot")
     network = worker.learner.network
     assert isinstance(network, Conv4)
-    loss = ConvNetLoss(network)
+    loss = NativeDerivatives(network)
     task = worker.training.tasks(IDS)
     own = loss.enter(worker.learner.network_weights(worker.learner.meta_parameters()))
     at = {name: tensor.detach().expand(len(IDS), *tensor.shape) for name, tensor in own.items()}
-    point = loss.gradient(at, task.support_x, task.support_y, again=True).point
+    point = loss.gradient("support", at, task, 0, again=True).point
     vectors = [{n: randn(*t.shape, seed=seed) for n, t in at.items()} for seed in (1, 2, 1)]
     first, other, again = (
         loss.hessian_vector(point, vector, total=False, again=True) for vector in vectors

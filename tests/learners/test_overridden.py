@@ -107,7 +107,7 @@ def test_a_loss_that_is_doubled_is_obeyed(name: str, meta_gradient: str) -> None
         torch.testing.assert_close(gradient(changed, params, tasks), found, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["reptile", "imaml", "protonet", "r2d2"])
+@pytest.mark.parametrize("name", ["reptile", "imaml"])
 def test_a_problem_that_training_does_not_have_is_refused(name: str) -> None:
     """Unless its author says that training stays as it is."""
     base = LEARNERS[name]

@@ -36,27 +36,24 @@ void convolve(const Layer& l, int n, std::initializer_list<Factors<T>> sum, T* z
   });
 }
 
-// gx = the sum of input gradients, x being gz and w turned by `transpose`.
-template <class T> void convolve_input(const Layer& l, int n, std::initializer_list<Factors<T>> sum, T* gx) {
+// gx = the input's gradient of z, w being turned by `transpose`; plus `other`, if it is not null.  Without borders.
+template <class T> void convolve_input(const Layer& l, int n, Factors<T> f, T* gx, const T* other = nullptr) {
+  const size_t bytes = sizeof(T) * n * l.h * l.w * l.cin;
+  if (other) std::memcpy(gx, other, bytes);
   if (!l.banded) {
-    std::memset(gx, 0, sizeof(T) * l.x_size(n));
-    for (const Factors<T>& f : sum)
-      l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
-        rows_product<T>({f.x + out * l.cout, l.cout, &Pair::out}, {gx + in * l.cin, l.cin, &Pair::in}, pairs, count,
-                        f.w + int64_t(t) * l.cin * l.cout, l.cin, l.cout);
-      });
+    if (!other) std::memset(gx, 0, bytes);
+    l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
+      rows_product<T>({f.x + out * l.cout, l.cout, &Pair::out}, {gx + in * l.cin, l.cin, &Pair::in}, pairs, count,
+                      f.w + int64_t(t) * l.cin * l.cout, l.cin, l.cout);
+    });
     return;
   }
   const int64_t line = int64_t(l.gw()) * l.cout;
   for (int i = 0; i < n; ++i)
     each_even(l.h, l.band, [&](int row, int rows) {
-      bool fresh = true;
-      for (const Factors<T>& f : sum) {
-        rows_product<T>({f.x + (int64_t(i) * (l.oh + 2 * l.zborder) + row) * line, l.cout, &Pair::in},
-                        {gx + (int64_t(i) * l.h + row) * l.w * l.cin, l.cin, &Pair::out}, l.input.data(), rows * l.w,
-                        f.w, l.cin, l.kernel * l.cout, l.kernel, line, fresh);
-        fresh = false;
-      }
+      rows_product<T>({f.x + (int64_t(i) * (l.oh + 2 * l.zborder) + row) * line, l.cout, &Pair::in},
+                      {gx + (int64_t(i) * l.h + row) * l.w * l.cin, l.cin, &Pair::out}, l.input.data(), rows * l.w,
+                      f.w, l.cin, l.kernel * l.cout, l.kernel, line, !other);
     });
 }
 

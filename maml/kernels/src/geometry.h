@@ -18,7 +18,7 @@ struct Band { int image, row, rows; };
 
 // One [convolution -> norm -> (leaky) ReLU -> pooling].  Names of its maps, in all files: x, the input; z, the convolution's
 // output; u, normalised; y, the layer's output, which is the next one's x.  q stands for what is [n, qh, qw, C] without
-// a border.  A g before a name is the loss's gradient by it, a d the tangent of it.
+// a border.  A g before a name is the gradient by it, a d the tangent of it.
 //
 // A layer is convolved in one of two ways.
 //   Banded (the first layer, and those that pool, whose stride is 1): the map that it reads has a border of zeros, so
@@ -27,8 +27,7 @@ struct Band { int image, row, rows; };
 //   By tap: the map has no border, and each tap of the kernel is a product of its own, over the pixels it meets.  For
 //   small maps, whose border would be most of the work.
 struct Layer {
-  // Where the layer's parameters begin in a task's: see `Plan`.
-  struct { int64_t weight, gamma, beta; } slot;
+  struct { int weight, gamma, beta; } slot;  // of the layer's parameters: see `Plan`
   int h, w, cin, cout, kernel, stride, pad, pool;  // as the caller gives them; h and w are the input's
   int oh, ow, qh, qw;                              // after the convolution, and after the pooling
   bool first, banded;
@@ -115,15 +114,14 @@ struct Layer {
   }
 };
 
-// A network.  All parameters of a task lie end to end: of each layer the convolution's weight, gamma and beta, then
-// the head's weight and bias.  A slot is the offset of one of them.
+// A network.  Its parameters are, by slot, each layer's convolution, gamma and beta; then, where there is one, the head's
+// weight and bias.
 struct Plan {
   std::vector<Layer> layers, passing;  // as the derivatives use them, and as `outputs` does
-  int ways, features;
+  int ways, features;  // `ways` 0: there is no head
   bool mean;  // the features are the mean over pixels; else all pixels of all channels
   double eps;
-  struct { int64_t weight, bias; } head_slot;
-  int64_t parameters;  // of a task
+  struct { int weight, bias; } head_slot;
 };
 
 // The largest of f(layer).

@@ -5,9 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
-#include "geometry.h"
+#include "features.h"
 
 namespace {
 
@@ -19,33 +18,6 @@ template <class T> T dot(const T* a, const T* b, int count) {
   for (int k = 0; k < Simd<T>::kLanes; ++k) total += sum[k];
   for (; i < count; ++i) total += a[i] * b[i];
   return total;
-}
-
-// b += scale * a.
-template <class T> void axpy(T scale, const T* a, T* b, int count) {
-  for (int i = 0; i < count; ++i) b[i] += scale * a[i];
-}
-
-// From the last activations [n, Q, C] to the features: the mean over Q, or all of them in the order (C, Q), which is
-// that of torch's flatten.
-template <class T> void pool_features(const Plan& plan, int n, const T* y, T* f) {
-  const Layer& l = plan.layers.back();
-  const int Q = l.Q(), C = l.cout;
-  std::memset(f, 0, sizeof(T) * n * plan.features);
-  for (int i = 0; i < n; ++i, f += plan.features)
-    for (int q = 0; q < Q; ++q, y += C) {
-      if (plan.mean) axpy(T(1) / Q, y, f, C);
-      else for (int c = 0; c < C; ++c) f[c * Q + q] = y[c];
-    }
-}
-
-// The way back, of gradients.
-template <class T> void spread_features(const Plan& plan, int n, const T* gf, T* gy) {
-  const Layer& l = plan.layers.back();
-  const int Q = l.Q(), C = l.cout;
-  for (int i = 0; i < n; ++i, gf += plan.features)
-    for (int q = 0; q < Q; ++q, gy += C)
-      for (int c = 0; c < C; ++c) gy[c] = plan.mean ? gf[c] / Q : gf[c * Q + q];
 }
 
 template <class T>

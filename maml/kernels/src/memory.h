@@ -1,4 +1,4 @@
-// Working memory, what a gradient keeps for the tangent, and where a task's parameters are.
+// Working memory, what a pass keeps for the next, and where a task's parameters are.
 #pragma once
 
 #include <cstdint>
@@ -89,44 +89,85 @@ class Arena {
 };
 thread_local Arena arena;
 
-// The residuals of one task: what its gradient keeps for products with the Hessian at the same point.
-template <class T> struct Residuals {
-  T* x;                             // images, with the first layer's border
-  T *features, *probabilities, *gl; // [n, F]; softmax of the logits, and the loss's gradient by them [n, ways]
+// Blocks of one size, one a task, to be dealt out; or none.
+template <class T> class Block {
+ public:
+  Block(T* base, int64_t size) : base_(base), size_(size) {}
+  explicit operator bool() const { return base_; }
+  Buffers<T> of(int task) const { return {base_ + task * size_, size_}; }
+
+ private:
+  T* base_;
+  int64_t size_;
+};
+
+// What one task's way forward keeps for its ways back, and a way back for its tangent: each in a block of its own, as
+// there may be several ways back from one point.
+template <class T> struct Kept {
+  T* x;  // images, with the first layer's border
   std::vector<Saved<T>> layers;
 
-  void take(const Plan& plan, int n, Buffers<T>& from) {
+  template <class From> void take(const Plan& plan, int n, From&& from) {
     x = from.take(plan.layers[0].x_size(n));
-    features = from.take(int64_t(n) * plan.features);
-    probabilities = from.take(int64_t(n) * plan.ways);
-    gl = from.take(int64_t(n) * plan.ways);
     layers.clear();
     for (const Layer& l : plan.layers) {
-      Saved<T> s;
-      s.z = from.take(l.z_size(n)), s.y = from.take(l.y_size(n)), s.gq = from.take(l.q_size(n));
+      Saved<T> s{};
+      s.z = from.take(l.z_size(n)), s.y = from.take(l.y_size(n));
       s.zq = l.pool ? from.take(l.q_size(n)) : s.z, s.index = l.pool ? from.take(l.q_size(n)) : nullptr;
-      s.gz = l.first ? nullptr : from.take(l.gz_size(n));  // the first layer's is not read again
       s.mean = from.take(l.cout), s.inv = from.take(l.cout);
-      s.mean_gu = from.take(l.cout), s.mean_gux = from.take(l.cout);
       layers.push_back(s);
     }
   }
-  // Elements of a task's residuals.
+  // `take` goes before.  The first layer's gz is not read again.
+  template <class From> void take_back(const Plan& plan, int n, From&& from) {
+    for (size_t k = 0; k < layers.size(); ++k) {
+      const Layer& l = plan.layers[k];
+      Saved<T>& s = layers[k];
+      s.gq = from.take(l.q_size(n)), s.gz = l.first ? nullptr : from.take(l.gz_size(n));
+      s.mean_gu = from.take(l.cout), s.mean_gux = from.take(l.cout);
+    }
+  }
+  // Elements of a task's block.
+  static int64_t size(const Plan& plan, int n, bool back) {
+    Buffers<T> forward, backward;
+    Kept<T> kept;
+    kept.take(plan, n, forward);
+    if (!back) return forward.used();
+    kept.take_back(plan, n, backward);
+    return backward.used();
+  }
+};
+
+// What comes into one task's way back beside the gradient by the features: a gradient by each layer's z and by its y, but
+// for the last y, which is the features' matter.
+template <class T> struct Injected {
+  struct Maps { T *z, *y; };
+  std::vector<Maps> layers;
+
+  template <class From> void take(const Plan& plan, int n, From&& from) {
+    layers.clear();
+    for (const Layer& l : plan.layers) {
+      const bool last = &l == &plan.layers.back();
+      T* z = from.take(l.z_size(n));
+      layers.push_back({z, last ? nullptr : from.take(l.q_size(n))});
+    }
+  }
+  // Elements of a task's.
   static int64_t size(const Plan& plan, int n) {
     Buffers<T> counting;
-    Residuals<T>().take(plan, n, counting);
+    Injected<T>().take(plan, n, counting);
     return counting.used();
   }
 };
 
-// The parameters of every task, or something of their shape: a gradient, a vector.  A slot is one of `Plan`'s.
+// The parameters of every task, or something of their shape: a gradient, a vector.  A slot is one parameter, see `Plan`.
 template <class T> struct Parameters {
-  T* base;
-  int64_t stride;  // elements from one task's to the next one's; 0 where tasks share them
-  T* operator()(int task, int64_t slot) const { return base + task * stride + slot; }
+  T* const* bases;         // of the first task, by slot
+  const int64_t* strides;  // elements from one task's to the next one's, by slot; 0 where tasks share it
+  T* operator()(int task, int slot) const { return bases[slot] + task * strides[slot]; }
   // As an output: a task's own is made zero here, just before it is added to; one that tasks share, by the caller.
-  T* cleared(int task, int64_t slot, int64_t count) const {
-    if (stride) std::memset((*this)(task, slot), 0, sizeof(T) * count);
+  T* cleared(int task, int slot, int64_t count) const {
+    if (strides[slot]) std::memset((*this)(task, slot), 0, sizeof(T) * count);
     return (*this)(task, slot);
   }
 };

@@ -220,8 +220,9 @@ template <class T> void norm_sums(const Layer& l, int n, const Saved<T>& s, T* g
   });
 }
 
-// gq -> gz, for a band.
-template <class T> void norm_backward(const Layer& l, const Band& band, const T* gamma, const Saved<T>& s) {
+// gq -> gz, for a band; plus `other` [n, P, C], if it is not null.
+template <class T>
+void norm_backward(const Layer& l, const Band& band, const T* gamma, const Saved<T>& s, const T* other) {
   constexpr int lanes = Simd<T>::kLanes;
   const int C = l.cout;
   each_norm_block<T>(l, [&](auto nv, auto window, int c0) {
@@ -243,13 +244,17 @@ template <class T> void norm_backward(const Layer& l, const Band& band, const T*
             V<T> gz = (at(s.z + line.z + step + corner.of[k]) - mean[j]) * slope[j] + constant[j];
             if constexpr (K > 1) gz += at(s.index + q) == T(k) ? g : V<T>{};
             else gz += g;
+            if (other) gz += at(other + line.z + step + corner.of[k]);
             at(s.gz + line.gz + step + gcorner.of[k]) = gz;
           }
         }
     });
     each_edge(l, band, [&](int64_t z, int64_t gz) {
-      for (int j = 0; j < NV; ++j)
-        at(s.gz + gz + c0 + j * lanes) = (at(s.z + z + c0 + j * lanes) - mean[j]) * slope[j] + constant[j];
+      for (int j = 0; j < NV; ++j) {
+        V<T> g = (at(s.z + z + c0 + j * lanes) - mean[j]) * slope[j] + constant[j];
+        if (other) g += at(other + z + c0 + j * lanes);
+        at(s.gz + gz + c0 + j * lanes) = g;
+      }
     });
   });
 }

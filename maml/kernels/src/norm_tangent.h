@@ -10,7 +10,6 @@ namespace {
 template <class T> struct Tangent {
   T *dz, *dzq;            // [n, P, C] and [n, Q, C]: of z and zq
   T *mean_dz, *mean_xdz;  // [C] means of dz and of normalised z * dz; sums until all bands were observed
-  T *means;               // [2, C] the tangents of mean_gu and mean_gux
 };
 
 template <class T> void observe_tangent(const Layer& l, const Band& band, const Saved<T>& s, const Tangent<T>& d) {
@@ -82,80 +81,60 @@ void activate_tangent(const Layer& l, int n, const T* gamma, const T* dgamma, co
   });
 }
 
-// Takes dgq through the activation; keeps the means' tangents, and adds those of the gradients of gamma and beta.
+// The derivative of <gz, dz> + <ggamma, dgamma> by z, with gq as it is: see docs/kernels.md.  Adds that by gamma.
 template <class T>
-void norm_sums_tangent(const Layer& l, int n, const Saved<T>& s, const Tangent<T>& d, T* dgq, T* dggamma, T* dgbeta) {
+void inject(const Layer& l, int n, const T* gamma, const T* dgamma, const Saved<T>& s, const Tangent<T>& d, T* of_gamma,
+            T* of_z) {
   constexpr int lanes = Simd<T>::kLanes;
-  const T leak = T(l.leak);
+  const int C = l.cout;
   const T pixels = T(int64_t(n) * l.P());
-  each_block<T>(l.cout, [&](auto nv, int c0) {
-    constexpr int NV = nv();
-    V<T> sum[NV] = {}, sumx[NV] = {}, sumd[NV] = {}, mean[NV], of_z[NV], m[NV];
+  each_norm_block<T>(l, [&](auto nv, auto window, int c0) {
+    constexpr int NV = nv(), K = window();
+    const Corners<K> corner(l.ow, C);
+    V<T> mean[NV], m[NV], a[NV], by_z[NV], by_dz[NV], constant[NV], sum[NV] = {};
     for (int j = 0; j < NV; ++j) {
       const int c = c0 + j * lanes;
-      mean[j] = at(s.mean + c), m[j] = at(d.mean_dz + c), of_z[j] = at(s.inv + c) * at(d.mean_xdz + c);
+      mean[j] = at(s.mean + c), m[j] = at(d.mean_dz + c), by_z[j] = at(s.inv + c) * at(d.mean_xdz + c);
     }
     each_image(l, n, [&](const Band& band) {
       each_line(l, band, [&](const Line& line) {
-        for (int64_t i = 0, at0 = c0; i < line.windows; ++i, at0 += l.cout)
+        for (int64_t i = 0, q = line.q + c0; i < line.windows; ++i, q += C)
           for (int j = 0; j < NV; ++j) {
-            const int64_t q = line.q + at0 + j * lanes;
-            const V<T> gy = at(dgq + q), g = at(s.y + line.y + at0 + j * lanes) > 0 ? gy : below_zero<T>(leak, gy);
-            const V<T> x = at(s.zq + q) - mean[j];
-            at(dgq + q) = g;
-            sum[j] += g, sumx[j] += g * x;
-            sumd[j] += at(s.gq + q) * (at(d.dzq + q) - m[j] - x * of_z[j]);
+            const V<T> x = at(s.zq + q + j * lanes) - mean[j];
+            sum[j] += at(s.gq + q + j * lanes) * (at(d.dzq + q + j * lanes) - m[j] - x * by_z[j]);
           }
       });
     });
     for (int j = 0; j < NV; ++j) {
       const int c = c0 + j * lanes;
-      sumx[j] = (sumx[j] + sumd[j]) * at(s.inv + c);
-      at(dgbeta + c) += sum[j], at(dggamma + c) += sumx[j];
-      at(d.means + c) = sum[j] / pixels, at(d.means + l.cout + c) = sumx[j] / pixels;
-    }
-  });
-}
-
-// dgq -> dgz, for a band: the tangent of b (gu - mean_gu - x mean_gux) with b = gamma / sqrt(variance + eps).
-template <class T>
-void norm_backward_tangent(const Layer& l, const Band& band, const T* gamma, const T* dgamma, const Saved<T>& s,
-                           const Tangent<T>& d, const T* dgq, T* dgz) {
-  constexpr int lanes = Simd<T>::kLanes;
-  const int C = l.cout;
-  each_norm_block<T>(l, [&](auto nv, auto window, int c0) {
-    constexpr int NV = nv(), K = window();
-    const Corners<K> corner(l.ow, C), gcorner(l.gw(), C);
-    V<T> a[NV], b[NV], mean[NV], m[NV], constant[NV], of_z[NV], of_dz[NV];
-    for (int j = 0; j < NV; ++j) {
-      const int c = c0 + j * lanes;
-      const V<T> inv = at(s.inv + c), gu = at(s.mean_gu + c), gux = at(s.mean_gux + c), mx = at(d.mean_xdz + c);
-      mean[j] = at(s.mean + c), m[j] = at(d.mean_dz + c);
-      b[j] = inv * at(gamma + c);
-      a[j] = inv * (at(dgamma + c) - b[j] * mx);  // the tangent of b
-      constant[j] = -(a[j] * gu + b[j] * at(d.means + c));
-      of_z[j] = -inv * (a[j] * gux + b[j] * (at(d.means + C + c) - inv * mx * gux));
-      of_dz[j] = -inv * b[j] * gux;
+      const V<T> inv = at(s.inv + c), gux = at(s.mean_gux + c), b = inv * at(gamma + c), of = sum[j] * inv;
+      at(of_gamma + c) += of;
+      a[j] = inv * at(dgamma + c) - b * by_z[j];  // the tangent of b
+      constant[j] = -a[j] * at(s.mean_gu + c);
+      by_z[j] = -inv * (a[j] * gux + b * (of / pixels - by_z[j] * gux));
+      by_dz[j] = -inv * b * gux;
     }
     const auto dense = [&](int64_t z, int j) {
-      return (at(s.z + z) - mean[j]) * of_z[j] + ((at(d.dz + z) - m[j]) * of_dz[j] + constant[j]);
+      return (at(s.z + z) - mean[j]) * by_z[j] + ((at(d.dz + z) - m[j]) * by_dz[j] + constant[j]);
     };
-    each_line(l, band, [&](const Line& line) {
-      for (int i = 0; i < line.windows; ++i)
-        for (int j = 0; j < NV; ++j) {
-          const int64_t step = int64_t(i) * (K == 4 ? 2 : 1) * C + c0 + j * lanes;
-          const int64_t q = line.q + int64_t(i) * C + c0 + j * lanes;
-          const V<T> g = a[j] * at(s.gq + q) + b[j] * at(dgq + q);
-          for (int k = 0; k < K; ++k) {
-            V<T> gz = dense(line.z + step + corner.of[k], j);
-            if constexpr (K > 1) gz += at(s.index + q) == T(k) ? g : V<T>{};
-            else gz += g;
-            at(dgz + line.gz + step + gcorner.of[k]) = gz;
+    each_image(l, n, [&](const Band& band) {
+      each_line(l, band, [&](const Line& line) {
+        for (int i = 0; i < line.windows; ++i)
+          for (int j = 0; j < NV; ++j) {
+            const int64_t step = line.z + int64_t(i) * (K == 4 ? 2 : 1) * C + c0 + j * lanes;
+            const int64_t q = line.q + int64_t(i) * C + c0 + j * lanes;
+            const V<T> g = a[j] * at(s.gq + q);
+            for (int k = 0; k < K; ++k) {
+              V<T> gz = dense(step + corner.of[k], j);
+              if constexpr (K > 1) gz += at(s.index + q) == T(k) ? g : V<T>{};
+              else gz += g;
+              at(of_z + step + corner.of[k]) = gz;
+            }
           }
-        }
-    });
-    each_edge(l, band, [&](int64_t z, int64_t gz) {
-      for (int j = 0; j < NV; ++j) at(dgz + gz + c0 + j * lanes) = dense(z + c0 + j * lanes, j);
+      });
+      each_edge(l, band, [&](int64_t z, int64_t) {
+        for (int j = 0; j < NV; ++j) at(of_z + z + c0 + j * lanes) = dense(z + c0 + j * lanes, j);
+      });
     });
   });
 }

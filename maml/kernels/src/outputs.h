@@ -4,21 +4,21 @@
 #include <utility>
 
 #include "convolution.h"
-#include "head.h"
+#include "features.h"
 #include "memory.h"
 
 namespace {
 
 constexpr int kChunkBytes = 256 << 10;  // of the largest map of the images that go through all layers together
 
-// images [tasks, n, C, H, W] -> logits [tasks, n, ways] (without a head features [tasks, n, F]), by the statistics of each set, which are then written to
-// `used`, or by the `given` ones (not null).  Both are [tasks, layers, 2, C]: mean and biased variance.
+// images [tasks, n, C, H, W] -> features [tasks, n, F], by the statistics of each set, which are then written to `used`,
+// or by the `given` ones (not null).  Both are [tasks, layers, 2, C]: mean and biased variance.
 //
 // Nothing is kept for a backward pass.  So two maps take turns, as a layer's input and its output; of a convolution
 // that pools only a band of its output exists; and a norm works in place.  (`Layer::passing` says so to geometry.h.)
 template <class T>
 void outputs(const Plan& plan, int tasks, int n, const T* images, Parameters<const T> params, const T* given,
-             T* logits, T* used) {
+             T* out, T* used) {
   const int L = int(plan.passing.size());
   const Layer& first = plan.passing[0];
   // Elements of an image's largest map, and of the largest band.
@@ -29,11 +29,10 @@ void outputs(const Plan& plan, int tasks, int n, const T* images, Parameters<con
   }
   // By given statistics, images do not know of each other: a few go through all layers while they are in the cache.
   const int chunk = given ? int(std::clamp<int64_t>(kChunkBytes / int64_t(sizeof(T) * map), 1, n)) : n;
-  T *one, *other, *band_z, *features;
+  T *one, *other, *band_z;
   Saved<T> s{};
   arena.deal<T>([&](Buffers<T>& from) {
     one = from.take(chunk * map), other = from.take(chunk * map), band_z = from.take(band_size);
-    features = from.take(int64_t(chunk) * plan.features);
     const int64_t channels = largest(plan, [](const Layer& l) { return l.cout; });
     s.mean = from.take(channels), s.inv = from.take(channels);
   });
@@ -66,13 +65,7 @@ void outputs(const Plan& plan, int tasks, int n, const T* images, Parameters<con
         for (int c = 0; c < l.cout; ++c) mean[c] = s.mean[c], variance[c] = s.inv[c] / T(pixels);
         activate(l, size, gamma, beta, T(plan.eps), s);
       }
-      if (!plan.ways) {
-        pool_features(plan, size, x, logits + example * plan.features);
-        return;
-      }
-      pool_features(plan, size, x, features);
-      head(plan, size, features, params(b, plan.head_slot.weight), params(b, plan.head_slot.bias),
-           logits + example * plan.ways);
+      pool_features(plan, size, x, out + example * plan.features);
     });
 }
 

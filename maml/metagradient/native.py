@@ -1,0 +1,158 @@
+"""The compiled derivatives of losses that are the plain cross-entropy of a `Conv4`.
+
+Whatever a `Conv4` is part of meets compiled kernels (`maml.networks.stack`). Of this one loss the
+head is compiled, too, and a step is one call, for which the losses must be known: the one place
+where they are told by what they are.
+
+Shape legend: B tasks, E examples, N ways, P weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from datasets.tasks import Task
+from maml.kernels.convnet import convnet
+from maml.kernels.derivatives import Derivatives, Gradient, Part
+from maml.metagradient.problem import Problem
+from maml.networks.conv4 import Conv4, is_hooked
+from maml.networks.loss import MiniBatches, NetworkLoss, part_of
+from maml.networks.norms import tensors
+from maml.params import Params
+
+ALL = "all weights"
+"""The one tensor of its coordinates: ``[B, P]``, the kernels' weights of a task end to end."""
+
+
+def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None:
+    """Return the compiled derivatives of a problem's losses; None: they are others.
+
+    ``heads``: also where the output layer alone moves, and features would do.
+    """
+    stated = {"query": problem.query}
+    if problem.steps or problem.implicit is not None:
+        stated["support"] = problem.support
+    for part, loss in stated.items():
+        if not isinstance(loss, NetworkLoss) or loss.part != part:
+            return None
+        if loss.loss is not F.cross_entropy or loss.precision == "bf16":
+            return None
+    query, support = problem.query, stated.get("support")
+    assert isinstance(query, NetworkLoss)
+    network, batches = query.network, support.batches if isinstance(support, NetworkLoss) else None
+    if query.batches or (isinstance(support, NetworkLoss) and support.network is not network):
+        return None
+    if type(network) is not Conv4 or not _has_its_head(network) or network.why_torch():
+        return None
+    params = problem.params(problem.start, 0)
+    if params.keys() != tensors(network).keys():
+        return None
+    once = problem.steps and not problem.displacement and batches is None
+    moving = {*problem.start, *(problem.step_params[0] if problem.step_params else ())}
+    if once and not heads and all(name.startswith(network.head_prefix) for name in moving):
+        return None
+    some = next(iter(params.values()))
+    if some.device.type != "cpu" or some.dtype != network.head.weight.dtype:
+        return None
+    return NativeDerivatives(network, batches)
+
+
+def _has_its_head(network: Conv4) -> bool:
+    head = network.get_submodule("head")
+    return (
+        type(head) is nn.Linear
+        and (head.in_features, head.out_features) == (network.n_features, network.ways)
+        and isinstance(head.bias, Tensor)
+        and len(network._modules) == 2
+        and not is_hooked(head)
+        and not is_hooked(network)
+    )
+
+
+class NativeDerivatives(Derivatives):
+    """See `maml.kernels.derivatives.Derivatives`."""
+
+    whole = True
+
+    def __init__(self, network: Conv4, batches: MiniBatches | None = None) -> None:
+        """``batches``: of the support loss, see `NetworkLoss`."""
+        self._passes, self._batches = convnet(network.shape(network.ways)), batches
+        weights = tensors(network)
+        self._names = [name for name in weights if not name.endswith("conv.bias")]
+        self._sizes = [weights[name].shape for name in self._names]
+        self._biases = {n: t.shape for n, t in weights.items() if n not in self._names}
+        self.absent: Collection[str] = self._biases
+
+    def enter(self, params: Params) -> Params:
+        """See `Derivatives.enter`."""
+        return {ALL: torch.cat([_turned(params[name]).flatten() for name in self._names])}
+
+    def leave(self, gradients: Params) -> Params:
+        """See `Derivatives.leave`; also of B tasks, and then ``{name: [B, …]}``."""
+        flat = gradients[ALL]
+        parts = flat.split([size.numel() for size in self._sizes], -1)
+        found = {
+            name: _turned_back(part, size)
+            for name, part, size in zip(self._names, parts, self._sizes, strict=True)
+        }
+        return found | {
+            name: flat.new_zeros((*flat.shape[:-1], *size)) for name, size in self._biases.items()
+        }
+
+    def put(self, at: Params, params: Params) -> Params:
+        """See `Derivatives.put`."""
+        # A copy: what tasks share has no memory of its own for each.
+        changed = at[ALL].contiguous() if at[ALL].stride(0) == 0 else at[ALL].clone()
+        for name, part in zip(self._names, self._passes.parts(changed), strict=True):
+            if name in params:
+                part.copy_(params[name])
+        return {ALL: changed}
+
+    def gradient(self, part: Part, at: Params, tasks: Task, step: int, *, again: bool) -> Gradient:
+        """See `Derivatives.gradient`; tasks are classification's."""
+        x, y = part_of(tasks, part)
+        if part == "support" and self._batches is not None:
+            places = self._batches.places(step, y.shape[1])
+            x, y = x[:, places], y[:, places]
+        weights = self._passes.parts(at[ALL])
+        losses, logits, gradients, kept = self._passes.gradient(weights, x, y, again=again)
+        return Gradient(losses, logits, {ALL: gradients}, (weights, kept, x.shape[1]))
+
+    def hessian_vector(
+        self, point: Any, vector: Params, *, total: bool, again: bool = False
+    ) -> Params:
+        """See `Derivatives.hessian_vector`."""
+        weights, kept, n = point
+        v = self._passes.parts(vector[ALL])
+        return {ALL: self._passes.hessian_vector(weights, kept, v, n, total=total)}
+
+
+def _turned(weight: Tensor) -> Tensor:
+    """Return a convolution's weight ``[F, C, 3, 3]`` as the kernels have it, another as it is."""
+    return weight.permute(2, 3, 1, 0) if weight.dim() == 4 else weight
+
+
+def _turned_back(part: Tensor, size: torch.Size) -> Tensor:
+    """Return the inverse of `_turned` of flat parts ``[…, numbers]``."""
+    if len(size) < 4:
+        return part.unflatten(-1, size)
+    f, channels, *kernel = size
+    of_tasks = range(part.dim() - 1)
+    order = [len(of_tasks) + i for i in (3, 2, 0, 1)]
+    return part.unflatten(-1, (*kernel, channels, f)).permute(*of_tasks, *order)
+
+
+@torch.no_grad()
+def named(derivatives: NativeDerivatives, at: Params, start: Params) -> Params:
+    """Return adapted weights ``{ALL: [B, P]}`` by the names of ``start``, ``{name: [B, …]}``."""
+    found = derivatives.leave(at)
+    n_tasks = len(at[ALL])
+    return {
+        name: tensor.expand(n_tasks, *tensor.shape) if name in derivatives.absent else found[name]
+        for name, tensor in start.items()
+    }

@@ -1,0 +1,147 @@
+"""Which parameters losses read: a look at the graph of each on one task."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from maml.errors import UserError
+from maml.metagradient import draws
+from maml.metagradient.by_task import unstacked
+from maml.metagradient.problem import Problem, called
+from maml.networks.loss import NetworkLoss
+from maml.networks.stack import is_stack
+from maml.params import Params
+
+
+def check_read(problem: Problem, tasks: Any) -> frozenset[str]:
+    """Refuse losses that read other parameters than they should.
+
+    Returns:
+        The names of the parameters that compiled kernels read.
+
+    Raises:
+        ValueError: for one that reads parameters which are not handed to it. What a function closes
+            over is a constant to every way of differentiating.
+        RuntimeError: for a parameter that no loss reads: a mistake, not a zero.
+    """
+    unread = {*problem.start, *problem.fixed}
+    by_kernels: frozenset[str] = frozenset()
+    places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
+    for part, step in places:
+        # A loss may know its step. One step of the support loss tells all, or else they are asked.
+        if step == 0 or unread:
+            read = _read(problem, part, step, tasks)
+            unread, by_kernels = unread - read.names, by_kernels | read.by_kernels
+    if unread:
+        name = min(unread)
+        what = "adapt"
+        if name not in problem.start:
+            what = "be learned; if it is frozen, call its layers without torch.no_grad()"
+        raise RuntimeError(
+            f"{name!r} appears to not have been used by any loss, but it is to {what}"
+        )
+    return by_kernels
+
+
+class _Read(NamedTuple):
+    """The names of the parameters that a loss reads, and of those that compiled kernels do."""
+
+    names: frozenset[str]
+    by_kernels: frozenset[str]
+
+
+MOST_KNOWN = 64
+"""Entries of one module: functions that are made anew each time must not pile up."""
+
+_READ: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Read]] = weakref.WeakKeyDictionary()
+"""What losses that were looked at read, by the network or learner whose they are."""
+
+
+def _read(problem: Problem, part: str, step: int, tasks: Any) -> _Read:
+    """Return what a loss reads, in the first of some tasks.
+
+    Raises:
+        ValueError: if it reads others, or is no scalar.
+    """
+    loss = getattr(problem, part)
+    params = problem.params(problem.start, step)
+    owner, kind = _owned(loss)
+    known: dict[Any, _Read] = {} if owner is None else _READ.setdefault(owner, {})
+    # It may read other parameters of a larger set.
+    sizes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves(tasks))
+    key = part, step, kind, sizes, tuple(params)
+    if key in known:
+        return known[key]
+    if len(known) > MOST_KNOWN:
+        known.clear()
+    params = {
+        name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
+        for name, tensor in params.items()
+    }
+    first = next(unstacked(tasks))
+    try:
+        with draws.at(part, step):
+            value, _ = called(loss, params, first, step)
+    except RuntimeError as error:
+        _explain_dtypes(params, first, error)
+        raise
+    leaves, of_kernels = _leaves_under(value)
+    names = frozenset(name for name, tensor in params.items() if id(tensor) in leaves)
+    if len(leaves) > len(names):
+        raise ValueError(
+            f"the {part} loss reads parameters that are not among its params, and would not be "
+            "differentiated by them: put them into the problem's fixed, and read them from "
+            "params. A module does not know of layers in a Python list: keep them in nn.ModuleList"
+        )
+    if value.dim():
+        raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
+    by_kernels = frozenset(name for name in names if id(params[name]) in of_kernels)
+    known[key] = _Read(names, by_kernels)
+    return known[key]
+
+
+def _owned(loss: Any) -> tuple[nn.Module | None, Any]:
+    """Return the module that a loss is of, if it is of one, and which of its losses it is."""
+    if isinstance(loss, NetworkLoss):
+        return loss.network, loss.kind
+    owner = getattr(loss, "__self__", None)
+    return (owner, loss.__func__) if isinstance(owner, nn.Module) else (None, None)
+
+
+def _explain_dtypes(params: Params, task: Any, error: RuntimeError) -> None:
+    """Raise `UserError` where a loss may have failed as tasks and parameters are of two dtypes."""
+    of_task, of_params = (
+        " and ".join(
+            sorted({str(t.dtype) for t in pytree.tree_leaves(of) if t.is_floating_point()})
+        )
+        for of in (task, params)
+    )
+    if of_task and of_params and of_task != of_params:
+        raise UserError(
+            f"tasks: they are {of_task}, and the parameters {of_params}; give both as one dtype "
+            f"({' '.join(str(error).split())})"
+        ) from None
+
+
+def _leaves_under(value: Tensor) -> tuple[set[int], set[int]]:
+    """Return the ids of the tensors that a value's graph begins with, and of the kernels' own."""
+    if value.grad_fn is None:
+        return {id(value)} if value.requires_grad else set(), set()
+    found: tuple[set[int], set[int]] = set(), set()
+    seen, waiting = set(), [(value.grad_fn, False)]
+    while waiting:
+        node, of_kernels = waiting.pop()
+        of_kernels = of_kernels or is_stack(node)
+        if (node, of_kernels) in seen:
+            continue
+        seen.add((node, of_kernels))
+        if hasattr(node, "variable"):
+            found[0].add(id(node.variable))
+            if of_kernels:
+                found[1].add(id(node.variable))
+        waiting += [(before, of_kernels) for before, _ in node.next_functions if before is not None]
+    return found

@@ -1,0 +1,36 @@
+"""Whether compiled kernels serve a network: a `Conv4`, or one that calls some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from maml.networks.conv4 import Conv4
+from maml.networks.ordinary import Ordinary
+
+
+def allow_kernels(network: nn.Module, allowed: bool) -> None:
+    """Let compiled kernels serve all of a network that they can, or nothing."""
+    for part in _parts(network):
+        part.kernels = allowed
+
+
+def obstacle(network: nn.Module, precision: str) -> str | None:
+    """Say why compiled kernels do not serve ``network`` on the CPU, or return None.
+
+    Args:
+        network: With all its layers.
+        precision: ``--precision``.
+    """
+    parts = list(_parts(network))
+    if not parts:
+        stated = network.module if isinstance(network, Ordinary) else network
+        return f"there are no compiled kernels for the network {type(stated).__name__}"
+    if precision == "bf16":
+        return "the compiled kernels compute in float32, not in --precision bf16"
+    return next((why for part in parts if (why := part.why_torch())), None)
+
+
+def _parts(network: nn.Module) -> Iterator[Conv4]:
+    return (part for part in network.modules() if isinstance(part, Conv4))

@@ -1,0 +1,339 @@
+"""The blocks of a `Conv4` as one differentiable operation, which compiled kernels compute.
+
+`features` is to autograd and ``torch.func`` what any operation of torch is, whatever head and loss
+follow. Compiled are its value, its derivative by the weights, and in a plain backward pass the
+derivative of that. All others, by images, by statistics or of a higher order, are those of torch's
+own operations, which compute the same.
+
+A tensor of B tasks has a leading dimension B, one that they share has none: so the same function
+serves one task and all.
+
+Shape legend: B tasks, E examples, C H W, F filters, L blocks, n features.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from maml.kernels.convnet import Shape, convnet
+from maml.networks.tasks import Tensors, merge, n_tasks_of, of_each_task, of_tasks
+
+_IMAGES, _GIVEN, _FEATURES, _ROW = 4, 3, 2, 1
+"""Dimensions of one task's images, statistics and features, and of what passes keep."""
+
+
+class Stack:
+    """A stack of blocks.
+
+    Its weights are of each block the convolution ``[F, C, 3, 3]`` and its bias, scale and shift
+    ``[F]``.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape, self.passes = shape, convnet(shape)
+        self.ranks = [4, 1, 1, 1] * shape.layers
+        self.biases = slice(1, None, 4)
+        self.others = [i for i in range(4 * shape.layers) if i % 4 != 1]
+
+    def of_passes(self, weights: Tensors) -> list[Any]:
+        """Return those that the kernels read."""
+        return [weights[i] for i in self.others]
+
+    def plain(self, x: Tensor, given: Tensor | None, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute one task by torch: see `features`."""
+        shape, used = self.shape, []
+        for i in range(shape.layers):
+            weight, bias, scale, shift = weights[4 * i : 4 * i + 4]
+            x = F.conv2d(x, weight, bias, 1 if shape.pool else 2, padding=1)
+            if given is None:
+                variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+            else:
+                mean, variance = given[i]
+            scale = scale * torch.rsqrt(variance + variance.new_full((), shape.eps))
+            x = x * scale[:, None, None] + (shift - mean * scale)[:, None, None]
+            x = F.leaky_relu(x, shape.leak) if shape.leak else F.relu(x)
+            x = F.max_pool2d(x, 2) if shape.pool else x
+            used.append(torch.stack([mean, variance]))
+        return x.mean(dim=(2, 3)) if shape.mean else x.flatten(1), torch.stack(used)
+
+
+@functools.cache
+def stack_of(shape: Shape) -> Stack:
+    """Return the stack of a shape."""
+    return Stack(shape)
+
+
+def features(
+    stack: Stack, x: Tensor, given: Tensor | None, weights: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return features ``[E, n]``, and the mean and biased variance used, ``[L, 2, F]``.
+
+    Args:
+        stack: The stack.
+        x: Images ``[E, C, H, W]``.
+        given: Statistics to be used as they are; None: the set's own.
+        weights: As `Stack` has them.
+    """
+    inputs, keeps = (x, given, *weights), torch.is_grad_enabled()
+    known: dict[Any, Any] | None = getattr(_memory, "known", None)
+    key = None if known is None else (keeps, *map(_identity, inputs))
+    if known is not None and key in known:
+        _, *results = known[key]
+        # What was made within a transform that has ended is known to those around it.
+        found, used = map(torch._C._functorch.unwrap_if_dead, results)
+        return found, used
+    found, used, *_ = _Features.apply(stack, keeps, *inputs)
+    if known is not None:
+        # With the inputs: an id is theirs as long as they live.
+        known[key] = inputs, found, used
+        if len(known) > _REMEMBERED:
+            del known[next(iter(known))]
+    return found, used
+
+
+def _identity(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    version = 0 if tensor.is_inference() else tensor._version
+    return id(tensor), version, tensor.requires_grad
+
+
+_memory = threading.local()
+_REMEMBERED = 4
+"""Results that are remembered: of support and query set, each with its statistics or with others'.
+Where weights move, all are in vain."""
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Compute the features of the same images by the same weights once, within the context.
+
+    So an inner loop that moves the output layer alone goes through the blocks once, and once back.
+    """
+    before = getattr(_memory, "known", None)
+    _memory.known = {}
+    try:
+        yield
+    finally:
+        _memory.known = before
+
+
+def is_stack(node: Any) -> bool:
+    """Say whether a node of autograd's graph is that of `features`."""
+    return isinstance(node, _Features._backward_cls)
+
+
+class _Features(Function):
+    """(images, statistics, weights) → features, statistics used; by the maps; what is kept.
+
+    The third output is nothing by itself: what `_Pull` reads of the maps in between has its
+    derivative there, for the way back through them.
+    """
+
+    @staticmethod
+    def forward(
+        stack: Stack, keeps: bool, x: Tensor, given: Tensor | None, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        passes, own = stack.passes, stack.of_passes(weights)
+        n_tasks = n_tasks_of((x, given, *weights), (_IMAGES, _GIVEN, *stack.ranks))
+        images = of_tasks(x, _IMAGES, n_tasks)
+        # Kernels do without.
+        biases = torch.stack(torch.broadcast_tensors(*weights[stack.biases]), -2)
+        if given is not None:
+            given = of_tasks(given, _GIVEN, n_tasks).clone()
+            given[..., 0, :] -= biases
+        if keeps and given is None:
+            found, used, kept = passes.features(own, images)
+        else:
+            found, used = passes.outputs(own, images, given)
+            kept = found.new_empty(len(found), 0)
+        used[..., 0, :] += biases
+        beside = found.new_zeros(()).expand(
+            len(found), passes.n_beside(found.dtype, images.shape[1])
+        )
+        if n_tasks is None:
+            return found[0], used[0], beside[0], kept[0]
+        return found, used, beside, kept
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.stack, _, x, given, *weights = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[3])
+        ctx.save_for_backward(x, given, *output[2:], *weights)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        stack, (x, given, beside, kept, *weights) = ctx.stack, ctx.saved_tensors
+        cotangent, of_used, of_beside, _ = cotangents
+        found: list[Tensor | None] = [None] * (2 + len(weights))
+        plainly = of_used is not None or not kept.shape[-1] or any(ctx.needs_input_grad[2:4])
+        if plainly and not (cotangent is None and of_used is None):
+            inputs, ranks = (x, given, *weights), (_IMAGES, _GIVEN, *stack.ranks)
+            function = of_each_task(stack.plain, ranks)
+            found = _vjp(function, inputs, (cotangent, of_used))
+            cotangent = None
+        if cotangent is None and of_beside is None:
+            return None, None, *found
+        if cotangent is None:
+            size = *kept.shape[:-1], x.shape[-4], stack.passes.n_features
+            cotangent = kept.new_zeros(size)
+        if of_beside is None and _may_go_on():
+            gradients = _Pull.apply(stack, False, cotangent, x, beside, kept, *weights)[:-1]
+        else:
+            gradients, _ = _pulled(stack, False, cotangent, of_beside, kept, weights, again=False)
+        if plainly:
+            gradients = [g + f for g, f in zip(gradients, found[2:], strict=True)]
+        return None, None, *found[:2], *gradients
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, stack: Stack, keeps: bool, *inputs: Any) -> Any:
+        merged, apart, _ = merge(info, in_dims[2:], inputs, (_IMAGES, _GIVEN, *stack.ranks))
+        return tuple(map(apart, _Features.apply(stack, keeps, *merged))), 0
+
+
+class _Pull(Function):
+    """(features' cotangent, images, maps, weights) → the gradient by each weight; what is kept.
+
+    The gradient by a weight is summed over the tasks that share it, unless it is asked
+    ``of_each``. Images are there for torch's own operations alone.
+    """
+
+    @staticmethod
+    def forward(
+        stack: Stack, of_each: bool, cotangent: Tensor, x: Tensor, beside: Tensor, kept: Tensor,
+        *weights: Tensor,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        found, back = _pulled(stack, of_each, cotangent, None, kept, weights, again=True)
+        return *found, back
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.stack, ctx.of_each, cotangent, x, _, kept, *weights = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[-1])
+        ctx.save_for_backward(cotangent, x, kept, output[-1], *weights)
+
+    @staticmethod
+    def backward(ctx: Any, *vs: Tensor | None) -> Any:
+        stack, (cotangent, x, kept, back, *weights) = ctx.stack, ctx.saved_tensors
+        vs = vs[:-1]
+        if all(v is None for v in stack.of_passes(vs)):
+            return (None,) * len(ctx.needs_input_grad)
+        if _may_go_on() or ctx.needs_input_grad[3]:
+            function = functools.partial(_plain_pull, stack, ctx.of_each)
+            by_cotangent, by_x, *found = _vjp(function, (cotangent, x, *weights), vs)
+            return None, None, by_cotangent, by_x, None, None, *found
+        n_tasks = len(kept) if kept.dim() > _ROW else None
+        own = stack.of_passes(weights)
+        v = [
+            torch.zeros_like(weight) if v is None else v
+            for v, weight in zip(stack.of_passes(vs), own, strict=True)
+        ]
+        kept, back = of_tasks(kept, _ROW, None), of_tasks(back, _ROW, None)
+        total = n_tasks is not None and n_tasks_of(weights, stack.ranks) is None
+        moved, beside, direct = stack.passes.along(
+            own, kept, back, v, cotangent.shape[-2], total=total
+        )
+        if n_tasks is None:
+            moved, beside = moved[0], beside[0]
+        found = [None] * len(weights)
+        for i, part in zip(stack.others, direct or (), strict=bool(direct)):
+            found[i] = part
+        return None, None, moved, None, beside, None, *found
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, stack: Stack, of_each: bool, *inputs: Any) -> Any:
+        ranks = (_FEATURES, _IMAGES, _ROW, _ROW, *stack.ranks)
+        merged, apart, before = merge(info, in_dims[2:], inputs, ranks)
+        *found, back = map(apart, _Pull.apply(stack, True, *merged))
+        if any(before) and not of_each:
+            # Tasks within each of these share some weights.
+            of_weights = before[-len(stack.ranks) :]
+            found = [g if own else g.sum(1) for g, own in zip(found, of_weights, strict=True)]
+        return (*found, back), 0
+
+
+def _pulled(
+    stack: Stack, of_each: bool, cotangent: Tensor, beside: Tensor | None, kept: Tensor,
+    weights: Sequence[Tensor], *, again: bool,
+) -> tuple[list[Tensor], Tensor | None]:  # fmt: skip
+    """Return the gradient by each weight as `_Pull` does, and what is kept."""
+    n_tasks = len(kept) if kept.dim() > _ROW else None
+    total = n_tasks is not None and not of_each and n_tasks_of(weights, stack.ranks) is None
+    found, back = stack.passes.pull_back(
+        stack.of_passes(weights),
+        of_tasks(kept, _ROW, None),
+        of_tasks(cotangent, _FEATURES, n_tasks),
+        None if beside is None else of_tasks(beside, _ROW, None),
+        total=total,
+        again=again,
+    )
+    rest = iter(found)
+    gradients = []
+    for i, (weight, rank) in enumerate(zip(weights, stack.ranks, strict=True)):
+        if i in stack.others:
+            gradient = next(rest)
+        else:
+            gradient = found[1].new_zeros(found[1].shape)
+        if n_tasks is None:
+            gradient = gradient[0]
+        elif not of_each and gradient.dim() > rank == weight.dim():
+            gradient = gradient.sum(0)
+        gradients.append(gradient)
+    return gradients, back[0] if n_tasks is None and back is not None else back
+
+
+def _may_go_on() -> bool:
+    """Whether what is computed now may be differentiated once more."""
+    return torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+
+
+# ---- by torch ------------------------------------------------------------------------------------
+
+
+def _plain_pull(
+    stack: Stack, of_each: bool, cotangent: Tensor, x: Tensor, *weights: Tensor
+) -> tuple[Tensor, ...]:
+    """Return what `_Pull` does but for what is kept."""
+
+    def pull(cotangent: Tensor, x: Tensor, *weights: Tensor) -> Any:
+        function = of_each_task(stack.plain, (_IMAGES, _GIVEN, *stack.ranks))
+        _, pull_back, *_ = torch.func.vjp(lambda *own: function(x, None, *own)[0], *weights)
+        return pull_back(cotangent)
+
+    if not of_each:
+        return pull(cotangent, x, *weights)
+    return of_each_task(pull, (_FEATURES, _IMAGES, *stack.ranks))(cotangent, x, *weights)
+
+
+def _vjp(
+    function: Callable[..., tuple[Tensor, ...]], inputs: Tensors, cotangents: Tensors
+) -> list[Tensor | None]:
+    """Return the derivative by each input that is there; a cotangent that is None is zero."""
+    there = [i for i, each in enumerate(inputs) if each is not None]
+
+    def of_there(*own: Tensor) -> tuple[Tensor, ...]:
+        every = list(inputs)
+        for i, each in zip(there, own, strict=True):
+            every[i] = each
+        return function(*every)
+
+    outputs, pull_back, *_ = torch.func.vjp(of_there, *(inputs[i] for i in there))
+    found: list[Tensor | None] = [None] * len(inputs)
+    whole = tuple(
+        torch.zeros_like(output) if cotangent is None else cotangent
+        for output, cotangent in zip(outputs, cotangents, strict=True)
+    )
+    for i, each in zip(there, pull_back(whole), strict=True):
+        found[i] = each
+    return found

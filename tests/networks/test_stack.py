@@ -1,0 +1,279 @@
+"""The blocks of a `Conv4` are one operation, which is to torch what any operation is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from datasets.tasks import Task
+from maml.kernels.convnet import ConvNet, Shape
+from maml.learners.maml import MAML
+from maml.networks.conv4 import Conv4
+from maml.networks.stack import Stack, features, stack_of
+from maml.params import Params
+from tests.compiler import needs_compiler
+from tests.workers import worker_of
+
+pytestmark = needs_compiler
+
+F64 = torch.float64
+N_TASKS = 3
+STACKS = {
+    "mean": Shape((1, 28, 28), 16, 4, False, True, 1e-3, 0.0),
+    "odd flat": Shape((2, 19, 23), 8, 4, False, False, 1e-3, 0.1),
+    "odd pooling": Shape((3, 37, 21), 16, 4, True, False, 1e-3, 0.01),
+}
+
+
+def case(shape: Shape, per_task: Callable[[int], bool]) -> tuple[list[Tensor], Tensor]:
+    """Weights, of each task or shared, of which some scales fall or are flat; images of tasks."""
+    torch.manual_seed(3)
+    channels, f = shape.image[0], shape.filters
+    weights: list[Tensor] = []
+    for i in range(4):
+        for size in ((f, f if i else channels, 3, 3), (f,), (f,), (f,)):
+            n = [N_TASKS] if per_task(len(weights)) else []
+            weights.append(0.5 * torch.randn(*n, *size, dtype=F64))
+        weights[-2][..., ::3] *= -1
+        weights[-2][..., 1] = 0
+    return [w.requires_grad_() for w in weights], torch.rand(N_TASKS, 5, *shape.image, dtype=F64)
+
+
+def by_torch(stack: Stack, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+    dims = [0 if w.dim() > rank else None for w, rank in zip(weights, stack.ranks, strict=True)]
+    each = torch.func.vmap(lambda x, *w: stack.plain(x, None, *w), in_dims=(0, *dims))
+    return each(x, *weights)  # type: ignore[no-any-return]
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    """1e-10, relative to the largest element where that is large."""
+    for one, other in zip(found, wanted, strict=True):
+        scale = max(1.0, float(other.detach().abs().max()))
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10 * scale)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the compiled passes that were called."""
+    names: list[str] = []
+    call = ConvNet._call
+
+    def counted(self: ConvNet, name: str, *arguments: Any) -> Any:
+        names.append(name)
+        return call(self, name, *arguments)
+
+    monkeypatch.setattr(ConvNet, "_call", counted)
+    return names
+
+
+@pytest.mark.parametrize("whose", ["shared", "of each", "some"])
+@pytest.mark.parametrize("name", STACKS)
+def test_value_and_two_derivatives(name: str, whose: str, passes: list[str]) -> None:
+    stack = stack_of(STACKS[name])
+    weights, x = case(
+        STACKS[name],
+        {"shared": lambda i: False, "of each": lambda i: True}.get(whose, lambda i: i % 3 == 0),
+    )
+    vectors = [torch.randn_like(w) for w in weights]
+    results = []
+    for found, used in (features(stack, x, None, weights), by_torch(stack, x, weights)):
+        torch.manual_seed(4)
+        cotangent = torch.randn(found.shape, dtype=F64).requires_grad_()
+        gradient = torch.autograd.grad(found, weights, cotangent, create_graph=True)
+        second = torch.autograd.grad(
+            [(found**3).sum(), *gradient], [cotangent, *weights], [None, *vectors],
+            allow_unused=True, materialize_grads=True,
+        )  # fmt: skip
+        results.append((found, used, *gradient, *second))
+    assert_equal(*results)
+    assert passes == ["features", "pull_back", "along", "pull_back"]
+
+
+@pytest.mark.parametrize("of_tasks", [True, False])
+def test_what_kernels_do_not_differentiate(of_tasks: bool, passes: list[str]) -> None:
+    """By images and statistics, through the statistics used, and three times over."""
+    stack = stack_of(STACKS["odd pooling"])
+    weights, x = case(STACKS["odd pooling"], lambda i: of_tasks)
+    given = torch.rand(N_TASKS, 4, 2, 16, dtype=F64) + 0.5
+    if not of_tasks:
+        x, given = x[0], given[0]
+    x, given = x.requires_grad_(), given.requires_grad_()
+
+    def plain(x: Tensor, given: Tensor | None, weights: list[Tensor]) -> Any:
+        if not of_tasks:
+            return stack.plain(x, given, *weights)
+        dims = (0, None if given is None else 0, *[0] * len(weights))
+        return torch.func.vmap(stack.plain, in_dims=dims)(x, given, *weights)
+
+    results = []
+    for function in (lambda *inputs: features(stack, *inputs), plain):
+        found, used = function(x, given, weights)
+        by_given = torch.autograd.grad(found.square().sum() + used.sum(), [x, given, *weights])
+        found, used = function(x, None, weights)
+        value = found.square().sum() + used.square().sum()
+        first = torch.autograd.grad(value, weights, create_graph=True)
+        value = torch.stack([slope.square().sum() for slope in first]).sum()
+        second = torch.autograd.grad(value, weights, create_graph=True)
+        value = torch.stack([slope.sum() for slope in second]).sum()
+        results.append((*by_given, *first, *second, *torch.autograd.grad(value, [x, *weights])))
+    assert_equal(*results)
+    assert passes == ["outputs", "features"]
+
+
+@pytest.mark.parametrize("of_tasks", [True, False])
+def test_a_third_derivative_by_weights(of_tasks: bool, passes: list[str]) -> None:
+    """The second is torch's then: it is asked for with a graph."""
+    stack = stack_of(STACKS["odd flat"])
+    weights, x = case(STACKS["odd flat"], lambda i: of_tasks)
+    results = []
+    for found in (features(stack, x, None, weights)[0], by_torch(stack, x, weights)[0]):
+        values, value = [], found.square().sum()
+        for last in (False, False, True):
+            slopes = torch.autograd.grad(value, weights, create_graph=not last)
+            value = torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt()
+            values += slopes
+        results.append(values)
+    assert_equal(*results)
+    assert "pull_back" in passes
+
+
+def test_within_transforms_of_torch() -> None:
+    """A gradient of a gradient, of each task and of sets of tasks."""
+    stack = stack_of(STACKS["odd flat"])
+    weights, x = case(STACKS["odd flat"], lambda i: False)
+    weights = [w.detach() for w in weights]
+    sets = torch.stack([x, 1 - x])
+
+    def stepped(function: Any) -> Any:
+        def loss(weights: list[Tensor], x: Tensor) -> Tensor:
+            return function(x, weights)[0].square().mean().sqrt()  # type: ignore[no-any-return]
+
+        def after(weights: list[Tensor], x: Tensor) -> Tensor:
+            slopes = torch.func.grad(loss)(weights, x)
+            moved = [w - 0.1 * slope for w, slope in zip(weights, slopes, strict=True)]
+            return loss(moved, x)
+
+        one = torch.func.grad(after)
+        each = torch.func.vmap(one, in_dims=(None, 0))
+        return torch.func.vmap(each, in_dims=(None, 0))(weights, sets)
+
+    found = stepped(lambda x, weights: features(stack, x, None, weights))
+    wanted = stepped(lambda x, weights: stack.plain(x, None, *weights))
+    assert_equal(found, wanted)
+
+
+def test_several_threads_at_once() -> None:
+    stack = stack_of(STACKS["mean"])
+    weights, x = case(STACKS["mean"], lambda i: True)
+    expected = torch.autograd.grad(features(stack, x, None, weights)[0].square().sum(), weights)
+    wrong: list[int] = []
+
+    def compute(number: int) -> None:
+        for _ in range(20):
+            loss = features(stack, x, None, weights)[0].square().sum()
+            found = torch.autograd.grad(loss, weights)
+            if not all(map(torch.equal, found, expected)):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=compute, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+class Smoothed(MAML):
+    """Label smoothing."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return it."""
+        return F.cross_entropy(outputs, y, label_smoothing=0.1)
+
+
+class Auxiliary(MAML):
+    """A query loss with an auxiliary term, and statistics of the support set that learn."""
+
+    def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return both terms."""
+        loss, outputs = super().query_loss(params, task, step)
+        _, statistics = self.call_network(params, task.support_x)
+        apart, _ = self.call_network(params, task.query_x, statistics)
+        return loss + 0.3 * apart.square().mean(), outputs
+
+
+def by_loop(learner: MAML, params: Params, tasks: Task) -> list[Tensor]:
+    """The meta-gradient of a plain loop with ``create_graph``, without kernels."""
+    learner.network.kernels = False  # type: ignore[assignment]
+    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+    own = {name.removeprefix("network."): leaf for name, leaf in leaves.items()}
+    total = torch.zeros((), dtype=F64)
+    for i in range(len(tasks.query_y)):
+        task, at = Task(*(part[i] for part in tasks)), dict(own)
+        for step in range(2):
+            loss, _ = learner.support_loss(at, task, step)
+            slopes = torch.autograd.grad(loss, list(at.values()), create_graph=True)
+            at = {n: w - 0.1 * g for (n, w), g in zip(at.items(), slopes, strict=True)}
+        total = total + learner.query_loss(at, task, 1)[0]
+    return list(torch.autograd.grad(total, list(leaves.values())))
+
+
+@pytest.mark.parametrize("way", ["auto", "reverse", "mixed"])
+@pytest.mark.parametrize("kind", [Smoothed, Auxiliary])
+@pytest.mark.parametrize("batching", ["vmap", "tasks"])
+def test_a_learner_with_a_loss_of_its_own(
+    kind: type[MAML], way: str, batching: Any, passes: list[str]
+) -> None:
+    changes: dict[str, Any] = {"filters": 16, "inner_steps": 2, "inner_lr": 0.1}
+    config = worker_of("maml-glyphs-5way-1shot", meta_gradient=way, **changes).config
+    learner = kind(config)
+    learner.batching = batching
+    assert learner.obstacle(torch.device("cpu")) is None
+    tasks = learner.open_tasks("train").tasks(torch.tensor([3, 11, 12]))
+    params = learner.meta_parameters()
+    found = learner.outer_gradient(params, tasks).gradients
+    assert {"features", "pull_back", "along"} <= set(passes)
+    assert_equal(found.values(), by_loop(learner, params, tasks))
+
+
+class Own(nn.Module):
+    """A network of one's own that has a `Conv4` in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Conv4((1, 28, 28), 7, filters=16, pool=False)
+        self.head = nn.Sequential(nn.Tanh(), nn.Linear(7, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)[0])  # type: ignore[no-any-return]
+
+
+def test_a_network_that_has_one_in_it(passes: list[str]) -> None:
+    network = Own()
+    network(torch.rand(3, 1, 28, 28)).sum().backward()
+    assert passes == ["features", "pull_back"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda network: setattr(network, "kernels", False),
+        lambda network: setattr(network.blocks[1].conv, "dilation", (2, 2)),
+        lambda network: setattr(network.blocks[2].norm, "eps", 1e-5),
+        lambda network: setattr(network.blocks[2], "norm", nn.Identity()),
+        lambda network: network.blocks[1].register_forward_hook(lambda *given: given[2]),
+        lambda network: network.to(torch.bfloat16),
+    ],
+)
+def test_what_is_not_as_it_was_built_is_left_to_torch(change: Any, passes: list[str]) -> None:
+    network = Conv4((1, 28, 28), 5, filters=16, pool=False)
+    assert network.why_torch() is None
+    change(network)
+    assert network.why_torch() is not None
+    assert not network._meets_kernels(torch.rand(2, 1, 28, 28), None) and not passes

@@ -77,7 +77,6 @@ class Worker:
         stopwatch: What this process spends its training on: ``sampling``, the wait for tasks that
             are being made, and ``computing``.
         why_one_by_one: Why tasks are computed one by one, where nobody asked for it; or None.
-        derivatives_of: What makes the derivatives of training losses, if a strategy has its own.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class Worker:
         self._in_torch = self.learner.in_torch(self.device)
         self.why_one_by_one: str | None = None
         self.compiled: compiled.Compiled | None = None
-        self.derivatives_of: differentiate.Making | None = None
         self.progress = (0, 0)
         self.stopwatch = Stopwatch()
         self.metric_names = ("loss", *self.learner.metric_names)
@@ -197,8 +195,6 @@ class Worker:
 
         A worker that is not told to get ready for a run compiles nothing.
         """
-        if self.derivatives_of is not None:
-            return
         in_torch = self._in_torch and self.learner.batching == "vmap"
         self.compiled = compiled.choose(self.config, self.device, in_torch=in_torch)
         if self.compiled is None:
@@ -295,7 +291,7 @@ class Worker:
             )
         # Compiled is one function alone: that of the phase which most of a training is in.
         if self.compiled is None or phase != learner.last_phase:
-            return learner.outer_gradient(params, tasks, phase, self.derivatives_of)
+            return learner.outer_gradient(params, tasks, phase)
         gradient = functools.partial(learner.outer_gradient, phase=phase)
         return self.compiled(gradient, params, tasks)
 
@@ -365,7 +361,7 @@ class Worker:
         """Say whether tasks are computed one by one."""
         if isinstance(tasks, list):
             return True
-        return learner.batching == "tasks" and self.derivatives_of is None
+        return learner.batching == "tasks"
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
         """Split ids into batches of a bounded size: memory stays bounded, too."""

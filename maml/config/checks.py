@@ -215,13 +215,6 @@ def _check_combinations(config: Config) -> None:
                 )
     if config.precision != "float32" and config.dtype != "float32":
         raise UserError(f"--precision {config.precision} needs --dtype float32, not {config.dtype}")
-    if config.partition == "nested":
-        for name, value in (("meta_gradient", "reverse"), ("kernels", "native"), ("compile", "on")):
-            if getattr(config, name) == value:
-                raise UserError(
-                    f"--partition nested: each step of the inner loop is summed over all workers, "
-                    f"which {flag(name)} {value} does not"
-                )
     if config.kernels == "native" and config.precision == "bf16":
         raise UserError("--kernels native: they compute in float32, not in --precision bf16")
     if config.kernels == "native" and config.compile == "on":

@@ -177,10 +177,10 @@ class Common:
         "A step whose loss or gradient is not finite is never taken: then stop, or go on without.",
     )  # fmt: skip
     strategy: str = _distribution("auto", WAY, "Where tasks run.", names=True)
-    partition: Literal["exclusive", "chunk", "nested"] = _distribution(
+    partition: Literal["exclusive", "chunk"] = _distribution(
         "exclusive",
         WAY,
-        "One call a task (exclusive), one a worker (chunk), or each task's sets divided (nested).",
+        "One call a task (exclusive), or one a worker (chunk).",
     )
     rpc_threads: int = _distribution(
         16, HOST,

@@ -268,14 +268,12 @@ class Learner(nn.Module, ABC):
         meta_params: Params,
         tasks: Task,
         phase: int = 0,
-        derivatives_of: differentiate.Making | None = None,
         *,
         checked: bool = False,
     ) -> differentiate.OuterGradient:
         """Differentiate the outer loss summed over B tasks, of one phase, by the meta-parameters.
 
-        ``derivatives_of``: see `differentiate.differentiate`; ``checked``: see
-        `differentiate.meta_gradient`.
+        ``checked``: see `differentiate.meta_gradient`.
 
         Raises:
             RuntimeError: for a meta-parameter that no loss depends on: a mistake, not a zero.
@@ -285,7 +283,6 @@ class Learner(nn.Module, ABC):
             meta_params,
             tasks,
             self.config.meta_gradient,
-            derivatives_of,
             self.batching,
             checked=checked,
         )

@@ -58,7 +58,7 @@ def meta_gradient(
         raise ValueError("tasks is a single task, not a batch of tasks: take episodes.tasks([0])")
     if batching == "auto":
         batching = _batching_of(state, meta_params, tasks, way)
-    return differentiate.meta_gradient(state, meta_params, tasks, way, None, batching)
+    return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
 
 
 def _batching_of(

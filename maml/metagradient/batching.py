@@ -62,7 +62,7 @@ def batching_of(
     """
 
     def by(batching: Batching, params: Params, tasks: Any) -> Tensor:
-        found = meta_gradient(problem_of, params, tasks, way, None, batching)
+        found = meta_gradient(problem_of, params, tasks, way, batching)
         parts = [found.losses, *(found.gradients[name] for name in sorted(found.gradients))]
         return torch.cat([part.detach().to_dense().flatten() for part in parts])
 

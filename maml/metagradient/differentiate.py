@@ -26,8 +26,6 @@ from maml.metagradient.reading import check_read
 from maml.params import Params
 
 T = TypeVar("T")
-Making: TypeAlias = Callable[[Problem], Derivatives]
-"""Makes the derivatives of a problem's losses."""
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
 """auto: mixed with kernels or on a GPU, else reverse; mixed: back step by step."""
 
@@ -86,7 +84,6 @@ def differentiate(
     problem: Problem,
     tasks: Any,
     way: Way = "auto",
-    derivatives_of: Making | None = None,
     batching: Batching = "vmap",
 ) -> Outer:
     """Differentiate the outer loss of B tasks by the problem's tensors.
@@ -96,8 +93,6 @@ def differentiate(
         tasks: A `datasets.tasks.Task` of B tasks, or any nest of tensors with that leading
             dimension.
         way: How; no result depends on it beyond rounding.
-        derivatives_of: Makes the derivatives of the losses, in place of those that ``way`` chooses;
-            step by step, where the problem is not implicit.
         batching: How tasks are computed where no kernels serve. By "tasks" all ways go back step by
             step.
     """
@@ -110,9 +105,7 @@ def differentiate(
             "second_moment: only a displacement, of a step or more, says where it moves"
         )
     derivatives: Derivatives | None = None
-    if derivatives_of is not None:
-        derivatives = derivatives_of(problem)
-    elif way != "reverse" or problem.implicit is not None:
+    if way != "reverse" or problem.implicit is not None:
         derivatives = native(problem, heads=way == "mixed")
     if derivatives is not None:
         return _step_by_step(problem, tasks, derivatives)
@@ -150,7 +143,6 @@ def meta_gradient(
     meta_params: Params,
     tasks: Any,
     way: Way = "auto",
-    derivatives_of: Making | None = None,
     batching: Batching = "vmap",
     *,
     checked: bool = False,
@@ -163,7 +155,6 @@ def meta_gradient(
         meta_params: ``{name: […]}``; not changed.
         tasks: As in `differentiate`.
         way: As in `differentiate`.
-        derivatives_of: As in `differentiate`.
         batching: As in `differentiate`.
         checked: Whether the losses are known to read the parameters that they should.
 
@@ -178,6 +169,6 @@ def meta_gradient(
         moving = {*problem.start, *(n for of_step in problem.step_params[:1] for n in of_step)}
         if way == "auto" and moving & by_kernels:
             way = "mixed"
-    outer = differentiate(problem, tasks, way, derivatives_of, batching)
+    outer = differentiate(problem, tasks, way, batching)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
     return OuterGradient(gradients, outer.losses, outer.outputs)

@@ -6,15 +6,13 @@ brings the gradients. What all tasks share goes ahead of them: the learner, a cl
 once a run, and its parameters once a step. The calls that a worker has gathered are one batch
 there, and one node of the graph, so that one gradient leaves it. By chunks, there is one call to
 each other worker, which carries the parameters, and the answer is the sum of the gradients itself.
-Either way rank 0 computes its own tasks meanwhile, without a call. Nested, all ranks walk through
-all tasks in step, each with a part of every task's examples; their derivatives meet on rank 0.
+Either way rank 0 computes its own tasks meanwhile, without a call.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
 
 from __future__ import annotations
 
-import queue
 import time
 from typing import Any
 
@@ -23,14 +21,9 @@ import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 from torch import Tensor
 
-from datasets.tasks import Task
 from maml.config import Config
-from maml.errors import UserError, WorkerLostError
+from maml.errors import WorkerLostError
 from maml.learners import Learner
-from maml.metagradient.by_task import TaskDerivatives
-from maml.metagradient.divided import DividedDerivatives, losses_obstacle, obstacle
-from maml.metagradient.function import FunctionDerivatives
-from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.gathering import Answer, Gathering
@@ -62,29 +55,6 @@ def _learn(reference: Reference) -> None:
 def _begin(step: int, flat: Tensor, calls: int) -> None:
     """Run on a worker: take the parameters ``flat [P]`` of a step that has ``calls`` for it."""
     this(Rpc).gathering.begin(step, flat, calls)
-
-
-@reported
-def _walk(ids: Tensor, flat: Tensor) -> None:
-    """Run on a worker: go through the tasks ``ids`` in step with all others; rank 0 has it all."""
-    worker, packing = this(Rpc).worker, this(Rpc).packing
-    params = packing.to_params(flat)
-    worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
-    worker.look_ahead(ids)
-
-
-@rpc.functions.async_execution
-def _add(number: int, rank: int, part: Tensor) -> Answer:
-    """Run on rank 0: the sum ``number`` over ranks, of which ``part`` is that of ``rank``."""
-    return this(Rpc).summing.call(number, rank, part)
-
-
-def _sum_up(ranks: list[int], parts: list[Tensor], _: None) -> list[Tensor]:
-    """Add up in the order of ranks; all get the sum."""
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return [total] * len(ranks)
 
 
 @reported
@@ -159,53 +129,15 @@ class Rpc(OverRpc):
         self.arrived: Reference | None = None
         self.gathering = Gathering(reported(self._gathered_rows))
         self._taught = False
-        self.summing = Gathering(_sum_up)
-        self._sums = 0
-        self._news: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        if config.partition == "nested":
-            self._divide()
-
-    def _divide(self) -> None:
-        """Let the worker compute its part of each task's sets.
-
-        Raises:
-            UserError: if a task's losses are no sums over parts of its sets.
-        """
-        worker, world = self.worker, self.world
-        learner = worker.learner
-        tasks = worker.training.tasks(torch.arange(1))
-        first = Task(*(part[0].to(worker.device) for part in tasks))
-        params = {name: p.to(worker.device) for name, p in learner.meta_parameters().items()}
-        for phase in {learner.phase(0), learner.last_phase}:
-            stated = learner.training_problem(params, phase)
-            self._check(obstacle(stated, first))
-
-        def derivatives_of(problem: Problem) -> DividedDerivatives:
-            self._check(losses_obstacle(problem))  # a phase between may state others
-            make = TaskDerivatives if learner.batching == "tasks" else FunctionDerivatives
-            return DividedDerivatives(problem, make, world.rank, world.size, self._sum)
-
-        worker.derivatives_of = derivatives_of
-
-    @staticmethod
-    def _check(reason: str | None) -> None:
-        if reason is not None:
-            raise UserError(f"--partition nested: {reason}")
 
     def share_sizes(self) -> set[int]:
-        """As many as the partitioners hand this rank; nested, it has a part of all."""
-        if self.config.partition == "nested":
-            return {self.config.meta_batch_size}
+        """As many as the partitioners hand this rank."""
         return {self.part_size(self.world.rank, self.world.size)}
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Call for each task, or each other worker's chunk, or its part of each task's sets."""
-        by_partition = {
-            "exclusive": self._by_autograd,
-            "chunk": self._by_chunks,
-            "nested": self._by_sets,
-        }
-        return self.packing.to_share(by_partition[self.config.partition](meta_params, ids))
+        """Call for each task, or for each other worker's chunk."""
+        by = self._by_autograd if self.config.partition == "exclusive" else self._by_chunks
+        return self.packing.to_share(by(meta_params, ids))
 
     def _by_autograd(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Call for each task, reduce, bring the gradients home; return a packed share."""
@@ -298,39 +230,6 @@ class Rpc(OverRpc):
             packed += others
             self._count(min(len(rest), self.world.size - 1), flat, rest)
         return packed
-
-    def _by_sets(self, meta_params: Params, ids: Tensor) -> Tensor:
-        """Walk through all tasks in step with all other workers; return a packed share."""
-        flat = self.packing.params(meta_params)
-        self._news = queue.SimpleQueue()
-        with self.guard():
-            walking = [rpc.rpc_async(rank, _walk, (ids, flat)) for rank in self.others]
-            for call in walking:
-                # It ends before its time only if it fails: then no sum will come any more.
-                call.add_done_callback(self._news.put)
-        share = self.worker.share(meta_params, ids, self.worker.learner)
-        self.worker.look_ahead(ids)
-        with self.guard():
-            torch.futures.wait_all(walking)
-        self.wire_bytes += len(walking) * (flat.nbytes + ids.nbytes)
-        return self.packing.share(share).cpu()
-
-    def _sum(self, part: Tensor) -> Tensor:
-        """Return the sum of ``part`` over all ranks, which call this equally often."""
-        self._sums += 1
-        cpu, rank = part.cpu(), self.world.rank
-        if rank:
-            with self.guard():
-                total: Tensor = rpc.rpc_sync(0, _add, (self._sums, rank, cpu))
-            return total.to(part.device)
-        answer = self.summing.call(self._sums, rank, cpu)
-        answer.add_done_callback(self._news.put)
-        self.summing.begin(self._sums, None, self.world.size)
-        with self.guard():
-            # This sum, or the failure of a worker that it waits for.
-            total = self._news.get().wait()
-        self.wire_bytes += 2 * (self.world.size - 1) * part.nbytes
-        return total.to(part.device)
 
     def _count(self, calls: int, flat: Tensor, ids: Tensor) -> None:
         """Note the bytes of ``calls`` to other ranks: the parameters there, the gradients back."""

@@ -220,7 +220,7 @@ def test_contract_has_flag(spelled: str) -> None:
 def test_contract_has_choices(help_text: str) -> None:
     joined = re.sub(r"\s+", "", help_text)
     assert "--order{second,first}" in joined
-    assert "--partition{exclusive,chunk,nested}" in joined
+    assert "--partition{exclusive,chunk}" in joined
     assert "--logger{wandb,tensorboard,none}" in joined
 
 
@@ -360,7 +360,6 @@ def test_data_root_is_absolute(
         ([GLYPHS, "--precision", "tf32", "--dtype", "float64"], "--precision tf32.*--dtype"),
         ([GLYPHS, "--precision", "bf16", "--kernels", "native"], "--kernels native.*--precision"),
         ([GLYPHS, "--compile", "yes"], "--compile"),
-        ([GLYPHS, "--partition", "nested", "--compile", "on"], "--partition nested.*--compile on"),
         ([GLYPHS, "--compile", "on", "--kernels", "native"], "--compile on.*--kernels native"),
         ([GLYPHS, "--data", "imagenet"], "--data imagenet: .*miniimagenet"),
         ([GLYPHS, "--learner", "mamml"], "--learner mamml: .*did you mean maml"),
@@ -515,7 +514,6 @@ def mistake(
         ("--device cuda:3", r"--device cuda:3: .*GPU"),
         ("--device nonsense", r"--device nonsense"),
         ("--device mps", r"--device mps"),
-        ("--strategy rpc --partition nested", r"--partition nested: .*batch"),
         ("--resume here.pt", r"--resume here.pt: no such file"),
         (
             "--strategy param-server",

@@ -682,7 +682,7 @@ class Mixing(nn.Module):
 """
 
 
-def test_a_network_that_mixes_examples_divides_no_set_and_answers_no_query_alone(
+def test_a_network_that_mixes_examples_answers_no_query_alone(
     write: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Refused where that is asked for, without a trace on the disk; else said in a line."""
@@ -691,7 +691,6 @@ def test_a_network_that_mixes_examples_divides_no_set_and_answers_no_query_alone
     words = [*IMAGES, "--network", network, "--iterations", "0", "--test-tasks", "2",
              "--run-dir", str(run_dir)]  # fmt: skip
     for flags, says in {
-        "--strategy rpc --partition nested": "--partition nested: the network answers an example",
         "--no-transductive": f"--no-transductive: --network {network} answers an example by the",
     }.items():
         with pytest.raises(UserError, match=f"^{says}"):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from datasets.tasks import Task
-from maml.metagradient.divided import obstacle
 from maml.networks.mixing import mixes
 from maml.networks.norms import tensors
 from maml.networks.ordinary import explicit
@@ -90,14 +87,3 @@ def test_what_is_made_of_torch_s_own_modules_is_asked_too() -> None:
     assert mixes(network, tensors(network), x)
     network = explicit(layers[:3], "x")
     assert not mixes(network, tensors(network), x)
-
-
-def test_a_loss_that_is_no_mean_cannot_be_divided(task: Task) -> None:
-    learner = worker_of("maml-glyphs-5way-1shot", network="lenet", dtype="float32").learner
-    stated = learner.training_problem(learner.meta_parameters(), 0)
-    assert obstacle(stated, task) is None
-    total: Any = dataclasses.replace(
-        stated.query,  # type: ignore[type-var]
-        loss=nn.CrossEntropyLoss(reduction="sum"),
-    )
-    assert "no mean over" in str(obstacle(dataclasses.replace(stated, query=total), task))

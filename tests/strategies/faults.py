@@ -36,7 +36,6 @@ PARAM_SERVER = ["--strategy", "param-server"]
 STRATEGIES = {
     "rpc exclusive": ["--strategy", "rpc"],
     "rpc chunk": ["--strategy", "rpc", "--partition", "chunk"],
-    "rpc nested": ["--strategy", "rpc", "--partition", "nested"],
     "allreduce": ["--strategy", "allreduce"],
     "param-server sync": PARAM_SERVER,
     "param-server async": [*PARAM_SERVER, "--ps-mode", "async"],
@@ -44,7 +43,6 @@ STRATEGIES = {
     "param-server remote": [*PARAM_SERVER, "--ps-forward", "remote"],
 }
 ALL = STRATEGIES | {
-    "rpc nested": ["--strategy", "rpc", "--partition", "nested"],
     "param-server backup": [*PARAM_SERVER, "--ps-mode", "backup"],
     "observers": ["--strategy", "observers", "--horizon", "40", "--queries", "2"],
 }

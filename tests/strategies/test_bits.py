@@ -19,12 +19,6 @@ GLYPHS = [
     *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
     *("--log-every", "1", "--checkpoint-every", "5"),
 ]  # fmt: skip
-# Nested serves networks without batch norm; with the preset's --filters, which lenet has not.
-SYNCHRONOUS = STRATEGIES | {
-    "rpc nested": [
-        *("--strategy", "rpc", "--partition", "nested", "--network", "lenet", "--filters", "64"),
-    ]
-}
 TWICE, ONCE, OFTEN = 8, 40, 400
 """Iterations of runs to be compared, of one that is killed once, and of one killed many times."""
 IN_DEFAULT = "rpc exclusive"
@@ -34,7 +28,7 @@ IN_DEFAULT = "rpc exclusive"
 def train(folder: Path, runs: dict[str, tuple[str, int]]) -> None:
     """Train with two workers into folders of these names, each by strategy and iterations."""
     args = {
-        name: [*GLYPHS, "--iterations", str(iterations), *SYNCHRONOUS[strategy]]
+        name: [*GLYPHS, "--iterations", str(iterations), *STRATEGIES[strategy]]
         for name, (strategy, iterations) in runs.items()
     }
     run([*torchrun(2, TOPOLOGIES), str(folder), json.dumps(args)], timeout=240)
@@ -44,12 +38,12 @@ def train(folder: Path, runs: dict[str, tuple[str, int]]) -> None:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What runs that nothing has stopped leave, by strategy; each twice."""
     folder = tmp_path_factory.mktemp("straight")
-    runs = {f"{name} {i}": (name, TWICE) for name in SYNCHRONOUS for i in (1, 2)}
+    runs = {f"{name} {i}": (name, TWICE) for name in STRATEGIES for i in (1, 2)}
     train(folder, runs | {"whole": (IN_DEFAULT, ONCE)})
     return folder
 
 
-@pytest.mark.parametrize("strategy", SYNCHRONOUS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_twice(straight: Path, strategy: str) -> None:
     one, two = (last(straight / f"{strategy} {i}") for i in (1, 2))
     assert one["iteration"] == TWICE
@@ -63,7 +57,7 @@ def test_killed_and_resumed(straight: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", SYNCHRONOUS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_killed_at_random_moments(tmp_path: Path, strategy: str) -> None:
     """Twenty moments of one run, in no order to its steps: some of them while it saves."""
     train(tmp_path, {"straight": (strategy, OFTEN)})
@@ -74,7 +68,7 @@ def test_killed_at_random_moments(tmp_path: Path, strategy: str) -> None:
 
 def kill_and_resume(run_dir: Path, strategy: str, iterations: int, moments: list[int]) -> None:
     """Train, with a SIGKILL to all processes once each of ``moments``, iterations, has come."""
-    args = [*GLYPHS, "--iterations", str(iterations), *SYNCHRONOUS[strategy]]
+    args = [*GLYPHS, "--iterations", str(iterations), *STRATEGIES[strategy]]
     command = [*torchrun(2), *args, "--run-dir", str(run_dir)]
     for moment in moments:
         launched = start(command)

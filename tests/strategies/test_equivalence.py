@@ -32,8 +32,6 @@ STRATEGIES = {
     "param-server collective": [*SERVER, "--ps-transport", "collective"],
 }
 MODES = {
-    # Of networks without batch norm alone.
-    "rpc nested": ["--strategy", "rpc", "--partition", "nested"],
     "param-server async": [*SERVER, "--ps-mode", "async"],
     "param-server backup": [*SERVER, "--ps-mode", "backup", "--ps-backup-workers", "0"],
 }
@@ -76,17 +74,11 @@ LEARNERS = {
         *("--dtype", "float64", "--logger", "none", *EVALUATED),
     ],
 }
-# Five support examples and seven queries: two workers or three have parts of different sizes.
 LEARNERS["sinusoid"] = [
     *("maml-sinusoid-10shot", "--shots", "5", "--queries", "7", "--meta-batch-size", "7"),
     *("--inner-steps", "2", "--iterations", "3", "--compile", "off"),
     *("--dtype", "float64", "--logger", "none", *EVALUATED),
 ]
-# It has no filters: as many as the preset says, that is, none are asked for.
-LEARNERS["lenet"] = [*SEVEN_TASKS, "--network", "lenet", "--filters", "64"]
-LEARNERS["lenet few"] = [*LEARNERS["lenet"], "--ways", "3"]
-LEARNERS["lenet imaml"] = [*LEARNERS["lenet"], "--learner", "imaml"]
-LEARNERS["lenet reptile"] = [*LEARNERS["reptile"], "--network", "lenet", "--filters", "64"]
 # Its tasks are made by acting, where they are: what is drawn has addresses.
 LEARNERS["policy"] = [
     *("maml-cartpole", "--horizon", "30", "--shots", "3", "--queries", "3", "--eval-queries", "2"),
@@ -101,10 +93,7 @@ BY_SIZE = {
     2: [
         *(("local", name) for name in [*STRATEGIES, "param-server async"]),
         ("supervised", "rpc chunk"),
-        *(
-            (learner, "rpc nested")
-            for learner in ("sinusoid", "lenet", "lenet imaml", "lenet reptile")
-        ),
+        ("sinusoid", "rpc chunk"),
         # Each learner beside maml with two strategies, which all are pairs of.
         *(("mamlpp", name) for name in ("rpc chunk", "allreduce", "param-server rpc")),
         *(("reptile", name) for name in ("rpc exclusive", "allreduce")),
@@ -116,13 +105,11 @@ BY_SIZE = {
         *(("local", name) for name in [*STRATEGIES, "param-server backup"]),
         *(("metasgd", name) for name in ("rpc exclusive", "allreduce")),
         *(("imaml", name) for name in ("rpc chunk", "param-server rpc")),
-        *((learner, "rpc nested") for learner in ("sinusoid", "lenet")),
+        ("sinusoid", "rpc exclusive"),
         *(("policy", name) for name in ("rpc exclusive", "allreduce", "param-server rpc")),
     ],
     5: [
         *(("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")),
-        # More workers than a set has examples: some have none of it.
-        ("lenet few", "rpc nested"),
     ],
 }
 # What a clock says, what was sent, and what was asked for.

@@ -36,7 +36,7 @@ QUICK = (
     ("rpc exclusive", "killed", 0),
     ("rpc exclusive", "failed", 2),
     ("rpc chunk", "stopped", 2),
-    ("rpc nested", "crashed", 0),
+    ("rpc chunk", "crashed", 0),
     ("allreduce", "stopped", 2),
     ("allreduce", "holds the interpreter's lock", 0),
     ("param-server sync", "crashed", 2),
@@ -93,7 +93,6 @@ def _slow(*cases: tuple[object, ...]) -> list[Any]:
         ("allreduce", "tested"),
         *_slow(
             *(("allreduce", phase) for phase in ("validation", "test", "drawing")),
-            *(("rpc nested", phase) for phase in ("validation", "tested")),
             *(("rpc chunk", phase) for phase in ("test", "tested", "drawing")),
             *(("param-server collective", phase) for phase in ("test", "tested")),
             ("param-server backup", "tested"),
@@ -108,7 +107,7 @@ def test_rank_zero_is_named_in_every_phase(tmp_path: Path, strategy: str, phase:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["validation", "test"])
-@pytest.mark.parametrize("strategy", ["rpc exclusive", "rpc nested", "allreduce"])
+@pytest.mark.parametrize("strategy", ["rpc exclusive", "allreduce"])
 def test_a_worker_is_named_in_evaluations(tmp_path: Path, strategy: str, phase: str) -> None:
     _check_end(tmp_path / "run", strategy, KILLED._replace(phase=phase), 2)
 
@@ -121,7 +120,7 @@ def test_a_worker_is_named_in_evaluations(tmp_path: Path, strategy: str, phase: 
         ("allreduce", "torchrun", "start"),
         *_slow(
             *((strategy, "torchrun", "") for strategy in ALL if strategy != "rpc exclusive"),
-            *((strategy, "launch/local", "") for strategy in ("rpc nested", "allreduce")),
+            *((strategy, "launch/local", "") for strategy in ("rpc chunk", "allreduce")),
             ("rpc chunk", "launch/local", "start"),
         ),
     ],

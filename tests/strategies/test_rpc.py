@@ -49,8 +49,7 @@ def test_many_tasks_on_few_threads_finish(tmp_path: Path, partition: str, size: 
     assert rows[-1]["iteration"] == 2
 
 
-@pytest.mark.parametrize("partition", ["exclusive", pytest.param("nested", marks=pytest.mark.slow)])
-def test_failing_task_names_its_rank(tmp_path: Path, partition: str) -> None:
+def test_failing_task_names_its_rank(tmp_path: Path) -> None:
     """An exception on a worker reaches the user with its rank, and the run ends."""
     code = (
         "import sys, os, maml.worker as w\n"
@@ -64,7 +63,6 @@ def test_failing_task_names_its_rank(tmp_path: Path, partition: str) -> None:
     script = tmp_path / "broken.py"
     script.write_text(code)
     args = [*SINUSOID, "--iterations", "3", "--run-dir", str(tmp_path / "run")]
-    args += ["--partition", partition]
     done = run([*torchrun(2, [str(script)]), *args], timeout=120, expect=None)
     assert done.returncode != 0
     assert re.search(r"error: rank 1 \(host .*, pid \d+\) failed: ValueError: planted", done.stderr)

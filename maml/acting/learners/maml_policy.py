@@ -31,7 +31,6 @@ COMPONENTS = {
         ),
         "refuses": {
             "kernels": {"native": "has a loss of its own"},
-            "partition": {"nested": "has episodes, which are not examples of a set"},
             "ps_forward": {"remote": "acts with the policy where the environments are"},
         },
     }

@@ -26,7 +26,6 @@ COMPONENTS = {
         "refuses": {
             "kernels": {"native": "has no inner loop"},
             "meta_gradient": {"mixed": "has no inner loop"},
-            "partition": {"nested": "has episodes, which are not examples of a set"},
             "ps_forward": {"remote": "acts with the policy where the environments are"},
         },
     }

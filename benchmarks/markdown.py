@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-
-def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown, its columns padded so that a terminal shows them aligned."""
-    cells = [list(header), *map(list, rows)]
-    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
-    cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        f"| {' | '.join(cell.ljust(n) for cell, n in zip(row, widths, strict=True))} |"
-        for row in cells
-    )
+from maml.studies.markdown import grid
 
 
 def table(record: Mapping[str, Any], setting: str | None = None) -> str:

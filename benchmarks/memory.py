@@ -14,10 +14,10 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.command import command_line, write
-from benchmarks.hardware import describe
 from benchmarks.markdown import table
 from benchmarks.process import Peer
 from benchmarks.settings import MEMORY
+from maml.run.provenance import describe
 
 PEERS = ("ours", "ours-mixed", "ours-reverse", "learn2learn", "vmap")
 

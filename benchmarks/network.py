@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maml.config import Config
+from datasets import image_shape
+from maml.config import Config, registry
 from maml.learners import Learner
 from maml.networks.conv4 import Conv4, ConvBlock
+from maml.networks.ordinary import Ordinary
 from maml.params import Params
 
 
@@ -49,8 +51,12 @@ class Regressor(nn.Sequential):
 
 def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
     """Return a peer's network with the learner's weights, and {its name: our name}."""
-    ours = learner.network
-    network: nn.Module = ConvNet(ours) if isinstance(ours, Conv4) else Regressor()
+    ours, config = learner.network, learner.config
+    if isinstance(ours, Ordinary):
+        make = registry.network(config.network).maker()
+        network: nn.Module = make(image_shape(config.data), config.ways)
+    else:
+        network = ConvNet(ours) if isinstance(ours, Conv4) else Regressor()
     network = network.to(next(ours.parameters()).dtype)
     # Both list their parameters in the order of use.
     names = dict(

@@ -86,6 +86,11 @@ def repetition_of(peer: str, name: str, threads: int, *, float64: bool) -> Calla
     import torch
 
     torch.set_num_threads(threads)
+    for fused in (
+        torch.backends.cuda.enable_flash_sdp,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+    ):
+        fused(False)  # it has no second derivative, for peers neither
     if peer in GEMMS:
         a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE)
         if peer == "gemm-onednn" and torch.backends.mkldnn.is_available():

@@ -24,10 +24,10 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
-from benchmarks.hardware import describe
 from benchmarks.markdown import table
 from maml.plots import style
-from maml.run.log import read_metrics
+from maml.run.files import read_rows
+from maml.run.provenance import describe
 
 _SERVER = ["--strategy", "param-server"]
 TOPOLOGIES: dict[str, list[str]] = {
@@ -99,7 +99,7 @@ def measure(
             if run.returncode:
                 raise SystemExit(f"{topology}, {workers} workers: {words}")
         parts = [
-            figures(read_metrics(run_dir / "metrics.jsonl"), own_batch, warm_up)
+            figures(read_rows(run_dir / "metrics.jsonl"), own_batch, warm_up)
             for run_dir in run_dirs
         ]
     # Runs that were apart went side by side.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.peers import OF_MAML, OF_MAMLPP
+from benchmarks.peers import OF_MAML, OF_MAMLPP, OF_OWN
 from datasets import image_shape, open_episodes
 from datasets.tasks import Task
 from maml.config import Config
@@ -41,6 +41,17 @@ _MINIIMAGENET = with_values(
 
 _MAMLPP = with_values(PRESETS["mamlpp-omniglot-5way-1shot"], inner_lr=0.01)
 
+
+def _own(name: str, steps: int) -> Setting:
+    """Return the setting of a network of `benchmarks.own_networks`."""
+    network = f"benchmarks.own_networks:{name}"
+    config = with_values(_omniglot(5, 1, steps), network=network, inner_lr=0.01)
+    title = f"{name}, {steps} step{'s' * (steps > 1)}"
+    if name == "resnet18":
+        return Setting(with_values(config, data="miniimagenet"), 4, title, OF_OWN)
+    return Setting(config, 8, title, OF_OWN)
+
+
 SETTINGS: dict[str, Setting] = {
     "omniglot-5w1s": Setting(_omniglot(5, 1, 1), 32, "Omniglot 5-way 1-shot, 1 step"),
     "omniglot-5w5s": Setting(_omniglot(5, 5, 1), 32, "Omniglot 5-way 5-shot, 1 step"),
@@ -52,6 +63,11 @@ SETTINGS: dict[str, Setting] = {
     "mamlpp-5w1s-msl": Setting(
         _MAMLPP, 8, "MAML++, Omniglot 5-way 1-shot, query losses of all steps", OF_MAMLPP
     ),
+    **{
+        f"own-{name}-{steps}": _own(name, steps)
+        for name in ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "resnet18")
+        for steps in (1, 5)
+    },
     "sinusoid": Setting(PRESETS["maml-sinusoid-10shot"], 25, "sinusoid 10-shot, 1 step"),
 }
 

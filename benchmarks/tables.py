@@ -10,7 +10,7 @@ A table that shows a measurement stands between two comments:
 
 The words are those of `benchmarks.markdown.table`: a record and, where it has several, the setting.
 Below the table stands where the record is and what it was measured on. Where records are folders,
-as those of ``launch/records``, a module comes first, as ``launch.table``: its ``table`` and its
+as those of ``launch/records``, a module comes first, ``maml.studies.table``: its ``table`` and its
 ``measured_on`` take the folder and the other words.
 """
 

@@ -24,7 +24,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from benchmarks.command import command_line, count, write
-from benchmarks.hardware import describe
 from benchmarks.markdown import table
 from benchmarks.peers import OURS, PEERS
 from benchmarks.process import GEMM_REPEATS, GEMM_SIZE, GEMMS, Peer
@@ -32,6 +31,7 @@ from benchmarks.settings import SETTINGS, make_tasks
 from maml.config.presets import with_values
 from maml.learners import build_learner
 from maml.plots import style
+from maml.run.provenance import describe
 
 WARM_UP = 3
 """Rounds that are not counted."""

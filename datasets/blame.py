@@ -78,14 +78,11 @@ def _is_in(file: str, places: Collection[str]) -> bool:
     )
 
 
-NO_DRAWS = (
-    "Here the same seed must give the same numbers in every process, so a network may not draw its "
-    "own: leave it out"
-)
-"""Why dropout and the like are refused."""
-
 _PLAIN = {
-    "in randomness error mode": f"it draws random numbers, as dropout does. {NO_DRAWS}",
+    "in randomness error mode": (
+        "it draws random numbers, as dropout does, so tasks are computed one by one: leave out "
+        "--batching vmap"
+    ),
 }
 """What a library says of a mistake in words of its own, and what it means here."""
 

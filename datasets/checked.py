@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,7 +42,8 @@ def checked(
     says what is wrong with it, or what the user's code raised.
     """
     looking = _Looking(found.tasks, known, f"{split} task{{}} of seed {seed}", dtype, form, classes)
-    first = looking(torch.arange(1))
+    made = looking(torch.arange(1))
+    first = made[0] if isinstance(made, list) else made
     looking.form = form or form_of(first)
     return found.remade(looking)
 
@@ -57,14 +58,14 @@ def form_of(task: Task) -> Form:
 class _Looking:
     """Makes tasks as ``make`` does, and looks at them; ``where`` names them, given their ids."""
 
-    make: Callable[[Tensor], Task]
+    make: Callable[[Tensor], Any]
     known: DataSet
     where: str
     dtype: torch.dtype
     form: Form | None
     classes: int | None
 
-    def __call__(self, ids: Tensor) -> Task:
+    def __call__(self, ids: Tensor) -> Any:
         try:
             return self._made(ids)
         except DataError:
@@ -73,13 +74,24 @@ class _Looking:
                 self._made(one)
             raise
 
-    def _made(self, ids: Tensor) -> Task:
+    def _made(self, ids: Tensor) -> Any:
         with calling({FLAG: self.known}):
             try:
                 made = self.make(ids)
             except Exception as error:
                 error.add_note(self._named(ids))
                 raise
+        if isinstance(made, list):  # of sets of any sizes
+            if len(made) != len(ids):
+                raise DataError(
+                    f"{FLAG} {self.known.name}: {self._named(ids)}: {len(made)} tasks for "
+                    f"{len(ids)} ids"
+                )
+            alone = [Task(*(part[None] for part in task)) for task in made]
+            return [self._looked_at(*one) for one in zip(alone, ids.split(1), strict=True)]
+        return self._looked_at(made, ids)
+
+    def _looked_at(self, made: Any, ids: Tensor) -> Task:
         parts = {name: getattr(made, name, None) for name in Task._fields}
         tensors = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
         if missing := [name for name in parts if name not in tensors]:
@@ -89,7 +101,8 @@ class _Looking:
             wrong = self._wrong(made, len(ids))
         if wrong is not None:
             raise DataError(f"{FLAG} {self.known.name}: {self._named(ids)}: {wrong}")
-        return made
+        found: Task = made
+        return found
 
     def _named(self, ids: Tensor) -> str:
         listed = ", ".join(map(str, ids.tolist()))

@@ -80,18 +80,19 @@ class Component:
 Kind = TypeVar("Kind", bound=Component)
 
 
-def scan(folder: Path, package: str, kind: type[Kind]) -> dict[str, Kind]:
-    """The components of all files under ``folder``, in alphabetical order of file, by name.
+def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kind]:
+    """The components of all files under ``folders``, in alphabetical order of file, by name.
 
-    ``package`` is the module name of ``folder``; facts are keyword arguments of ``kind``.
+    ``root`` is where modules are imported from; facts are keyword arguments of ``kind``.
     """
     found: dict[str, Kind] = {}
-    for path in sorted(folder.rglob("*.py")):
+    files = [(path.relative_to(each), path) for each in folders for path in each.rglob("*.py")]
+    for _, path in sorted(files):
         text = path.read_text(encoding="utf-8")
         if f"\n{LITERAL}" not in text:
             continue
-        parts = path.relative_to(folder).with_suffix("").parts
-        module = ".".join((package, *(part for part in parts if part != "__init__")))
+        parts = path.relative_to(root).with_suffix("").parts
+        module = ".".join(part for part in parts if part != "__init__")
         tree = ast.parse(text)
         flags = own_flags(tree)
         for name, facts in _literal(tree).items():

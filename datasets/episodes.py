@@ -75,7 +75,8 @@ class Episodes(ABC):
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``), batched, on the CPU.
 
-        Pure: a task is the same alone or in a batch, in any order, in any process.
+        Pure: a task is the same alone or in a batch, in any order, in any process. Data of a user's
+        own may return a list of B tasks without the leading dimension, whose sets are of any sizes.
         """
 
     def keys(self, ids: Tensor, purpose: str, seed: int) -> addresses.Keys:

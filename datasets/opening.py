@@ -10,7 +10,7 @@ or ``test``. It returns one of
 * :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
 * :class:`~datasets.batches.Examples`, for ordinary classification;
 * any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
-* :class:`~datasets.acting.Acting`, for policies.
+* :class:`~datasets.environments.acting.Acting`, for policies.
 * a ``Taskset`` of learn2learn.
 """
 
@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import torch
 
 from datasets import by_class
-from datasets.acting import Acting
 from datasets.batches import Batches, Examples
 from datasets.blame import calling
 from datasets.checked import Form, checked, form_of
+from datasets.environments.acting import Acting
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
@@ -89,7 +89,9 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
         return Contents(None, classifies=False, point=(acts.observation_size, acts.outputs))
     if isinstance(found, Episodes) or is_taskset(found):
         tasks = open_episodes(data, "train", data_root=data_root, **request).tasks
-        return _contents_of(tasks(torch.arange(1)), request["ways"], f"{FLAG} {data}")
+        made: Any = tasks(torch.arange(1))
+        first = made[0] if isinstance(made, list) else made
+        return _contents_of(first, request["ways"], f"{FLAG} {data}")
     image = found.images.shape[1:]
     return Contents((image[2] if len(image) == 3 else 1, image[0], image[1]), classifies=True)
 
@@ -226,7 +228,7 @@ def open_batches(
 def open_environments(
     data: str, split: str, *, data_root: Path | str | None = None, **request: Any
 ) -> Acting:
-    """The tasks of a split that materialise by acting (:mod:`datasets.acting`).
+    """The tasks of a split that materialise by acting (:mod:`datasets.environments.acting`).
 
     ``request``: ``shots``, ``queries``, ``seed``, ``starts`` and the fields that the data set
     reads. Raises :class:`DataError`, whose message is for the user, if the request or the data is

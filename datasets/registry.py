@@ -50,7 +50,8 @@ class DataSet(Component):
 @functools.cache
 def data_sets() -> dict[str, DataSet]:
     """The data sets of this folder, by name: a file with facts is all that one needs."""
-    return scan(Path(__file__).parent, "datasets", DataSet)
+    here = Path(__file__).parent
+    return scan([here], here.parent, DataSet)
 
 
 @functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name

@@ -1,67 +1,9 @@
-"""``python -m launch.compare A B …``: is one better than the other, and how sure is that.
-
-    python -m launch.compare runs/maml runs/anil
-    python -m launch.compare runs/sweeps/order:order=first runs/sweeps/order:order=second --report
-
-Each is a run directory, a record, or a folder of runs of which the values after the colon choose
-some; its runs may differ in their seed alone. All are compared with the first, on the test tasks
-that both were tested on.
-"""
-
-from __future__ import annotations
+"""``python -m launch.compare A B …``: is one better than the other, and how sure is that."""
 
 import sys
-import time
-from pathlib import Path
 
-from launch.comparing import arms, tables
-from maml.config.parser import Parser
-from maml.errors import UserError
-from maml.run.files import make_folder, write_text
-
-
-def main(arguments: list[str]) -> int:
-    """Compare; return the exit code."""
-    parser = Parser(
-        prog="python -m launch.compare",
-        description="Compare runs on the test tasks that they share.",
-    )
-    parser.add_argument("arms", metavar="RUNS", nargs="+", help="PATH or PATH:name=value,…")
-    parser.add_argument(
-        "--metric",
-        help="a column of test_tasks.csv, as non_transductive_accuracy (default: each run's "
-        "headline accuracy; of policies the return, of regressions the loss)",
-    )
-    parser.add_argument("--report", action="store_true", help="write report.md, with figures")
-    parser.add_argument(
-        "--folder", type=Path, help="where the report goes (default: runs/compared-<time>)"
-    )
-    options = parser.parse_args(arguments)
-    if len(options.arms) < 2:
-        raise UserError("nothing to compare with: name two runs or more")
-    if len(set(options.arms)) < len(options.arms):
-        raise UserError("one is named twice")
-    found = [arms.read(asked, options.metric) for asked in options.arms]
-    base, *others = found
-    unit = tables.unit_of(found)
-    print(f"Comparing {len(found)} by test {unit.name}", file=sys.stderr, flush=True)
-    differences = tables.differences_from(base, others)
-    text = (
-        f"{tables.means_table(found, unit)}\n\n"
-        f"{tables.differences_table(differences, base.name, unit)}"
-    )
-    print(text, end="")
-    if options.report or options.folder:
-        folder = options.folder or Path("runs", f"compared-{time.strftime('%Y%m%d-%H%M%S')}")
-        make_folder(folder, "--folder")
-        drawn = tables.figures(folder, found, differences, base.name, unit)
-        pictures = "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
-        write_text(folder / "report.md", f"# Comparison\n\n{text}{pictures}")
-        print(f"\nreport {folder / 'report.md'}")
-    return 0
-
+from maml.processes.program import run_program
+from maml.studies.compare import main
 
 if __name__ == "__main__":
-    from maml.processes.program import run_program
-
     run_program(main, sys.argv[1:])

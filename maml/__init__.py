@@ -19,7 +19,22 @@ from maml.processes import scheduling
 
 if TYPE_CHECKING:
     from maml.errors import UserError
+    from maml.library.distribution import distributed
     from maml.library.gradient import meta_gradient
+    from maml.library.meta_learner import (
+        ANIL,
+        BOIL,
+        CAVIA,
+        IMAML,
+        MAML,
+        R2D2,
+        MAMLpp,
+        MetaCurvature,
+        MetaLearner,
+        MetaSGD,
+        ProtoNet,
+        Reptile,
+    )  # fmt: skip
     from maml.library.model import AdaptedModel, Model, load
     from maml.library.module import MetaModule, set_gradients
     from maml.library.tasks import Tasks, episodes
@@ -30,6 +45,11 @@ _FROM = {
     "maml.errors": ("UserError",),
     "maml.library.gradient": ("meta_gradient",),
     "maml.library.model": ("AdaptedModel", "Model", "load"),
+    "maml.library.distribution": ("distributed",),
+    "maml.library.meta_learner": (
+        *("ANIL", "BOIL", "CAVIA", "IMAML", "MAML", "MAMLpp", "MetaCurvature", "MetaLearner"),
+        *("MetaSGD", "ProtoNet", "R2D2", "Reptile"),
+    ),
     "maml.library.module": ("MetaModule", "set_gradients"),
     "maml.library.tasks": ("Tasks", "episodes"),
     "maml.metagradient.differentiate": ("OuterGradient",),
@@ -38,14 +58,27 @@ _FROM = {
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 
 __all__ = [
+    "ANIL",
+    "BOIL",
+    "CAVIA",
+    "IMAML",
+    "MAML",
+    "R2D2",
     "AdaptedModel",
     "Implicit",
+    "MAMLpp",
+    "MetaCurvature",
+    "MetaLearner",
     "MetaModule",
+    "MetaSGD",
     "Model",
     "OuterGradient",
     "Problem",
+    "ProtoNet",
+    "Reptile",
     "Tasks",
     "UserError",
+    "distributed",
     "episodes",
     "load",
     "meta_gradient",

@@ -27,20 +27,13 @@ from typing import Any
 
 from datasets.errors import DataError
 from datasets.spelling import is_theirs
-from maml import by_class
-from maml.best import RECORDED, content_of, load_best
 from maml.config import Config, default_data_root, flag, registry
 from maml.config.parser import Parser, add_trust, at_least, positive
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.learners.objectives import REGRESSION
-from maml.processes.device import choose_device
-from maml.processes.setup import init_process
-from maml.processes.world import World
-from maml.run import checkpoint, directory, files
-from maml.run.provenance import warn_of_edits
-from maml.run.watch import watch
-from maml.scores import (
+from maml.evaluation import by_class
+from maml.evaluation.best import RECORDED, content_of, load_best
+from maml.evaluation.scores import (
     check_headline,
     ensemble,
     evaluate,
@@ -49,8 +42,11 @@ from maml.scores import (
     summary,
     there_are,
 )
-from maml.strategies.local import Local
-from maml.worker import Worker
+from maml.learners.objectives import REGRESSION
+from maml.run import checkpoint, directory, files
+from maml.run.provenance import warn_of_edits
+from maml.run.watch import watch
+from maml.strategies.local import alone
 
 SPLITS = ("train", "validation", "test")
 ASKED: dict[str, tuple[str, Any, str]] = {
@@ -212,9 +208,8 @@ class RunEvaluator:
 
     def build(self, config: Config) -> None:
         """Build the worker and open its episodes."""
-        world = World(0, 1, 0, 1, launched=False)
-        init_process(config, world)
-        worker = Worker(config, choose_device(config, world), trains=False)
+        strategy = alone(config)
+        worker = strategy.worker
         with self._naming_own_flags():
             if not worker.learner.any_ways and self.options.ways not in (None, self._of_run.ways):
                 own = f"{self._of_run.ways} classes"
@@ -230,7 +225,7 @@ class RunEvaluator:
         headline = check_headline(worker, split, transductive, "--non-transductive")
         for line in filter(None, (headline, few_classes(worker, split))):
             print(line, file=sys.stderr, flush=True)
-        self.strategy = Local(config, world, worker)
+        self.strategy = strategy
         self.config = config
 
     @contextlib.contextmanager

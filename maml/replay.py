@@ -20,12 +20,10 @@ from maml.config import registry
 from maml.config.parser import Parser, add_trust, whole_number
 from maml.errors import UserError
 from maml.params import Params
-from maml.processes.device import choose_device
-from maml.processes.setup import init_process
-from maml.processes.world import World
 from maml.run import directory, refused
 from maml.run.checkpoint import check_model
 from maml.run.provenance import warn_of_edits
+from maml.strategies.local import alone
 from maml.worker import Share, Worker
 
 NAMES = 4
@@ -41,9 +39,7 @@ def main(arguments: list[str]) -> int:
     row, tasks, saved = refused.read(run_dir, options.iteration)
     again = f"computing the {counted(len(tasks), 'task')} of iteration {row['iteration']} again"
     print(f"{run_dir}: {again}", file=sys.stderr, flush=True)
-    world = World(0, 1, 0, 1, launched=False)
-    init_process(config, world)
-    worker = Worker(config, choose_device(config, world))
+    worker = alone(config, trains=True).worker
     check_model(saved, worker.learner.meta_parameters(), str(run_dir))
     warn_of_edits(config, saved)
     model: Params = saved["model"]

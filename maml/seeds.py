@@ -12,9 +12,9 @@ import torch
 from datasets.addresses import keys
 
 
-def seed_of(seed: int, purpose: str, index: int = 0) -> int:
-    """Return the 63-bit seed at the address (seed, purpose, index)."""
-    return int(keys(seed, "", purpose, index)[0]) >> 1
+def seed_of(seed: int, purpose: str, index: int = 0, split: str = "") -> int:
+    """Return the 63-bit seed at the address (seed, split, purpose, index)."""
+    return int(keys(seed, split, purpose, index)[0]) >> 1
 
 
 @contextlib.contextmanager
@@ -24,14 +24,32 @@ def drawn(seed: int, purpose: str) -> Iterator[None]:
     That is what torch, numpy and Python draw from their global generators, as modules do when they
     are made: so every process makes the same ones.
     """
-    number = seed_of(seed, purpose)
+    with kept():
+        begin(seed_of(seed, purpose))
+        yield
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Leave the global generators of torch, numpy and Python as they are, whatever is drawn."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number)
-        np.random.seed(number % 2**32)
-        random.seed(number)
+    with torch.random.fork_rng(_gpus()):
         try:
             yield
         finally:
             np.random.set_state(of_numpy)
             random.setstate(of_python)
+
+
+def begin(number: int) -> None:
+    """Let the global generators begin at a number of 63 bits."""
+    torch.default_generator.manual_seed(number)
+    if _gpus():  # not `torch.manual_seed`: it asks for all kinds of devices, which takes long
+        torch.cuda.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)
+
+
+def _gpus() -> list[int]:
+    """Return the GPU of this process, where it computes on one."""
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from datasets.blame import NO_DRAWS
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
@@ -25,12 +24,19 @@ from maml.errors import UserError
 from maml.execution import compiled, precision
 from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
-from maml.learners import Learner, asked, build_learner
-from maml.metagradient import differentiate
+from maml.learners import Learner, asked, build_learner, one_by_one
+from maml.learners.one_by_one import addresses
+from maml.metagradient import by_task, differentiate
 from maml.metagradient.batching import NotRepeatedError, batching_of
+from maml.networks.ordinary import switched
 from maml.params import Params
 
 T = TypeVar("T")
+REPEATED = (
+    "The same seed must give the same numbers in every process. What is drawn from the global "
+    "generators of torch, numpy or Python does: they are seeded for each task and step"
+)
+"""What a network must do whose numbers are not repeated."""
 EVALUATION_PREFIXES = ("", "non_transductive_")
 
 
@@ -55,11 +61,12 @@ class Share(NamedTuple):
 class Batch(NamedTuple):
     """Training tasks of one phase (`Learner.phase`), which travels with them.
 
-    ``tasks`` are as a sampler makes them, or made already by who has acted in them.
+    ``tasks``, of the ids ``ids [B]``, are as a sampler makes them, or made already by acting.
     """
 
     phase: int
     tasks: Any
+    ids: Tensor
 
 
 class Worker:
@@ -69,6 +76,7 @@ class Worker:
         progress: Of the latest call for training tasks, how many are done, and of how many.
         stopwatch: What this process spends its training on: ``sampling``, the wait for tasks that
             are being made, and ``computing``.
+        why_one_by_one: Why tasks are computed one by one, where nobody asked for it; or None.
         derivatives_of: What makes the derivatives of training losses, if a strategy has its own.
     """
 
@@ -94,6 +102,8 @@ class Worker:
         precision.use(config.precision)
         with self._naming_theirs():
             self.learner.prepare(device)
+        self._in_torch = self.learner.in_torch(self.device)
+        self.why_one_by_one: str | None = None
         self.compiled: compiled.Compiled | None = None
         self.derivatives_of: differentiate.Making | None = None
         self.progress = (0, 0)
@@ -112,7 +122,8 @@ class Worker:
     def _choose_batching(self) -> None:
         """Differentiate two tasks by a user's own learner or network, batched and one by one.
 
-        Where the two differ, or tasks cannot be batched, training computes them one by one.
+        Training computes tasks one by one where the two differ, where tasks cannot be batched or
+        draw random numbers, and where one task is work enough (`maml.execution.work`).
 
         Raises:
             UserError: if two calls with the same tasks differ; else as `_naming_theirs`.
@@ -127,7 +138,10 @@ class Worker:
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             made = self.learner.materialise(params, some)
             self.learner.batching = "tasks"
-            self.learner.outer_gradient(params, made)
+            if isinstance(made, list):  # their sets may be of any sizes
+                return
+            # In the dtype of the run: what it raises is what training would.
+            heavy = one_by_one.is_heavy(self.learner, params, made)
             try:
                 found = batching_of(
                     lambda at: self.learner.training_problem(at, 0),
@@ -136,13 +150,25 @@ class Worker:
                     self.config.meta_gradient,
                 )
             except NotRepeatedError as error:
-                raise UserError(f"{flag}: {error}. {NO_DRAWS}") from error
-        if self.config.batching == "vmap" and found == "tasks":
+                raise UserError(f"{flag}: {error}. {REPEATED}") from error
+        self.learner.draws = found.draws
+        able = found.batching == "vmap"
+        if self.config.batching == "vmap" and not able:
             raise UserError(
-                f"--batching vmap: {flag} cannot be batched, or has another gradient then than in "
-                "a plain loop; leave it out, or give tasks"
+                f"--batching vmap: {flag} draws, cannot be batched, or has another gradient then "
+                "than in a plain loop; leave it out, or give tasks"
             )
-        self.learner.batching = found if self.config.batching == "auto" else self.config.batching
+        if self.config.batching != "auto":
+            self.learner.batching = self.config.batching
+            return
+        if self.learner.draws:
+            self.why_one_by_one = f"{flag} draws random numbers"
+        elif not able:
+            self.why_one_by_one = f"torch.func.vmap cannot batch {flag}, or finds another gradient"
+        elif self._in_torch and self.device.type == "cpu" and heavy:
+            self.why_one_by_one = "one task is work enough for a core"
+        else:
+            self.learner.batching = "vmap"
 
     def _naming_theirs(self) -> AbstractContextManager[None]:
         """Turn what a user's own learner or network raises into a line that names it."""
@@ -173,7 +199,7 @@ class Worker:
         """
         if self.derivatives_of is not None:
             return
-        in_torch = self.learner.in_torch(self.device) and self.learner.batching == "vmap"
+        in_torch = self._in_torch and self.learner.batching == "vmap"
         self.compiled = compiled.choose(self.config, self.device, in_torch=in_torch)
         if self.compiled is None:
             return
@@ -186,7 +212,7 @@ class Worker:
         Nobody asks without an inner loop, on a GPU, for what is no image, or where the flags say
         otherwise.
         """
-        asked_otherwise = self.config.kernels != "auto" or self.config.meta_gradient == "reverse"
+        asked_otherwise = self.config.kernels != "auto"
         few_shot = registry.learner(self.config.learner).tasks == "episodes"
         if not few_shot or asked_otherwise or self.device.type != "cpu":
             return None
@@ -199,7 +225,7 @@ class Worker:
         if not theirs or learner.tasks == "environments":
             return None
         with self._naming_theirs():
-            first = self.evaluation(split).tasks(torch.arange(1))
+            first = next(by_task.one_by_one(self.evaluation(split).tasks(torch.arange(1))))
             if not isinstance(first, Task) or not asked.mixes(self.learner, first.query_x[0]):
                 return None
         name = self.config.network
@@ -227,8 +253,8 @@ class Worker:
             of_phase = self._batches(ids[places[0] : places[-1] + 1])
             batches += [(phase, batch) for batch in of_phase]
         made = self._ahead.tasks([batch for _, batch in batches])
-        for (phase, _), tasks in zip(batches, made, strict=True):
-            yield Batch(phase, tasks)
+        for (phase, ids), tasks in zip(batches, made, strict=True):
+            yield Batch(phase, tasks, ids)
 
     def _phase(self, id: int) -> int:
         return self.learner.phase(id // self.config.meta_batch_size)
@@ -246,11 +272,11 @@ class Worker:
         rows = [totals.new_empty(0, len(totals))]
         n_tasks = 0
         self.progress = (0, self.progress[1])
-        for phase, tasks in self.stopwatch.following("sampling", batches):
+        for phase, tasks, ids in self.stopwatch.following("sampling", batches):
             with self.stopwatch.spent_on("sampling"):
                 made = learner.materialise(params, self._on_device(tasks))
             with self.stopwatch.spent_on("computing"):
-                outer = self._differentiate(params, made, learner, phase)
+                outer = self._differentiate(params, made, ids, learner, phase)
                 for name, total in sums.items():
                     total += outer.gradients[name]
                 metrics = [outer.metrics[name] for name in learner.metric_names]
@@ -261,8 +287,12 @@ class Worker:
         return Share(sums, totals, n_tasks, torch.cat(rows))
 
     def _differentiate(
-        self, params: Params, tasks: Any, learner: Learner, phase: int
+        self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int
     ) -> differentiate.OuterGradient:
+        if self._one_by_one(learner, tasks):
+            return one_by_one.outer_gradient(
+                learner, params, tasks, lambda: addresses(learner, "train", ids), phase
+            )
         # Compiled is one function alone: that of the phase which most of a training is in.
         if self.compiled is None or phase != learner.last_phase:
             return learner.outer_gradient(params, tasks, phase, self.derivatives_of)
@@ -272,46 +302,70 @@ class Worker:
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
         params = self._here(meta_params)
-        return self._scored(split, ids, lambda tasks: learner.evaluate(params, tasks))
+        return self._scored(learner, split, ids, lambda own, tasks: own.evaluate(params, tasks))
 
     def evaluate_together(
         self, models: Sequence[Params], split: str, ids: Tensor, learner: Learner
     ) -> Tensor:
         """Return what `evaluate` does, of an ensemble (`asked.evaluate_together`)."""
         here = [self._here(params) for params in models]
-        return self._scored(split, ids, lambda tasks: asked.evaluate_together(learner, here, tasks))
+        return self._scored(
+            learner, split, ids, lambda own, tasks: asked.evaluate_together(own, here, tasks)
+        )
 
     def confusions(
         self, meta_params: Params, split: str, ids: Tensor, learner: Learner, *, transductive: bool
     ) -> Tensor:
         """Return ``[T, N, N]``, as `asked.confusions` does for tasks at hand; raises as that."""
         params = self._here(meta_params)
-        found = self._evaluated(
-            split,
-            ids,
-            lambda tasks: asked.confusions(learner, params, tasks, transductive=transductive),
-        )
-        return torch.cat(found).cpu()
+
+        def of(own: Learner, tasks: Any) -> Tensor:
+            return asked.confusions(own, params, tasks, transductive=transductive)
+
+        return torch.cat(self.evaluated(learner, split, ids, of)).cpu()
 
     def _here(self, params: Params) -> Params:
         return {name: tensor.detach().to(self.device) for name, tensor in params.items()}
 
     def _scored(
-        self, split: str, ids: Tensor, metrics_of: Callable[[Any], dict[str, Tensor]]
+        self,
+        learner: Learner,
+        split: str,
+        ids: Tensor,
+        metrics_of: Callable[[Learner, Any], dict[str, Tensor]],
     ) -> Tensor:
-        def row(tasks: Any) -> Tensor:
-            metrics = metrics_of(tasks)
+        def row(own: Learner, tasks: Any) -> Tensor:
+            metrics = metrics_of(own, tasks)
             return torch.stack([metrics[name] for name in self.evaluation_names], dim=1)
 
-        rows = self._evaluated(split, ids, row)
+        rows = self.evaluated(learner, split, ids, row)
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)
         return torch.cat(rows).cpu()
 
     @torch.no_grad()
-    def _evaluated(self, split: str, ids: Tensor, of: Callable[[Any], Tensor]) -> list[Tensor]:
-        made = Prefetch(self.evaluation(split).tasks).tasks(self._batches(ids))
-        return [of(self._on_device(tasks)) for tasks in made]
+    def evaluated(
+        self, learner: Learner, split: str, ids: Tensor, of: Callable[[Learner, Any], Tensor]
+    ) -> list[Tensor]:
+        """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
+        batches, found = self._batches(ids), list[Tensor]()
+        made = Prefetch(self.evaluation(split).tasks).tasks(batches)
+        # Dropout is off at test, unless it is asked for.
+        with switched(learner.network, training=self.config.eval_draws):
+            for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
+                if self._one_by_one(learner, tasks):
+                    found += one_by_one.each(
+                        learner, of, tasks, addresses(learner, split, of_batch)
+                    )
+                else:
+                    found.append(of(learner, tasks))
+        return found
+
+    def _one_by_one(self, learner: Learner, tasks: Any) -> bool:
+        """Say whether tasks are computed one by one; kernels take all of them together."""
+        if isinstance(tasks, list):
+            return True
+        return learner.batching == "tasks" and self.derivatives_of is None and self._in_torch
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
         """Split ids into batches of a bounded size: memory stays bounded, too."""

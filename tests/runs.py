@@ -11,7 +11,7 @@ import torch
 from maml.config import Config
 from maml.config.presets import PRESETS, with_values
 from maml.run import checkpoint
-from maml.run.log import read_metrics
+from maml.run.files import read_rows
 from maml.trainer import Trainer
 
 SINUSOID: dict[str, Any] = {
@@ -86,7 +86,7 @@ def last(run_dir: Path) -> dict[str, Any]:
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Return the rows of a run."""
-    return read_metrics(run_dir / "metrics.jsonl")
+    return read_rows(run_dir / "metrics.jsonl")
 
 
 def result(run_dir: Path) -> dict[str, Any]:

@@ -154,7 +154,7 @@ if __name__ == "__main__":
     done = soak(own.minutes, own.seed)
     print(f"{len(done)} runs, {sum(len(row['faults']) for row in done)} faults, all equal")
     if own.json is not None:
-        from benchmarks.hardware import describe
+        from maml.run.provenance import describe
 
         record = {
             "hardware": describe(threads=1), "minutes": own.minutes, "seed": own.seed,

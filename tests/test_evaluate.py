@@ -20,18 +20,18 @@ from torch import Tensor
 import maml
 from datasets.errors import DataError
 from datasets.tasks import Task
-from maml import by_class
 from maml import evaluate as evaluation
 from maml.config import Config
 from maml.config.checks import most_threads
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
+from maml.evaluation import by_class
+from maml.evaluation.scores import evaluate, mean_and_ci95, summary
 from maml.learners import asked as of_learner
 from maml.learners import build_learner
 from maml.processes.program import run_program
 from maml.processes.world import World
 from maml.run import checkpoint
-from maml.scores import evaluate, mean_and_ci95, summary
 from maml.strategies.local import Local
 from maml.worker import Worker
 from tests.launching import run

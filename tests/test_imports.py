@@ -28,13 +28,12 @@ FLOORS = (
     ("learners",),
     ("worker",),
     ("strategies", "run"),
-    ("scores",),
-    ("best", "by_class"),
-    ("initial",),
+    ("evaluation",),
     ("library", "evaluate", "replay"),
     ("plots",),
     ("training", "predict"),
     ("trainer",),
+    ("studies", "acting"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = sorted(

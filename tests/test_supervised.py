@@ -11,8 +11,8 @@ import pytest
 
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
+from maml.evaluation.scores import evaluate, summary
 from maml.run.directory import read_config
-from maml.scores import evaluate, summary
 from maml.trainer import Trainer
 from tests.launching import run, run_train
 from tests.runs import last, metrics, result, same, supervised, train

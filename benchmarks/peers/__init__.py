@@ -22,6 +22,8 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-compiled": {"meta_gradient": "reverse", "kernels": "torch", "compile": "on"},
     "ours-mixed": {"meta_gradient": "mixed", "kernels": "torch"},
     "ours-reverse": {"meta_gradient": "reverse"},
+    "ours-vmap": {"batching": "vmap"},
+    "ours-tasks": {"batching": "tasks"},
 }
 """This project as a run calls it, and with other flags."""
 OF_MAML = (
@@ -29,8 +31,9 @@ OF_MAML = (
     *("learn2learn", "higher", "torchopt", "vmap", "compiled"),
 )
 OF_MAMLPP = ("ours", "ours-torch", "ours-compiled", "mamlpp")
-"""The peers that can compute the meta-gradient of each learner."""
-PEERS = (*OF_MAML, "mamlpp")
+OF_OWN = ("ours", "ours-vmap", "ours-tasks", "learn2learn", "higher", "torchopt", "plain")
+"""The peers that can compute the meta-gradient of each learner, or of a network of one's own."""
+PEERS = tuple(dict.fromkeys((*OF_MAML, "mamlpp", *OF_OWN)))
 
 
 def build(name: str, learner: Learner, tasks: Task) -> Repetition:

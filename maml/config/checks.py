@@ -55,13 +55,14 @@ def check_values(config: Config, *, own: bool = True) -> None:
             if own or not is_theirs(value):
                 registry.find(name, value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            _check_bounds(name, value)
+            check_bounds(name, value)
     if own or not registry.theirs(config):
         _check_components(config)
         _check_combinations(config)
 
 
-def _check_bounds(name: str, value: float) -> None:
+def check_bounds(name: str, value: float) -> None:
+    """Raise `UserError` for a number that its field does not allow."""
     facts = FACTS[name]
     most = MOST if facts.most is None and isinstance(value, int) else facts.most
     # `not` a comparison rather than its opposite: nan must fail too.

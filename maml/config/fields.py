@@ -77,12 +77,13 @@ class Common:
     )  # fmt: skip
     batching: Literal["auto", "vmap", "tasks"] = _learner(
         "auto", WAY,
-        "What kernels do not serve: vmap computes all tasks at once, tasks one after the other, as "
-        "a plain loop does [vmap where that finds the same].",
+        "What kernels do not serve: vmap computes all tasks at once; tasks one by one, each in a "
+        "thread, as a plain loop does [vmap where that finds the same and each task is little "
+        "work].",
     )  # fmt: skip
     compile: Literal["auto", "off", "on"] = _learner(
         "auto", WAY,
-        "on: compile what kernels do not serve; auto: so in long runs on a CPU, else a CUDA graph.",
+        "on: compile what kernels do not serve; auto: so in long runs on a CPU.",
     )  # fmt: skip
 
     dtype: Literal["float32", "float64"] = _learner(
@@ -219,6 +220,10 @@ class Common:
     test_model: Literal["last", "best"] = _evaluation(
         "last", SAME_RUN,
         "What is tested at the end: the last model, or the one that validated best.",
+    )  # fmt: skip
+    eval_draws: bool = _evaluation(
+        False, RESULT, "Let the network draw at validation and test, too, as dropout does.",
+        chooses=True,
     )  # fmt: skip
     transductive: bool = _evaluation(
         True, RESULT,

@@ -51,8 +51,17 @@ class Parser(argparse.ArgumentParser):
         show(self.format_help())
 
 
+MOST_ENDING = 3
+
+
 def _near(word: str, flags: list[str]) -> list[str]:
-    """Return what a mistyped flag may be: the nearest, and a second that is hardly farther."""
+    """Return what a mistyped flag may be: those that end so, or else the nearest ones.
+
+    A second one is hardly farther than the first.
+    """
+    ending = [flag for flag in flags if flag.endswith(word[1:])]
+    if 0 < len(ending) <= MOST_ENDING:
+        return ending
     found = difflib.get_close_matches(word, flags, n=2, cutoff=0.7)
     far = [1 - difflib.SequenceMatcher(None, each, word).ratio() for each in found]
     return [flag for flag, away in zip(found, far, strict=True) if away < 2 * far[0]]

@@ -42,12 +42,15 @@ class LearnerFacts(Component):
         strategy: Where its tasks run under torchrun, if ``--strategy`` does not say.
         adapts: What the inner loop adapts unless ``--adapt`` says it (`maml.learners.adapting`).
         adapts_at_test: Whether it takes inner steps at test.
+        pictures: What draws a trained model's own pictures, by name: ``module:function``, called
+            with the learner, the test split's tasks and the meta-parameters.
     """
 
     tasks: Literal["episodes", "batches", "environments"] = "episodes"
     strategy: str = "rpc"
     adapts: str = "*"
     adapts_at_test: bool = True
+    pictures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ KINDS: dict[str, type[Component]] = {
 """The fields whose values are components' names."""
 
 _FOLDERS = {"learner": "learners", "network": "networks", "strategy": "strategies"}
+"""Where each kind is: in this folder of ``maml``, and in one of that name in any room."""
 
 
 @functools.cache
@@ -88,7 +92,8 @@ def known(kind: str) -> Mapping[str, Any]:
     """Return the components of a kind, which is a key of `KINDS`, by name."""
     if kind == "data":
         return datasets.registry.data_sets()
-    return scan(MAML / _FOLDERS[kind], f"maml.{_FOLDERS[kind]}", KINDS[kind])
+    folders = [MAML / _FOLDERS[kind], *MAML.glob(f"*/{_FOLDERS[kind]}")]
+    return scan(folders, MAML.parent, KINDS[kind])
 
 
 @functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name

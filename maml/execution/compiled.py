@@ -1,13 +1,12 @@
-"""``--compile``: a whole meta-gradient compiled, or captured, for each shape of tasks it meets.
+"""``--compile``: a whole meta-gradient compiled for each shape of tasks it meets.
 
 The function is run once while every operation that it ends in is written down (`record`): what
 ``torch.func`` transforms, autograd and the inner optimizer do in Python is then done, and what is
-left is one list of tensor operations. Stages make it faster: `inductor` generates code for it (C++
-on a CPU, Triton on a GPU), `maml.execution.cuda_graph.capture` launches all of it as one.
+left is one list of tensor operations, for which torch's inductor generates code.
 
 Nothing is taken on trust: the result on other inputs than those that it was made with is compared
-with the function's own. A stage that fails is left out; whatever else goes wrong is one line on
-stderr, after which the function itself serves.
+with the function's own. Whatever goes wrong is one line on stderr, after which the function itself
+serves.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from torch.utils import _pytree as pytree
 from datasets.locks import Lock
 from datasets.paths import cache_root
 from maml.config import Config
-from maml.execution import cuda_graph
 
 Tensors: TypeAlias = Sequence[Tensor]
 Run: TypeAlias = Callable[[Tensors], Tensors]
@@ -52,8 +50,6 @@ In float32 another order of rounding may turn a ReLU, and so move the gradient i
 FLOOR = 0.1
 """To a tensor's own norm comes so much of that of all beside it (all gradients, say): some consist
 of rounding alone, as those of biases that a batch norm subtracts again."""
-CAPTURE_TOLERANCE = 1e-3
-"""The same where operations are not generated anew, only launched as one."""
 BF16_TOLERANCE = 0.5
 """The same under ``--precision bf16``: generated code leaves intermediate roundings out."""
 
@@ -73,10 +69,10 @@ class Compiled:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], *, tolerance: float | None = None, speaks: bool = True
+        self, stage: Stage, *, tolerance: float | None = None, speaks: bool = True
     ) -> None:
         """``tolerance`` replaces `TOLERANCE`; ``speaks``: say on stderr what was compiled."""
-        self._stages = stages
+        self._stage = stage
         self._tolerance = tolerance
         self._speaks = speaks
         self._lock = threading.Lock()
@@ -113,7 +109,7 @@ class Compiled:
         try:
             with _quietly(), _in_the_cache(), torch.no_grad():
                 run, form_structure = record(function, inputs, structure)
-                run = self._through_stages(run, inputs)
+                run = self._stage(run, inputs)
                 self._compare(run(*others), expected)
         except Exception as error:
             self._given_up = True
@@ -123,15 +119,6 @@ class Compiled:
             shape = list(inputs[-1].shape)
             _say(f"--compile: {time.perf_counter() - began:.1f} s for tasks of {shape} targets")
         return _Form(run, form_structure)
-
-    def _through_stages(self, run: Any, inputs: Tensors) -> Any:
-        """Return ``run`` through one stage after the other; all but the last may fail."""
-        for stage in self._stages[:-1]:
-            try:
-                run = stage(run, inputs)
-            except Exception as error:
-                _say(f"warning: --compile: {_first_line(error)}; without this stage")
-        return self._stages[-1](run, inputs)
 
     def _compare(self, found: Tensors, expected: Any) -> None:
         """Raise unless each output agrees; beside a result that is not finite, any does.
@@ -192,42 +179,25 @@ def record(
 
 
 def inductor(recorded: torch.fx.GraphModule, inputs: Tensors) -> Callable[..., Tensors]:
-    """Stage: generate code with torch's compiler."""
+    """Generate code with torch's compiler."""
     import torch._inductor
 
     return torch._inductor.compile(recorded, list(inputs))
 
 
-def stages(config: Config, device: torch.device, *, in_torch: bool) -> list[Stage]:
-    """Return what ``--compile`` means on ``device``; an empty list: nothing is compiled.
+def choose(config: Config, device: torch.device, *, in_torch: bool) -> Compiled | None:
+    """Return what computes meta-gradients under ``--compile``, or None where nothing is compiled.
 
     Args:
         config: The configuration.
         device: Where the meta-gradient is computed.
         in_torch: Whether it is made of torch's operations alone.
     """
-    if config.compile == "off" or not in_torch:
-        return []
-    if device.type == "cuda":
-        generate = [inductor] if config.compile == "on" else []
-        return [*generate, cuda_graph.Capture(device)]
-    long = config.iterations * config.meta_batch_size >= LONG_RUN
-    return [inductor] if config.compile == "on" or long else []
-
-
-def choose(config: Config, device: torch.device, *, in_torch: bool) -> Compiled | None:
-    """Return what computes meta-gradients under ``--compile``, or None where nothing is compiled.
-
-    The arguments are those of `stages`.
-    """
-    chosen = stages(config, device, in_torch=in_torch)
-    if not chosen:
+    long = config.iterations * config.meta_batch_size >= LONG_RUN and device.type == "cpu"
+    if not in_torch or not (config.compile == "on" or (config.compile == "auto" and long)):
         return None
-    tolerance = CAPTURE_TOLERANCE if inductor not in chosen else None
-    if config.precision == "bf16":
-        tolerance = BF16_TOLERANCE
-    speaks = os.environ.get("RANK", "0") == "0"
-    return Compiled(chosen, tolerance=tolerance, speaks=speaks)
+    tolerance = BF16_TOLERANCE if config.precision == "bf16" else None
+    return Compiled(inductor, tolerance=tolerance, speaks=os.environ.get("RANK", "0") == "0")
 
 
 @contextlib.contextmanager

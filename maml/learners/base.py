@@ -10,25 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from datasets.episodes import Episodes
+from datasets.opening import Contents
 from datasets.spelling import is_theirs
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.data import data_contents, few_shot_tasks
+from maml.learners.data import data_contents, few_shot_tasks, network_of
 from maml.learners.frozen import frozen
-from maml.learners.objectives import objective
+from maml.learners.objectives import REGRESSION, Given, objective
 from maml.learners.overriding import check_overrides
 from maml.learners.results import Adapted, Predictions
 from maml.metagradient import differentiate, unrolled
 from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Problem, called
-from maml.networks import build_network, network_options, serving
+from maml.networks import serving
 from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss, apply
 from maml.networks.norms import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params, without_prefix
-from maml.seeds import drawn
 
 
 class Learner(nn.Module, ABC):
@@ -48,6 +48,7 @@ class Learner(nn.Module, ABC):
             (`maml.learners.metric_names`).
         batching: How B tasks are computed where no kernels serve: all at once by "vmap", or one by
             one ("tasks"), which is right for any network and loss.
+        draws: Whether its losses draw random numbers, as dropout does (`maml.metagradient.draws`).
         contents: What the data set holds (`datasets.opening.Contents`).
         image_shape: (C, H, W) of the images that the network takes; None where it takes none.
         frozen: The network's names of what neither adapts nor learns (`maml.learners.frozen`).
@@ -67,31 +68,31 @@ class Learner(nn.Module, ABC):
         super().__init_subclass__(**options)
         check_overrides(cls)
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        """Make the learner that the configuration names.
+
+        Args:
+            config: The configuration, of which a learner reads its own flags.
+            given: A network at hand, in place of the one that the configuration names.
+        """
         super().__init__()
         self.config = config
         theirs = is_theirs(config.learner) or is_theirs(config.network)
         self.batching: Batching = "tasks" if theirs else "vmap"
         if config.batching != "auto":
             self.batching = config.batching
-        contents = self.contents = data_contents(config)
-        self.objective = objective(contents.classifies)
-        self.metric_names = self.objective.names
-        self.image_shape = contents.image_shape
-        inputs, outputs = contents.point
-        if contents.classifies:
-            outputs = self.outputs(config)
-        one_for = "each class" if contents.classifies else "each number of an answer"
-        with drawn(config.seed, "initial weights"):
-            self.network = build_network(
-                config.network,
-                image_shape=self.image_shape,
-                ways=outputs,
-                point=(inputs, outputs),
-                integers=contents.integers,
-                one_for=one_for if self._is_own("loss") else None,
-                **network_options(config),
+        self.draws, self.checked = False, set[int]()
+        if given is not None:
+            self.network, self.objective = given
+            self.contents = Contents(None, classifies=self.objective is not REGRESSION)
+        else:
+            self.contents = data_contents(config)
+            self.objective = objective(self.contents.classifies)
+            self.network = network_of(
+                config, self.contents, self.outputs(config), any_outputs=not self._is_own("loss")
             )
+        self.metric_names = self.objective.names
+        self.image_shape = self.contents.image_shape
         self.frozen = frozen(
             config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
         )
@@ -268,10 +269,13 @@ class Learner(nn.Module, ABC):
         tasks: Task,
         phase: int = 0,
         derivatives_of: differentiate.Making | None = None,
+        *,
+        checked: bool = False,
     ) -> differentiate.OuterGradient:
         """Differentiate the outer loss summed over B tasks, of one phase, by the meta-parameters.
 
-        ``derivatives_of``: see `differentiate.differentiate`.
+        ``derivatives_of``: see `differentiate.differentiate`; ``checked``: see
+        `differentiate.meta_gradient`.
 
         Raises:
             RuntimeError: for a meta-parameter that no loss depends on: a mistake, not a zero.
@@ -283,6 +287,7 @@ class Learner(nn.Module, ABC):
             self.config.meta_gradient,
             derivatives_of,
             self.batching,
+            checked=checked,
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
@@ -363,7 +368,7 @@ class Learner(nn.Module, ABC):
     def in_torch(self, device: torch.device) -> bool:
         """Say whether `outer_gradient` is made of torch's operations alone.
 
-        Such a function can be compiled, or captured as a CUDA graph (``--compile``).
+        Such a function can be compiled (``--compile``).
         """
         return self.obstacle(device) is not None
 

@@ -12,6 +12,7 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.maml import MAML
+from maml.learners.objectives import Given
 from maml.metagradient.problem import Problem
 from maml.networks.ordinary import own_name
 from maml.params import Params
@@ -50,8 +51,8 @@ class CAVIA(MAML):
 
     network_adapts: ClassVar[bool] = False
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         layer = getattr(self.network, "context_layer", None)
         if not isinstance(layer, str):
             raise UserError(

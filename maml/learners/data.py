@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from datasets import contents, open_episodes
 from datasets.checked import Form
@@ -12,6 +13,8 @@ from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.opening import Contents, list_classes
 from maml.config import Config, registry
+from maml.networks import build_network, network_options
+from maml.seeds import drawn
 
 
 def data_options(config: Config) -> dict[str, Any]:
@@ -51,6 +54,30 @@ def training_task(config: Config) -> tuple[int, int]:
         return found
 
     return of("ways"), of("shots")
+
+
+def network_of(config: Config, contents: Contents, classes: int, *, any_outputs: bool) -> nn.Module:
+    """Return the network that a configuration names, its initial weights drawn by the seed.
+
+    Args:
+        config: The configuration.
+        contents: What the data set holds.
+        classes: How many outputs the network of a classifier has.
+        any_outputs: Whether a user's own may have any other number.
+    """
+    inputs, outputs = contents.point
+    outputs = classes if contents.classifies else outputs
+    one_for = "each class" if contents.classifies else "each number of an answer"
+    with drawn(config.seed, "initial weights"):
+        return build_network(
+            config.network,
+            image_shape=contents.image_shape,
+            ways=outputs,
+            point=(inputs, outputs),
+            integers=contents.integers,
+            one_for=None if any_outputs else one_for,
+            **network_options(config),
+        )
 
 
 def few_shot_tasks(

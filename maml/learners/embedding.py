@@ -14,7 +14,7 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.base import Learner
-from maml.learners.objectives import REGRESSION
+from maml.learners.objectives import REGRESSION, Given
 from maml.metagradient.problem import Problem
 from maml.networks.headless import without_head
 from maml.networks.statistics import Statistics
@@ -37,14 +37,16 @@ class Embedding(Learner):
     any_ways = True
     NO_SAY = dict.fromkeys(("support_loss", "set_loss"), "query_loss")
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         if self.objective is REGRESSION:
             raise UserError(
                 f"--data {config.data}: its targets are no classes, which --learner "
                 f"{config.learner} tells apart"
             )
-        self.network, self.n_features = without_head(self.network, config.network)
+        # A module at hand that does not say which its output layer is has none.
+        if given is None or getattr(self.network, "head_prefix", None) is not None:
+            self.network, _ = without_head(self.network, config.network)
 
     @abstractmethod
     def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:

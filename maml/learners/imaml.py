@@ -10,6 +10,7 @@ from datasets.flags import RESULT, flag
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.maml import MAML
+from maml.learners.objectives import Given
 from maml.metagradient.problem import Implicit, Problem
 from maml.networks.ordinary import own_name
 from maml.params import Params
@@ -67,8 +68,8 @@ class IMAML(MAML):
 
     NOT_ALONE: ClassVar[Mapping[str, str]] = {"problem": "training_problem"}
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         if self.still:
             name = own_name(self.network, self.still[0])
             raise UserError(

@@ -13,6 +13,7 @@ from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.adapting import adapting
 from maml.learners.base import Learner
+from maml.learners.objectives import Given
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
@@ -41,8 +42,8 @@ class MAML(Learner):
     network_adapts: ClassVar[bool] = True
     """Whether it is the network's parameters that the inner loop adapts."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         pattern, why = config.adapt, f"--adapt {config.adapt}"
         if pattern is None:
             pattern, why = registry.learner(config.learner).adapts, f"--learner {config.learner}"

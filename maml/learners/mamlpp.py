@@ -10,6 +10,7 @@ from datasets.flags import flag
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.maml import MAML
+from maml.learners.objectives import Given
 from maml.learners.trees import tree
 from maml.metagradient.problem import Problem
 from maml.networks.norms import norm_parameters, to_buffers
@@ -68,8 +69,8 @@ class MAMLpp(MAML):
     again.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         weights = self.network_weights(self.meta_parameters())
         norms = norm_parameters(self.network) if config.per_step_norm else []
         # What is frozen has one value, at each step.

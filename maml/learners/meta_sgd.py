@@ -8,6 +8,7 @@ import torch
 
 from maml.config import Config
 from maml.learners.maml import MAML
+from maml.learners.objectives import Given
 from maml.learners.trees import tree
 from maml.metagradient.problem import Problem
 from maml.params import Params, without_prefix
@@ -33,8 +34,8 @@ class MetaSGD(MAML):
     times what ``--adapt`` says.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         weights = self.network_weights(self.meta_parameters())
         # The names of what adapts: ``rates.…`` for ``network.…``.
         self.rates = tree(

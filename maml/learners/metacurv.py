@@ -9,6 +9,7 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.learners.maml import MAML
+from maml.learners.objectives import Given
 from maml.learners.trees import tree
 from maml.metagradient.problem import Problem, Transform
 from maml.params import Params, without_prefix
@@ -34,8 +35,8 @@ class MetaCurvature(MAML):
     element, as in learn2learn. The same matrices serve every inner step.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         weights = self.network_weights(self.meta_parameters())
         matrices = {}
         for name in self.adapting:

@@ -20,8 +20,7 @@ TAKEN = {
     *("flushed", "missed_tasks"),
     # result.json, also of a record.
     *("ci95", "transductive", "preset", "published", "claim", "source", "deviations", "changed"),
-    *("iterations", "tested_iteration", "test_images", "diverged"),
-    *("iterations_left", "iterations_per_second", "ensemble"),
+    *("iterations", "tested_iteration", "test_images", "diverged", "ensemble"),
     # evaluations.jsonl: what was asked.
     *("data", "ways", "shots", "eval_queries", "eval_inner_steps"),
     # test_tasks.csv: which task it is.

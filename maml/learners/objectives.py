@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from maml.errors import UserError
 
@@ -23,6 +23,13 @@ class Objective(NamedTuple):
     loss: Callable[[Tensor, Tensor], Tensor]
     metrics: Callable[[Tensor, Tensor], dict[str, Tensor]]
     names: tuple[str, ...]
+
+
+class Given(NamedTuple):
+    """A network at hand, by the protocol of `maml.networks`, and what is minimised and measured."""
+
+    network: nn.Module
+    objective: Objective
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from maml.config import Config
 from maml.learners.embedding import Embedding
+from maml.learners.objectives import Given
 from maml.params import Params
 
 COMPONENTS = {
@@ -35,8 +36,8 @@ class R2D2(Embedding):
     which no softmax sees.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         dtype = getattr(torch, config.dtype)
         self.log_lambda = nn.Parameter(torch.zeros((), dtype=dtype))
         self.log_alpha = nn.Parameter(torch.full((), math.log(10.0), dtype=dtype))

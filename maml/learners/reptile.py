@@ -14,7 +14,7 @@ from datasets.flags import RESULT, flag
 from maml.config import Config
 from maml.learners.data import training_task
 from maml.learners.maml import MAML
-from maml.learners.objectives import REGRESSION
+from maml.learners.objectives import REGRESSION, Given
 from maml.learners.trees import tree
 from maml.metagradient.adam import Moment
 from maml.metagradient.problem import Problem
@@ -77,8 +77,8 @@ class Reptile(MAML):
 
     NOT_ALONE: ClassVar[Mapping[str, str]] = {"problem": "training_problem"}
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
         self.keeps_moment = config.keep_moment and config.inner_optimizer == "adam0"
         if self.keeps_moment:
             weights = self.network_weights(self.meta_parameters())

@@ -51,8 +51,8 @@ def meta_gradient(
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
             parameter that no loss reads: mistakes, not zeros.
-        ValueError: for losses that draw random numbers or count their calls, and for a
-            `datasets.tasks.Task` that is not a batch.
+        ValueError: for losses that count their calls, or draw by a generator of their own, and for
+            a `datasets.tasks.Task` that is not a batch.
     """
     if isinstance(tasks, Task) and tasks.support_y.dim() < 2:
         raise ValueError("tasks is a single task, not a batch of tasks: take episodes.tasks([0])")
@@ -73,7 +73,7 @@ def _batching_of(
     if len(leaves[0]) < 2:
         return "tasks"  # one task does not tell
     some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
-    _KNOWN[key] = batching_of(state, meta_params, some, way)
+    _KNOWN[key] = batching_of(state, meta_params, some, way).batching
     if len(_KNOWN) > KNOWN:
         _KNOWN.popitem(last=False)
     return _KNOWN[key]

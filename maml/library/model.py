@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
 from datasets.words import counted
-from maml.best import RECORDED, content_of, recorded_content
 from maml.config import registry
 from maml.config.presets import title, with_values
 from maml.errors import UserError
+from maml.evaluation.best import RECORDED, content_of, recorded_content
 from maml.learners import Learner, asked, build_learner
 from maml.learners.data import training_task
 from maml.learners.objectives import REGRESSION

@@ -9,23 +9,37 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from maml.metagradient import draws
 from maml.metagradient.by_task import Batching
 from maml.metagradient.differentiate import Way, meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
+from maml.seeds import kept
 
 APART = {torch.float64: 1e-6, torch.float32: 1e-3}
 """By how much two ways of computing a gradient may differ by rounding."""
 
 
 class NotRepeatedError(ValueError):
-    """Two calls with the same tasks give two results: a loss draws, or counts its calls."""
+    """Two calls with the same tasks give two results: a loss counts its calls, say."""
+
+
+class Found(NamedTuple):
+    """How tasks of a problem may be computed.
+
+    Attributes:
+        batching: "vmap" where that equals a loop over the tasks.
+        draws: Whether a loss draws from a global generator; then by "tasks" alone.
+    """
+
+    batching: Batching
+    draws: bool
 
 
 def batching_of(
@@ -33,8 +47,8 @@ def batching_of(
     meta_params: Params,
     tasks: Any,
     way: Way = "auto",
-) -> Batching:
-    """Return how tasks of a problem may be computed: "vmap" where that equals a loop over them.
+) -> Found:
+    """Find out how tasks of a problem may be computed.
 
     Args:
         problem_of: As of `meta_gradient`.
@@ -52,27 +66,34 @@ def batching_of(
         parts = [found.losses, *(found.gradients[name] for name in sorted(found.gradients))]
         return torch.cat([part.detach().to_dense().flatten() for part in parts])
 
-    given = meta_params, tasks
-    try:
-        # Rounding says less there.
-        given = pytree.tree_map(_double, given)
-        loop = by("tasks", *given)
-    except Exception:
-        # A loss may hold tensors of its own, of another dtype.
+    with kept(), draws.of_task(draws.NONE):
+        before = draws.state()
         given = meta_params, tasks
-        loop = by("tasks", *given)
-    if not _same(by("tasks", *given), loop):
-        raise NotRepeatedError(
-            "two calls with the same tasks give two results: a loss or a network draws random "
-            "numbers, or counts its calls"
-        )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the speed of what may not be chosen
-            batched = by("vmap", *given)
-    except Exception:
-        return "tasks"
-    return "vmap" if _same(batched, loop) else "tasks"
+        try:
+            # Rounding says less there.
+            given = pytree.tree_map(_double, given)
+            loop = by("tasks", *given)
+        except Exception:
+            # A loss may hold tensors of its own, of another dtype.
+            given = meta_params, tasks
+            loop = by("tasks", *given)
+        draw = draws.state() != before
+        with draws.of_task(draws.Address(0, "", 0) if draw else draws.NONE):
+            loop = by("tasks", *given) if draw else loop
+            if not _same(by("tasks", *given), loop):
+                raise NotRepeatedError(
+                    "two calls with the same tasks give two results: a loss or a network counts "
+                    "its calls, or draws by a generator of its own"
+                )
+        if draw:
+            return Found("tasks", draws=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about the speed of what may not be chosen
+                batched = by("vmap", *given)
+        except Exception:
+            return Found("tasks", draws=False)
+    return Found("vmap" if _same(batched, loop) else "tasks", draws=False)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

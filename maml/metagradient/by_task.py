@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from maml.kernels.derivatives import Gradient, Part
+from maml.metagradient import draws
 from maml.metagradient.function import FunctionDerivatives, grad
 from maml.metagradient.problem import called
 from maml.params import Params
@@ -38,7 +39,8 @@ class TaskDerivatives(FunctionDerivatives):
         points, found = [], []
         for params, task in unstacked((at, tasks)):
             leaves = {n: t.detach().requires_grad_(again or n in names) for n, t in params.items()}
-            loss, outputs = called(self._losses[part], leaves, task, step)
+            with draws.at(part, step):
+                loss, outputs = called(self._losses[part], leaves, task, step)
             by = grad([loss], [leaves[name] for name in names], create_graph=again)
             points.append((leaves, by))
             found.append((loss.detach(), outputs.detach(), *(g.detach() for g in by)))
@@ -79,6 +81,9 @@ def stacked(results: list[Any]) -> Any:
 
 
 def one_by_one(tasks: Any) -> Iterator[Any]:
-    """Yield each of B tasks as a batch of one: all tensors ``[1, …]``."""
+    """Yield each of B tasks as a batch of one: all tensors ``[1, …]``, as those of a list are."""
+    if isinstance(tasks, list):
+        yield from tasks
+        return
     for task in unstacked(tasks):
         yield pytree.tree_map(lambda tensor: tensor[None], task)

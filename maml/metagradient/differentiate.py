@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from maml.kernels.derivatives import Derivatives
-from maml.metagradient import displacement, forward_over_reverse, implicit, unrolled
+from maml.metagradient import displacement, draws, forward_over_reverse, implicit, unrolled
 from maml.metagradient.by_task import Batching, TaskDerivatives, one_by_one
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.native import named, native
@@ -25,6 +25,7 @@ from maml.metagradient.problem import Outer, Problem
 from maml.metagradient.reading import check_read
 from maml.params import Params
 
+T = TypeVar("T")
 Making: TypeAlias = Callable[[Problem], Derivatives]
 """Makes the derivatives of a problem's losses."""
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
@@ -56,8 +57,18 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
     if batching == "vmap":
         return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(tasks)
     by_task = TaskDerivatives(problem)
-    found = [forward_over_reverse.adapt(problem, task, by_task) for task in one_by_one(tasks)]
+    found = _of_each(lambda task: forward_over_reverse.adapt(problem, task, by_task), tasks)
     return {name: torch.cat([each[name] for each in found]) for name in problem.start}
+
+
+def _of_each(compute: Callable[[Any], T], tasks: Any) -> list[T]:
+    """Return what is computed of each task, a batch of one; losses draw by the task's address."""
+    with draws.of_call() as address:
+        found = []
+        for place, task in enumerate(one_by_one(tasks)):
+            with draws.of_task(address(place)):
+                found.append(compute(task))
+    return found
 
 
 def _goes_forward(problem: Problem, way: Way) -> bool:
@@ -103,12 +114,15 @@ def differentiate(
         derivatives = derivatives_of(problem)
     elif way != "reverse" or problem.implicit is not None:
         derivatives = native(problem, heads=way == "mixed")
-    if derivatives is None and batching == "tasks":
-        return _task_by_task(problem, tasks)
-    unrolls = problem.implicit is None and not problem.displacement
-    if derivatives is None and unrolls and not (problem.steps and _goes_forward(problem, way)):
-        return unrolled.through_loop(problem, tasks)
-    return _step_by_step(problem, tasks, derivatives or FunctionDerivatives(problem))
+    if derivatives is not None:
+        return _step_by_step(problem, tasks, derivatives)
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        if batching == "tasks":
+            return _task_by_task(problem, tasks)
+        unrolls = problem.implicit is None and not problem.displacement
+        if unrolls and not (problem.steps and _goes_forward(problem, way)):
+            return unrolled.through_loop(problem, tasks)
+        return _step_by_step(problem, tasks, FunctionDerivatives(problem))
 
 
 def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
@@ -123,9 +137,7 @@ def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
 def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     """Differentiate one task after the other, and add up in their order."""
     derivatives = TaskDerivatives(problem)
-    # Fused attention has no second derivative.
-    with sdpa_kernel(SDPBackend.MATH):
-        found = [_step_by_step(problem, task, derivatives) for task in one_by_one(tasks)]
+    found = _of_each(lambda task: _step_by_step(problem, task, derivatives), tasks)
     leaves = zip(*(each.gradients.leaves() for each in found), strict=True)
     gradients = found[0].gradients.with_leaves(torch.stack(each).sum(0) for each in leaves)
     losses, outputs = (torch.cat(part) for part in zip(*(each[1:] for each in found), strict=True))
@@ -140,6 +152,8 @@ def meta_gradient(
     way: Way = "auto",
     derivatives_of: Making | None = None,
     batching: Batching = "vmap",
+    *,
+    checked: bool = False,
 ) -> OuterGradient:
     """Differentiate the outer loss summed over B tasks by meta-parameters.
 
@@ -151,6 +165,7 @@ def meta_gradient(
         way: As in `differentiate`.
         derivatives_of: As in `differentiate`.
         batching: As in `differentiate`.
+        checked: Whether the losses are known to read the parameters that they should.
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
@@ -158,10 +173,11 @@ def meta_gradient(
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)
-    by_kernels = check_read(problem, tasks)
-    moving = {*problem.start, *(name for of_step in problem.step_params[:1] for name in of_step)}
-    if way == "auto" and moving & by_kernels:
-        way = "mixed"
+    if not checked:
+        by_kernels = check_read(problem, tasks)
+        moving = {*problem.start, *(name for own in problem.step_params[:1] for name in own)}
+        if way == "auto" and moving & by_kernels:
+            way = "mixed"
     outer = differentiate(problem, tasks, way, derivatives_of, batching)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
     return OuterGradient(gradients, outer.losses, outer.outputs)

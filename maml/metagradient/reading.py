@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
+from maml.metagradient import draws
 from maml.metagradient.by_task import unstacked
 from maml.metagradient.problem import Problem, called
 from maml.networks.loss import NetworkLoss
@@ -83,7 +84,8 @@ def _read(problem: Problem, part: str, step: int, tasks: Any) -> _Read:
     }
     first = next(unstacked(tasks))
     try:
-        value, _ = called(loss, params, first, step)
+        with draws.at(part, step):
+            value, _ = called(loss, params, first, step)
     except RuntimeError as error:
         _explain_dtypes(params, first, error)
         raise

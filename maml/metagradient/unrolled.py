@@ -6,8 +6,8 @@ What is written here for one task is pure; ``torch.func.vmap`` batches it over t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 import torchopt
@@ -20,16 +20,35 @@ from maml.networks.loss import NetworkLoss
 from maml.networks.stack import remembering
 from maml.params import Params
 
+Gradient: TypeAlias = Callable[[Callable[[Params], Tensor], Params], Params]
+"""Takes the gradient of a function of weights."""
 
-def adapt(problem: Problem, task: Any) -> Params:
+
+def adapt(problem: Problem, task: Any, gradient: Gradient | None = None) -> Params:
     """Return what adapts after all inner steps on one task; differentiable, as `Problem` says."""
     with remembering():
-        weights = [problem.start, *trajectory(problem, task)][-1]
+        weights = [problem.start, *trajectory(problem, task, gradient)][-1]
     return problem.pulled_at_end(weights, problem.start)
 
 
-def trajectory(problem: Problem, task: Any) -> Iterator[Params]:
-    """Yield what adapts after each inner step on one task: ``{name: […]}``."""
+def by_autograd(inner: Callable[[Params], Tensor], weights: Params) -> Params:
+    """Return the gradient as a plain loop takes it; differentiable where gradients are enabled."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        at = {n: w if w.requires_grad else w.detach().requires_grad_() for n, w in weights.items()}
+        found = torch.autograd.grad(
+            inner(at), list(at.values()), create_graph=create_graph, allow_unused=True,
+            materialize_grads=True,
+        )  # fmt: skip
+    return dict(zip(at, found, strict=True))
+
+
+def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) -> Iterator[Params]:
+    """Yield what adapts after each inner step on one task: ``{name: […]}``.
+
+    ``gradient`` takes the gradient of a function at weights; by default ``torch.func.grad``.
+    """
+    take: Gradient = gradient or (lambda inner, weights: torch.func.grad(inner)(weights))
     optimizer = OPTIMIZERS[problem.optimizer](problem.lr)
     weights, state = problem.start, None
     for step in range(problem.steps):
@@ -38,7 +57,7 @@ def trajectory(problem: Problem, task: Any) -> Iterator[Params]:
             loss, _ = called(problem.support, problem.params(weights, step), task, step)
             return loss + _pull(problem, weights) if problem.pull_of_steps else loss
 
-        gradients = torch.func.grad(inner)(weights)
+        gradients = take(inner, weights)
         if problem.order == "first":
             gradients = {name: gradient.detach() for name, gradient in gradients.items()}
         if problem.transform is not None:

@@ -12,8 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.networks.ordinary import explicit, own_name
-from maml.params import same_numbers
+from maml.networks.ordinary import explicit
 
 
 def network_options(config: Config) -> dict[str, Any]:
@@ -140,18 +139,13 @@ def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str
 
     ``wanted``: how many outputs it must have, and for what; None: any number.
     """
+    before = {path: buffer.clone() for path, buffer in network.named_buffers()}
     with torch.no_grad():
-        outputs, _ = network(torch.zeros_like(examples))
-        # Once more, as what the first call has made may stay.
-        before = {path: buffer.clone() for path, buffer in network.named_buffers()}
-        network(examples)
-    for path, buffer in network.named_buffers():
-        if path not in before or not same_numbers(buffer, before[path]):
-            raise UserError(
-                f"--network {name}: forward changes the buffer {own_name(network, path)}, "
-                "which tasks would share: what is learned would depend on their order, and on who "
-                "computes them"
-            )
+        outputs, _ = network(examples)
+    # Each call begins with the buffers as the network was made (`maml.networks.loss.apply`).
+    for path, buffer in before.items():
+        at, _, attribute = path.rpartition(".")
+        network.get_submodule(at)._buffers[attribute] = buffer
     if not isinstance(outputs, torch.Tensor):
         raise UserError(f"--network {name}: forward returns {type(outputs).__name__}, no tensor")
     if wanted is not None and outputs.shape != (2, wanted[0]):

@@ -128,13 +128,17 @@ def apply(
 ) -> tuple[Tensor, Statistics]:
     """Apply ``network`` with ``params`` (its own names) to ``x [E, …]``.
 
-    Threads that call one network wait for each other.
+    What the network writes into its buffers is gone after the call: tasks share nothing. Threads
+    that call one network wait for each other.
     """
     with alone_with(network), precision.products(precision_):
+        buffers = {
+            name: buffer.clone() for name, buffer in network.named_buffers() if name not in params
+        }
         # A layer in two places has its tensors once, by one name. To tie the names would swap them
         # twice, and leave the second one's tensors in the network.
         outputs, used = torch.func.functional_call(
-            network, params, (x, statistics), tie_weights=False
+            network, {**buffers, **params}, (x, statistics), tie_weights=False
         )
     # What is computed from the outputs, a loss to begin with, is as exact as the parameters.
     # Examples do not say how exact: they may be integers.

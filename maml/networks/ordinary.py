@@ -9,13 +9,15 @@ body, uses its running statistics, which stay as they are.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from datasets.blame import NO_DRAWS
 from maml.errors import UserError
 from maml.networks.statistics import Statistics
 
@@ -34,14 +36,12 @@ def explicit(module: nn.Module, name: str) -> nn.Module:
     ``name`` is what ``--network`` was given.
 
     Raises:
-        UserError: if it draws random numbers, or keeps running statistics of another kind.
+        UserError: if it keeps running statistics of another kind than batch norm.
     """
     if "statistics" in inspect.signature(module.forward).parameters:
         return module
     for path, layer in module.named_modules():
         what = f"--network {name}: its {type(layer).__name__} ({path or 'all of it'})"
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            raise UserError(f"{what} draws random numbers. {NO_DRAWS}, or give it p=0")
         if isinstance(layer, _BatchNorm) and (
             type(layer).forward is not _BatchNorm.forward
             or layer._forward_hooks
@@ -135,6 +135,14 @@ class ExplicitNorm(nn.Module):
         if self.running_mean is not None and self.running_var is not None:
             mean: Tensor = self.running_mean
             variance: Tensor = self.running_var
+        elif self.tape.given is None and not is_functorch_wrapped_tensor(x):
+            # As fast as torch's own layer. torch.func batches its gradient wrongly.
+            normalised, mean, scale = torch.native_batch_norm(
+                x, self.weight, self.bias, None, None, True, 0.0, self.eps
+            )
+            with torch.no_grad():
+                self.tape.used.append((mean, scale**-2 - self.eps))
+            return normalised
         else:
             mean, variance = self.tape.next(x, [d for d in range(x.dim()) if d != 1])
         # A tensor, not a number: see `maml.networks.statistics.BatchNorm`.
@@ -146,6 +154,22 @@ class ExplicitNorm(nn.Module):
             shift = shift + self.bias
         shape = [-1 if d == 1 else 1 for d in range(x.dim())]
         return x * scale.view(shape) + shift.view(shape)
+
+
+@contextlib.contextmanager
+def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
+    """Switch a network between training and test, as dropout reads it.
+
+    What its author has put into evaluation mode stays there, and batch norms stay as they are made.
+    """
+    modes = {m: m.training for m in network.modules() if not isinstance(m, ExplicitNorm)}
+    for module, made_training in modes.items():
+        module.training = made_training and training
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _replaced(

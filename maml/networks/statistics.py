@@ -38,8 +38,7 @@ class BatchNorm(nn.Module):
             variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
         else:
             mean, variance = given
-        # A tensor, not a number: the forward derivative of "+ number" makes a zero on the CPU and
-        # copies it to where x is, which a CUDA graph cannot hold.
+        # A tensor, not a number: the forward derivative of "+ number" makes a zero on the CPU.
         eps = variance.new_full((), self.eps)
         scale = self.weight * torch.rsqrt(variance + eps)
         shift = self.bias - mean * scale

@@ -24,12 +24,13 @@ from maml.config import registry
 from maml.config.parser import Parser, add_trust, whole_number
 from maml.config.saved import believed
 from maml.errors import UserError
+from maml.learners import build_learner
 from maml.library.model import Model, load
-from maml.plots import adaptation, curves, filmstrip, runs, style
+from maml.plots import adaptation, curves, style
 from maml.plots import tasks as of_tasks
-from maml.plots.runs import Run
-from maml.run import checkpoint
+from maml.run import checkpoint, reading
 from maml.run.files import make_folder
+from maml.run.reading import Run
 
 
 def main(arguments: list[str]) -> int:
@@ -49,8 +50,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.tasks < 2 or options.task < 0:
         raise UserError("--tasks must be at least 2, and --task at least 0")
-    found = runs.find(options.paths)
-    methods = runs.methods(found)
+    found = reading.find(options.paths)
+    methods = reading.methods(found)
     folder = options.folder
     if folder is None:
         several = Path("runs", f"plots-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -74,7 +75,7 @@ def pictures(
     """Yield the name and the figure of each picture; None where a run has nothing for it.
 
     Args:
-        methods: The runs, as `maml.plots.runs.methods` returns them.
+        methods: The runs, as `maml.run.reading.methods` returns them.
         tasks: How many test tasks a point is of.
         task: The test task that is drawn.
         trust: As `maml.load`.
@@ -87,9 +88,13 @@ def pictures(
         learner = learners[name]
         alone = sum(other.tasks == learner.tasks for other in learners.values()) == 1
         of_it = "" if alone else "-" + re.sub(r"[^\w.=-]+", "_", name)
-        if learner.tasks == "environments":
-            yield f"filmstrip{of_it}", filmstrip.of_run(each[0].path, trust=trust)
-        elif learner.tasks == "episodes":
+        if learner.pictures:
+            made = build_learner(each[0].config)
+            saved = checkpoint.tested(checkpoint.load(checkpoint.last_checkpoint(each[0].path)))
+            tasks_of = made.open_tasks("test", evaluation=True)
+            for picture, drawn in curves.own_pictures(made, tasks_of, saved["model"]).items():
+                yield f"{picture}{of_it}", drawn
+        if learner.tasks == "episodes":
             models = [load(run.path, trust=trust) for run in each]
             yield f"panel{of_it}", of_tasks.panel(models[0], task)
             yield f"rates{of_it}", adaptation.rates(models[0])

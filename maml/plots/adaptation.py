@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from maml.evaluation.scores import mean_and_ci95
 from maml.library.model import Model
 from maml.plots import style
 from maml.plots.curves import line_of_seeds
 from maml.plots.style import GREY
 from maml.run import progress
-from maml.scores import mean_and_ci95
 
 
 def scores_by_step(

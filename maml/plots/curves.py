@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,14 @@ from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.config.presets import title
-from maml.learners import Learner, build_learner
-from maml.learners.policy import Policy
+from maml.evaluation.scores import headline
+from maml.learners import Learner
 from maml.params import Params
 from maml.plots import style
-from maml.plots.filmstrip import draw_filmstrip
-from maml.plots.runs import Run
 from maml.plots.style import BLUE, GREY, ORANGE
-from maml.run.log import Row, read_metrics
-from maml.scores import headline
+from maml.run.files import read_rows
+from maml.run.log import Row
+from maml.run.reading import Run, history
 from maml.worker import Worker
 
 
@@ -27,9 +27,9 @@ def draw_curves(
 ) -> Path:
     """Draw loss and accuracy (or return) by iterations; of regression, loss and an adapted curve.
 
-    Of a policy, a film strip, too.
+    Beside it, the learner's own pictures.
     """
-    rows = read_metrics(run_dir / "metrics.jsonl")
+    rows = read_rows(run_dir / "metrics.jsonl")
     figure, ((*axes,),) = style.figure(1, 2, (5.0, 3.8))
     batches = registry.learner(config.learner).tasks == "batches"
     of = "mini-batches" if batches else "tasks"
@@ -51,9 +51,8 @@ def draw_curves(
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
             axis.set_xlabel("iteration")
     figure.suptitle(title(config), fontsize=11)
-    if metric == "return":
-        strip = draw_filmstrip(worker.learner, worker.evaluation("test"), meta_params)
-        style.save(strip, run_dir / "filmstrip", ["png"])
+    for name, own in own_pictures(worker.learner, worker.evaluation("test"), meta_params).items():
+        style.save(own, run_dir / name, ["png"])
     return style.save(figure, run_dir / "curves", ["png"])[0]
 
 
@@ -100,13 +99,26 @@ def _count_episodes(axis: Any, configs: Iterable[Config]) -> None:
     """Say, above iterations, how many episodes of acting they are, if of all as many."""
     counts = set()
     for config in configs:
-        learner = build_learner(config)
-        plays = learner.episodes_played() if isinstance(learner, Policy) else 0
-        counts.add(config.meta_batch_size * plays)
+        known = registry.learner(config.learner)
+        # A policy of a user's own may play others.
+        acts = known.tasks == "environments" and not known.is_theirs
+        before = config.shots * config.inner_steps
+        plays = config.queries + (before if known.adapts_at_test else 0)
+        counts.add(config.meta_batch_size * plays * acts)
     each = counts.pop()
     if not counts and each:
         above = axis.secondary_xaxis("top", functions=(lambda x: x * each, lambda x: x / each))
         above.set_xlabel("episodes, the first of each environment")
+
+
+def own_pictures(learner: Learner, episodes: Episodes, meta_params: Params) -> dict[str, Any]:
+    """Return the figures that a learner has of its own, by name; ``episodes``: of the test."""
+    found = {}
+    for name, drawn_by in registry.learner(learner.config.learner).pictures.items():
+        module, _, function = drawn_by.partition(":")
+        draw = getattr(importlib.import_module(module), function)
+        found[name] = draw(learner, episodes, meta_params)
+    return found
 
 
 def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:
@@ -164,13 +176,18 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
     """
     runs = [run for each in methods.values() for run in each]
     metric = headline({"loss", *(name for run in runs for row in run.rows for name in row)})
-    validates = any(run.validated(metric) for run in runs)
+    validates = any(_validated(run, metric) for run in runs)
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     looks = style.look_of(list(methods))
     for name, of_method in methods.items():
         at: dict[int, list[float]] = {}
         for run in of_method:
-            for iteration, value in run.validated(metric) if validates else run.trained(metric):
+            if validates:
+                values = _validated(run, metric)
+            else:
+                logged = history(run.rows, f"train/{metric}")
+                values = dict(zip(logged, style.smooth([*logged.values()]), strict=True))
+            for iteration, value in values.items():
                 at.setdefault(iteration, []).append(value)
         # Where runs are under way, only what all of them have reached is a mean of them all.
         whole = sorted(i for i, values in at.items() if len(values) == len(of_method))
@@ -179,11 +196,15 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
         each = [[at[i][j] for i in whole] for j in range(len(of_method))]
         line_of_seeds(axis, whole, each, looks[name], name)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    if metric.endswith("return") and not any(registry.theirs(run.config) for run in runs):
+    if metric.endswith("return"):
         _count_episodes(axis, [run.config for run in runs])
     y = f"{'validation' if validates else 'training'} {metric}"
     style.finish(axis, "outer-loop iteration", y, metric=metric)
     return drawn
+
+
+def _validated(run: Run, metric: str) -> dict[int, float]:
+    return history(run.rows, f"validation/{run.headline}{metric}")
 
 
 def line_of_seeds(

@@ -3,7 +3,7 @@
 A run's ``checkpoints/`` holds ``last.pt``, which a run continues from, and the newest few under
 names of their own, ``iteration-00001000.pt``, for whoever looks on: ``python -m maml.evaluate
 --watch``. The newest of them and ``last.pt`` are one file with two names. Older ones stay for as
-long as they are among those that validated best (`maml.best`).
+long as they are among those that validated best (`maml.evaluation.best`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from datasets.words import counted
 from maml.config import registry
+from maml.learners import Learner
 from maml.params import Params
 from maml.worker import Worker
 
@@ -71,11 +72,13 @@ class Insight:
         name = ("" if config.transductive else "non_transductive_") + (
             "accuracy" if "accuracy" in learner.metric_names else "loss"
         )
-        tasks = worker.evaluation("validation").tasks(torch.arange(TASKS))
-        tasks = type(tasks)(*(part.to(worker.device) for part in tasks))
         for n in range(most + 1) if most <= STEPS else (0, most // 2, most):
-            scores = learner.scores(learner.predictions(params, tasks, n), tasks.query_y)
-            self._after[n] = scores[name]
+
+            def of(own: Learner, tasks: Any, n: int = n) -> Tensor:
+                return own.scores(own.predictions(params, tasks, n), tasks.query_y)[name]
+
+            scores = worker.evaluated(learner, "validation", torch.arange(TASKS), of)
+            self._after[n] = torch.cat(scores)
 
 
 def fewer_steps(after: Mapping[int, Tensor]) -> str:

@@ -25,7 +25,7 @@ from maml.run.background import Background, Row, Sink
 from maml.run.directory import environment
 from maml.run.files import append_line, read_rows, write_text
 
-__all__ = ["SINKS", "Row", "RunLog", "Sink", "read_metrics", "step_and_values"]
+__all__ = ["SINKS", "Row", "RunLog", "Sink", "step_and_values"]
 
 LAST_WORDS = 20.0
 """Seconds that a sink has at the end of a run to send what it holds."""
@@ -202,9 +202,9 @@ class RunLog:
         """Drop rows after ``iteration``, and of tests: a resumed run writes them again.
 
         Raises:
-            UserError: as `read_metrics`, and then nothing is dropped.
+            UserError: as `read_rows`, and then nothing is dropped.
         """
-        rows = read_metrics(self._path)
+        rows = read_rows(self._path)
         if not self._path.is_file():
             return
         kept = [r for r in rows if r["iteration"] <= iteration and r.get("split") != "test"]
@@ -216,7 +216,7 @@ class RunLog:
     @todist.rank_zero_only
     def find(self, iteration: int, split: str) -> Row | None:
         """Return the evaluation of ``split`` at ``iteration``, if there is one; on rank zero."""
-        for row in read_metrics(self._path):
+        for row in read_rows(self._path):
             if row["iteration"] == iteration and row.get("split") == split:
                 return row
         return None
@@ -258,12 +258,3 @@ class RunLog:
 
     def _say(self, text: str) -> None:
         print(f"--logger {self._sink_name}: {text}", file=sys.stderr, flush=True)
-
-
-def read_metrics(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl, if there is one, but for a last line cut short.
-
-    Raises:
-        UserError: naming the file, if it cannot be read or another line is no row.
-    """
-    return read_rows(path)

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -40,6 +41,18 @@ def machine() -> dict[str, Any]:
         "processor": processor,
         "cores": len(os.sched_getaffinity(0)),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def describe(threads: int) -> dict[str, Any]:
+    """Return what a measurement ran on: processor, cores, load, versions, commit and date."""
+    return {
+        **machine(),
+        "threads": threads,
+        "load_before": os.getloadavg()[0],
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "date": time.strftime("%Y-%m-%d"),
     }
 
 

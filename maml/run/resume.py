@@ -12,7 +12,7 @@ from maml.errors import UserError
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.params import Params
 from maml.run import checkpoint, directory, files
-from maml.run.log import read_metrics
+from maml.run.files import read_rows
 
 METRICS = "metrics.jsonl"
 
@@ -60,14 +60,14 @@ def bring_history(run_dir: Path, config: Config) -> None:
     They lie beside the checkpoint, in a record, or a folder above it, in a run directory.
 
     Raises:
-        UserError: as `read_metrics`, of the other run's; and then nothing is brought.
+        UserError: as `read_rows`, of the other run's; and then nothing is brought.
     """
     rows = run_dir / METRICS
     if config.resume in ("auto", "never") or rows.exists():
         return
     for folder in directory.around(Path(config.resume)):
         if (folder / METRICS).is_file():
-            read_metrics(folder / METRICS)
+            read_rows(folder / METRICS)
             files.write_text(rows, (folder / METRICS).read_text(encoding="utf-8"))
             return
 

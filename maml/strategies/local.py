@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from maml.config import Config
 from maml.params import Params
+from maml.processes.device import choose_device
+from maml.processes.setup import init_process
+from maml.processes.world import World
 from maml.strategies.base import Strategy
-from maml.worker import Share
+from maml.worker import Share, Worker
 
 COMPONENTS = {"local": {"attribute": "Local", "help": "one process"}}
 
@@ -29,3 +33,10 @@ class Local(Strategy):
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate all tasks here."""
         return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
+
+
+def alone(config: Config, *, trains: bool = False) -> Local:
+    """Set this process up, and return what computes in it; ``trains``: as `Worker` takes it."""
+    world = World(0, 1, 0, 1, launched=False)
+    init_process(config, world)
+    return Local(config, world, Worker(config, choose_device(config, world), trains=trains))

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from maml.best import best
 from maml.config import OF_A_CHECKPOINT
 from maml.errors import UserError
+from maml.evaluation.best import best
 from maml.run import checkpoint, directory
 from maml.run.provenance import warn_of_edits
 from maml.run.resume import bring_history

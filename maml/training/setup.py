@@ -11,7 +11,7 @@ from typing import Any
 
 from maml.config import Config
 from maml.config.fields import with_values
-from maml.initial import initial_weights, met_before
+from maml.evaluation.scores import check_headline, few_classes, same_classes
 from maml.learners.data import class_names
 from maml.processes.device import choose_device
 from maml.processes.garbage import settled
@@ -20,14 +20,9 @@ from maml.processes.world import World
 from maml.run import checkpoint, directory
 from maml.run.lock import Lock
 from maml.run.resume import beginning, choose_run_dir
-from maml.scores import check_headline, few_classes, same_classes
 from maml.strategies import build_strategy, resolve_strategy
+from maml.training.initial import initial_weights, met_before
 from maml.worker import Worker
-
-ONE_BY_ONE = (
-    "--batching tasks: tasks are computed one after the other, as torch.func.vmap cannot batch "
-    "them, or finds another gradient"
-)
 
 
 class Setup:
@@ -57,8 +52,9 @@ class Setup:
             iterations = math.ceil(config.epochs * one_pass / config.meta_batch_size)
             self.config = with_values(self.config, iterations=iterations)
         self.lines = self._open_evaluations()
-        if config.batching == "auto" and self.config.batching == "tasks":
-            self.lines.insert(0, ONE_BY_ONE)
+        if self.worker.why_one_by_one is not None:
+            why = self.worker.why_one_by_one
+            self.lines.insert(0, f"--batching tasks: {why}, so tasks are computed one by one")
         # Its errors occur on every rank, so it is built before rank 0 writes files.
         self.strategy = build_strategy(self.config, self.world, self.worker)
         self.begun: list[Any] = [None, None]

@@ -7,13 +7,13 @@ from typing import Any
 
 from maml.config import registry
 from maml.config.presets import changed, published_row
+from maml.evaluation.scores import means, no_answers, of_tasks, summary, with_headline
 from maml.library.model import Model
 from maml.params import Params
 from maml.plots import style
 from maml.plots.curves import draw_curves
 from maml.plots.tasks import panel
 from maml.run.task_scores import drop_tasks, write_tasks
-from maml.scores import means, no_answers, of_tasks, summary, with_headline
 from maml.training.run import Run
 
 
@@ -53,14 +53,14 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
 
 def draw(run: Run, tested: tuple[int, Params], result: dict[str, Any]) -> None:
     """Draw the run; hand the sink the curves, and a test task with its answers."""
-    learns_from = registry.learner(run.config.learner).tasks
-    if learns_from == "environments":
-        run.say("playing episodes of a test task for filmstrip.png")
+    known = registry.learner(run.config.learner)
+    if known.pictures:
+        run.say(f"drawing {', '.join(f'{name}.png' for name in known.pictures)}")
     iteration, params = tested
     curves = draw_curves(run.dir, run.config, result, run.worker, params)
     if run.log.has_sink:
         run.log.picture("pictures/curves", curves, run.iteration)
-        if learns_from == "episodes":
+        if known.tasks == "episodes":
             drawn = panel(Model(run.worker.learner, params, iteration, run.worker.device))
             if drawn is not None:
                 (path,) = style.save(drawn, run.dir / "task", ["png"])

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from maml.best import BestModel
+from maml.evaluation.best import BestModel
+from maml.evaluation.scores import evaluate, summary
 from maml.params import Params
 from maml.run.insight import Insight
-from maml.scores import evaluate, summary
 from maml.training.run import Run
 
 

@@ -71,6 +71,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "discount": (["--discount", "0.5", "--learner", "reinforce", *POLE], 0.5),
     "meta_gradient": (["--meta-gradient", "mixed"], "mixed"),
     "kernels": (["--kernels", "torch"], "torch"),
+    "eval_draws": (["--eval-draws"], True),
     "batching": (["--batching", "tasks"], "tasks"),
     "compile": (["--compile", "on"], "on"),
     "data": (["--data", "omniglot"], "omniglot"),

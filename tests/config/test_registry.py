@@ -65,18 +65,21 @@ def test_the_components_are_these() -> None:
 
 def test_a_component_is_a_file_and_nothing_else(tmp_path: Path) -> None:
     """Read as text: what the file imports, or does, has no say."""
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "mine.py").write_text(
+    first, second = tmp_path / "some", tmp_path / "where" / "else"
+    (first / "inner").mkdir(parents=True)
+    second.mkdir(parents=True)
+    (first / "inner" / "mine.py").write_text(
         'import no_such_module\n\nCOMPONENTS = {"mine": {"attribute": "Mine", "help": "of mine"}}\n'
     )
-    (tmp_path / "other.py").write_text("raise SystemExit\n")
-    (tmp_path / "two.py").write_text(
+    (first / "other.py").write_text("raise SystemExit\n")
+    (second / "two.py").write_text(
         '\nCOMPONENTS = {"b": {"attribute": "B", "help": "b"}, "c": {"like": "b", "help": "c"}}\n'
     )
-    found = scan(tmp_path, "some.where", registry.Component)
+    found = scan([second, first], tmp_path, registry.Component)
     assert list(found) == ["mine", "b", "c"]
     assert (found["c"].attribute, found["c"].help) == ("B", "c")
-    assert (found["mine"].module, found["mine"].attribute) == ("some.where.inner.mine", "Mine")
+    assert (found["mine"].module, found["mine"].attribute) == ("some.inner.mine", "Mine")
+    assert found["b"].module == "where.else.two"
 
 
 def test_only_a_component_s_own_file_names_it() -> None:

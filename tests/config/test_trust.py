@@ -17,8 +17,7 @@ from PIL import Image
 
 import maml
 from datasets.trust import FromFile, source_of
-from launch import check_record, compare, record, table, workers
-from launch.sweeping import file
+from launch import workers
 from maml import evaluate, predict, replay
 from maml.config import registry, saved
 from maml.config.cli import parse
@@ -29,6 +28,8 @@ from maml.processes.program import run_program
 from maml.run import checkpoint
 from maml.run.directory import read_config
 from maml.run.provenance import digest_of
+from maml.studies import check_record, compare, record, table
+from maml.studies.sweeping import file
 from maml.trainer import Trainer
 from tests.launching import REPO, run
 from tests.runs import last

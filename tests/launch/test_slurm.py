@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.sweeping import file
-from launch.sweeping.sweep import FINISHED, Sweep
-from maml.run.log import read_metrics
+from maml.run.files import read_rows
+from maml.studies.sweeping import file
+from maml.studies.sweeping.sweep import FINISHED, Sweep
 from tests.launch.cluster import Cluster, missing
 from tests.launching import REPO, SLACK, run_torchrun
 from tests.network import why_not
@@ -72,7 +72,7 @@ def over(cluster: Cluster, number: str) -> bool:
 
 def iteration(folder: Path) -> int:
     """Return how far the only run in ``folder`` is; 0 before there is one."""
-    rows = [row for path in folder.glob("runs/*/metrics.jsonl") for row in read_metrics(path)]
+    rows = [row for path in folder.glob("runs/*/metrics.jsonl") for row in read_rows(path)]
     return max((row["iteration"] for row in rows), default=0)
 
 
@@ -128,7 +128,7 @@ def test_an_array_works_on_a_sweep(cluster: Cluster, checkout: Path) -> None:
         "method": "grid",
         "metric": {"name": "validation/accuracy", "goal": "maximize"},
         "program": "train_maml.py",
-        "command": ["${interpreter}", "tests/launch/fake_trainer.py", "${args}"],
+        "command": ["${interpreter}", "tests/studies/fake_trainer.py", "${args}"],
         "parameters": {"seed": {"values": list(range(8))}, "pause": {"value": 1.5}},
     }
     path = checkout / "sweep.yaml"

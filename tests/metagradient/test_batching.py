@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -185,25 +186,49 @@ def test_equals_a_loop(name: str, way: Any) -> None:
             )
 
 
+def test_what_counts_its_calls_is_refused() -> None:
+    network = Layer(lambda layer, h: h * next(layer.calls))
+    network.calls = iter(range(1, 10**6))  # type: ignore[assignment]
+    with pytest.raises(NotRepeatedError, match="counts its calls, or draws by a generator of its"):
+        gradient_of(nn.Sequential(network, nn.Linear(4, 3)).double(), made("no_grad")[1], 1)
+
+
 @pytest.mark.parametrize(
     "draw",
     [
         lambda _, h: h * float(np.random.rand()),
-        lambda layer, h: h * next(layer.calls),
-        lambda _, h: F.dropout(h),
+        lambda _, h: h * random.random(),
+        lambda _, h: F.dropout(h, 0.2),
     ],
 )
-def test_what_draws_or_counts_is_refused(draw: Any) -> None:
-    network = Layer(draw)
-    network.calls = iter(range(1, 10**6))  # type: ignore[assignment]
-    network = nn.Sequential(network, nn.Linear(4, 3)).double()
+@pytest.mark.parametrize("steps", [2, 9])  # more than are remembered for the way back
+def test_draws_differ_by_call_task_and_step_and_follow_the_seed(draw: Any, steps: int) -> None:
+    network = nn.Sequential(Layer(draw), nn.Linear(4, 3)).double()
     tasks = made("no_grad")[1]
 
-    def state(params: Params) -> maml.Problem:
-        return maml.Problem(params, loss(network, "s"), loss(network, "q"), lr=LR)
+    def gradient(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return gradient_of(network, tasks, steps)
 
-    with pytest.raises(NotRepeatedError, match="draws random numbers, or counts its calls"):
-        maml.meta_gradient(state, dict(network.named_parameters()), tasks)
+    assert torch.equal(gradient(1), gradient(1))
+    assert not torch.allclose(gradient(1), gradient(2))
+    torch.manual_seed(1)
+    assert not torch.allclose(
+        gradient_of(network, tasks, steps), gradient_of(network, tasks, steps)
+    )
+    one = {name: tensor[:1].repeat(2, *[1] * (tensor.dim() - 1)) for name, tensor in tasks.items()}
+    found = maml.meta_gradient(stating(network, steps), dict(network.named_parameters()), one)
+    assert found.losses[0] != found.losses[1]
+
+
+def stating(network: nn.Module, steps: int) -> Callable[[Params], maml.Problem]:
+    losses = loss(network, "s"), loss(network, "q")
+    return lambda params: maml.Problem(params, *losses, lr=LR, steps=steps)
+
+
+def gradient_of(network: nn.Module, tasks: Tasks, steps: int) -> Tensor:
+    params = dict(network.named_parameters())
+    return maml.meta_gradient(stating(network, steps), params, tasks).gradients["0.layer.weight"]
 
 
 def test_a_single_task_is_refused() -> None:
@@ -230,15 +255,11 @@ def test_problems_are_told_apart_by_what_their_losses_read() -> None:
 
 def test_a_network_s_mode_tells_problems_apart() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).double().eval()
-    tasks = made("no_grad")[1]
-
-    def state(params: Params) -> maml.Problem:
-        return maml.Problem(params, loss(network, "s"), loss(network, "q"), lr=LR)
-
-    maml.meta_gradient(state, dict(network.named_parameters()), tasks)
+    tasks, params = made("no_grad")[1], dict(network.named_parameters())
+    tested = maml.meta_gradient(stating(network, 1), params, tasks).losses
+    assert torch.equal(maml.meta_gradient(stating(network, 1), params, tasks).losses, tested)
     network.train()
-    with pytest.raises(NotRepeatedError):
-        maml.meta_gradient(state, dict(network.named_parameters()), tasks)
+    assert not torch.equal(maml.meta_gradient(stating(network, 1), params, tasks).losses, tested)
 
 
 class _Own:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from maml.errors import UserError
-from maml.initial import initial_weights
 from maml.learners import build_learner
 from maml.networks import build_network
 from maml.trainer import Trainer
+from maml.training.initial import initial_weights
 from tests.metagradient.peer import oracle
 from tests.networks.running import keep_statistics
 from tests.runs import glyphs

@@ -15,7 +15,8 @@ import maml
 from maml.config import Config
 from maml.errors import UserError
 from maml.plots import __main__ as command
-from maml.plots import adaptation, comparing, curves, runs, style, tasks
+from maml.plots import adaptation, curves, style, tasks
+from maml.run import reading
 from tests.runs import glyphs, result, sinusoid, train
 
 BRIEF: dict[str, Any] = {"iterations": 4, "eval_every": 2, "test_tasks": 8}
@@ -63,16 +64,16 @@ def test_all_that_there_is_is_drawn(there: Path, tmp_path: Path, capsys: Any) ->
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> None:
-    found = runs.methods(runs.find([there / name for name in ("a-0", "a-1", "b-0")]))
+    found = reading.methods(reading.find([there / name for name in ("a-0", "a-1", "b-0")]))
     assert {name: [run.path.name for run in each] for name, each in found.items()} == {
         "inner_lr=0.4": ["a-0", "a-1"], "inner_lr=0.1": ["b-0"]
     }  # fmt: skip
     # Learners differ in more than their name, which says it all.
-    found = runs.methods(runs.find([there / "a-0", there / "c-0"]))
+    found = reading.methods(reading.find([there / "a-0", there / "c-0"]))
     assert list(found) == ["maml", "metasgd"]
-    assert len(runs.find([there])) == 5
+    assert len(reading.find([there])) == 5
     with pytest.raises(UserError, match="no run directory"):
-        runs.find([there / "a-0" / "checkpoints"])
+        reading.find([there / "a-0" / "checkpoints"])
 
 
 def test_scores_by_step_are_the_evaluation_s(there: Path) -> None:
@@ -87,13 +88,16 @@ def test_scores_by_step_are_the_evaluation_s(there: Path) -> None:
 
 
 def test_curves_are_means_over_seeds_with_student_s_interval(there: Path) -> None:
-    two = runs.find([there / "a-0", there / "a-1"])
+    two = reading.find([there / "a-0", there / "a-1"])
     assert len(curves.learning_curves({"maml": two}).axes[0].collections) == 0  # but both lines
-    third = dataclasses.replace(two[0], rows=[row | {"accuracy": 0.5} for row in two[0].rows])
+    third = dataclasses.replace(two[0])
+    vars(third)["rows"] = [row | {"accuracy": 0.5} for row in two[0].rows]
     methods = {"maml": [*two, third]}
     axis = curves.learning_curves(methods).axes[0]
     line, band = axis.lines[0], axis.collections[0]
-    values = np.array([[v for _, v in run.validated("accuracy")] for run in methods["maml"]])
+    values = np.array(
+        [[*reading.history(run.rows, "validation/accuracy").values()] for run in methods["maml"]]
+    )
     assert line.get_xdata().tolist() == [2, 4]
     assert line.get_ydata() == pytest.approx(values.mean(0))
     # Two degrees of freedom: 4.3 standard errors.
@@ -144,13 +148,6 @@ def test_a_method_has_one_colour_and_no_two_look_alike() -> None:
     assert looks["maml"] == style.look_of(["maml"])["maml"]
     many = style.look_of([*style.methods(), "a", "b", "c"])
     assert len(set(many.values())) == len(many)
-
-
-def test_main_effects_are_the_means_of_the_levels() -> None:
-    points = [{"x": x, "y": y} for x in (1, 2) for y in ("a", "b")]
-    figure = comparing.main_effects(points, [0.1, 0.2, 0.5, 0.6], ["x", "y"], "test accuracy")
-    means = [axis.containers[0].lines[0].get_ydata() for axis in figure.axes]
-    assert means[0] == pytest.approx([0.15, 0.55]) and means[1] == pytest.approx([0.3, 0.4])
 
 
 @pytest.mark.parametrize(

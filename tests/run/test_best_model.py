@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import maml
-from launch.sweeping.metrics import value_of_run
 from maml import evaluate as evaluation
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, changed, with_values
@@ -16,6 +15,7 @@ from maml.errors import UserError
 from maml.run import checkpoint
 from maml.run.checkpoint import numbered_checkpoint, numbered_checkpoints
 from maml.run.files import read_rows
+from maml.studies.sweeping.worker import value_of_run
 from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

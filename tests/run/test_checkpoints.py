@@ -18,9 +18,9 @@ import torch
 
 from maml import evaluate as evaluation
 from maml import trainer
-from maml.best import BestModel, best
 from maml.config.presets import with_values
 from maml.errors import UserError
+from maml.evaluation.best import BestModel, best
 from maml.metagradient import outer_optimizer
 from maml.processes.identity import Identity
 from maml.processes.signals import SIGNALS

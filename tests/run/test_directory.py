@@ -19,9 +19,9 @@ from maml.config import Config
 from maml.config.cli import parse
 from maml.config.presets import with_values
 from maml.errors import UserError
+from maml.evaluation.scores import mean_and_ci95
 from maml.run.directory import choose, read_config
 from maml.run.task_scores import read_tasks
-from maml.scores import mean_and_ci95
 from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.runs import glyphs, last, metrics, result, same, sinusoid, train

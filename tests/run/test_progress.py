@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from maml.evaluation.scores import bar as bar_of_evaluations
 from maml.run import progress
-from maml.scores import bar as bar_of_evaluations
 from tests.runs import sinusoid, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.hardware import describe
+from maml.run.provenance import describe
 from tests.launching import SLACK, Launched, start, start_ranks, torchrun
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 

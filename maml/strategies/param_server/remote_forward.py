@@ -19,8 +19,9 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from datasets.tasks import Task
+from maml.metagradient.by_task import one_by_one
 from maml.params import Params
 from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.over_rpc import reported
@@ -98,16 +99,16 @@ class ServedModel:
 
         def alone(place: int) -> Share:
             alone = [
-                Batch(batch.phase, Task(*(part[i : i + 1] for part in batch.tasks)))
+                Batch(batch.phase, task, id)
                 for batch in batches
-                for i in range(len(batch.tasks.query_y))
+                for task, id in zip(one_by_one(batch.tasks), batch.ids.split(1), strict=True)
             ]
             return share_of([alone[place]])
 
         with torch.enable_grad():
             rows = OuterLosses.apply(lambda: share_of(batches), alone, self._packing, self.leaf)
             totals: Tensor = rows.sum(0)
-        wire_bytes = sum(x.nbytes for batch in batches for x in batch.tasks)
+        wire_bytes = sum(x.nbytes for batch in batches for x in tree_leaves(batch.tasks))
         step = number if self._of_its_order else model.step
         self.pending[rank] = _Pending(step, totals.detach(), wire_bytes)
         return totals

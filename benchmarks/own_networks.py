@@ -1,0 +1,110 @@
+"""Networks as a researcher brings them: torch's own modules, one ``x → outputs``.
+
+Each is called with the images' shape and the number of classes, as ``--network`` calls a user's
+own: ``--network benchmarks.own_networks:ResidualCNN``.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Shape = tuple[int, int, int]
+
+
+class ResidualCNN(nn.Module):
+    """Three stages of a 3×3 convolution and a residual block, with batch norm (He et al. 2016)."""
+
+    def __init__(self, image_shape: Shape, ways: int, width: int = 32) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        channels = image_shape[0]
+        for _ in range(3):
+            stages += [_convolution(channels, width), nn.ReLU(), _Residual(width), nn.MaxPool2d(2)]
+            channels = width
+        self.features = nn.Sequential(*stages)
+        self.head = nn.Linear(width, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
+        return self.head(self.features(x).mean((2, 3)))
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = _convolution(width, width), _convolution(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.second(F.relu(self.first(x))))
+
+
+def _convolution(channels: int, width: int) -> nn.Sequential:
+    norm = nn.BatchNorm2d(width, track_running_stats=False)
+    return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), norm)
+
+
+class GroupNormCNN(nn.Sequential):
+    """Four 3×3 convolutions with group norm (Wu and He 2018) and pooling."""
+
+    def __init__(self, image_shape: Shape, ways: int, width: int = 64) -> None:
+        layers: list[nn.Module] = []
+        channels = image_shape[0]
+        for _ in range(4):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(8, width)]
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+            channels = width
+        super().__init__(*layers, nn.Flatten(), nn.LazyLinear(ways))
+        with torch.no_grad():
+            self(torch.zeros(1, *image_shape))
+
+
+class ViT(nn.Module):
+    """A small vision transformer (Dosovitskiy et al. 2021) of torch's encoder layers."""
+
+    def __init__(
+        self, image_shape: Shape, ways: int, width: int = 64, patch: int = 7, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(image_shape[0], width, patch, stride=patch)
+        n_patches = (image_shape[1] // patch) * (image_shape[2] // patch)
+        self.places = nn.Parameter(0.02 * torch.randn(n_patches, width))
+        self.layers = nn.Sequential(
+            *(
+                nn.TransformerEncoderLayer(
+                    width, 4, 2 * width, dropout, batch_first=True, norm_first=True
+                )
+                for _ in range(3)
+            )
+        )
+        self.head = nn.Linear(width, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        return self.head(self.layers(tokens).mean(1))
+
+
+class RowsLSTM(nn.Module):
+    """An LSTM over the rows of an image."""
+
+    def __init__(self, image_shape: Shape, ways: int, width: int = 64) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(image_shape[0] * image_shape[2], width, batch_first=True)
+        self.head = nn.Linear(width, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
+        rows = x.transpose(1, 2).flatten(2)
+        return self.head(self.cells(rows)[0][:, -1])
+
+
+def resnet18(image_shape: Shape, ways: int) -> nn.Module:
+    """Return torchvision's ResNet-18, without pre-training."""
+    from torchvision.models import resnet18
+
+    network: nn.Module = resnet18(
+        num_classes=ways, norm_layer=lambda width: nn.BatchNorm2d(width, track_running_stats=False)
+    )
+    return network

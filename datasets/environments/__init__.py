@@ -1,0 +1,1 @@
+"""Environments to act in: their tasks materialise by acting."""

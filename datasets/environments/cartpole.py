@@ -1,0 +1,169 @@
+"""CartPole (Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077) as tensors.
+
+The dynamics are those of gymnasium's ``CartPole-v1``, step by step, for any number of carts at
+once, each with physics of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datasets.environments.acting import Acting, Environment, Step
+
+COMPONENTS = {
+    "cartpole": {
+        "help": "balance a pole on a cart, as gymnasium's CartPole-v1",
+        "environments": "open_cartpole",
+        "classifies": False,
+        "point": (4, 2),
+        "reads": ("horizon",),
+        "ignores": {"ways": "has two actions"},
+    },
+    "cartpole-physics": {
+        "like": "cartpole",
+        "help": "the same, each task with its own lengths, masses, gravity and force",
+    },
+    "cartpole-turned": {
+        "like": "cartpole",
+        "help": "the same, and the force of half of the tasks is turned round",
+    },
+}
+
+TAU = 0.02
+"""Seconds of a step."""
+X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360
+"""An episode ends beyond: metres, radians."""
+
+
+class Physics(NamedTuple):
+    """What gymnasium's CartPole has as constants, in SI units; ``length`` is half the pole's."""
+
+    gravity: float = 9.8
+    mass_cart: float = 1.0
+    mass_pole: float = 0.1
+    length: float = 0.5
+    force: float = 10.0
+
+
+RANGES = Physics(*((0.5, 1.5),) * 4, (0.5, 1.5))  # type: ignore[arg-type]
+"""A task's physics are the standard ones times a factor from here."""
+
+
+class CartPole(Environment):
+    """State: x, ẋ, θ, θ̇ and the five `Physics`. The first four are observed; reward 1 a step."""
+
+    state_size, observation_size, outputs, draws, discrete = 9, 4, 2, 1, True
+
+    def observe(self, state: Tensor) -> Tensor:
+        """See what moves, rounded to float32 as gymnasium does."""
+        return state[..., :4].float().to(state.dtype)
+
+    def step(self, state: Tensor, action: Tensor) -> Step:
+        """Push right (action 1) or left (0), and go on by Euler's method."""
+        x, v, angle, spin, gravity, cart, pole, length, push = state.unbind(-1)
+        force = torch.where(action == 1, push, -push)
+        cos, sin = torch.cos(angle), torch.sin(angle)
+        total, moment = pole + cart, pole * length
+        # https://coneural.org/florian/papers/05_cart_pole.pdf, in gymnasium's order of operations.
+        temp = (force + moment * (spin * spin) * sin) / total
+        spin_up = (gravity * sin - cos * temp) / (length * (4.0 / 3.0 - pole * (cos * cos) / total))
+        speed_up = temp - moment * spin_up * cos / total
+        moved = (x + TAU * v, v + TAU * speed_up, angle + TAU * spin, spin + TAU * spin_up)
+        ended = (moved[0].abs() > X_LIMIT) | (moved[2].abs() > ANGLE_LIMIT)
+        after = torch.stack([*moved, gravity, cart, pole, length, push], dim=-1)
+        return Step(after, torch.ones_like(x), ended)
+
+    def of_library(self) -> Environment:
+        """Gymnasium's."""
+        return GymnasiumCartPole()
+
+    def picture(self, axis: Any, first: Tensor, observations: Tensor) -> None:
+        """Draw the cart on its track, and the pole."""
+        x, _, angle, _ = observations[-1].tolist()
+        length = 2 * float(first[4 + Physics._fields.index("length")])
+        axis.plot([-X_LIMIT, X_LIMIT], [0, 0], color="#888888", linewidth=0.8)
+        axis.plot([x - 0.25, x + 0.25], [0, 0], color="#3465a4", linewidth=5)
+        tip = (x + length * math.sin(angle), length * math.cos(angle))
+        axis.plot([x, tip[0]], [0, tip[1]], color="#e07b00", linewidth=2)
+        axis.set(xlim=(-X_LIMIT, X_LIMIT), ylim=(-0.3, 1.7), aspect="equal")
+
+    def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """All have the standard physics."""
+        return np.tile(np.array(Physics()), (len(u), 1))
+
+    def draw_start(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Uniform in ±0.05, as gymnasium's."""
+        return 0.1 * u[..., :4] - 0.05
+
+
+class GymnasiumCartPole(CartPole):
+    """The same, each cart a ``CartPole-v1`` of gymnasium's that is told where it stands."""
+
+    def __init__(self) -> None:
+        self._carts: list[Any] = []
+
+    def step(self, state: Tensor, action: Tensor) -> Step:
+        """Step one cart after the other."""
+        rows, pushes = state.reshape(-1, self.state_size).tolist(), action.reshape(-1).tolist()
+        while len(self._carts) < len(rows):
+            # Imported late: who does not act in it need not have it loaded.
+            import gymnasium
+
+            self._carts.append(gymnasium.make("CartPole-v1").unwrapped)
+        after, rewards, ended = [], [], []
+        for cart, row, push in zip(self._carts, rows, pushes, strict=False):
+            cart.state, cart.steps_beyond_terminated = np.array(row[:4]), None
+            cart.gravity, cart.masscart, cart.masspole, cart.length, cart.force_mag = row[4:]
+            cart.total_mass = cart.masspole + cart.masscart
+            cart.polemass_length = cart.masspole * cart.length
+            _, reward, terminated, _, _ = cart.step(int(push))
+            after.append([*cart.state.tolist(), *row[4:]])
+            rewards.append(reward)
+            ended.append(terminated)
+        shape = state.shape[:-1]
+        return Step(
+            state.new_tensor(after).reshape(state.shape),
+            state.new_tensor(rewards).reshape(shape),
+            torch.tensor(ended, device=state.device).reshape(shape),
+        )
+
+
+class DrawnCartPole(CartPole):
+    """CartPole with physics of each task: each constant times a factor from its range."""
+
+    def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Draw gravity, masses, length and force."""
+        low, high = np.array(RANGES).T
+        return np.array(Physics()) * (low + (high - low) * u[:, :5])
+
+
+class TurnedCartPole(DrawnCartPole):
+    """The same, and the force of half of the tasks is turned round: "right" pushes left.
+
+    One policy can balance all poles of `DrawnCartPole`. Here none can: what is right in one half of
+    the tasks is a fall in the other, and only who acts finds out which half it is.
+    """
+
+    def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Draw gravity, masses, length and force, and its direction."""
+        physics = super().draw_task(u)
+        physics[:, Physics._fields.index("force")] *= np.where(u[:, 5] < 0.5, -1.0, 1.0)
+        return physics
+
+
+CARTS: dict[str, type[CartPole]] = {
+    "cartpole": CartPole,
+    "cartpole-physics": DrawnCartPole,
+    "cartpole-turned": TurnedCartPole,
+}
+
+
+def open_cartpole(split: str, *, name: str, **request: Any) -> Acting:
+    """The tasks of a key of `CARTS`. Raises :class:`datasets.errors.DataError`."""
+    return Acting(CARTS[name](), split, **request)

@@ -1,0 +1,71 @@
+"""2-D navigation, Finn et al. 2017 (arXiv:1703.03400), section 5.3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from datasets.environments.acting import Acting, Environment, Step
+
+COMPONENTS = {
+    "navigation": {
+        "help": "walk to a goal on a plane, which only rewards tell of",
+        "environments": "open_navigation",
+        "classifies": False,
+        "point": (2, 2),
+        "reads": ("horizon",),
+        "ignores": {"ways": "has no classes"},
+    }
+}
+
+HALF = 0.5
+"""Goals are uniform in the square of ± this."""
+FASTEST = 0.1
+"""A step's greatest length along each axis."""
+CLOSE = 0.01
+"""An episode ends when the goal is as near as this."""
+
+
+class Navigation(Environment):
+    """State: position and goal. The position is observed; reward: minus the squared distance.
+
+    A policy answers a mean velocity; what is done is clipped to ±0.1.
+    """
+
+    state_size, observation_size, outputs, draws, discrete = 4, 2, 2, 2, False
+
+    def observe(self, state: Tensor) -> Tensor:
+        """See the position."""
+        return state[..., :2]
+
+    def step(self, state: Tensor, action: Tensor) -> Step:
+        """Move by ``action [..., 2]``."""
+        at, goal = state[..., :2], state[..., 2:]
+        at = at + action.to(at.dtype).clamp(-FASTEST, FASTEST)
+        distance = (at - goal).square().sum(-1)
+        return Step(torch.cat([at, goal], dim=-1), -distance, distance < CLOSE**2)
+
+    def picture(self, axis: Any, first: Tensor, observations: Tensor) -> None:
+        """Draw the way so far, and the goal."""
+        x, y = observations.T.tolist()
+        axis.plot(x, y, color="#3465a4", linewidth=1)
+        axis.plot(x[-1], y[-1], "o", color="#3465a4", markersize=4)
+        axis.plot(*first[2:].tolist(), "*", color="#e07b00", markersize=9)
+        axis.set(xlim=(-0.7, 0.7), ylim=(-0.7, 0.7), aspect="equal")
+
+    def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Draw a goal."""
+        return HALF * (2 * u[:, :2] - 1)
+
+    def draw_start(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Begin at the origin."""
+        return np.zeros((*u.shape[:-1], 2))
+
+
+def open_navigation(split: str, **request: Any) -> Acting:
+    """Goals to walk to. Raises :class:`datasets.errors.DataError`."""
+    return Acting(Navigation(), split, **request)

@@ -1,1 +1,0 @@
-"""Comparisons of learners: the parts of ``python -m launch.compare``."""

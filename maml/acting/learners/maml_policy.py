@@ -1,0 +1,156 @@
+"""MAML for policies (Finn et al. 2017, arXiv:1703.03400, algorithm 3)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from datasets.environments.acting import Trajectory
+from datasets.flags import flag
+from datasets.tasks import Task
+from maml.acting.estimators import ESTIMATORS
+from maml.acting.policy import Played, Policy, first_return
+from maml.errors import UserError
+from maml.metagradient import unrolled
+from maml.metagradient.by_task import each_task
+from maml.metagradient.problem import Problem
+from maml.params import Params
+
+COMPONENTS = {
+    "maml-policy": {
+        "attribute": "MAMLPolicy",
+        "help": "an initial policy from which a few policy-gradient steps suit a task",
+        "tasks": "environments",
+        "pictures": {"filmstrip": "maml.acting.filmstrip:draw_filmstrip"},
+        "reads": (
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
+            "queries", "eval_queries", "discount",
+        ),
+        "refuses": {
+            "kernels": {"native": "has a loss of its own"},
+            "partition": {"nested": "has episodes, which are not examples of a set"},
+            "ps_forward": {"remote": "acts with the policy where the environments are"},
+        },
+    }
+}  # fmt: skip
+
+
+class Flags:
+    """What the components of this file read, and no other."""
+
+    estimator: Literal["dice", "lvc"] = flag(
+        "dice",
+        "Of policy gradients' derivatives: dice is unbiased, lvc biased and of low variance.",
+    )
+
+
+_TURN = 0.6180339887498949
+"""The golden ratio's fraction: see `_turned`."""
+
+
+class MAMLPolicy(Policy):
+    """Weights whose return is high after inner steps along policy gradients.
+
+    The inner loop descends an estimate of −J/T (return per step, so that a rate suits any horizon)
+    of K support episodes; the outer loss is the same of Q query episodes, played by the adapted
+    policy. ``--estimator`` makes the second-order term: the outer gradient is that of J(θ − α ∇J),
+    with the support's expectation inside (formulation II of arXiv:1810.06784).
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.metric_names = ("return", "return_before")
+        if set(self.network_weights(self.meta_parameters())) == set(self.frozen):
+            raise UserError(f"--learner {config.learner}: all that would adapt is frozen")
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """The query loss after the last inner step, of episodes that were played."""
+        config = self.config
+        weights = self.network_weights(meta_params)
+        return Problem(
+            start={name: tensor for name, tensor in weights.items() if name not in self.frozen},
+            fixed={name: weights[name] for name in self.frozen},
+            support=self.support_loss,
+            query=self.query_loss,
+            optimizer=config.inner_optimizer,
+            lr=config.inner_lr,
+            steps=steps,
+            order=config.order,
+        )
+
+    def support_loss(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
+        """Return the surrogate of the episodes that were played before inner step ``step``."""
+        played = pytree.tree_map(lambda part: part[step], task.support)
+        return self._loss(params, played), task.query_y
+
+    def query_loss(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
+        """Return the surrogate of the adapted policy's episodes; its value: minus the return."""
+        surrogate = self._loss(params, task.query)
+        return surrogate - surrogate.detach() - task.query_y[1], task.query_y
+
+    def _loss(self, params: Params, played: Trajectory) -> Tensor:
+        config = self.config
+        n, lasted = played.rewards.shape
+        steps = torch.arange(lasted, dtype=played.rewards.dtype, device=played.rewards.device)
+        rewards = played.rewards * config.discount**steps
+        weights = rewards.new_full((n,), 1 / n)
+        logp = self.log_probabilities(params, played)
+        return -ESTIMATORS[config.estimator](logp, rewards, weights) / config.horizon
+
+    @torch.no_grad()
+    def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Played:
+        """Play the support episodes of each inner step, take it, and play the queries."""
+        steps = self.config.inner_steps if steps is None else steps
+        weights = self.network_weights(meta_params)
+        played: list[Trajectory] = []
+        for step in range(steps):
+            adapted, each = self._after(meta_params, weights, tasks, played)
+            draws = _turned(tasks.support_y, step)
+            played.append(self.act(adapted, tasks.support_x, draws, each=each))
+        adapted, each = self._after(meta_params, weights, tasks, played)
+        query = self.act(adapted, tasks.query_x, tasks.query_y, each=each)
+        after = first_return(query)
+        before = first_return(played[0]) if played else after
+        support = _stacked(played) if played else ()
+        return Played(support, _cut(query, 2), torch.stack([before, after], dim=-1))
+
+    def _after(
+        self, meta_params: Params, weights: Params, tasks: Task, played: list[Trajectory]
+    ) -> tuple[Params, bool]:
+        """Return the weights after the inner steps along ``played``; whether each task has some."""
+        if not played:
+            return weights, False
+        problem = self.problem(meta_params, len(played))
+        nothing = played[0].rewards.new_empty(len(tasks.query_x), 0)
+        made = Played(_stacked(played), played[0], nothing)
+
+        def after(task: Any) -> Params:
+            return problem.params(unrolled.adapt(problem, task), problem.last_step)
+
+        return each_task(after, self.batching)(made), True
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return the mean returns of query episodes, and of support episodes before adaptation."""
+        return {"return": y[..., 1], "return_before": y[..., 0]}
+
+
+def _stacked(played: list[Trajectory]) -> Trajectory:
+    joined = Trajectory(*(torch.stack(parts, dim=1) for parts in zip(*played, strict=True)))
+    return _cut(joined, 3)
+
+
+def _cut(played: Trajectory, dim: int) -> Trajectory:
+    """Leave out the steps, of dimension ``dim``, that nobody took: they add nothing to a loss."""
+    lasted = int(played.alive.sum(dim).max())
+    return Trajectory(*(part.narrow(dim, 0, lasted) for part in played))
+
+
+def _turned(draws: Tensor, step: int) -> Tensor:
+    """Return uniform numbers for another inner step: all moved on round the unit circle.
+
+    They are uniform, too, but not independent of those of the other steps.
+    """
+    return draws if step == 0 else (draws + step * _TURN) % 1.0

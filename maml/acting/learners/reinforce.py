@@ -1,0 +1,109 @@
+"""REINFORCE (Williams 1992, doi:10.1007/BF00992696): one policy, no inner loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from datasets.environments.acting import Trajectory
+from datasets.tasks import Task
+from maml.acting.policy import Played, Policy, first_return
+from maml.config import Config
+from maml.metagradient.problem import Problem
+from maml.params import Params
+
+COMPONENTS = {
+    "reinforce": {
+        "attribute": "Reinforce",
+        "adapts_at_test": False,
+        "help": "REINFORCE: one policy for all environments, without an inner loop",
+        "tasks": "environments",
+        "pictures": {"filmstrip": "maml.acting.filmstrip:draw_filmstrip"},
+        "strategy": "observers",
+        "reads": ("discount", "queries", "eval_queries"),
+        "refuses": {
+            "kernels": {"native": "has no inner loop"},
+            "meta_gradient": {"mixed": "has no inner loop"},
+            "partition": {"nested": "has episodes, which are not examples of a set"},
+            "ps_forward": {"remote": "acts with the policy where the environments are"},
+        },
+    }
+}
+
+SHORTEST = 8
+"""Steps of a short episode: an environment has first states for so many, then it stands still."""
+
+
+class Reinforce(Policy):
+    """The policy gradient of T steps in each environment, whose episodes follow one another.
+
+    Each environment's own returns: discounted rewards from a step on to the end of its episode,
+    less their mean, by their deviation, as in torch's example of batched RPC.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.metric_names = ("return", "episodes")
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return the mean return of first episodes, and how many episodes ended in all."""
+        return {"return": y[..., 1], "episodes": y[..., 0]}
+
+    def starts(self) -> int:
+        """As many as can be needed."""
+        return self.config.horizon // SHORTEST + 1
+
+    def episodes(self, *, evaluation: bool) -> tuple[int, int]:
+        """Return the same as any policy's, without support episodes."""
+        return 0, super().episodes(evaluation=evaluation)[1]
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """No inner step: the loss of what was done, by weights that all environments share."""
+        weights = self.network_weights(meta_params)
+        return Problem(
+            start={}, fixed=weights, support=self.support_loss, query=self.query_loss, steps=0
+        )
+
+    def query_loss(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
+        """Return a loss whose gradient is REINFORCE's, and whose value is minus the return."""
+        played: Trajectory = task.query
+        logp = self.log_probabilities(params, played)
+        advantage = _normalised(returns_to_go(played, self.config.discount), played.alive)
+        surrogate = -(logp * advantage).sum() / played.alive.sum()
+        return surrogate - surrogate.detach() - task.query_y[1], task.query_y
+
+    @torch.no_grad()
+    def materialise(
+        self, meta_params: Params, tasks: Task | Played, steps: int | None = None
+    ) -> Played:
+        """Play T steps in each environment, unless somebody else has."""
+        if isinstance(tasks, Played):
+            return tasks
+        weights = self.network_weights(meta_params)
+        return as_played(self.act(weights, tasks.query_x, tasks.query_y, each=False))
+
+
+def as_played(query: Trajectory) -> Played:
+    """Return ``query`` of B tasks, whoever played it, as the losses read it."""
+    n_ended = query.ends.sum((-2, -1))
+    return Played((), query, torch.stack([n_ended, first_return(query)], dim=-1))
+
+
+def returns_to_go(played: Trajectory, discount: float) -> Tensor:
+    """Return the discounted rewards of each step and those after it in its episode: ``[…, T]``."""
+    found = torch.empty_like(played.rewards)
+    after = torch.zeros_like(played.rewards[..., 0])
+    for step in reversed(range(found.shape[-1])):
+        after = played.rewards[..., step] + discount * after * (1 - played.ends[..., step])
+        found[..., step] = after
+    return found
+
+
+def _normalised(values: Tensor, alive: Tensor) -> Tensor:
+    """Return ``values [E, T]`` less the mean, by the deviation, of each environment's own."""
+    count = alive.sum(-1, keepdim=True)
+    centred = (values - (values * alive).sum(-1, keepdim=True) / count) * alive
+    deviation = (centred.square().sum(-1, keepdim=True) / count).sqrt()
+    return centred / (deviation + 1e-6)

@@ -1,0 +1,167 @@
+"""What learners of policies share: acting, and how probable what was done is.
+
+A policy's task materialises by acting: `Learner.materialise` plays it, by parameters that are taken
+as constants, and the losses then read what was seen and done. So they are pure functions, as every
+loss here, and whatever differentiates and distributes a classifier does so with a policy.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from datasets import open_environments
+from datasets.environments.acting import Acting, Environment, Trajectory, play
+from datasets.tasks import Task
+from maml.config import Config
+from maml.execution.traced import Traced
+from maml.learners.base import Learner
+from maml.learners.data import data_options
+from maml.learners.results import Adapted, Predictions
+from maml.params import Params
+
+SPREAD = 0.05
+"""Standard deviation of each coordinate of a continuous action, and the unit of what a policy
+answers: so that a network's outputs, and their gradients, are of the size of logits."""
+
+
+class Played(NamedTuple):
+    """B tasks in which somebody has acted.
+
+    Attributes:
+        support: For each inner step, its episodes: `Trajectory` of ``[B, steps, K, T, …]``.
+        query: `Trajectory` of ``[B, Q, T, …]``.
+        query_y: ``[B, 2]``: a number of the learner's own, and the mean return of the query's first
+            episodes: what was measured while acting.
+    """
+
+    support: Trajectory | tuple[()]
+    query: Trajectory
+    query_y: Tensor
+
+
+class Policy(Learner):
+    """A learner whose network answers logits of actions, or the mean of a continuous action."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.metric_names = ("return",)
+        # An episode is hundreds of calls of a network that takes less time than it takes to call.
+        self._policy = Traced(self._chosen)
+        self._policies = Traced(self._chosen, each=True)
+
+    @functools.cached_property
+    def environment(self) -> Environment:
+        """What it acts in."""
+        return self.open_tasks("train").environment
+
+    def starts(self) -> int:
+        """Return how many first states an environment has, one after the other."""
+        return 1
+
+    def episodes(self, *, evaluation: bool) -> tuple[int, int]:
+        """Return how many support and query episodes a task has."""
+        config = self.config
+        return config.shots, config.eval_queries if evaluation else config.queries
+
+    def open_tasks(self, split: str, *, evaluation: bool = False) -> Acting:
+        """Return the environments of ``split``."""
+        config = self.config
+        shots, queries = self.episodes(evaluation=evaluation)
+        return open_environments(
+            config.data,
+            split,
+            shots=shots,
+            queries=queries,
+            seed=config.seed,
+            starts=1 if evaluation else self.starts(),
+            data_root=config.data_root,
+            **data_options(config),
+        )
+
+    # ---- acting -------------------------------------------------------------------------------
+
+    def choose(self, outputs: Tensor, draws: Tensor) -> Tensor:
+        """Return actions, given what the policy answers and uniform numbers in [0, 1).
+
+        Args:
+            outputs: ``[…, outputs]``.
+            draws: ``[…, D]``.
+        """
+        if self.environment.discrete:
+            below = outputs.softmax(-1).cumsum(-1)[..., :-1]
+            return (draws >= below).sum(-1)
+        # A draw of 0 would be an infinite step: take the middle of its cell.
+        normal = torch.special.ndtri(draws.clamp(2.0**-54, 1 - 2.0**-53))
+        return SPREAD * (outputs + normal.to(outputs.dtype))
+
+    def log_probability(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the log-probability (or its density) of ``actions``: ``[…]``."""
+        if self.environment.discrete:
+            chosen = outputs.log_softmax(-1).gather(-1, actions[..., None])
+            return chosen.squeeze(-1)
+        away = (actions / SPREAD - outputs).square().sum(-1)
+        return -0.5 * away - outputs.shape[-1] * math.log(SPREAD * math.sqrt(2 * math.pi))
+
+    @torch.no_grad()
+    def act(self, params: Params, first: Tensor, draws: Tensor, *, each: bool) -> Trajectory:
+        """Play by ``params``, all tasks and episodes at once.
+
+        Args:
+            params: The network's, by its own names; with a leading B if ``each`` task has its own.
+            first: ``[B, E, R, S]``.
+            draws: ``[B, E, T, D]``.
+            each: Whether each task has parameters of its own.
+        """
+        dtype = next(iter(params.values())).dtype
+        policy = self._policies if each else self._policy
+
+        def choose(observations: Tensor, draws: Tensor) -> Tensor:
+            return policy(params, observations.to(dtype), draws)
+
+        return play(self.environment, first, draws, choose, dtype)
+
+    def _chosen(self, params: Params, observations: Tensor, draws: Tensor) -> Tensor:
+        """Return what ``params`` do, seeing ``observations [..., O]``, by ``draws [..., D]``."""
+        return self.choose(self.call_network(params, observations)[0], draws)
+
+    def log_probabilities(self, params: Params, played: Trajectory) -> Tensor:
+        """Return the log-probability of each of one task's actions, 0 of none: ``[E, T]``."""
+        outputs, _ = self.call_network(params, played.observations)
+        return self.log_probability(outputs, played.actions) * played.alive
+
+    # ---- scores -------------------------------------------------------------------------------
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return the mean return of the query episodes."""
+        return {"return": y[..., 1]}
+
+    def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
+        """Refuse: adapted to an environment is who has acted in it."""
+        raise NotImplementedError("a policy adapts by acting: see evaluate")
+
+    def predict(self, adapted: Adapted, tasks: Task) -> Predictions:
+        """Refuse: a policy has no queries to answer."""
+        raise NotImplementedError("a policy acts: see evaluate")
+
+    @torch.no_grad()
+    def evaluate(self, meta_params: Params, tasks: Task) -> dict[str, Tensor]:
+        """Return each task's scores after ``--eval-inner-steps``; ``loss`` is minus the return."""
+        played = self.materialise(meta_params, tasks, self.config.eval_inner_steps)
+        found = self.metrics(played.query_y, played.query_y)
+        found = {"loss": -found["return"], **found}
+        # No batch normalises anything, so both are the same.
+        return found | {f"non_transductive_{name}": value for name, value in found.items()}
+
+
+def first_return(played: Trajectory) -> Tensor:
+    """Return the mean, over environments, of the return of their first episode: ``[…]``.
+
+    Not of all episodes: of those that fit into a given number of steps, more are short.
+    """
+    before = played.ends.cumsum(-1) - played.ends
+    return (played.rewards * (before == 0)).sum(-1).mean(-1)

@@ -1,0 +1,1 @@
+"""Strategies for those who act: an agent and its observers."""

@@ -1,0 +1,144 @@
+"""What answers requests for actions: one by one, or all of a step by one forward pass.
+
+Nothing here knows how requests come: over RPC, or from threads of a test.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maml.acting.policy import Policy
+from maml.params import Params
+from maml.strategies.gathering import Answer, Gathering
+
+
+class Inference:
+    """The policy of one step of training, for any thread.
+
+    Attributes:
+        forwards, requests: How many forward passes have answered how many requests.
+        seconds: What each forward pass took, with the drawing of its actions.
+    """
+
+    def __init__(self, learner: Policy) -> None:
+        self._learner = learner
+        # A module of its own: who applies the learner's to parameters swaps its tensors meanwhile.
+        self._policy = copy.deepcopy(learner.network).requires_grad_(False)
+        self._seen = learner.environment.observation_size
+        self.forget()
+
+    def forget(self) -> None:
+        """Count anew."""
+        self.forwards, self.requests, self.seconds = 0, 0, list[float]()
+
+    def follow(self, meta_params: Params) -> None:
+        """Answer by ``meta_params`` from here on; nobody is to be asking."""
+        weights = self._learner.network_weights(meta_params)
+        with torch.no_grad():
+            for name, tensor in self._policy.named_parameters():
+                tensor.copy_(weights[name])
+
+    @torch.no_grad()
+    def __call__(self, requests: list[Tensor]) -> list[Tensor]:
+        """Return the actions for some requests, by one forward pass.
+
+        Args:
+            requests: ``[n, O + D]`` each: observations, and the uniform numbers to draw by.
+        """
+        began = time.perf_counter()
+        rows = torch.cat(requests)
+        observations, draws = rows[:, : self._seen], rows[:, self._seen :]
+        dtype = next(self._policy.parameters()).dtype
+        outputs, _ = self._policy(observations.to(dtype), None)
+        actions = self._learner.choose(outputs, draws)
+        self.forwards += 1
+        self.requests += len(requests)
+        self.seconds.append(time.perf_counter() - began)
+        return list(actions.split([len(request) for request in requests]))
+
+
+class Batches:
+    """Gathers one request of each observer; the last one that comes answers all.
+
+    A batch that is not complete after some seconds is answered as it is: whoever is slow, or gone,
+    holds up the others once, and no longer than that.
+
+    Attributes:
+        flushed: How many batches were not complete.
+    """
+
+    def __init__(self, inference: Inference, wait: float) -> None:
+        """Wait for ``wait`` seconds."""
+        self._gathering = Gathering(lambda places, requests, _: inference(requests))
+        self._wait = wait
+        self._changed = threading.Condition()
+        self._playing: set[int] = set()
+        self._round, self._waiting, self._since = 0, 0, 0.0
+        self.flushed = 0
+        threading.Thread(target=self._flush, name="batches", daemon=True).start()
+
+    def begin(self, ranks: Iterable[int]) -> None:
+        """Expect requests of these observers."""
+        with self._changed:
+            self._playing = set(ranks)
+
+    def leave(self, rank: int) -> None:
+        """Expect no more requests of an observer."""
+        with self._changed:
+            self._playing.discard(rank)
+            number, count = self._close_if_complete()
+        if count:
+            self._gathering.begin(number, None, count)
+
+    def ask(self, rank: int, request: Tensor) -> Answer:
+        """Return the answer to come; no thread is held meanwhile."""
+        with self._changed:
+            mine = self._round
+            if self._waiting == 0:
+                self._since = time.monotonic()
+                self._changed.notify()
+            self._waiting += 1
+            number, count = self._close_if_complete()
+        answer = self._gathering.call(mine, rank, request)
+        if count:
+            self._gathering.begin(number, None, count)
+        return answer
+
+    def _close_if_complete(self) -> tuple[int, int]:
+        """Return the batch that is complete, and its size; 0 if it is not."""
+        complete = self._waiting > 0 and self._waiting >= len(self._playing)
+        return self._close() if complete else (self._round, 0)
+
+    def _close(self) -> tuple[int, int]:
+        closed = self._round, self._waiting
+        self._round, self._waiting = self._round + 1, 0
+        return closed
+
+    def _flush(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._changed.wait()
+                    continue
+                left = self._since + self._wait - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+                number, count = self._close()
+                self.flushed += 1
+            self._gathering.begin(number, None, count)
+
+
+def percentiles(seconds: list[float]) -> dict[str, Any]:
+    """Return p50 and p95 of latencies, in microseconds."""
+    found = torch.tensor(seconds or [0.0], dtype=torch.float64).quantile(
+        torch.tensor([0.5, 0.95], dtype=torch.float64)
+    )
+    return {name: 1e6 * value for name, value in zip(("p50", "p95"), found.tolist(), strict=True)}

@@ -1,0 +1,271 @@
+"""``--strategy observers``: one agent, many observers (torch's tutorial "Batch RPC processing").
+
+A step of the outer loop: each observer gets the ids of its environments, plays T steps in them,
+asks the agent for each action, and returns what it saw and did. The agent differentiates. What an
+observer meets, and what is drawn, has addresses; so the parameters are those of ``local``, batched
+or not, however many observers there are, as long as none of them is lost.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+from torch import Tensor
+
+from datasets.environments.acting import Trajectory, play
+from maml.acting.learners.reinforce import Reinforce, as_played
+from maml.acting.strategies.inference import Batches, Inference, percentiles
+from maml.config import Config
+from maml.errors import UserError
+from maml.params import Params
+from maml.processes.world import World
+from maml.strategies.gathering import Answer
+from maml.strategies.over_rpc import OverRpc, reported, this
+from maml.worker import Batch, Share, Worker
+
+COMPONENTS = {
+    "observers": {
+        "attribute": "Observers",
+        "help": "rank 0 is the agent, the others act in environments and ask it for actions",
+        "reads": ("rpc_threads", "batched_inference", "batch_wait"),
+    }
+}
+
+LATE = 5.0
+"""Seconds that an observer may always take, once another one is done."""
+
+
+class _Late(Exception):
+    """The agent has gone on without this observer."""
+
+
+def _answer(number: int, request: Tensor) -> Tensor:
+    """Run on the agent: the actions of one request, at once; none to a step that is over."""
+    agent = this(Observers)
+    if number != agent.number:
+        return torch.empty(0)
+    return agent.inference([request])[0]
+
+
+@rpc.functions.async_execution
+def _answer_with_others(number: int, rank: int, request: Tensor) -> Answer:
+    """Run on the agent: the same, by one forward pass for all observers."""
+    agent = this(Observers)
+    if number != agent.number:
+        late: Answer = torch.futures.Future()
+        late.set_result(torch.empty(0))
+        return late
+    return agent.batches.ask(rank, request)
+
+
+@reported
+def _observe(number: int, ids: Tensor) -> tuple[Trajectory, list[float]] | None:
+    """Run on an observer: play the tasks ``ids``; None if the agent does not wait for it."""
+    try:
+        return this(Observers).observe(number, ids)
+    except _Late:
+        return None
+
+
+class Observers(OverRpc):
+    """The agent on rank 0, an observer on each other rank.
+
+    Attributes:
+        number: The step of training that is under way.
+    """
+
+    def __init__(self, config: Config, world: World, worker: Worker) -> None:
+        super().__init__(config, world, worker)
+        if not isinstance(worker.learner, Reinforce):
+            raise UserError(
+                f"--strategy observers: they play for --learner reinforce, not {config.learner}"
+            )
+        if world.size == 1:
+            raise UserError("--strategy observers: needs 2 processes: an agent, and who observes")
+        self.learner = worker.learner
+        self.number = 0
+        if self.drives:
+            self.liveness.survives = self._survives
+        self._busy: set[int] = set()
+        self._news: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
+        self._played = torch.empty(0, dtype=torch.int64)
+        self._missed, self._waits, self._acting = 0, list[float](), 0.0
+
+    def get_ready(self) -> None:
+        """Be the agent, or an observer with its environment."""
+        if self.drives:
+            self.inference = Inference(self.learner)
+            self.batches = Batches(self.inference, self.config.batch_wait)
+        else:
+            self._environment = self.learner.environment.of_library()
+
+    def share_sizes(self) -> set[int]:
+        """Only the agent differentiates."""
+        return {self.config.meta_batch_size} if self.drives else set()
+
+    # ---- the agent ----------------------------------------------------------------------------
+
+    def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
+        """Let all observers play their part of ``ids``; differentiate what has come back."""
+        self.number += 1
+        self.inference.follow(meta_params)
+        free = [rank for rank in self.others if rank not in self.gone | self._busy]
+        if not free:
+            free = self._wait_for_one()
+        parts = dict(zip(free, ids.tensor_split(len(free)), strict=True))
+        parts = {rank: part for rank, part in parts.items() if len(part)}
+        self.batches.begin(parts)
+        began = time.monotonic()
+        for rank, part in parts.items():
+            self._busy.add(rank)
+            self._call(rank, part)
+        found = self._gather(set(parts))
+        self._acting += time.monotonic() - began
+        # In the order of ids, not of arrival: a repeated run has the same bits.
+        ranks = [rank for rank in parts if rank in found]
+        self._played = torch.cat([parts[rank] for rank in ranks])
+        self._missed += len(ids) - len(self._played)
+        joined = Trajectory(
+            *(torch.cat(part) for part in zip(*(found[rank] for rank in ranks), strict=True))
+        )
+        made = Batch(self.learner.last_phase, as_played(joined), self._played)
+        return self.worker.share_of(meta_params, [made], self.learner)
+
+    def _call(self, rank: int, part: Tensor) -> None:
+        """Let ``rank`` play; what becomes of it is news."""
+        number, news = self.number, self._news
+        try:
+            # 0: no time limit of its own; `_gather` has one.
+            call = rpc.rpc_async(rank, _observe, (number, part), timeout=0)
+        except RuntimeError as error:
+            news.put((number, rank, error))
+            return
+
+        def done(answer: Any) -> None:
+            try:
+                news.put((number, rank, answer.value()))
+            except Exception as error:
+                news.put((number, rank, error))
+
+        call.add_done_callback(done)
+
+    def _gather(self, playing: set[int]) -> dict[int, Trajectory]:
+        """Return what observers have played: of all, but for those that are lost or late."""
+        clock, found = self.liveness.clock, dict[int, Trajectory]()
+        began = clock.now()
+        deadline = began + self.config.timeout
+        while missing := playing - found.keys() - self.gone:
+            try:
+                # In pieces: who is lost is said by another thread.
+                number, rank, what = self._news.get(timeout=min(0.2, deadline - clock.now()))
+            except (queue.Empty, ValueError):
+                if clock.now() < deadline:
+                    continue
+                if not found:
+                    raise self.liveness.explain(TimeoutError(self.liveness.name(missing))) from None
+                line = f"{self.liveness.name(missing)} late; step {self.number} goes on without"
+                print(line, file=sys.stderr, flush=True)
+                break
+            self._take(rank, what)
+            if number == self.number and isinstance(what, tuple):
+                found[rank], waits = what
+                self._waits += waits
+                self.wire_bytes += sum(part.nbytes for part in found[rank])
+                if len(found) == 1:
+                    now = clock.now()
+                    deadline = min(deadline, now + max(LATE, 3 * (now - began)))
+        # An observer that asks from here on is told that this step is over.
+        self.batches.begin(())
+        if not found:
+            error = RuntimeError("no observer is left")
+            raise self.liveness.explain(error)
+        return found
+
+    def _take(self, rank: int, what: Any) -> None:
+        """Note that a call has ended: well, or by an error, and then the observer is lost."""
+        self._busy.discard(rank)
+        self.batches.leave(rank)
+        if isinstance(what, Exception):
+            self.gone.add(rank)
+
+    def _wait_for_one(self) -> list[int]:
+        """Wait until an observer that was late is there again; return who is."""
+        clock = self.liveness.clock
+        deadline = clock.now() + self.config.timeout
+        while clock.now() < deadline and self._busy - self.gone:
+            with suppress(queue.Empty):
+                _, rank, what = self._news.get(timeout=0.2)
+                self._take(rank, what)
+                if rank not in self.gone:
+                    return [rank]
+        names = self.liveness.name(self.others)
+        raise self.liveness.explain(TimeoutError(f"no observer is left of {names}"))
+
+    def _survives(self, rank: int, line: str) -> bool:
+        """Say whether training goes on without an observer; in a thread of its own."""
+        self.batches.leave(rank)
+        return self.go_on_without(rank, line, spared=len(self.others) - 1)
+
+    def tasks_of_step(self, ids: Tensor) -> Tensor:
+        """Return those that were played."""
+        return self._played
+
+    def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
+        """Act here, in all environments at once."""
+        return self.worker.evaluate(meta_params, split, ids, self.learner)
+
+    def report(self) -> dict[str, Any]:
+        """Forward passes and requests, latencies in µs, incomplete batches, tasks not played.
+
+        Requests of a second are of one in which observers act, not of one of REINFORCE's step.
+        """
+        inference = self.inference
+        row = super().report() | {
+            "forwards": inference.forwards,
+            "requests": inference.requests,
+            "requests_per_second": inference.requests / self._acting if self._acting else 0.0,
+            "agent_latency_us": percentiles(inference.seconds),
+            "observer_latency_us": percentiles(self._waits),
+        }
+        if self.config.batched_inference == "true":
+            row["flushed"] = self.batches.flushed
+        if self._missed:
+            row["missed_tasks"] = self._missed
+        inference.forget()
+        self.batches.flushed, self._missed = 0, 0
+        self._waits, self._acting = [], 0.0
+        return row
+
+    # ---- an observer --------------------------------------------------------------------------
+
+    def observe(self, number: int, ids: Tensor) -> tuple[Trajectory, list[float]]:
+        """Play the tasks ``ids``; return `Trajectory` of ``[B, Q, T, …]``, and seconds waited.
+
+        Raises:
+            _Late: if the agent does not wait for it.
+        """
+        tasks = self.worker.training.tasks(ids)
+        rank, batched = self.world.rank, self.config.batched_inference == "true"
+        waits: list[float] = []
+
+        def choose(observations: Tensor, draws: Tensor) -> Tensor:
+            request = torch.cat([observations, draws], dim=-1).flatten(0, -2)
+            began = time.perf_counter()
+            with self.guard():
+                if batched:
+                    actions = rpc.rpc_sync(0, _answer_with_others, (number, rank, request))
+                else:
+                    actions = rpc.rpc_sync(0, _answer, (number, request))
+            waits.append(time.perf_counter() - began)
+            if not actions.numel():
+                raise _Late
+            return actions.view(*observations.shape[:-1], *actions.shape[1:])
+
+        played = play(self._environment, tasks.query_x, tasks.query_y, choose, self.worker.dtype)
+        return played, waits

@@ -1,0 +1,201 @@
+"""Which of a run's models validated best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from maml.config import registry
+from maml.errors import UserError
+from maml.evaluation.scores import headline
+from maml.params import Params
+from maml.run import checkpoint, directory
+from maml.run.files import read_object, read_rows
+from maml.run.provenance import digest_of
+
+_Score: TypeAlias = tuple[float, float]
+"""What a model is judged by, and less its loss, which decides between equals."""
+
+RECORDED = "model.pt"
+"""The parameters in a record: see `maml.studies.recorded`."""
+
+
+def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> list[int]:
+    """Return those of ``iterations`` that were validated, the best first.
+
+    The best has the greatest accuracy or return, of equals the least loss, and of these the latest.
+    What is no number is worse than any that is.
+
+    Args:
+        run_dir: The run, whose metrics.jsonl has the validations.
+        iterations: Of its checkpoints.
+        transductive: Which of the two accuracies counts.
+
+    Raises:
+        UserError: as `read_rows`.
+    """
+    there = set(iterations)
+    scores: dict[int, _Score] = {}
+    for row in read_rows(run_dir / "metrics.jsonl"):
+        if row.get("split") == "validation" and row["iteration"] in there:
+            score = _score(row, transductive=transductive)
+            if score is not None:
+                scores[row["iteration"]] = score
+    return sorted(scores, key=lambda iteration: (scores[iteration], iteration), reverse=True)
+
+
+def _score(row: dict[str, Any], *, transductive: bool) -> _Score | None:
+    """Return what a validation is judged by, more being better; None if it has no such answer."""
+    prefix = "" if transductive else "non_transductive_"
+    judged = headline(row)
+    value, loss = row.get(f"{prefix}{judged}"), row.get(f"{prefix}loss")
+    if value is None:  # a network that mixes examples has transductive answers alone
+        return None
+    return _or_worst(-value if judged == "loss" else value), _or_worst(
+        -math.inf if loss is None else -loss
+    )
+
+
+def _or_worst(score: float) -> float:
+    # A comparison with nan says nothing, and a sort would leave the others in any order.
+    return -math.inf if math.isnan(score) else score
+
+
+class BestModel:
+    """The model that validated best so far, which ``--test-model best`` tests.
+
+    It is a part of the checkpoint: a run that goes on elsewhere, where the earlier checkpoints are
+    not, tests the same one.
+
+    Attributes:
+        iteration: Of the model; None before the first validation.
+        model: ``{name: […]}``, or empty.
+    """
+
+    def __init__(self, *, transductive: bool) -> None:
+        self._transductive, self._score = transductive, (-math.inf, -math.inf)
+        self.iteration: int | None = None
+        self.model: Params = {}
+
+    def offer(self, row: dict[str, Any], iteration: int, model: Params) -> None:
+        """Keep a copy of ``model``, validated as ``row`` says, unless an earlier one was better."""
+        score = _score(row, transductive=self._transductive)
+        if score is not None and (self.iteration is None or score >= self._score):
+            copy = {name: tensor.detach().clone() for name, tensor in model.items()}
+            self.iteration, self._score, self.model = iteration, score, copy
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it; nothing if there is none yet."""
+        if self.iteration is None:
+            return {}
+        model = {name: tensor.cpu() for name, tensor in self.model.items()}
+        return {
+            "iteration": self.iteration, "score": list(self._score), "model": model,
+            "transductive": self._transductive,
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
+        """Take back what `state` has returned, onto the device ``home``."""
+        if state:
+            score = state["score"]
+            # A checkpoint of an earlier version has no loss: of equals, the later is taken.
+            self._score = (score, -math.inf) if isinstance(score, float) else tuple(score)
+            self.iteration = state["iteration"]
+            self.model = {name: tensor.to(home) for name, tensor in state["model"].items()}
+
+
+def content_of(
+    run_dir: Path, wanted: str | None, *, transductive: bool, flag: str = "--iteration"
+) -> dict[str, Any]:
+    """Return the content of a run's checkpoint, or of the model that a record keeps.
+
+    Args:
+        run_dir: The run, or a record, which has the tested model alone.
+        wanted: Its iteration; "best", the one that validated best; None: with the model that the
+            run tests.
+        transductive: Which of the two accuracies counts.
+        flag: What the caller calls ``wanted``.
+
+    Raises:
+        UserError: naming the flag, and what there is; or as `checkpoint.load`.
+    """
+    if wanted is None and (run_dir / RECORDED).is_file():
+        return recorded_content(run_dir)
+    if wanted not in (None, "best"):
+        return checkpoint.load(_chosen(run_dir, wanted, transductive=transductive, flag=flag))
+    try:
+        last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
+    except checkpoint.DamagedError:
+        if wanted is None:
+            raise
+        last = {}
+    # The best of all of them, kept or not, where it was judged in the same way.
+    if wanted is None or last.get("best", {}).get("transductive") == transductive:
+        return checkpoint.tested(last)
+    return checkpoint.load(_chosen(run_dir, "best", transductive=transductive, flag=flag))
+
+
+def recorded_content(record: Path) -> dict[str, Any]:
+    """Return what a checkpoint would hold of a record whose parameters are kept.
+
+    That is ``iteration``, ``model``, ``division`` and, of a user's own components, ``own_files``
+    and, in ``config``, how they are called.
+
+    Raises:
+        UserError: as `checkpoint.load_parameters`, or if its configuration cannot be read, or the
+            parameters are not those that were recorded.
+    """
+    made = read_object(record / "record.json") if (record / "record.json").exists() else {}
+    try:
+        digest = digest_of(record / RECORDED)
+    except OSError as error:
+        raise UserError(f"{record / RECORDED}: {error.strerror}: it was recorded") from error
+    if made.get("model_sha256", digest) != digest:
+        raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
+    # No result of a run that was not tested, and no such value in one of an earlier version.
+    tested = directory.read_result(record).get("tested_iteration")
+    config = directory.read_config(record)
+    starts = made.get("starts") or [{}]
+    return {
+        "model": checkpoint.load_parameters(record / RECORDED),
+        "iteration": tested or config.iterations,
+        "own_files": starts[-1].get("own_files", {}),
+        "division": made.get("division"),
+        "config": {kind: getattr(config, kind) for kind in registry.KINDS},
+    }
+
+
+def _chosen(run_dir: Path, wanted: str, *, transductive: bool, flag: str) -> Path:
+    """Return the path of a kept checkpoint; arguments and errors as `content_of`."""
+    kept = checkpoint.numbered_checkpoints(run_dir)
+    there_are = f"{run_dir} keeps those of {', '.join(map(str, kept)) or 'none'}"
+    if wanted != "best":
+        if not wanted.isdecimal() or int(wanted) not in kept:
+            raise UserError(f"{flag} {wanted}: no checkpoint of it; {there_are}")
+        return kept[int(wanted)]
+    validated = best(run_dir, kept, transductive=transductive)
+    if not validated:
+        raise UserError(f"{flag} best: no kept checkpoint was validated; {there_are}")
+    return kept[validated[0]]
+
+
+def load_best(run_dir: Path, count: int, *, transductive: bool) -> list[dict[str, Any]]:
+    """Return the contents of the ``count`` kept checkpoints that validated best, the best first.
+
+    Raises:
+        UserError: naming ``--ensemble``, which asks for them, if there are not so many; or a file
+            that cannot be read.
+    """
+    kept = checkpoint.numbered_checkpoints(run_dir)
+    validated = best(run_dir, kept, transductive=transductive)
+    if len(validated) < count:
+        there = ", ".join(map(str, sorted(validated))) or "none"
+        raise UserError(
+            f"--ensemble {count}: {run_dir} keeps too few checkpoints that were validated: "
+            f"{there}; train with --keep-best {count}, and validate as often as it saves"
+        )
+    return [checkpoint.load(kept[iteration]) for iteration in validated[:count]]

@@ -1,0 +1,100 @@
+"""Tasks shared out to threads, each of which computes whole tasks with one core.
+
+A network is called with parameters that are put into it, so a thread calls a copy of its own; the
+tensors of all copies are the same memory. Results come in the order of the tasks, whichever thread
+computed them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+M = TypeVar("M", bound=nn.Module)
+
+
+AHEAD = 2
+"""Items of each thread that wait for an earlier one's result to be taken: memory is bounded."""
+
+
+def spread(owner: M, function: Callable[[M, Item], T], items: Sequence[Item]) -> Iterator[T]:
+    """Yield ``function(owner, item)`` of each item, computed in as many threads as torch has.
+
+    Args:
+        owner: What the function calls. A thread that is not alone is given a copy.
+        function: Of one item; it changes nothing but the copy.
+        items: In order.
+    """
+    n_threads = min(torch.get_num_threads(), len(items))
+    # Fused attention has no second derivative. The setting is one for all threads.
+    with sdpa_kernel(SDPBackend.MATH):
+        copies = _copies(owner, n_threads) if n_threads > 1 else []
+        if not copies:
+            yield from (function(owner, item) for item in items)
+            return
+        free: queue.SimpleQueue[M] = queue.SimpleQueue()
+        for own in copies:
+            free.put(own)
+
+        def one(item: Item) -> T:
+            own = free.get()
+            try:
+                return function(own, item)
+            finally:
+                free.put(own)
+
+        waiting: deque[Future[T]] = deque()
+        with _one_core_each():
+            try:
+                for item in items:
+                    waiting.append(_pool(n_threads).submit(one, item))
+                    if len(waiting) > AHEAD * n_threads:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+                wait(waiting)
+
+
+def _copies(owner: M, count: int) -> list[M]:
+    """Return copies that share all tensors; none where what the owner holds cannot be copied."""
+    shared: dict[int, Tensor] = {
+        id(t): t for m in owner.modules() for t in (*m._parameters.values(), *m._buffers.values())
+        if t is not None
+    }  # fmt: skip
+    try:
+        return [copy.deepcopy(owner, dict(shared)) for _ in range(count)]
+    except Exception:
+        return []
+
+
+@contextlib.contextmanager
+def _one_core_each() -> Iterator[None]:
+    """Let every operation inside take one core: torch's libraries know one number for all."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@functools.cache
+def _pool(n_threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(
+        n_threads, "tasks of a batch", initializer=torch.set_num_threads, initargs=(1,)
+    )

@@ -1,0 +1,55 @@
+"""How much work one operation on one task is: counted, so the same wherever it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+HEAVY = 500_000
+"""Multiplications and additions of one operation, from which on tasks are computed one by one.
+
+With less, what an operation costs beside its work counts: ``torch.func.vmap`` pays it once for all
+tasks. With more, one task fills a core, while for all tasks together convolutions become grouped
+ones, and their results leave the cache. Two cores break even between 70,000 (a small vision
+transformer) and 1,000,000 (four convolutions of 64 filters); `benchmarks.throughput --settings
+own-…` compares both.
+"""
+
+
+class Work(TorchDispatchMode):
+    """A context that counts what is computed inside.
+
+    Attributes:
+        operations: How many operations of torch.
+        flops: Their multiplications and additions: of convolutions and products of matrices.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+        self._flops = FlopCounterMode(display=False)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return self._flops.get_total_flops()
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether one operation is work enough for a core."""
+        return self.flops >= HEAVY * max(self.operations, 1)
+
+    def __enter__(self) -> Work:
+        self._flops.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._flops.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return func(*args, **kwargs or {})

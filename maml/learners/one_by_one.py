@@ -1,0 +1,106 @@
+"""A learner's computations of B tasks, one task after the other in each of some threads.
+
+So it is where ``torch.func.vmap`` cannot batch tasks, or where one task is work enough
+(``--batching``). What a network draws has the address of the task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from maml.execution.threads import spread
+from maml.execution.work import Work
+from maml.learners.base import Learner
+from maml.metagradient import draws
+from maml.metagradient.by_task import one_by_one
+from maml.metagradient.differentiate import OuterGradient
+from maml.params import Params
+from maml.seeds import kept
+
+T = TypeVar("T")
+
+
+def addresses(learner: Learner, split: str, ids: Tensor) -> list[draws.Address]:
+    """Return where the draws of tasks of the ids ``[B]`` come from."""
+    if not learner.draws:
+        return [draws.NONE] * len(ids)
+    return [draws.Address(learner.config.seed, split, id) for id in ids.tolist()]
+
+
+def outer_gradient(
+    learner: Learner,
+    meta_params: Params,
+    tasks: Any,
+    where: Callable[[], Sequence[draws.Address]],
+    phase: int,
+) -> OuterGradient:
+    """Return what `Learner.outer_gradient` does.
+
+    Args:
+        learner: Its `Learner.draws` becomes true where the tasks turn out to draw.
+        meta_params: ``{name: […]}``.
+        tasks: B tasks; or a list of them, each a batch of one, whose sets may be of any sizes. Then
+            there are no outputs.
+        where: Says where each task's draws come from, as the learner then draws or not.
+        phase: Of the tasks.
+    """
+
+    def one(own: Learner, task: Any) -> OuterGradient:
+        return own.outer_gradient(meta_params, task, phase, checked=phase in learner.checked)
+
+    before = draws.state()
+    sums: Params = {}
+    found = []
+    for gradients, *rest in each(learner, one, tasks, where()):
+        sums = {n: sums[n] + g for n, g in gradients.items()} if sums else gradients
+        found.append(rest)
+    if not learner.draws and draws.state() != before:
+        # Somebody has drawn: it may have been the network.
+        learner.draws = True
+        return outer_gradient(learner, meta_params, tasks, where, phase)
+    learner.checked.add(phase)
+    losses, outputs, metrics = zip(*found, strict=True)
+    return OuterGradient(
+        sums,
+        torch.cat(losses),
+        losses[0].new_zeros(0) if isinstance(tasks, list) else torch.cat(outputs),
+        {name: torch.cat([of[name] for of in metrics]) for name in learner.metric_names},
+    )
+
+
+def each(
+    learner: Learner,
+    function: Callable[[Learner, Any], T],
+    tasks: Any,
+    where: Sequence[draws.Address] | None = None,
+) -> Iterator[T]:
+    """Yield ``function(learner, task)`` of each task, a batch of one, in order.
+
+    Args:
+        learner: What the function calls, or a copy of it.
+        function: Of one task.
+        tasks: B tasks, or a list of them, each a batch of one.
+        where: Where their draws come from; None: nowhere.
+    """
+    items = list(one_by_one(tasks))
+    placed = list(zip(items, where or [draws.NONE] * len(items), strict=True))
+
+    def one(own: Learner, item: tuple[Any, draws.Address]) -> T:
+        with draws.of_task(item[1]):
+            return function(own, item[0])
+
+    with kept() if learner.draws else contextlib.nullcontext():
+        yield from spread(learner, one, placed)
+
+
+def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
+    """Say whether an operation on one task is work enough for a core (`maml.execution.work`)."""
+    with kept(), draws.of_task(draws.NONE), Work() as work:
+        for task in one_by_one(tasks):
+            learner.outer_gradient(meta_params, task, learner.last_phase)
+    return work.is_heavy

@@ -1,0 +1,64 @@
+"""A user's own loop, distributed by torchrun: tasks are shared out, gradients are averaged."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from maml.params import Params
+
+T = TypeVar("T")
+_joined = False
+
+
+def distributed() -> int:
+    """Join the processes that torchrun has started, and return this one's rank.
+
+    From here on a meta-learner that is called with tasks computes a part of them, and the loss and
+    the gradient are the means over all. So give every process the same tasks, and leave the rest of
+    the loop as it is. Without torchrun there is nothing to join, and rank 0 comes back.
+    """
+    global _joined
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return 0
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    if not _joined:
+        on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // on_host))
+    _joined = True
+    return dist.get_rank()
+
+
+def same_everywhere(module: nn.Module) -> None:
+    """Give all processes the parameters of rank 0."""
+    if _joined:
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, 0)
+
+
+def part(items: list[T]) -> list[tuple[int, T]]:
+    """Return this process's items, each with its place."""
+    placed = list(enumerate(items))
+    if not _joined:
+        return placed
+    size, rank = dist.get_world_size(), dist.get_rank()
+    return placed[len(items) * rank // size : len(items) * (rank + 1) // size]
+
+
+def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
+    """Return the means over all processes' tasks of the losses ``[B]`` and of gradients' sums."""
+    count = losses.new_full((1,), len(losses))
+    flat = torch.cat([count, losses.sum()[None], *(g.reshape(-1) for g in sums.values())])
+    if _joined:
+        dist.all_reduce(flat)
+    count, total, *gradients = (flat / flat[0]).split([1, 1, *(g.numel() for g in sums.values())])
+    named = {
+        name: gradient.view(sums[name].shape)
+        for name, gradient in zip(sums, gradients, strict=True)
+    }
+    return total[0], named

@@ -1,0 +1,78 @@
+"""Tasks as people have them, as a list of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from datasets.tasks import Task
+from maml.errors import UserError
+
+Parts: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+GivenTasks: TypeAlias = Task | Parts | Sequence[Task | Parts]
+"""Tensors with a leading task dimension, or a list of tasks."""
+
+FORM = (
+    "give (support_x, support_y, query_x, query_y) with a leading task dimension, or a list of "
+    "such tuples without it"
+)
+
+
+def as_tasks(given: Any, dtype: torch.dtype) -> list[Task]:
+    """Return tasks as batches of one each: tensors ``[1, E, …]``.
+
+    Args:
+        given: Tasks.
+        dtype: What floats must be, as the module's parameters are.
+
+    Raises:
+        UserError: for another form or dtype, and for sets whose examples and targets are not as
+            many.
+    """
+    try:
+        items = list(given)
+    except TypeError:
+        raise UserError(f"tasks is a {type(given).__name__}; {FORM}") from None
+    if not items:
+        raise UserError(f"tasks is empty; {FORM}")
+    if all(isinstance(part, Tensor) for part in items):
+        whole = _task(items, "tasks")
+        counts = {len(part) for part in whole}
+        if min(part.dim() for part in whole) < 2 or len(counts) > 1:
+            shapes = ", ".join(str(list(part.shape)) for part in whole)
+            raise UserError(f"tasks: its tensors are {shapes}; {FORM}")
+        parts = [part.split(1) for part in whole]
+        tasks = [Task(*of_task) for of_task in zip(*parts, strict=True)]
+    else:
+        tasks = [
+            Task(*(part[None] for part in _task(item, f"task {i}"))) for i, item in enumerate(items)
+        ]
+    for i, task in enumerate(tasks):
+        for name, tensor in task._asdict().items():
+            if tensor.is_floating_point() and tensor.dtype != dtype:
+                raise UserError(
+                    f"task {i}: {name} is {tensor.dtype}, and the module's parameters are {dtype}; "
+                    "give both as one dtype"
+                )
+        for part in ("support", "query"):
+            x, y = getattr(task, f"{part}_x"), getattr(task, f"{part}_y")
+            if x.shape[:2] != y.shape[:2]:
+                raise UserError(
+                    f"task {i}: {part}_x has {x.shape[1]} examples, and {part}_y {y.shape[1]} "
+                    "targets"
+                )
+    return tasks
+
+
+def _task(item: Any, what: str) -> Task:
+    try:
+        parts = list(item)
+    except TypeError:
+        parts = [item]
+    if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
+        kinds = ", ".join(type(part).__name__ for part in parts[:6])
+        raise UserError(f"{what} is ({kinds}); {FORM}")
+    return Task(*parts)

@@ -1,0 +1,378 @@
+"""``maml.MAML(module)`` and its family: a meta-learner is a module of torch around a module.
+
+Shape legend: B tasks, E examples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from datasets.tasks import Task
+from maml.config import Config, checks, registry
+from maml.config.fields import FACTS, from_values, with_values
+from maml.errors import UserError
+from maml.learners import Learner, one_by_one
+from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given
+from maml.library import distribution
+from maml.library.alone import alone
+from maml.library.fast_module import FastModule
+from maml.library.given_tasks import GivenTasks, as_tasks
+from maml.metagradient import draws
+from maml.metagradient.batching import batching_of
+from maml.metagradient.by_task import Batching
+from maml.networks.ordinary import ExplicitNorm, explicit
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+ORDERS = {1: "first", 2: "second", "first": "first", "second": "second"}
+OF_DATA = ("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots")
+"""Flags of the program that the tasks at hand say."""
+TRIED = 2
+"""Tasks of the first call that are computed in both ways before any are batched."""
+
+
+class MetaLearner(nn.Module):
+    """A meta-learner around a module, of the class that the program trains under the same name.
+
+    Its parameters are the module's own, the same tensors, and what else is learned. Called with
+    tasks it returns their mean outer loss, whose ``backward()`` leaves the meta-gradient in
+    ``.grad``::
+
+        learner = maml.MAML(net, inner_lr=0.1, inner_steps=5)
+        optimizer = torch.optim.Adam(learner.parameters(), lr=1e-3)
+        loss = learner(tasks)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        answers = learner.adapt(support_x, support_y)(query_x)
+
+    The gradient is computed with the loss, without a graph that grows with the inner steps. Batch
+    norms normalise by the batch at hand; dropout is on in training mode, and off after ``eval()``.
+
+    Attributes:
+        learner: The program's learner, a `maml.learners.Learner`.
+        metrics: Of the last call with tasks: ``{name: [B]}``, as the accuracy of each.
+    """
+
+    kind: ClassVar[str]
+    """The program's name of the learner."""
+
+    @alone()
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        loss: Loss = F.cross_entropy,
+        head: str | None = None,
+        batching: Literal["auto", "vmap", "tasks"] = "auto",
+        **flags: Any,
+    ) -> None:
+        """Make a meta-learner.
+
+        Args:
+            module: Maps examples ``[E, …]`` to outputs ``[E, …]``. It stays as it is; its
+                parameters learn.
+            loss: ``(outputs, targets) → scalar``, the mean over the examples of a set.
+            head: The name of the output layer, for learners that tell it from the rest.
+            batching: How tasks are computed: "vmap" all at once, "tasks" one by one, each in a
+                thread. "auto" looks at the first tasks.
+            flags: What the program's learner reads, by the names of its flags, as ``inner_lr``.
+
+        Raises:
+            UserError: for an argument that the learner does not read, or that has no such value.
+        """
+        super().__init__()
+        self.metrics: dict[str, Tensor] = {}
+        self._batching: Batching | None = None if batching == "auto" else batching
+        with _in_words_of_the_library():
+            config = self._config(module, flags)
+            objective = (CLASSIFICATION if _of_classes(loss) else REGRESSION)._replace(loss=loss)
+            self.learner: Learner = registry.learner(self.kind).maker()(
+                config, Given(_network(module, head), objective)
+            )
+        self.learner.batching = "tasks"  # unless the first tasks tell otherwise
+        for name in self.learner.frozen:
+            self.learner.network.get_parameter(name).requires_grad_(False)
+        self._made_to_train = {m for m in self.learner.modules() if m.training}
+        distribution.same_everywhere(self)
+
+    def _config(self, module: nn.Module, flags: dict[str, Any]) -> Config:
+        read = registry.learner(self.kind).reads or ()
+        known = [name for name in ("freeze", *read) if name not in OF_DATA]
+        for name in flags:
+            if name not in known:
+                raise UserError(
+                    f"{type(self).__name__} takes no {name}; besides module, loss, head and "
+                    f"batching it takes {', '.join(sorted(known))}"
+                )
+        if "order" in flags:
+            if flags["order"] not in ORDERS:
+                raise UserError(f"order {flags['order']!r}: 1 or 2")
+            flags["order"] = ORDERS[flags["order"]]
+        if "eval_inner_steps" in known:
+            flags.setdefault("eval_inner_steps", flags.get("inner_steps", Config().inner_steps))
+        config = from_values(flags)
+        for name, value in flags.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                checks.check_bounds(name, value)
+            refused = registry.learner(self.kind).refuses.get(name, {})
+            if value in refused:
+                raise UserError(f"{name} {value}: {type(self).__name__} {refused[value]}")
+        first = next((p for p in module.parameters() if p.is_floating_point()), None)
+        dtype = "float64" if first is not None and first.dtype == torch.float64 else "float32"
+        return with_values(
+            config, learner=self.kind, network=type(module).__name__, dtype=dtype, seed=0
+        )
+
+    # ---- training -------------------------------------------------------------------------------
+
+    @alone()
+    def forward(self, tasks: GivenTasks) -> Tensor:
+        """Return the mean outer loss of tasks, a scalar that can be differentiated once.
+
+        Args:
+            tasks: ``(support_x, support_y, query_x, query_y)`` of tensors ``[B, E, …]``; or a list
+                of tasks, each such a tuple of ``[E, …]``, of sets of any sizes.
+
+        Raises:
+            UserError: for tasks of another form or dtype.
+        """
+        given = as_tasks(tasks, self._dtype)
+        leaves = {n: p for n, p in self.learner.meta_parameters().items() if p.requires_grad}
+        return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
+
+    def differentiated(self, tasks: list[Task]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean outer loss of tasks, and its gradient by every meta-parameter.
+
+        Args:
+            tasks: Of one task each, ``[1, E, …]``.
+        """
+        own = self._of_ways(tasks)
+        params = {name: p.detach() for name, p in own.meta_parameters().items()}
+        batching = self._way(own, params, tasks)
+        mine = distribution.part(tasks)
+
+        def where() -> list[draws.Address]:
+            seed = int(torch.randint(2**62, ())) if own.draws else 0
+            return [draws.Address(seed, "", i) if own.draws else draws.NONE for i, _ in mine]
+
+        sums = {name: torch.zeros_like(p) for name, p in params.items()}
+        losses = next(iter(params.values())).new_zeros(0)
+        if mine:
+            of_mine = [task for _, task in mine]
+            if batching == "vmap":
+                own = copy.copy(own)
+                own.batching = "vmap"
+                found = own.outer_gradient(params, _joined(of_mine), own.last_phase)
+            else:
+                found = one_by_one.outer_gradient(own, params, of_mine, where, own.last_phase)
+            sums, losses, self.metrics = found.gradients, found.losses, dict(found.metrics)
+        return distribution.mean(losses.detach(), sums)
+
+    def _of_ways(self, tasks: list[Task]) -> Learner:
+        """Return the learner, for as many classes as the tasks have, if it needs to know."""
+        if not self.learner.any_ways or self.learner.objective is REGRESSION:
+            return self.learner
+        ways = 1 + max(int(task.support_y.max()) for task in tasks)
+        for i, task in enumerate(tasks):
+            missing = set(range(1 + int(task.support_y.max()))) - set(task.support_y[0].tolist())
+            if missing:
+                raise UserError(f"task {i}: support_y has no example of class {min(missing)}")
+        learner = copy.copy(self.learner)
+        learner.config = with_values(learner.config, ways=ways, train_ways=None)
+        return learner
+
+    def _way(self, own: Learner, params: dict[str, Tensor], tasks: list[Task]) -> Batching:
+        """Return how tasks are computed; found out at the first call with more than one."""
+        if len({tuple(part.shape for part in task) for task in tasks}) > 1:
+            return "tasks"
+        if self._batching is None:
+            if len(tasks) < TRIED:
+                return "tasks"
+            self._batching, own.draws = self._found(own, params, _joined(tasks[:TRIED]))
+            self.learner.draws = own.draws
+        return self._batching
+
+    def _found(self, own: Learner, params: dict[str, Tensor], some: Task) -> tuple[Batching, bool]:
+        found = batching_of(lambda at: own.training_problem(at, own.last_phase), params, some)
+        if found.batching == "vmap" and one_by_one.is_heavy(own, params, some):
+            return "tasks", False
+        return found.batching, found.draws
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(iter(self.learner.meta_parameters().values())).dtype
+
+    # ---- adaptation -----------------------------------------------------------------------------
+
+    @alone()
+    def adapt(self, x: Tensor, y: Tensor, steps: int | None = None) -> FastModule:
+        """Return the module as it has adapted to a support set.
+
+        Where gradients are enabled, its answers can be differentiated by the meta-parameters,
+        through all inner steps, for an outer loss of one's own.
+
+        Args:
+            x: Examples ``[E, …]``.
+            y: Their targets ``[E, …]``.
+            steps: Inner steps; None: ``eval_inner_steps``.
+        """
+        (task,) = as_tasks([(x, y, x, y)], self._dtype)
+        own = self._of_ways([task])
+        steps = own.config.eval_inner_steps if steps is None else steps
+        return FastModule(own, Task(*(part[0] for part in task)), steps)
+
+    @alone()
+    @torch.no_grad()
+    def evaluate(self, tasks: GivenTasks) -> dict[str, Tensor]:
+        """Return each task's query loss and metrics after adaptation, ``{name: [B]}``.
+
+        Dropout is off, whatever the mode is. The names of what is normalised by the support set's
+        statistics begin with ``non_transductive_``.
+        """
+        given = as_tasks(tasks, self._dtype)
+        own, training = self._of_ways(given), self.training
+        params = own.meta_parameters()
+        try:
+            self.eval()
+            found = list(
+                one_by_one.each(own, lambda learner, task: learner.evaluate(params, task), given)
+            )
+        finally:
+            self.train(training)
+        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+    def train(self, mode: bool = True) -> MetaLearner:
+        """Switch between training and evaluation; batch norms stay as they were made."""
+        self.training = mode
+        for module in self.learner.modules():
+            if not isinstance(module, ExplicitNorm):
+                module.training = mode and module in self._made_to_train
+        return self
+
+
+class _OuterLoss(torch.autograd.Function):
+    """The mean outer loss as a function of the meta-parameters; its gradient is taken at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, owner: MetaLearner, tasks: list[Task], names: tuple[str, ...], *leaves: Tensor
+    ) -> Tensor:
+        with torch.enable_grad():
+            loss, gradients = owner.differentiated(tasks)
+        ctx.save_for_backward(*(gradients[name] for name in names))
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, by: Tensor) -> Any:
+        return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
+
+
+def _network(module: nn.Module, head: str | None) -> nn.Module:
+    """Return a copy of a module by the protocol of `maml.networks`; its parameters are the same."""
+    shared: dict[int, Any] = {id(p): p for p in module.parameters()}
+    network = copy.deepcopy(module, shared)
+    if head is not None:
+        network.head_prefix = f"{head.rstrip('.')}."  # type: ignore[assignment]
+    return explicit(network, type(module).__name__)
+
+
+def _of_classes(loss: Loss) -> bool:
+    """Whether a loss takes targets that are classes: it is tried on some."""
+    with contextlib.suppress(Exception):
+        return loss(torch.zeros(2, 3), torch.tensor([0, 1])).dim() == 0
+    return False
+
+
+def _joined(tasks: list[Task]) -> Task:
+    return Task(*(torch.cat(parts) for parts in zip(*tasks, strict=True)))
+
+
+@contextlib.contextmanager
+def _in_words_of_the_library() -> Iterator[None]:
+    """Let messages name arguments in place of the program's flags."""
+    try:
+        yield
+    except UserError as error:
+
+        def argument(found: re.Match[str]) -> str:
+            name = found[1].replace("-", "_")
+            return "module" if name == "network" else name if name in FACTS else found[0]
+
+        text = re.sub(r"--([a-z][a-z-]*)", argument, str(error))
+        text = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', text)
+        raise UserError(text) from error
+
+
+class MAML(MetaLearner):
+    """Finn et al. 2017, arXiv:1703.03400; ``order=1`` is its first-order approximation."""
+
+    kind = "maml"
+
+
+class ANIL(MetaLearner):
+    """MAML whose output layer alone adapts (Raghu et al. 2020, arXiv:1909.09157)."""
+
+    kind = "anil"
+
+
+class BOIL(MetaLearner):
+    """MAML whose output layer does not adapt (Oh et al. 2021, arXiv:2008.08882)."""
+
+    kind = "boil"
+
+
+class MetaSGD(MetaLearner):
+    """Learns an inner rate for each weight, too (Li et al. 2017, arXiv:1707.09835)."""
+
+    kind = "metasgd"
+
+
+class MetaCurvature(MetaLearner):
+    """Learns how inner gradients are transformed (Park and Oliva 2019, arXiv:1902.03356)."""
+
+    kind = "metacurv"
+
+
+class MAMLpp(MetaLearner):
+    """MAML++: rates and norms of each step (Antoniou et al. 2019, arXiv:1810.09502)."""
+
+    kind = "mamlpp"
+
+
+class CAVIA(MetaLearner):
+    """A small context adapts (Zintgraf et al. 2019, arXiv:1810.03642)."""
+
+    kind = "cavia"
+
+
+class IMAML(MetaLearner):
+    """The implicit gradient of a regularised inner loop (Rajeswaran et al. 2019, 1909.04630)."""
+
+    kind = "imaml"
+
+
+class Reptile(MetaLearner):
+    """Moves the weights towards the adapted ones (Nichol et al. 2018, arXiv:1803.02999)."""
+
+    kind = "reptile"
+
+
+class ProtoNet(MetaLearner):
+    """The nearest mean of a class's features (Snell et al. 2017, arXiv:1703.05175)."""
+
+    kind = "protonet"
+
+
+class R2D2(MetaLearner):
+    """Ridge regression on features (Bertinetto et al. 2019, arXiv:1805.08136)."""
+
+    kind = "r2d2"

@@ -1,0 +1,90 @@
+"""Random draws in a loss have an address: the same bits whoever computes it, and when.
+
+What a network's ``forward`` draws from the global generators of torch, numpy and Python, as dropout
+does, follows (seed, split, task, support or query, inner step). So a step that is computed again on
+the way back draws the same, and so does another process, or a run that goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from maml.seeds import begin, kept, seed_of
+
+
+class Address(NamedTuple):
+    """Where a task's draws come from."""
+
+    seed: int
+    split: str
+    task: int
+
+
+NONE = Address(0, "", -1)
+"""Of losses that are known not to draw."""
+
+_LOCAL = threading.local()
+_ALONE = threading.RLock()
+
+
+@contextlib.contextmanager
+def of_task(address: Address) -> Iterator[None]:
+    """Let the losses that this thread calls inside draw by a task's address."""
+    before = address_here()
+    _LOCAL.address = address
+    try:
+        yield
+    finally:
+        _LOCAL.address = before
+
+
+def address_here() -> Address | None:
+    """Return the address of the task that this thread computes; None where nobody said it."""
+    address: Address | None = getattr(_LOCAL, "address", None)
+    return address
+
+
+@contextlib.contextmanager
+def of_call() -> Iterator[Callable[[int], Address]]:
+    """Yield the addresses of a call's tasks, by their place.
+
+    Where nobody said them, the global generator of torch says where they begin: two calls draw
+    otherwise, and ``torch.manual_seed`` repeats them.
+    """
+    here = address_here()
+    if here is not None:
+        yield lambda place: here
+        return
+    seed = int(torch.randint(2**62, ()))
+    with kept():
+        yield lambda place: Address(seed, "", place)
+
+
+@contextlib.contextmanager
+def at(part: str, step: int) -> Iterator[None]:
+    """Let what is drawn inside follow the address of this thread's task at an inner step.
+
+    The global generators are one for all threads, so one thread at a time is inside. They stay as
+    they are left: `maml.seeds.kept` is to be around all tasks of a call.
+    """
+    address = address_here()
+    if address is None or address is NONE:
+        yield
+        return
+    with _ALONE:
+        begin(seed_of(address.seed, f"{part} {step}", address.task, address.split))
+        yield
+
+
+def state() -> int:
+    """Return a number that changes when anybody draws from a global generator."""
+    _, words, place, *_ = np.random.get_state()
+    of_numpy = np.asarray(words).tobytes(), place
+    return hash((torch.get_rng_state().numpy().tobytes(), of_numpy, random.getstate()))

@@ -1,0 +1,142 @@
+"""``python -m launch.check_record DIR``: whether a record's model scores what the record says.
+
+    python -m launch.check_record launch/records/maml-omniglot-5way-1shot --tasks 600
+
+The parameters that are kept are tested again, and each task's scores are compared with those that
+were recorded. Losses agree to 1e-4. So do accuracies, but for one task in 200: where a query's two
+best classes are as good as equal, another processor's rounding decides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from maml.config import Config, registry
+from maml.config.parser import Parser, add_trust, whole_number
+from maml.config.presets import with_values
+from maml.config.saved import believed
+from maml.errors import UserError
+from maml.evaluation.best import RECORDED, recorded_content
+from maml.evaluation.scores import of_tasks
+from maml.params import Params
+from maml.run import checkpoint
+from maml.run.provenance import other_files
+from maml.run.reading import Run
+from maml.run.task_scores import Scores
+from maml.strategies.local import alone
+from maml.studies import recorded
+
+TOLERANCE = 1e-4
+FEW = 0.005
+"""The share of tasks that may have an accuracy of their own."""
+
+
+def main(arguments: list[str]) -> int:
+    """Check records; return 1 if one does not score what it says."""
+    parser = Parser(
+        prog="python -m launch.check_record",
+        description="Test the model of a record again, and compare task by task.",
+    )
+    parser.add_argument("record", metavar="DIR", type=Path, help="a record, or a folder of some")
+    parser.add_argument(
+        "--tasks", type=whole_number, default=600, help="how many of its tasks (default: 600)"
+    )
+    parser.add_argument("--data-root", help="where the data sets are (default: $MAML_DATA)")
+    add_trust(parser, "a record's config.yaml")
+    options = parser.parse_args(arguments)
+    if options.tasks < 1:
+        raise UserError(f"--tasks {options.tasks}: give at least 1")
+    wrong = 0
+    folders = recorded.folders(options.record)
+    if not folders:
+        raise UserError(f"{options.record}: no record there")
+    for folder in folders:
+        try:
+            record = recorded.read(folder)
+            if options.trust:
+                record = replace(record, config=believed(record.config))
+            reason, line = _checked(record, options.tasks, options.data_root)
+        except UserError as error:
+            if len(folders) == 1:
+                raise
+            # The others are still to be checked.
+            reason = line = str(error)
+        print(f"{folder}: {line}", flush=True)
+        wrong += bool(reason)
+    return int(wrong > 0)
+
+
+def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
+    """Return what is wrong with a record, or "", and what to say of it.
+
+    Raises:
+        UserError: if one of its files cannot be read, or its data are not here.
+    """
+    config = with_values(record.config, strategy="local", threads=None, device="cpu")
+    registry.import_theirs(config)
+    if data_root is not None:
+        config = with_values(config, data_root=data_root)
+    if wrong := recorded.other_means(record):
+        return wrong, wrong
+    too_large = record.made.get("model_bytes", 0) > recorded.MOST_BYTES
+    if too_large and not (record.path / RECORDED).is_file():
+        return "", "its numbers are those of its tasks; its parameters were too large to be kept"
+    try:
+        params = recorded_content(record.path)["model"]
+    except UserError as error:
+        return str(error), str(error)
+    said = {address: row for address, row in record.scores.items() if address[2] < tasks}
+    names, values = scores_of(config, params, len(said))
+    found = {
+        ("test", config.seed, index): dict(zip(names, row, strict=True))
+        for index, row in enumerate(values)
+    }
+    reason = differing(said, found)
+    files = [
+        f"{line} since it was recorded"
+        for line in other_files(config, record.made["starts"][-1].get("own_files", {}))
+    ]
+    if "ensemble" in record.result:
+        files.append("its ensemble is not tested again: the other models are not kept")
+    return reason, "; ".join([reason or f"{len(said)} tasks score what it says", *files])
+
+
+def scores_of(config: Config, params: Params, tasks: int) -> tuple[list[str], list[list[float]]]:
+    """Test ``params`` in this process: metrics' names, and their values for each task.
+
+    Raises:
+        UserError: if the parameters are not those of the configuration's learner.
+    """
+    strategy = alone(config)
+    worker = strategy.worker
+    checkpoint.check_model({"model": params}, worker.learner.meta_parameters(), "the record")
+    with torch.no_grad():
+        values = of_tasks(strategy, params, "test", tasks, progress=True)
+    return list(worker.evaluation_names), values.tolist()
+
+
+def differing(said: Scores, found: Scores) -> str:
+    """Return how ``found`` differs from what was ``said`` of the same tasks; empty: it does not."""
+    missing = sorted(said.keys() - found.keys())
+    if missing:
+        return f"task {missing[0]} was not tested"
+    off = []
+    for address, row in said.items():
+        for name, value in row.items():
+            if name not in found[address]:
+                return f"there is no {name} of a task"
+            if not recorded.alike(found[address][name], value, TOLERANCE):
+                off.append((address, name, value, found[address][name]))
+    losses = [one for one in off if one[1].endswith("loss") or not math.isfinite(one[2])]
+    tasks = {one[0] for one in off}
+    if not losses and len(tasks) <= FEW * len(said):
+        return ""
+    address, name, value, other = (losses or off)[0]
+    return (
+        f"{len(tasks)} of {len(said)} tasks differ; the first is task {address[2]}: {name} was "
+        f"{value:.6g} and is {other:.6g}"
+    )

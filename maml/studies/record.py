@@ -1,0 +1,253 @@
+"""``python -m launch.record RUN_DIR``: keep what a table shows of a finished run.
+
+    python -m launch.record runs/omniglot-5w1s --tasks 2000
+
+The model that the run has tested is tested again, on as many tasks as are asked for, and must score
+what the run itself has written. What stays is in `maml.studies.recorded`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from datasets.spelling import is_theirs
+from maml.config import FLAGS, OF_A_HOST, Config, registry
+from maml.config.parser import Parser, add_trust, whole_number
+from maml.config.presets import PRESETS, changed, published_row, spelled
+from maml.errors import UserError
+from maml.evaluation.best import RECORDED, load_best
+from maml.evaluation.scores import ensemble as scored_together
+from maml.evaluation.scores import with_headline
+from maml.params import Params
+from maml.run import checkpoint, directory, files
+from maml.run.provenance import describe, digest_of
+from maml.run.reading import Run
+from maml.run.task_scores import NAME, read_tasks, write_tasks
+from maml.strategies.local import alone
+from maml.studies import recorded
+from maml.studies.check_record import differing, scores_of
+
+PLACES = ("run_dir", "data_root", "resume")
+"""Flags that name places of one machine."""
+KEPT = {"versions": dict, "git_commit": str}
+"""What is kept of a run's config.yaml beside the configuration."""
+ROWS = 200
+"""Training rows that stay; all of validation and test do."""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the record of a run."""
+    parser = Parser(prog="python -m launch.record", description="Keep the record of a run.")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    parser.add_argument(
+        "--tasks", type=whole_number, default=2000, help="test tasks to keep (default: 2000)"
+    )
+    parser.add_argument(
+        "--note", default="", help="what differs from the published protocol, beside the flags"
+    )
+    parser.add_argument(
+        "--ensemble",
+        metavar="K",
+        type=whole_number,
+        help="test the K kept checkpoints that validated best together, too",
+    )
+    parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where it goes")
+    parser.add_argument("--data-root", help="where the data sets are (default: as in the run)")
+    add_trust(parser, "the run's config.yaml")
+    options = parser.parse_args(arguments)
+    for name, least in (("tasks", 1), ("ensemble", 2)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise UserError(f"--{name} {value}: give at least {least}")
+    print(f"record {write(**vars(options))}")
+    return 0
+
+
+def write(
+    run_dir: Path,
+    records: Path,
+    tasks: int,
+    note: str = "",
+    data_root: str | None = None,
+    ensemble: int | None = None,
+    *,
+    trust: bool = False,
+) -> Path:
+    """Write the record of ``run_dir`` below ``records``, in place of an earlier one; return it.
+
+    Args:
+        run_dir: A run that has finished.
+        records: Where its folder goes.
+        tasks: Test tasks to keep.
+        note: What differs from the published protocol, beside the flags.
+        data_root: Where the data sets are; None: as in the run.
+        ensemble: How many checkpoints make one; None: there is none.
+        trust: Whether to import the components of a user's own that the run names.
+
+    Raises:
+        UserError: if the run has not finished or has no test, was not made by commits alone, or
+            does not score what it says; or if nothing can be written there. An earlier record
+            stays.
+    """
+    config = directory.read_config(run_dir)
+    here = directory.config_here(run_dir, data_root, None, trust=trust)
+    registry.import_theirs(here)
+    starts = starts_of(run_dir)
+    status = directory.read_status(run_dir)
+    if status is None or status["state"] != "finished":
+        raise UserError(
+            f"{run_dir}: it has not finished; the same command with --run-dir {run_dir} goes on"
+        )
+    if not config.test_tasks:
+        raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
+    last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
+    own = _own(here, starts)
+    target = records / recorded.place_of(config, own)
+    with recorded.made_anew(target, records, "--records") as folder:
+        tested = checkpoint.tested(last)["model"]
+        result = _test(folder, Run(run_dir, here), tested, tasks)
+        # Beside the presets of this commit, which may be later than the run's.
+        result |= published_row(config) | {"changed": changed(config)}
+        if ensemble is not None:
+            result |= _ensemble(here, run_dir, ensemble, result["tasks"])
+        made = {
+            "command": _again(config, starts[-1]),
+            "starts": starts,
+            "minutes": last["seconds"] / 60,
+            "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
+            "note": note,
+        }
+        made |= {"division": last["division"]} if last.get("division") is not None else {}
+        made |= {"own": own} if own else {}
+        _write_files(folder, run_dir, tested, made, result)
+    return target
+
+
+def _write_files(
+    folder: Path, run_dir: Path, model: Params, made: dict[str, Any], result: dict[str, Any]
+) -> None:
+    """Write what a record has beside the scores of its tasks."""
+    kept = folder / RECORDED
+    torch.save(model, kept)
+    made |= {"model_sha256": digest_of(kept), "model_bytes": kept.stat().st_size}
+    if made["model_bytes"] > recorded.MOST_BYTES:
+        kept.unlink()
+    for name, content in (("result.json", result), ("record.json", made)):
+        files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
+    write_config(folder, run_dir)
+    write_metrics(folder, run_dir)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy(run_dir / "curves.png", folder / "curves.png")
+    recorded.read(folder)  # whoever reads it later must be able to
+
+
+def _own(config: Config, starts: list[dict[str, Any]]) -> str:
+    """Return a digest of a user's own images and components, which no name tells apart; or ""."""
+    files = starts[-1].get("own_files", {})
+    images = None
+    if config.data == "folder" or is_theirs(config.data):
+        images = alone(config).worker.evaluation("test").content()
+    if not files and images is None:
+        return ""
+    return hashlib.sha256(json.dumps([files, images], sort_keys=True).encode()).hexdigest()[:8]
+
+
+def starts_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return when and by which commit a run was begun and continued.
+
+    Raises:
+        UserError: if it was not made by commits alone, or nothing says how it began; or if there
+            is not what `write_config` keeps, which is not to be found out after a test.
+    """
+    path = run_dir / "config.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if wrong := recorded.misfit(content, KEPT | {"starts": [recorded.START]}):
+        raise UserError(f"{path}: damaged: its {wrong}")
+    found = content["starts"]
+    for start in found:
+        commit = start.get("git_commit")
+        if not commit or commit.endswith("-dirty"):
+            raise UserError(f"{run_dir}: made by {commit}: not a commit alone")
+    if found[0]["iteration"]:
+        raise UserError(
+            f"{run_dir}: it goes on from a checkpoint after iteration {found[0]['iteration']} that "
+            "does not say how the run began"
+        )
+    return [{n: of[n] for n in directory.OF_A_START if n in of} for of in found]
+
+
+def _test(folder: Path, run: Run, model: Params, tasks: int) -> dict[str, Any]:
+    """Test the run's model again, keep each task's scores, and return the run's result.
+
+    Raises:
+        UserError: if it does not score what the run has written.
+    """
+    result = files.read_object(run.path / "result.json")
+    if wrong := recorded.other_means(run):
+        raise UserError(f"{run.path / 'result.json'}: not what {NAME} says: {wrong}")
+    names, values = scores_of(run.config, model, max(tasks, result["tasks"]))
+    write_tasks(folder, "test", run.config.seed, names, values)
+    if wrong := differing(run.scores, read_tasks(folder / NAME)):
+        raise UserError(f"{run.path}: its model does not score what it says: {wrong}")
+    return result
+
+
+def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str, Any]:
+    """Return what the best ``count`` checkpoints score together, under names of its own.
+
+    Raises:
+        UserError: as `load_best`.
+    """
+    saved = load_best(run_dir, count, transductive=config.transductive)
+    models = [one["model"] for one in saved]
+    found = scored_together(alone(config), models, "test", tasks, progress=True)
+    found = with_headline(found, transductive=config.transductive)
+    return {"ensemble": [one["iteration"] for one in saved]} | {
+        f"ensemble_{name}": found[name]
+        for name in (
+            *("accuracy", "ci95"),
+            *("non_transductive_accuracy", "non_transductive_accuracy_ci95"),
+        )
+    }
+
+
+def _again(config: Config, start: dict[str, Any]) -> str:
+    """Return the command that repeats a run, in float32 too: with as many processes and threads."""
+    # A configuration of one's own is kept beside the record.
+    flags, preset = "--config config.yaml", PRESETS.get(config.preset)
+    if preset is not None:
+        here = {*OF_A_HOST, *PLACES}
+        values = {name: getattr(config, name) for name in FLAGS if name not in here}
+        other = {name: v for name, v in values.items() if v != getattr(preset, name)}
+        flags = f"{config.preset} {spelled(other)}".rstrip()
+    processes, threads = start.get("processes", 1), start.get("threads", config.threads)
+    program = "launch/local" if processes > 1 else "python train_maml.py"
+    several = f" --workers {processes}" if processes > 1 else ""
+    return f"{program} {flags}{several}" + (f" --threads {threads}" if threads else "")
+
+
+def write_config(folder: Path, run_dir: Path) -> None:
+    """Write the run's config.yaml, without what is one machine's own."""
+    content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    kept = {name: content[name] for name in KEPT}
+    config = {name: v for name, v in content["config"].items() if name not in PLACES}
+    text = yaml.safe_dump({"config": config, **kept}, sort_keys=False)
+    files.write_text(folder / "config.yaml", text)
+
+
+def write_metrics(folder: Path, run_dir: Path) -> None:
+    """Write about `ROWS` rows of training, and all others."""
+    rows = files.read_rows(run_dir / "metrics.jsonl")
+    training = [row for row in rows if "split" not in row]
+    every = max(1, len(training) // ROWS)
+    kept = {id(row) for row in training[every - 1 :: every]}
+    lines = [json.dumps(row) for row in rows if "split" in row or id(row) in kept]
+    files.write_text(folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))

@@ -1,0 +1,209 @@
+"""A record: what is kept of a run whose number stands in a table.
+
+``launch/records/<preset>/seed-<n>/`` holds ``config.yaml``, ``result.json``, ``test_tasks.csv``,
+``metrics.jsonl`` (thinned) and ``curves.png``, as a run directory does, and beside these
+``record.json`` (how it was made) and ``model.pt`` (the parameters, where they are below 1 MB).
+
+Of an experiment that is not the preset's the first folder is ``<preset>+<field>=<value>+…``. It
+ends with a digest where that alone tells experiments apart: of a value that no file can be named
+by, of a user's own images or components.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import torch
+
+from maml.config import Config
+from maml.config.presets import changed
+from maml.errors import UserError
+from maml.evaluation.scores import means, with_headline
+from maml.run import reading
+from maml.run.files import make_folder, read_object
+from maml.run.reading import Run
+from maml.run.task_scores import NAME
+from maml.studies import REPOSITORY
+
+RECORDS = REPOSITORY / "launch" / "records"
+MOST_BYTES = 1_000_000
+"""Larger parameters are not kept."""
+LONGEST = 150
+"""Letters of a folder's name; most file systems take 255 bytes."""
+
+
+def place_of(config: Config, own: str = "") -> Path:
+    """Return a run's place below all records: a folder for each experiment and seed.
+
+    Args:
+        config: Of the run.
+        own: A digest of the user's own images and components, if there are some.
+    """
+    other = [f"+{name}={value}" for name, value in changed(config).items()]
+    whole = "".join([config.preset, *other])
+    name = re.sub(r"[^\w.+=-]+", "_", whole)
+    if name != whole or len(name) > LONGEST:
+        name = f"{name[:LONGEST]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    return Path(f"{name}-{own}" if own else name, f"seed-{config.seed}")
+
+
+def read(folder: Path) -> Run:
+    """Return the record in ``folder``; `other_means` looks whether its numbers are right.
+
+    Raises:
+        UserError: naming the file that is missing or damaged.
+    """
+    for name, shape in _SHAPES.items():
+        if wrong := misfit(read_object(folder / name), shape):
+            raise UserError(f"{folder / name}: damaged: its {wrong}")
+    record = reading.read(folder)
+    if re.fullmatch(r"seed-\d+", folder.name) and folder.name != f"seed-{record.config.seed}":
+        raise UserError(f"{folder}: damaged: its run has the seed {record.config.seed}")
+    return record
+
+
+def misfit(said: Any, shape: Any, name: str = "") -> str:
+    """Return the first entry of ``said`` that is of another kind than ``shape``; "": there is none.
+
+    Args:
+        said: What a file holds.
+        shape: Its type, or several; or a dict of what an object holds, where one whose name ends in
+            "?" may be missing; or a list of the shape of each of its elements, at least one.
+        name: What ``said`` is called.
+    """
+    if isinstance(shape, dict) and isinstance(said, dict):
+        there = {key: key.removesuffix("?") for key in shape}
+        inner = [
+            misfit(said.get(key), shape[of], f"{name}.{key}".lstrip("."))
+            for of, key in there.items()
+            if of == key or key in said
+        ]
+    elif isinstance(shape, list) and isinstance(said, list) and said:
+        inner = [misfit(each, shape[0], f"{name}[{i}]") for i, each in enumerate(said)]
+    elif isinstance(shape, (dict, list)) or not isinstance(said, shape):
+        return f"{name} is {said!r}"
+    else:
+        return ""
+    return next(filter(None, inner), "")
+
+
+_NUMBER = (int, float)
+START = {
+    "time": str, "iteration": int, "git_commit": (str, NoneType), "processes?": int,
+    "threads?": (int, NoneType), "machine?": {"processor": str}, "own_files?": dict,
+}  # fmt: skip
+"""What a start says, in a run directory, too, where the commit may not be known."""
+_SHAPES = {
+    "record.json": {
+        "starts": [START], "minutes": _NUMBER, "note": str,
+        "hardware": {"date": str, "processor": str},
+    },
+    "result.json": {
+        "tasks": int, "transductive": bool, "iterations": int, "diverged?": (dict, NoneType),
+        "skipped?": int, "ensemble?": list, "ensemble_accuracy?": _NUMBER,
+        "ensemble_ci95?": _NUMBER, "ensemble_non_transductive_accuracy?": _NUMBER,
+        "ensemble_non_transductive_accuracy_ci95?": _NUMBER,
+    },
+}  # fmt: skip
+"""What a record's files hold."""
+
+EXACT = 1e-9
+"""Between means of the same numbers, added up in another order."""
+
+
+def other_means(run: Run) -> str:
+    """Return which number of a run's ``result.json`` is not that over its tasks; "": each is.
+
+    Raises:
+        UserError: if the tasks' scores cannot be read.
+    """
+    config, result, count = run.config, run.result, run.result.get("tasks")
+    if not isinstance(count, int) or count < 1:
+        return f"its tasks is {count}"
+    rows = [run.scores.get(("test", config.seed, index)) for index in range(count)]
+    there = [row for row in rows if row is not None]
+    if len(there) < count:
+        return f"it is over {count} tasks; {len(there)} of these are in {NAME}"
+    names = list(there[0])
+    values = torch.tensor([[row[name] for name in names] for row in there], dtype=torch.float64)
+    expected = with_headline(means(values, "test", names), transductive=config.transductive)
+    if config.epochs is None:
+        expected["iterations"] = config.iterations
+    for name, value in expected.items():
+        said = result.get(name)
+        if isinstance(said, _NUMBER) and isinstance(value, _NUMBER):
+            same = alike(said, value, EXACT)
+        else:
+            same = said == value
+        if not same:
+            return f"its {name} is {said!r}, and {value} over the tasks"
+    return ""
+
+
+def alike(one: float, other: float, tolerance: float) -> bool:
+    """Say whether two numbers are as good as equal; two that are no numbers are."""
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    return one == other or abs(one - other) <= tolerance * max(1.0, abs(other))
+
+
+def find(folder: Path) -> list[Run]:
+    """Return the records in ``folder``: itself one, those of a preset's seeds, or of all presets.
+
+    Raises:
+        UserError: as `read`; or if a number is not that over the record's tasks, or two records are
+            of the same experiment and seed.
+    """
+    found: dict[Path, Run] = {}
+    for record in map(read, folders(folder)):
+        if wrong := other_means(record):
+            raise UserError(f"{record.path / 'result.json'}: damaged: {wrong}")
+        other = found.setdefault(place_of(record.config, record.made.get("own", "")), record)
+        if other is not record:
+            raise UserError(f"{record.path}: it is of the same experiment and seed as {other.path}")
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def made_anew(target: Path, root: Path, flag: str) -> Iterator[Path]:
+    """Yield an empty folder, which takes the place of ``target`` when it is left.
+
+    An error within leaves ``target`` as it is.
+
+    Args:
+        target: A folder below ``root``; it need not be there.
+        root: Made if it is not there.
+        flag: What names ``root``, for the message.
+
+    Raises:
+        UserError: naming ``flag``, if nothing can be written there.
+    """
+    make_folder(root, flag)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".") as made_in:
+        folder = Path(made_in) / target.name
+        folder.mkdir()
+        yield folder
+        make_folder(target.parent, flag)
+        if target.exists():
+            target.rename(Path(made_in) / "earlier")
+        folder.rename(target)
+
+
+def folders(folder: Path) -> list[Path]:
+    """Return where the records in ``folder`` are; one of which a file is missing, too."""
+    return sorted(
+        {
+            path.parent
+            for name in _SHAPES
+            for path in folder.glob(f"**/{name}")
+            if name == "record.json" or path.parent.name.startswith("seed-")
+        }
+    )

@@ -1,0 +1,131 @@
+"""The command line of a trial: W&B's macros, filled in."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from maml.config import cli
+from maml.errors import UserError
+from maml.studies import REPOSITORY
+from maml.studies.sweeping.choosing import next_point
+from maml.studies.sweeping.distributions import values_of
+from maml.studies.sweeping.file import SweepFile
+from maml.studies.sweeping.points import Point, setting_of
+
+ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
+CHECKED = 64
+"""So many points are tried against the program's flags before anything is run."""
+
+
+def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]:
+    """Return the words of a trial's command line.
+
+    Beside the point's values the program is given ``run_dir``: it is how a sweep finds what a trial
+    has done, and how a trial that is started again goes on.
+
+    Raises:
+        UserError: naming the file, for a macro that is not known; or, unless the file is trusted,
+            for a program that is not ours, or a word that may name code.
+    """
+    words = _words(file, point)
+    if not file.trusted and (why := _code_in(words)):
+        raise UserError(f"{file.path}: {why}; if you trust the file, give --trust")
+    return words if run_dir is None else _words(file, {**point, "run_dir": str(run_dir)})
+
+
+def _code_in(words: list[str]) -> str:
+    """Say what in a trial's command line may run code that its reader did not name; "": nothing."""
+    begun = [word for word in words[:2] if word not in ("/usr/bin/env", sys.executable)]
+    name, *arguments = [*begun, *words[2:], ""]
+    program = Path(name).resolve()
+    if name == "-m":
+        module, *arguments = arguments
+        name, program = f"-m {module}", _file_of(module)
+    known = [REPOSITORY / file for file in ("train_maml.py", "launch/workers.py", "launch/local")]
+    if program not in known and program.parent != REPOSITORY / "launch" / "sweeps":
+        return f"command: it runs {name or words[0]}, which is no training program of this project"
+    for word in arguments:
+        # As in --network=my_file:Net. What is no name may follow a colon: cuda:0.
+        if re.search(r":(?!\d)", word):
+            return f"it names code to import: {word} (no SHA-256 was recorded)"
+        if re.match(r"[-+]*trust(=|$)", word):
+            return f"it says {word} to its trials"
+    return ""
+
+
+def _file_of(module: str) -> Path:
+    """Return which file ``python -m`` runs: it looks in the current folder first."""
+    package = module.partition(".")[0]
+    here = Path.cwd().resolve()
+    shadowed = any((here / name).exists() for name in (package, f"{package}.py"))
+    return (here if shadowed else REPOSITORY) / f"{module.replace('.', '/')}.py"
+
+
+def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command line, macros filled in; raises as `command_of`."""
+    plain = {name: f"{name}={value}" for name, value in values.items()}
+    no_flags = {n: n if values[n] is True else word for n, word in plain.items()}
+    macros = {
+        "env": ["/usr/bin/env"],
+        "interpreter": [sys.executable],
+        "program": [_program(file)],
+        "args": [f"--{word}" for word in plain.values()],
+        "args_no_hyphens": [*plain.values()],
+        "args_no_equals": [w for name in values for w in (f"--{name}", str(values[name]))],
+        "args_no_boolean_flags": [f"--{no_flags[n]}" for n in values if values[n] is not False],
+    }
+    words = []
+    for word in file.command:
+        word = ENVIRONMENT.sub(lambda found: os.environ.get(found[1], found[1]), word)
+        macro = re.fullmatch(r"\$\{(.*)\}", word)
+        if macro and macro[1] not in macros:
+            known = ", ".join(f"${{{name}}}" for name in macros)
+            raise UserError(f"{file.path}: command: {word} is not known here; known are {known}")
+        words += macros[macro[1]] if macro else [word]
+    return words
+
+
+def _program(file: SweepFile) -> str:
+    """Return where the program is: as the file says, else beside this one's own.
+
+    A sweep over components of a user's own is begun in their folder, where ours is not.
+    """
+    ours = REPOSITORY / file.program
+    return str(ours) if not Path(file.program).exists() and ours.is_file() else file.program
+
+
+def check(file: SweepFile) -> None:
+    """Try the flags of each value where the program is train_maml.py.
+
+    A mistyped flag is told now, rather than by each trial.
+
+    Raises:
+        UserError: naming the file, the values and the flag.
+    """
+    if "${program}" in file.command and not Path(_program(file)).is_file():
+        raise UserError(f"{file.path}: program: there is no {file.program} here")
+    first = next_point(file, [], "")
+    assert first is not None
+    # Each value once, the others as they are in the first point.
+    each = (
+        first | {name: value}
+        for name, space in file.space.items()
+        for value in values_of(space) or ()
+    )
+    for point in [first, *itertools.islice(each, CHECKED)]:
+        words = command_of(file, point, None)
+        at = next((i for i, word in enumerate(words) if Path(word).name == "train_maml.py"), None)
+        if at is None:
+            return
+        try:
+            cli.parse(words[at + 1 :])
+        except UserError as error:
+            raise UserError(
+                f"{file.path}: with {setting_of(point, file.varied or point)}: {error}"
+            ) from error

@@ -1,0 +1,219 @@
+"""A worker: takes a trial, runs its command to the end, and takes the next."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+from optuna.pruners import NopPruner
+
+from maml.evaluation.best import best
+from maml.processes.signals import SIGNALS, StopRequest
+from maml.run import directory
+from maml.run.files import read_rows
+from maml.run.reading import history
+from maml.studies.sweeping.command import command_of
+from maml.studies.sweeping.points import setting_of
+from maml.studies.sweeping.sweep import FAILED, FINISHED, OVER, STOPPED, WAITING, Sweep, Trial
+
+T = TypeVar("T")
+LOOK = 0.2
+"""Seconds between two looks at a running trial."""
+PATIENCE = 60.0
+"""Seconds that a trial may take to save what it has done, once it is told to stop."""
+STOPS = [code for number in SIGNALS for code in (-number, 128 + number)]
+"""Exit codes of a program that was told to stop."""
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class Share(NamedTuple):
+    """What of a machine the trials of one worker have; empty: all that this process has."""
+
+    cores: list[int]
+    gpus: list[str]
+
+
+def shares(workers: int) -> list[Share]:
+    """Return for each worker a part of this process's cores and GPUs; of too few, one alone."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = [str(i) for i in range(torch.cuda.device_count())] if seen is None else seen.split(",")
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if workers == 1:
+        return [Share([], [])]
+
+    def part(all_: list[T], worker: int) -> list[T]:
+        each = max(1, len(all_) // workers)
+        start = worker * each % max(1, len(all_))
+        return all_[start : start + each]
+
+    return [Share(part(cores, worker), part(gpus, worker)) for worker in range(workers)]
+
+
+class Workers:
+    """The workers of one process: threads, each of which runs one trial at a time."""
+
+    def __init__(self, sweep: Sweep, total: int | None, say: Callable[[str], None]) -> None:
+        self._sweep, self._total, self._say = sweep, total, say
+        self._stop = StopRequest()
+        self._ending = False
+
+    def run(self, workers: int) -> str | None:
+        """Run until there is nothing left to take; return the name of the signal that ended it.
+
+        Raises:
+            UserError: of a worker: a folder that cannot be written, say.
+        """
+        self._stop.install()
+        with self._sweep.workers.joined(), ThreadPoolExecutor(workers) as pool:
+            try:
+                for done in as_completed(
+                    [pool.submit(self._work, each) for each in shares(workers)]
+                ):
+                    done.result()
+            finally:
+                self._ending = True
+        return self._stop.signal
+
+    def _work(self, share: Share) -> None:
+        if share.cores:
+            os.sched_setaffinity(0, share.cores)  # this thread's, and so its trials'
+        while not self._stop and not self._ending:
+            trial = self._sweep.take(self._total)
+            if trial is not None:
+                self._do(trial, share)
+            elif self._sweep.is_undecided():
+                time.sleep(1.0)
+            else:
+                return
+
+    def _do(self, trial: Trial, share: Share) -> None:
+        """Run a trial to its end, and record it."""
+        metric = self._sweep.file.metric
+        shown = f"trial {trial.number} ({setting_of(trial.point, self._sweep.file.varied)})"
+        state, reason, value = FINISHED, "", None
+        status = directory.read_status(trial.run_dir)
+        # Its worker may have been killed before it could say so.
+        if status is None or status["state"] != "finished":
+            again = " goes on" if trial.run_dir.is_dir() else ""
+            self._say(f"{shown}{again}: {trial.run_dir}")
+            state, reason = self._train(trial, share)
+        if state in (FINISHED, STOPPED):
+            value = value_of_run(trial.run_dir, metric)
+            if value is None:
+                state, reason = FAILED, f"no {metric} in metrics.jsonl"
+            elif not math.isfinite(value):
+                state, reason, value = FAILED, f"its {metric} is {value} at the end", None
+        if not self._sweep.end(trial, state, value, reason):
+            self._say(f"{shown}: another worker has it now")
+        elif state == WAITING:
+            # A scheduler that tells a trial to stop tells all processes of its job.
+            self._ending = True
+            self._say(f"{shown}: it was told to stop; it waits to be continued")
+        else:
+            said = f": {reason} (log {trial.log})" if reason else f", {metric} {value:.4g}"
+            trials = self._sweep.trials()
+            over = sum(each.state in OVER for each in trials)
+            left = self._sweep.to_come(self._total, trials)
+            of_all = "" if left is None else f" of {len(trials) + left}"
+            self._say(f"{shown}: {state}{said}; {over}{of_all} trials over")
+
+    def _train(self, trial: Trial, share: Share) -> tuple[str, str]:
+        """Run a trial's command; return the state that it ends in, and why it failed."""
+        command = command_of(self._sweep.file, trial.point, trial.run_dir)
+        environment = {"WANDB_RUN_GROUP": self._sweep.name, **os.environ}
+        if share.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+        try:
+            with open(trial.log, "ab") as log:
+                log.write(f"{time.strftime('%F %T')} {' '.join(command)}\n".encode())
+                log.flush()
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    env=environment, start_new_session=True, preexec_fn=_end_with_the_worker,
+                )  # fmt: skip
+        except OSError as error:
+            return FAILED, f"{command[0]}: {error.strerror}"
+        try:
+            asked = self._look_after(process, trial)
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        if code == 0:
+            return FINISHED, ""
+        if asked or code in STOPS:
+            return asked or WAITING, ""
+        return FAILED, _reason(code, trial.log)
+
+    def _look_after(self, process: subprocess.Popen[bytes], trial: Trial) -> str:
+        """Wait for the end of a trial's process; return as what it was told to end, if so."""
+        asked, deadline, size = "", math.inf, 0
+        rows = trial.run_dir / "metrics.jsonl"
+        while process.poll() is None and time.monotonic() < deadline:
+            if not asked:
+                grown = rows.stat().st_size if rows.is_file() else 0
+                if self._stop or self._ending:
+                    asked = WAITING
+                elif grown != size and self._does_badly(trial):
+                    asked = STOPPED
+                size = grown
+                if asked:
+                    deadline = time.monotonic() + PATIENCE
+                    process.send_signal(signal.SIGTERM)
+            time.sleep(LOOK)
+        return asked
+
+    def _does_badly(self, trial: Trial) -> bool:
+        file = self._sweep.file
+        if isinstance(file.pruner, NopPruner):
+            return False
+        values = history(read_rows(trial.run_dir / "metrics.jsonl"), file.metric)
+        return self._sweep.does_badly(trial, [*values.values()])
+
+
+def value_of_run(run_dir: Path, metric: str) -> float | None:
+    """Return the value that a run is ranked by; None where there is no such number.
+
+    It is the last one, finite or not, or of a validation with ``--test-model best`` that of the
+    model which is tested.
+
+    Raises:
+        UserError: if metrics.jsonl or config.yaml is damaged.
+    """
+    values = history(read_rows(run_dir / "metrics.jsonl"), metric)
+    if metric.startswith("validation/") and (run_dir / "config.yaml").exists():
+        config = directory.read_config(run_dir)
+        if config.test_model == "best":
+            chosen = best(run_dir, values, transductive=config.transductive)
+            values = {chosen[0]: values[chosen[0]]} if chosen else values
+    return next(reversed(values.values()), None)
+
+
+def _end_with_the_worker() -> None:
+    """In a trial's process, before its program: stop when the thread that started it is gone."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _reason(code: int, log: Path) -> str:
+    """Say why a program ended badly: its own line about it, as far as it has one."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}" + " (out of memory?)" * (code == -9)
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    said = [line for line in lines if line.startswith("error: ")] or [
+        line for line in lines if line
+    ]
+    return f"exit code {code}: {said[-1].removeprefix('error: ')}"

@@ -1,0 +1,230 @@
+"""``python -m launch.table``: the published tables beside ours, from the records alone.
+
+A row is a preset that names a published number, or that was run. What was not run says "not run".
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from datasets.words import counted
+from maml.config import Config
+from maml.config.fields import CHOOSING
+from maml.config.parser import Parser
+from maml.config.presets import PRESETS, changed, experiment
+from maml.config.rows.deviations import DEVIATIONS
+from maml.errors import UserError
+from maml.evaluation.scores import has_answers, headline
+from maml.run.reading import Run
+from maml.studies import recorded
+from maml.studies.markdown import grid
+
+HEADER = (
+    "preset", "published", "ours", "seeds", "test tasks a seed", "non-transductive", "minutes",
+)  # fmt: skip
+DIFFERS = "What differs between a preset and the published experiment; some of it is a flag"
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table."""
+    parser = Parser(prog="python -m launch.table", description="Print the table of all records.")
+    parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where they are")
+    parser.add_argument("--run", action="store_true", help="leave out what was not run")
+    options = parser.parse_args(arguments)
+    if not recorded.folders(options.records):
+        raise UserError(
+            f"--records {options.records}: no record there; python -m launch.record RUN_DIR makes "
+            "one of a run"
+        )
+    print(table(options.records, *(["run"] if options.run else [])))
+    return 0
+
+
+def table(records: Path, *words: str) -> str:
+    """Return the table in Markdown, and below it what its rows deviate in and their notes.
+
+    Args:
+        records: Where they are.
+        words: ``run`` leaves out rows that were not run, ``own`` those of other experiments than
+            the presets' own, ``bare`` what stands below; any other word is a pattern of presets'
+            names, of which one must fit.
+    """
+    of_preset: defaultdict[str, list[Run]] = defaultdict(list)
+    for record in _found(records, words):
+        of_preset[record.config.preset].append(record)
+    rows: list[tuple[str, ...]] = []
+    deviating: list[str] = []
+    notes: dict[str, list[str]] = {}
+    # Of a preset that was renamed, or of a configuration of one's own.
+    others = {name: of[0].config for name, of in of_preset.items() if name not in PRESETS}
+    for name, preset in (PRESETS | others).items():
+        if not _fits(name, words):
+            continue
+        own = [record for record in of_preset[name] if not changed(record.config)]
+        if not own and preset.published is not None and "run" not in words:
+            rows.append((f"`{name}`", _claim(preset), "not run", *4 * "–"))
+        if preset.published is not None and (own or "run" not in words):
+            deviating.append(name)
+        for seeds in _experiments(of_preset[name]):
+            rows.append(_row(preset, seeds))
+            rows += [_together(preset, record) for record in seeds if "ensemble" in record.result]
+        for record in of_preset[name]:
+            for said in filter(None, (record.made["note"], _went_wrong(record))):
+                notes.setdefault(said, []).append(f"{_named(record)}, seed {record.config.seed}")
+    return grid(HEADER, rows) + ("" if "bare" in words else _below(deviating, notes))
+
+
+def _below(deviating: list[str], notes: dict[str, list[str]]) -> str:
+    """Return what stands below the table, or "".
+
+    Args:
+        deviating: Presets of rows with a published number.
+        notes: Sentences, each with the runs that it is of.
+    """
+    parts = {
+        DIFFERS: [
+            f"{', '.join(f'`{pattern}`' for pattern in patterns)}: {said}"
+            for patterns, said in DEVIATIONS
+            if any(fnmatch.filter(deviating, pattern) for pattern in patterns)
+        ],
+        "Notes on the runs": [
+            f"{of[0]}, and {len(of) - 1} more: {said}"
+            if len(of) > 3
+            else f"{'; '.join(of)}: {said}"
+            for said, of in notes.items()
+        ],
+    }
+    return "".join(
+        f"\n\n{title}:\n\n" + "\n".join(f"- {line}" for line in lines)
+        for title, lines in parts.items()
+        if lines
+    )
+
+
+def measured_on(records: Path, *words: str) -> str:
+    """Return a sentence: on what the rows of `table` were measured, for the same arguments."""
+    made = [record.made for record in _found(records, words)]
+    if not made:
+        return "none of these rows was run."
+    processors = " or ".join(sorted(set().union(*map(_processors, made))))
+    dates = sorted({of["hardware"]["date"] for of in made})
+    between = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"{processors}, {between}; each says its command, commit and versions."
+
+
+def _processors(made: dict[str, Any]) -> set[str]:
+    """Return the names of what a run was trained on; it may have gone on elsewhere."""
+    # Starts of earlier runs do not say it: then it is where the record was made.
+    machines = [start.get("machine", made["hardware"]) for start in made["starts"]]
+    return {of.get("gpu") or of["processor"] for of in machines}
+
+
+def _experiments(records: list[Run]) -> list[list[Run]]:
+    """Return the seeds of each experiment, the preset's own first."""
+    found: defaultdict[str, list[Run]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: len(changed(record.config))):
+        other = sorted(changed(record.config).items())
+        found[repr((other, record.made.get("own")))].append(record)
+    return list(found.values())
+
+
+def _found(records: Path, words: tuple[str, ...]) -> list[Run]:
+    """Return the records that the words of `table` ask for."""
+    return [
+        record
+        for record in recorded.find(records)
+        if _fits(record.config.preset, words) and not ("own" in words and changed(record.config))
+    ]
+
+
+def _fits(preset: str, words: tuple[str, ...]) -> bool:
+    patterns = [word for word in words if word not in ("run", "own", "bare")] or ["*"]
+    return any(fnmatch.fnmatchcase(preset, pattern) for pattern in patterns)
+
+
+def _claim(preset: Config) -> str:
+    """Return the published number, its interval, and of what kind it is unless of the row's own."""
+    if preset.published is None:
+        return "–"
+    return preset.claim or f"{100 * preset.published:.4g} %"
+
+
+def _row(preset: Config, records: list[Run]) -> tuple[str, ...]:
+    """Return the row of an experiment's seeds.
+
+    One seed has the interval over its tasks. Of several, the mean, and the spread of their means.
+    """
+    # Another experiment has no published number beside it.
+    claimed = "–" if changed(records[0].config) else _claim(preset)
+    results = [record.result for record in records]
+    judged = headline([key for key, value in results[0].items() if value is not None])
+    of_all = [
+        spread([of[name] for of in results], results[0].get(ci95), judged)
+        for name, ci95 in (
+            (judged, "ci95"),
+            (f"non_transductive_{judged}", f"non_transductive_{judged}_ci95"),
+        )
+        # What acts has no set of queries to normalise by.
+        if all(name in of for of in results)
+    ] + ["–"]
+    seeds = ", ".join(str(record.config.seed) for record in records)
+    tasks = "–".join(sorted({f"{record.result['tasks']:,}" for record in records}))
+    minutes = statistics.median(record.made["minutes"] for record in records)
+    return _named(records[0]), claimed, of_all[0], seeds, tasks, of_all[1], f"{minutes:.0f}"
+
+
+def _together(preset: Config, record: Run) -> tuple[str, ...]:
+    """Return the row of a seed's ensemble, which stands below the single model's."""
+    result, models = record.result, len(record.result["ensemble"])
+    # The published number is of as many models as the preset keeps, chosen as it says.
+    chosen_by = ("keep_best", *CHOOSING)
+    alike = all(getattr(record.config, name) == getattr(preset, name) for name in chosen_by)
+    claimed = alike and not changed(record.config) and models == preset.keep_best
+    scores = (
+        spread([result[f"ensemble_{name}"]], result[f"ensemble_{ci95}"])
+        for name, ci95 in (
+            ("accuracy", "ci95"),
+            ("non_transductive_accuracy", "non_transductive_accuracy_ci95"),
+        )
+    )
+    of_all, non_transductive = scores
+    return (
+        f"– ensemble of {models}",
+        _claim(preset).removesuffix(" (ensemble)") if claimed else "–",
+        of_all,
+        str(record.config.seed),
+        f"{result['tasks']:,}",
+        non_transductive,
+        "–",
+    )
+
+
+def _went_wrong(record: Run) -> str:
+    """Say why a row's numbers are not to be taken as they are; "": nothing is known."""
+    result, said = record.result, []
+    if not has_answers(result):
+        said.append("its test loss is not finite")
+    if result.get("diverged"):
+        said.append("its training has diverged")
+    if skipped := result.get("skipped"):
+        of_all = counted(result["iterations"], "step")
+        said.append(f"{skipped} of {of_all} {'was' if skipped == 1 else 'were'} skipped")
+    return "; ".join(said)
+
+
+def _named(record: Run) -> str:
+    """Return the preset, and the flags that make another experiment of it."""
+    return f"`{experiment(record.config)}`"
+
+
+def spread(values: list[float], ci95: float | None, judged: str = "accuracy") -> str:
+    """Return the mean of each seed's score, with the interval of one, or with all of several."""
+    scale, unit = (100, " %") if judged == "accuracy" else (1, f" ({judged})")
+    mean = f"{scale * statistics.mean(values):.2f}"
+    if len(values) == 1:
+        return f"{mean} ± {scale * ci95:.2f}{unit}" if ci95 is not None else f"{mean}{unit}"
+    return f"{mean}{unit} (seeds: {', '.join(f'{scale * value:.2f}' for value in values)})"

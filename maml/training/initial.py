@@ -1,0 +1,166 @@
+"""``--init PATH``: training begins with weights that another run, or another program, has made.
+
+Tensors are taken by name. Those of another program have the names that the network's author gave
+them, as ``state_dict`` has them; perhaps with the names of what it was a part of before them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from datasets.folder import own_name
+from datasets.opening import list_classes
+from datasets.spelling import is_theirs
+from datasets.words import counted
+from maml.config import Config, registry
+from maml.errors import UserError
+from maml.evaluation import best
+from maml.learners import Learner
+from maml.learners.data import data_options
+from maml.networks.headless import in_short
+from maml.networks.ordinary import AROUND
+from maml.params import Params
+from maml.run import checkpoint, directory
+
+BEFORE = ("", "network.", f"network.{AROUND}")
+"""What stands before the names in a run, where in another program nothing does."""
+
+COMPILED = "_orig_mod."
+"""What stands before the names in whatever ``torch.compile`` has wrapped, at any place."""
+
+
+def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
+    """Return meta-parameters to begin with, and a line: what was taken from where.
+
+    A parameter that ``source`` does not have begins as it would without it. So does the output
+    layer where that has another shape: it tells other classes apart.
+
+    Args:
+        source: A run directory or a record, whose tested model it is; or a file: a checkpoint, or a
+            ``state_dict`` that torch has saved.
+        learner: Whose parameters they become; they take its dtype.
+
+    Raises:
+        UserError: naming ``--init``, if there are no such weights, none of them has a name of the
+            learner's, one is of another shape, or one is not finite.
+    """
+    what = f"--init {source}"
+    try:
+        given, under = _saved(Path(source))
+    except UserError as error:
+        raise UserError(f"--init {error}") from error
+    params = learner.meta_parameters()
+    given, stripped = _named_as_here(given, params)
+    head = getattr(learner.network, "head_prefix", None)
+    begun, anew = dict(params), []
+    for name, own in params.items():
+        tensor = given.get(name)
+        if tensor is not None and tensor.shape == own.shape:
+            if not tensor.isfinite().all():
+                raise UserError(f"{what}: {name} is not finite there")
+            begun[name] = tensor.to(own.dtype)
+        elif tensor is None or (head and name.partition(".")[2].startswith(head)):
+            anew.append(name)
+        else:
+            raise UserError(f"{what}: {name} is {list(tensor.shape)} there, {list(own.shape)} here")
+    if len(anew) == len(params):
+        raise UserError(
+            f"{what}: none of its tensors has a name and shape of these: {in_short(anew)}; there "
+            f"it has {in_short(list(given)) or 'none'}"
+        )
+    line = f"weights: {len(params) - len(anew)} of {len(params)} tensors from {source}"
+    line += f", its {under}" if under else ""
+    line += f", without {stripped} before their names" if stripped else ""
+    line += f"; anew: {in_short(anew)}" if anew else ""
+    # Each process builds them for itself.
+    buffers = sorted(learner.network.state_dict().keys() & dict(learner.network.named_buffers()))
+    line += f"; buffers, as --network makes them: {in_short(buffers)}" if buffers else ""
+    return begun, line
+
+
+def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]] | None) -> str:
+    """Return a warning where ``source`` learned from classes that are tested here, or "".
+
+    Omniglot's published splits, and those of CIFAR-100, are divided otherwise; who learned all of
+    CIFAR-100 has met every class; a folder that nobody divided is divided anew when one is added.
+
+    Args:
+        source: As in `initial_weights`. Nothing is known of a file outside of a run.
+        config: Of the run that begins with it.
+        classes: The names of each of its splits' classes; None where they are not known.
+    """
+    path = Path(source)
+    places = [f for f in (path, *directory.around(path)) if (f / "config.yaml").is_file()]
+    if not places or classes is None:
+        return ""
+    folder = places[0]
+    try:
+        then = directory.read_config(folder)
+    except UserError:  # of another program: config.yaml is a common name
+        return ""
+    if is_theirs(then.data):
+        return ""
+    if registry.data_set(config.data).images_of == then.data:  # that was not divided by class
+        learned: Mapping[str, Sequence[str]] = {"train": [n for s in classes.values() for n in s]}
+    elif _alike(then.data, config.data):
+        learned = directory.read_json(folder / "classes.json")
+        if not learned and not registry.data_set(then.data).own_images:
+            learned = list_classes(then.data, then.data_root, ways={}, **data_options(then)) or {}
+    else:
+        return ""
+    met = set(map(own_name, learned.get("train", ()))).intersection
+    found = {
+        split: len(met(map(own_name, names)))
+        for split, names in classes.items()
+        if split != "train"
+    }
+    shared = " and ".join(
+        f"{count} of the {counted(len(classes[split]), f'{split} class', f'{split} classes')}"
+        for split, count in found.items()
+        if count
+    )
+    if not shared:
+        return ""
+    return (
+        f"warning: --init {source}: it was trained on {shared}, by their names: the accuracy on "
+        "them says nothing about new classes"
+    )
+
+
+def _alike(one: str, other: str) -> bool:
+    """Say whether two data sets have the same images; a class of both has one name then."""
+    return registry.data_set(one).module == registry.data_set(other).module
+
+
+def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
+    """Return tensors by the names that they have in ``params``, and what was stripped of them.
+
+    A network that was trained as a part of another module, or wrapped by one, has that before its
+    names: ``module.``, ``backbone.``, ``model.encoder.``. It is whatever lets most names match.
+    """
+    plain = {name.replace(COMPILED, ""): tensor for name, tensor in given.items()}
+    matches = Counter(
+        (name[:cut], before)
+        for name in plain
+        for cut in (0, *(i + 1 for i, letter in enumerate(name) if letter == "."))
+        for before in BEFORE
+        if before + name[cut:] in params
+    )
+    # Between equals, the shortest prefix.
+    part, before = min(
+        matches, key=lambda found: (-matches[found], len(found[0])), default=("", "")
+    )
+    named = {before + n[len(part) :]: tensor for n, tensor in plain.items() if n.startswith(part)}
+    stripped = [COMPILED] if plain.keys() != given.keys() else []
+    return named, " and ".join([*stripped, part] if part else stripped)
+
+
+def _saved(path: Path) -> tuple[Params, str]:
+    """Return the parameters that are kept at ``path``, and under which key of a file they lie."""
+    if path.is_dir():
+        transductive = directory.read_config(path).transductive
+        found: Params = best.content_of(path, None, transductive=transductive)["model"]
+        return found, ""
+    return checkpoint.load_any_parameters(path)

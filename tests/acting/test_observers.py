@@ -1,0 +1,149 @@
+"""One agent, many observers: the same parameters as in one process, and nobody is waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from maml.acting.learners.reinforce import Reinforce
+from maml.acting.strategies.inference import Batches, Inference
+from maml.acting.strategies.observers import Observers
+from maml.config.presets import PRESETS, with_values
+from maml.errors import UserError
+from maml.learners import build_learner
+from maml.processes.world import World
+from maml.worker import Worker
+from tests.launching import SLACK, run, start_ranks, torchrun
+from tests.runs import BRIEF, as_flags, last, metrics, sinusoid, train
+from tests.strategies.waiting import wait_for_iteration
+
+LIMIT_S = 60.0
+SHORT: dict[str, Any] = {
+    **BRIEF, "horizon": 40, "queries": 2, "meta_batch_size": 5, "dtype": "float64", "log_every": 2,
+}  # fmt: skip
+CONFIG = with_values(PRESETS["reinforce-cartpole"], **SHORT)
+
+
+def test_equal_actions_and_gradients_batched_or_not(tmp_path: Path) -> None:
+    """Two observers with gymnasium's carts, one process with the tensor's: one set of parameters.
+
+    Five tasks divide by no number of observers, and an iteration's actions follow from the
+    parameters before it: a gradient that differed would be seen in all that comes after.
+    """
+    alone = train(CONFIG, tmp_path / "alone")["model"]
+    flags = as_flags(with_values(CONFIG, strategy="observers"))
+    ways = {
+        "batched": flags, "unbatched": [*flags, "--batched-inference", "false"],
+        # Under a launcher each task may also act where it is computed.
+        "rpc": [*flags, "--strategy", "rpc"],
+    }  # fmt: skip
+    script = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(ways)]
+    run(torchrun(3, script), timeout=120)
+    for way in ways:
+        model = last(tmp_path / way)["model"]
+        for name, tensor in alone.items():
+            torch.testing.assert_close(model[name], tensor, rtol=0, atol=1e-10, msg=f"{way} {name}")
+    (row,) = metrics(tmp_path / "batched")
+    assert row["requests"] == 2 * 2 * 40 and 80 <= row["forwards"] < 160 - row["flushed"]
+    assert row["forwards"] == 80 or row["flushed"]
+    (row,) = metrics(tmp_path / "unbatched")
+    assert row["requests"] == row["forwards"] == 160
+    assert row["return"] > 5
+
+
+def inference() -> Inference:
+    learner = build_learner(CONFIG)
+    assert isinstance(learner, Reinforce)
+    found = Inference(learner)
+    found.follow({name: tensor + 0.1 for name, tensor in learner.meta_parameters().items()})
+    return found
+
+
+def request(rank: int, rows: int = 2) -> Tensor:
+    return torch.rand(rows, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+
+
+def test_the_last_request_of_a_step_answers_all() -> None:
+    """From threads of their own; by parameters other than those it was made with."""
+    one, many = inference(), inference()
+    batches = Batches(many, wait=LIMIT_S)
+    batches.begin((1, 2, 3))
+    for _ in range(5):
+        answers: dict[int, Any] = {}
+
+        def ask(rank: int, answers: dict[int, Any] = answers) -> None:
+            answers[rank] = batches.ask(rank, request(rank)).wait()
+
+        threads = [threading.Thread(target=ask, args=(rank,)) for rank in (3, 1, 2)]
+        for thread in threads[:2]:
+            thread.start()
+        time.sleep(0.05)
+        assert not answers
+        threads[2].start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        for rank, actions in answers.items():
+            assert torch.equal(actions, one([request(rank)])[0])
+    assert (many.forwards, many.requests, batches.flushed) == (5, 15, 0)
+
+
+def test_an_observer_that_is_slow_or_gone_is_waited_for_once() -> None:
+    found = inference()
+    batches = Batches(found, wait=0.2)
+    batches.begin((1, 2))
+    began = time.monotonic()
+    assert len(batches.ask(1, request(1, rows=3)).wait()) == 3
+    assert time.monotonic() - began >= 0.2
+    assert batches.flushed == 1
+    # It is told that the other one has left: the first is all there is.
+    waiting = batches.ask(1, request(1))
+    batches.leave(2)
+    waiting.wait()
+    batches.ask(1, request(1)).wait()
+    assert (batches.flushed, found.forwards) == (1, 3)
+
+
+def test_what_observers_cannot_do_is_said_in_one_line() -> None:
+    of_sinusoid = Worker(sinusoid(), torch.device("cpu"))
+    with pytest.raises(UserError, match="--strategy observers: they play for --learner reinforce"):
+        Observers(sinusoid(strategy="observers"), World(0, 3, 0, 3, True), of_sinusoid)
+    worker = Worker(CONFIG, torch.device("cpu"))
+    with pytest.raises(UserError, match="--strategy observers: needs 2 processes"):
+        Observers(CONFIG, World(0, 1, 0, 1, True), worker)
+
+
+def test_training_goes_on_without_observers_but_not_without_the_agent(tmp_path: Path) -> None:
+    """One of three is killed, one frozen; then the agent is killed, and the last one says so."""
+    config = with_values(CONFIG, iterations=100_000, checkpoint_every=2, strategy="observers")
+    args = [*as_flags(config), "--run-dir", str(tmp_path), "--timeout", "30"]
+    ranks = start_ranks(4, args)
+    agent, _, killed, frozen = (launched.process.pid for launched in ranks)
+    try:
+        wait_for_iteration(ranks[0], tmp_path, 4, limit=90)
+        os.kill(killed, signal.SIGKILL)
+        os.kill(frozen, signal.SIGSTOP)
+        at = metrics(tmp_path)[-1]["iteration"]
+        wait_for_iteration(ranks[0], tmp_path, at + 20, limit=60)
+        rows = metrics(tmp_path)
+        assert sum(row.get("missed_tasks", 0) for row in rows) >= 1
+        assert rows[-1]["requests"] == rows[-1]["forwards"]
+        assert f"pid {killed}) was killed; training goes on without it" in ranks[0].stderr
+        os.kill(agent, signal.SIGKILL)
+        ranks[1].process.wait(60 * SLACK)
+    finally:
+        os.kill(frozen, signal.SIGKILL)
+        done = [launched.wait(30, expect=None) for launched in ranks]
+    lines = done[1].stderr.replace("\r", "\n").splitlines()
+    said = [line for line in lines if "error: " in line]
+    assert len(said) == 1 and re.search(rf"rank 0 .*pid {agent}\) was killed", said[0])
+    assert done[1].returncode == 1

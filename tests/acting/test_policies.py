@@ -1,0 +1,304 @@
+"""Policies: estimators against a decision process whose return is known in closed form."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import maml
+from maml import evaluate
+from maml.acting.estimators import ESTIMATORS, dice, lvc
+from maml.acting.learners.reinforce import returns_to_go
+from maml.acting.policy import Played
+from maml.config.presets import PRESETS, with_values
+from maml.errors import UserError
+from maml.learners import build_learner
+from maml.metagradient.differentiate import meta_gradient
+from maml.metagradient.problem import Problem
+from maml.params import Params
+from maml.plots import __main__ as plots
+from maml.run.files import read_rows
+from tests.runs import BRIEF, metrics, result, same, train
+
+# Two states and two actions, three steps: an action moves to a state by chance; 2·2^3·2^2 ways.
+STEPS, RATE = 3, 0.7
+FIRST = torch.tensor([0.7, 0.3], dtype=torch.float64)
+MOVES = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [0.5, 0.5]]], dtype=torch.float64)
+GAINS = torch.tensor([[1.0, -0.5], [0.3, 2.0]], dtype=torch.float64)
+SUPPORT, QUERY = GAINS, torch.tensor([[0.2, 1.5], [-1.0, 0.4]], dtype=torch.float64)
+THETA = torch.tensor([[0.3, -0.2], [0.1, 0.6]], dtype=torch.float64)
+
+
+def exact_return(logits: Tensor, gains: Tensor) -> Tensor:
+    """J, by propagating the probabilities of states."""
+    at, total = FIRST, torch.zeros((), dtype=torch.float64)
+    policy = logits.softmax(-1)
+    for _ in range(STEPS):
+        total = total + (at[:, None] * policy * gains).sum()
+        at = torch.einsum("s,sa,sat->t", at, policy, MOVES)
+    return total
+
+
+def exact_outer(logits: Tensor) -> Tensor:
+    """−J_query(θ + α ∇J_support(θ)), with all expectations inside."""
+    (gradient,) = torch.autograd.grad(exact_return(logits, SUPPORT), logits, create_graph=True)
+    return -exact_return(logits + RATE * gradient, QUERY)
+
+
+def ways() -> tuple[Tensor, Tensor, Tensor]:
+    """All ways through the process: states and actions ``[W, T]``, what chance gives each."""
+    rows, chances = [], []
+    for states in itertools.product((0, 1), repeat=STEPS):
+        for actions in itertools.product((0, 1), repeat=STEPS):
+            chance = FIRST[states[0]]
+            for step in range(STEPS - 1):
+                chance = chance * MOVES[states[step], actions[step], states[step + 1]]
+            rows.append((states, actions))
+            chances.append(chance)
+    states, actions = (torch.tensor(part) for part in zip(*rows, strict=True))
+    return states, actions, torch.stack(chances)
+
+
+STATES, ACTIONS, CHANCES = ways()
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    return logits.log_softmax(-1)[STATES, ACTIONS]
+
+
+def expected(estimator: Any, logits: Tensor, gains: Tensor) -> Tensor:
+    """The estimator's expectation over episodes: by each way's probability, a constant to it."""
+    logp = log_probabilities(logits)
+    weights = (CHANCES * logp.sum(-1).exp()).detach()
+    one = torch.func.vmap(lambda logp, rewards: estimator(logp, rewards, weights.new_ones(1)))
+    return weights @ one(logp[:, None], gains[STATES, ACTIONS][:, None])
+
+
+def derivatives(function: Any) -> tuple[Tensor, Tensor]:
+    gradient = torch.func.grad(function)(THETA)
+    return gradient, torch.func.jacfwd(torch.func.grad(function))(THETA)
+
+
+def test_dice_is_exact_in_expectation_and_lvc_in_its_first_derivative() -> None:
+    """Over all ways through the process, by their probabilities: no sampling, so no tolerance."""
+    assert (CHANCES * log_probabilities(THETA).sum(-1).exp()).sum() == pytest.approx(1)
+    gradient, hessian = derivatives(lambda logits: exact_return(logits, SUPPORT))
+    for name, estimator in ESTIMATORS.items():
+        value = expected(estimator, THETA, SUPPORT)
+        torch.testing.assert_close(value, exact_return(THETA, SUPPORT), rtol=0, atol=1e-12)
+        found = derivatives(lambda logits: expected(estimator, logits, SUPPORT))  # noqa: B023
+        torch.testing.assert_close(found[0], gradient, rtol=0, atol=1e-12)
+        away = (found[1] - hessian).abs().max()
+        assert away < 1e-12 if name == "dice" else away > 0.01
+
+
+def drawn(generator: torch.Generator, logits: Tensor, episodes: int) -> Tensor:
+    """Which ways some episodes take."""
+    chances = CHANCES * log_probabilities(logits).sum(-1).exp()
+    return torch.multinomial(chances.detach(), episodes, replacement=True, generator=generator)
+
+
+def test_bias_and_variance_of_drawn_episodes() -> None:
+    """With the other episodes as baseline: dice stays unbiased, lvc's curvature varies less."""
+    generator = torch.Generator().manual_seed(0)
+    gradient, hessian = derivatives(lambda logits: exact_return(logits, SUPPORT))
+    batches, episodes = 4000, 5
+    taken = drawn(generator, THETA, batches * episodes).view(batches, episodes)
+    rewards = SUPPORT[STATES, ACTIONS]
+    weights = torch.full((episodes,), 1 / episodes, dtype=torch.float64)
+    spread = {}
+    for name, estimator in ESTIMATORS.items():
+
+        def surrogate(logits: Tensor, of: Tensor, estimator: Any = estimator) -> Tensor:
+            return estimator(log_probabilities(logits)[of], rewards[of], weights)
+
+        first = torch.func.vmap(torch.func.grad(surrogate), in_dims=(None, 0))(THETA, taken)
+        second = torch.func.vmap(
+            torch.func.jacfwd(torch.func.grad(surrogate)), in_dims=(None, 0)
+        )(THETA, taken)  # fmt: skip
+        error = first.std(0) / batches**0.5
+        assert ((first.mean(0) - gradient).abs() < 4.5 * error).all()
+        error = second.std(0) / batches**0.5
+        within = (second.mean(0) - hessian).abs() < 4.5 * error + 1e-12
+        assert bool(within.all()) == (name == "dice")
+        spread[name] = float(second.var(0).sum())
+    assert spread["lvc"] < spread["dice"] / 2
+
+
+@pytest.mark.parametrize("way", ["reverse", "mixed"])
+def test_the_meta_gradient_is_the_exact_one(way: Any) -> None:
+    """Through what differentiates every learner, with all ways as a task's support and query."""
+    logits = THETA.clone().requires_grad_()
+    (exact,) = torch.autograd.grad(exact_outer(logits), logits)
+
+    def loss(gains: Tensor) -> Any:
+        def of(params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
+            return -expected(dice, params["logits"], gains), task
+
+        return of
+
+    def state(params: Params) -> Problem:
+        return Problem(params, loss(SUPPORT), loss(QUERY), lr=RATE, steps=1)
+
+    found = meta_gradient(state, {"logits": THETA}, torch.zeros(1, 1), way)
+    torch.testing.assert_close(found.gradients["logits"], exact, rtol=0, atol=1e-12)
+    # What is left out to first order is no rounding.
+    plain = torch.func.grad(lambda at: -exact_return(at, QUERY))(
+        THETA + RATE * torch.func.grad(lambda at: exact_return(at, SUPPORT))(THETA)
+    )
+    assert (plain - exact).abs().max() > 0.01
+
+
+def test_the_meta_gradient_of_drawn_episodes_comes_near_with_their_number() -> None:
+    """It is biased, as the adapted policy is noisy; the bias goes with the number of episodes."""
+    generator = torch.Generator().manual_seed(1)
+    logits = THETA.clone().requires_grad_()
+    (exact,) = torch.autograd.grad(exact_outer(logits), logits)
+
+    def mean(episodes: int, batches: int) -> tuple[Tensor, Tensor]:
+        weights = torch.full((episodes,), 1 / episodes, dtype=torch.float64)
+
+        def adapted(logits: Tensor, of: Tensor) -> Tensor:
+            def support(at: Tensor) -> Tensor:
+                return dice(log_probabilities(at)[of], SUPPORT[STATES, ACTIONS][of], weights)
+
+            return logits + RATE * torch.func.grad(support)(logits)
+
+        def outer(logits: Tensor, of: Tensor) -> Tensor:
+            return -exact_return(adapted(logits, of), QUERY)
+
+        of = drawn(generator, THETA, batches * episodes).view(batches, episodes)
+        found = torch.func.vmap(torch.func.grad(outer), in_dims=(None, 0))(THETA, of)
+        return found.mean(0) - exact, found.std(0) / batches**0.5
+
+    few, error = mean(2, 8000)
+    assert (few.abs() > 5 * error).any()
+    many, error = mean(64, 2000)
+    assert many.norm() < few.norm() / 4
+    assert (many.abs() < 4.5 * error + few.abs() / 8).all()
+
+
+def learner(preset: str, **values: Any) -> Any:
+    small = {"horizon": 30, "queries": 3, "dtype": "float64", "shots": 3, **values}
+    return build_learner(with_values(PRESETS[preset], **small))
+
+
+@pytest.mark.parametrize("preset", ["maml-cartpole", "maml-navigation", "reinforce-cartpole"])
+def test_what_was_played_is_as_probable_as_it_says(preset: str) -> None:
+    """An episode's steps, taken one after the other by the network, and the uniform numbers."""
+    of = learner(preset)
+    params = of.meta_parameters()
+    tasks = of.open_tasks("train").tasks(torch.arange(2))
+    played: Played = of.materialise(params, tasks)
+    weights = of.network_weights(params)
+    query = type(played.query)(*(part[1] for part in played.query))
+    if preset != "reinforce-cartpole":
+        # The second task's policy, adapted to it alone.
+        one = type(tasks)(*(part[1:2] for part in tasks))
+        alone = of.materialise(params, one)
+        for mine, both in zip(alone.query, played.query, strict=True):
+            # As long as the longest of all its episodes; the rest is zeros.
+            lasted = mine.shape[2]
+            torch.testing.assert_close(mine[0], both[1][:, :lasted], rtol=0, atol=1e-10)
+            assert not both[1][:, lasted:].any()
+        return
+    logp = of.log_probabilities(weights, query)
+    outputs = of.network(query.observations)[0].log_softmax(-1)
+    chosen = outputs.exp()[..., 0] <= tasks.query_y[1, ..., 0]
+    assert torch.equal(chosen.long()[query.alive > 0], query.actions[query.alive > 0])
+    expected = torch.where(query.actions == 1, outputs[..., 1], outputs[..., 0])
+    torch.testing.assert_close(logp, expected * query.alive, rtol=0, atol=1e-12)
+
+
+def test_a_frozen_part_of_a_policy_does_not_adapt() -> None:
+    """Nor does it for the episodes that are played, one inner step after another."""
+    of = learner("maml-cartpole", freeze="@body", inner_steps=2)
+    params = {n: p.detach() for n, p in of.meta_parameters().items()}
+    tasks = of.open_tasks("train").tasks(torch.arange(2))
+    acted = []
+    act, of.act = of.act, lambda by, *rest, **each: acted.append(by) or act(by, *rest, **each)
+    played = of.materialise(params, tasks)
+    assert len(acted) == 3
+    task = Played(*(torch.utils._pytree.tree_map(lambda part: part[0], part) for part in played))
+    for adapted in (of.adapted(params, task, 2), {n: each[0] for n, each in acted[-1].items()}):
+        assert adapted.keys() == of.network_weights(params).keys()
+        moved = {n for n, p in of.network_weights(params).items() if not torch.equal(p, adapted[n])}
+        assert moved == adapted.keys() - set(of.frozen) and moved
+    with pytest.raises(UserError, match="--learner maml-policy: all that would adapt is frozen"):
+        learner("maml-cartpole", freeze="*")
+
+
+def test_returns_begin_anew_with_each_episode() -> None:
+    of = learner("reinforce-cartpole")
+    played = of.materialise(of.meta_parameters(), of.open_tasks("train").tasks(torch.arange(2)))
+    query, discount = played.query, 0.9
+    found = returns_to_go(query, discount)
+    for environment in itertools.product(range(2), range(3)):
+        rewards, ends = query.rewards[environment].tolist(), query.ends[environment].tolist()
+        for step in range(30):
+            expected, weight = 0.0, 1.0
+            for later in range(step, 30):
+                expected += weight * rewards[later]
+                weight *= discount
+                if ends[later]:
+                    break
+            assert float(found[environment][step]) == pytest.approx(expected)
+    first = [int(query.ends[0, e].argmax()) + 1 for e in range(3)]
+    assert float(played.query_y[0, 1]) == pytest.approx(sum(first) / 3)
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "value"),
+    [
+        ("maml-cartpole", "estimator", "lvc"),
+        ("maml-cartpole", "discount", 0.5),
+        ("maml-cartpole", "horizon", 9),
+        ("maml-cartpole", "order", "first"),
+        ("reinforce-cartpole", "discount", 0.5),
+    ],
+)
+def test_a_flag_changes_the_gradient(preset: str, name: str, value: Any) -> None:
+    found = []
+    for values in ({}, {name: value}):
+        of = learner(preset, **values)
+        params = of.meta_parameters()
+        tasks = of.materialise(params, of.open_tasks("train").tasks(torch.arange(2)))
+        found.append(of.outer_gradient(params, tasks).gradients)
+    assert max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0]) > 1e-6
+
+
+def test_lvc_is_dice_to_first_order() -> None:
+    generator = torch.Generator().manual_seed(2)
+    logp = torch.randn(4, 5, dtype=torch.float64, generator=generator)
+    rewards = torch.rand(4, 5, dtype=torch.float64, generator=generator)
+    weights = torch.full((4,), 0.25, dtype=torch.float64)
+    a, b = (torch.func.grad(one)(logp, rewards, weights) for one in (dice, lvc))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
+    """As every learner; a resumed run is the run that was not stopped."""
+    small = {"shots": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "horizon": 15}
+    config = with_values(PRESETS["maml-navigation"], **{**BRIEF, **small, "test_tasks": 4})
+    whole = train(config, tmp_path / "whole")
+    train(config, tmp_path / "parts", iterations=1)
+    assert same(train(config, tmp_path / "parts")["model"], whole["model"])
+    assert {"return", "return_before", "loss"} <= metrics(tmp_path / "whole")[0].keys()
+    found = result(tmp_path / "whole")
+    assert found["return"] == -found["loss"] < 0 and found["ci95"] == found["return_ci95"]
+    for name in ("curves.png", "filmstrip.png"):
+        assert (tmp_path / "whole" / name).stat().st_size > 5000
+    # It has no validations, so what was logged is drawn; and the newest checkpoint acts.
+    plots.main([str(tmp_path / "whole")])
+    for name in ("curves.png", "filmstrip.pdf"):
+        assert (tmp_path / "whole" / "plots" / name).stat().st_size > 5000
+    evaluate.main([str(tmp_path / "whole"), "--tasks", "4"])
+    (row,) = read_rows(tmp_path / "whole" / "evaluations.jsonl")
+    assert row["return"] == pytest.approx(found["return"])
+    with pytest.raises(UserError, match="it acts, and answers no queries"):
+        maml.load(tmp_path / "whole")

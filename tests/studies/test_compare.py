@@ -1,0 +1,221 @@
+"""Comparisons: which runs are compared, on which tasks, and what is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maml.errors import UserError
+from maml.run import directory, reading
+from maml.run.task_scores import write_tasks
+from maml.studies import arms, compare, pictures, statistics, sweep
+from tests.runs import glyphs
+from tests.studies.sweeps import written
+
+NAMES = ("loss", "accuracy", "non_transductive_loss", "non_transductive_accuracy")
+
+
+def made(folder: Path, edge: float = 0.0, tasks: int = 60, **values: Any) -> Path:
+    """Write a run's configuration and the scores of its test tasks, which its seed decides."""
+    config = glyphs(**values)
+    folder.mkdir(parents=True)
+    directory.write_config(folder, config)
+    rng = np.random.default_rng(config.seed)
+    accuracy = np.clip(rng.normal(0.6 + edge, 0.1, tasks), 0, 1)
+    rows = [[1 - a, a, 1.1 - a, a - 0.1] for a in accuracy.tolist()]
+    write_tasks(folder, "test", config.seed, NAMES, rows)
+    return folder
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """Two learning rates of three seeds, as a sweep leaves them."""
+    for seed in range(3):
+        made(tmp_path / "trials" / f"{seed}", 0.05, inner_lr=0.4, seed=seed)
+        made(tmp_path / "trials" / f"{3 + seed}", inner_lr=0.1, seed=seed)
+    return tmp_path
+
+
+def test_a_report_says_what_the_statistics_say(
+    there: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [f"{there}:inner_lr=1e-1,adapt=None,compile=off", f"{there}:inner-lr=0.4"]
+    assert compare.main([*sides, "--folder", str(tmp_path / "said")]) == 0
+    said = capsys.readouterr().out
+    report = (tmp_path / "said" / "report.md").read_text()
+    assert said.partition("\nreport ")[0].strip() in report
+    first, second = (arms.read(side, None) for side in sides)
+    a, b, seeds = arms.paired(second, first)
+    assert seeds == [0, 1, 2] and a.shape == (3, 60)
+    found = statistics.difference(a, b)
+    row = next(
+        line for line in said.splitlines() if line.startswith(f"| {sides[1]}") and "+" in line
+    )
+    assert f"{100 * found.runs.mean:+.2f}" in row
+    assert f"{100 * found.runs.low:+.2f} to {100 * found.runs.high:+.2f}" in row
+    assert found.correlation is not None and f"{found.correlation:.2f}" in row
+    assert row.rstrip(" |").endswith("holds over seeds")
+    # As published: 1.96 standard errors over all tasks.
+    half = 1.96 * a.reshape(-1).std(ddof=1) / 180**0.5
+    assert f"{100 * a.mean():.2f} ± {100 * half:.2f} %" in said
+    for name in ("means.png", "differences.png", "means.pdf", "differences.pdf"):
+        assert (tmp_path / "said" / name).stat().st_size > 1000
+    assert "![differences](differences.png)" in report
+
+
+def test_a_run_that_went_on_after_its_test_has_none(
+    there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What lies there is of an earlier model, by other flags perhaps."""
+    run_dir = there / "trials/0"
+    directory.write_status(run_dir, "finished", 3, 0, glyphs())
+    assert arms.read(str(run_dir), None).scores
+    directory.write_status(run_dir, "failed", 5, 0, glyphs())
+    with pytest.raises(UserError, match=rf"{run_dir}: went on after the test"):
+        arms.read(str(run_dir), None)
+    assert sorted(arms.read(f"{there}:inner_lr=0.4", None).scores) == [1, 2]
+    assert f"did not come to a new one: {run_dir}" in capsys.readouterr().err
+
+
+def test_one_run_each_says_nothing_of_other_seeds(there: Path, capsys: Any) -> None:
+    trials = there / "trials"
+    assert compare.main([str(trials / "3"), str(trials / "0"), str(trials / "0/../0")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("holds for these runs; over seeds not shown (one seed)") == 2
+    assert "Holm's, for 2 comparisons" in said and "Too few tasks" not in said
+
+
+def test_few_tasks_near_100_percent_are_warned_of(tmp_path: Path, capsys: Any) -> None:
+    """There most tasks score the same, and intervals over tasks are too narrow."""
+    sides = [
+        str(made(tmp_path / name, edge, tasks))
+        for name, edge, tasks in (("few", 0.5, 199), ("many", 0.5, 200), ("low", 0.2, 199))
+    ]
+    assert compare.main(sides) == 0
+    assert f"**Too few tasks** near 100 %: {sides[0]}. Below" in capsys.readouterr().out
+
+
+def test_the_headline_is_each_run_s_own_unless_a_metric_is_named(tmp_path: Path) -> None:
+    made(tmp_path / "a", transductive=True)
+    made(tmp_path / "b", transductive=False)
+    first, second = (arms.read(str(tmp_path / name), None) for name in "ab")
+    a, b, _ = arms.paired(first, second)
+    assert a - b == pytest.approx(0.1)
+    first, second = (arms.read(str(tmp_path / name), "loss") for name in "ab")
+    a, b, _ = arms.paired(first, second)
+    assert (a == b).all()
+
+
+def test_tasks_are_paired_by_address(tmp_path: Path) -> None:
+    """A run with fewer tasks, or other seeds, is compared on those that both have."""
+    a = arms.arm_of("a", reading.find([made(tmp_path / "a", 0.1)]), None)
+    b = arms.arm_of("b", reading.find([made(tmp_path / "b", tasks=60)]), None)
+    short = {seed: dict(list(of.items())[10:40]) for seed, of in b.scores.items()}
+    first, second, seeds = arms.paired(a, dataclasses.replace(b, scores=short | {7: {0: 0.5}}))
+    assert first.shape == (1, 30) and seeds == [0]
+    assert first - second == pytest.approx(0.1, abs=0.05)
+
+
+def folders(into: Path) -> None:
+    """Runs on a user's own images, with what their results say of them."""
+    for i, (root, images) in enumerate(
+        [("here", None), ("there", None), ("here", "1"), ("there", "1"), ("here", "2")]
+    ):
+        run_dir = made(into / str(i), data="folder", data_root=root, inner_lr=0.1)
+        if images is not None:
+            (run_dir / "result.json").write_text(json.dumps({"test_images": images}))
+
+
+def test_a_folder_of_images_that_moved_is_the_same(tmp_path: Path) -> None:
+    folders(tmp_path)
+    for one, other in ((2, 3), (0, 2)):
+        a, b = (arms.read(str(tmp_path / str(i)), None) for i in (one, other))
+        assert arms.paired(a, b)[2] == [0]
+
+
+def test_arguments_of_a_component_tell_runs_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    networks = ["torch.nn:Linear(bias=True, dtype=None)", "torch.nn:Linear(bias=False, dtype=None)"]
+    for seed in range(2):
+        for i, network in enumerate(networks):
+            made(tmp_path / "trials" / f"{i}-{seed}", network=network, inner_lr=0.1, seed=seed)
+    for network in networks:
+        side = f"{tmp_path}:inner_lr=0.1,network={network},shots=5"
+        with pytest.raises(UserError, match=r"no run in .* has these values"):
+            arms.read(side, None)
+        arm = arms.read(side.replace("=5", f"={glyphs().shots}"), None)
+        assert arm.first.config.network == network and arm.scores.keys() == {0, 1}
+    sides = [f"{tmp_path}:network={network}" for network in networks]
+    assert compare.main(sides) == 0
+    said = capsys.readouterr().out
+    assert all(f"| {side} " in said for side in sides)
+    with pytest.raises(UserError, match="its runs differ in network: name one"):
+        arms.read(str(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("sides", "says"),
+    [
+        (["{}/trials/0"], "nothing to compare with"),
+        (["{}/trials/0", "{}/trials/0"], "named twice"),
+        (["{}/trials/0", "{}/nowhere"], "nowhere is no folder"),
+        (["{}/trials/0", "{}"], "differ in inner_lr: name one, as in .*:inner_lr=0.1"),
+        (["{}/trials/0", "{}:inner_lr=0.7"], "no run in .* has these values"),
+        (["{}/trials/0", "{}:inner=0.7"], "no run has a value named inner"),
+        (["{}/trials/0", "{}/trials/1"], r"no seed in common.*\[1\] and \[0\]"),
+        (
+            ["{}/trials/0", "{}/shots"],
+            "not tested on the same tasks: shots is 5 for the first and 1 for",
+        ),
+        (["{}/trials/0", "{}/twice"], "two runs have seed 0"),
+        (["{}/mine/0", "{}/mine/1"], "data_root is there for the first and here for the second$"),
+        (
+            ["{}/mine/2", "{}/mine/4"],
+            "is here for the first and here for the second, and their images diff",
+        ),
+        (
+            ["{}/mine", "{}/mine/1"],
+            "its runs were not all tested on the same tasks: data_root is here f",
+        ),
+        (["{}/trials/0", "{}/trials/3", "--metric", "f1"], "no f1; it has loss, accuracy"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(sides: list[str], says: str, there: Path) -> None:
+    made(there / "shots" / "0", shots=5)
+    made(there / "twice" / "0")
+    made(there / "twice" / "1")
+    folders(there / "mine")
+    with pytest.raises(UserError, match=says) as caught:
+        compare.main([side.format(there) for side in sides])
+    assert "\n" not in str(caught.value) and not re.search(r"\bNone\b", str(caught.value))
+
+
+def test_of_a_sweep_that_failed_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fails.py").write_text("1 / 0")
+    command = ["${interpreter}", "${program}", "${args}"]
+    file = written(tmp_path, parameters={"seed": {"values": [0, 1]}}, command=command,
+                   program="fails.py")  # fmt: skip
+    assert sweep.main([str(file), "--trust", "--folder", "failed"]) == 1
+    with pytest.raises(UserError, match=r"failed: no run: 2 trials, and none began.*failed/logs"):
+        compare.main(["failed", "failed:seed=1"])
+
+
+def test_values_in_brackets_and_quotes_are_of_one_name() -> None:
+    for component in ("net:Net(a=1, b=(2, 3))", """net:Net(a="(", b=1)""", "net:Net(a=')',b=1)"):
+        _, values = arms._split(f"runs:network={component},seed=1")
+        assert values == {"network": component, "seed": "1"}
+
+
+def test_main_effects_are_the_means_of_the_levels() -> None:
+    points = [{"x": x, "y": y} for x in (1, 2) for y in ("a", "b")]
+    figure = pictures.main_effects(points, [0.1, 0.2, 0.5, 0.6], ["x", "y"], "test accuracy")
+    means = [axis.containers[0].lines[0].get_ydata() for axis in figure.axes]
+    assert means[0] == pytest.approx([0.15, 0.55]) and means[1] == pytest.approx([0.3, 0.4])

@@ -1,0 +1,456 @@
+"""What is kept of a run: written from its directory, checked task by task, shown in the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+import maml
+from maml import evaluate as evaluation
+from maml.config import Config
+from maml.config.cli import parse
+from maml.config.presets import PRESETS, changed, with_values
+from maml.errors import UserError
+from maml.evaluation.best import RECORDED, recorded_content
+from maml.learners import build_learner
+from maml.run import checkpoint, directory, provenance
+from maml.run.provenance import digest_of
+from maml.run.reading import Run
+from maml.run.task_scores import NAME, read_tasks
+from maml.studies import check_record, record, recorded, table
+from maml.trainer import Trainer
+from tests.launching import REPO
+from tests.metagradient.peer import oracle
+from tests.runs import glyphs, last, same
+
+OF_MAML = sorted(
+    path.parent
+    for path in recorded.RECORDS.glob("*/*/record.json")
+    if path.parts[-3].startswith(("maml-", "fomaml-"))
+)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("recorded") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        # This checkout may have changes, which a record refuses.
+        patched.setattr(provenance, "git_commit", lambda: "c0ffee")
+        patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+        assert Trainer(glyphs(test_tasks=6, run_dir=str(run_dir), iterations=20)).run() == 0
+    return run_dir
+
+
+@pytest.fixture
+def kept(run_dir: Path, tmp_path: Path) -> Path:
+    return record.write(run_dir, tmp_path, 10, "none", None)
+
+
+def test_what_was_kept_scores_what_it_says(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_record.main([str(kept), "--tasks", "10"]) == 0
+    assert "10 tasks score what it says" in capsys.readouterr().out
+    (row,) = [
+        line for line in table.table(kept.parents[1], "bare").splitlines() if " with " in line
+    ]
+    one = recorded.read(kept)
+    assert f"{100 * one.result['accuracy']:.2f} ± " in row, row
+    assert "not run" in table.table(kept.parents[1])
+    # A number that is of no answers, or of fewer steps than it says.
+    wrong = {"diverged": {"loss": 9.0, "beginning": 2.0}, "skipped": 2}
+    (kept / "result.json").write_text(json.dumps(one.result | wrong))
+    said = "its training has diverged; 2 of 20 steps were skipped"
+    assert table.table(kept.parents[1]).endswith(f", seed 0: {said}")
+    answers = dataclasses.replace(one)
+    vars(answers)["result"] = one.result | {"loss": math.nan}
+    assert table._went_wrong(answers) == "its test loss is not finite"
+
+
+def test_a_record_of_what_validated_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    config = glyphs(test_tasks=6, run_dir=str(tmp_path / "run"), iterations=3, eval_every=2)
+    assert Trainer(with_values(config, test_model="best")).run() == 0
+    kept = record.write(tmp_path / "run", tmp_path / "records", 6, "", None)
+    assert check_record.main([str(kept), "--tasks", "6"]) == 0
+    assert "6 tasks score what it says" in capsys.readouterr().out
+    assert maml.load(kept).iteration == recorded.read(kept).result["tested_iteration"] == 2
+    # In float32 other threads would give other bits.
+    assert recorded.read(kept).made["command"].endswith(" --threads 1")
+
+
+def test_a_record_is_a_model_to_adapt(kept: Path, run_dir: Path) -> None:
+    task = maml.episodes("glyphs", split="test", ways=2, shots=1, queries=3).task(0)
+    expected = maml.load(run_dir).adapt(task.support_x, task.support_y).logits(task.query_x)
+    for path in (kept, kept / "model.pt"):
+        model = maml.load(path)
+        assert model.iteration == 20
+        found = model.adapt(task.support_x, task.support_y).logits(task.query_x)
+        assert torch.equal(found, expected)
+    torch.save([1, 2], kept / "model.pt")
+    with pytest.raises(UserError, match=r"model\.pt: not the file that was recorded"):
+        maml.load(kept)
+
+
+def test_a_file_of_a_user_s_own_is_known_by_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in no commit: a record has its SHA-256, and whoever uses the model looks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    mine = tmp_path / "recorded_mine.py"
+    mine.write_text(
+        "from maml.learners.maml import MAML\n\n\nclass Mine(MAML):\n"
+        "    def __init__(self, config, why=0):\n        super().__init__(config)\n"
+    )
+    learner = "recorded_mine:Mine(why='no')"
+    config = glyphs(learner=learner, test_tasks=3, run_dir="run", iterations=2)
+    assert Trainer(config).run() == 0
+    kept = record.write(Path("run"), tmp_path / "records", 3, "", None, trust=True)
+    (start,) = recorded.read(kept).made["starts"]
+    assert start["own_files"] == {"learner": {"recorded_mine": digest_of(mine)}}
+    # The command can be given again as it is.
+    again = parse(shlex.split(recorded.read(kept).made["command"])[2:])
+    assert again.learner == learner and changed(again) == changed(config)
+    assert re.search(r"\+learner=recorded_mine_Mine_why=_no_\+.*-\w{8}-\w{8}$", kept.parent.name)
+    said = f"recorded_mine.py (--learner {learner}) has changed since"
+    warning = f"warning: {said} this checkpoint was saved: results may differ\n"
+    uses = [
+        lambda: evaluation.main(["run", "--tasks", "2", "--trust"]),
+        lambda: maml.load("run", trust=True),
+        lambda: maml.load("run/checkpoints/last.pt", trust=True),
+        lambda: maml.load(kept, trust=True),
+    ]
+    for use in uses:
+        use()
+    assert "has changed" not in capsys.readouterr().err
+    assert check_record.main([str(kept), "--trust"]) == 0
+    assert said not in capsys.readouterr().out
+    mine.write_text(f"{mine.read_text()}\n# other\n")
+    assert check_record.main([str(kept), "--trust"]) == 0
+    assert f"{said} it was recorded" in capsys.readouterr().out
+    for use in uses:
+        use()
+        assert capsys.readouterr().err.count(warning) == 1
+    # In the same run directory, and in another one.
+    saved = str(Path("run/checkpoints/last.pt").absolute())
+    onward = [{"iterations": 3}, {"iterations": 3, "run_dir": "on", "resume": saved}]
+    for values in reversed(onward):
+        assert Trainer(with_values(config, **values)).run() == 0
+        assert warning in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", OF_MAML, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_learn2learn_finds_what_our_records_say(
+    folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """The first tasks of each of MAML's records, of first order, too."""
+    one = recorded.read(folder)
+    config = one.config
+    if config.adapt is not None or config.inner_optimizer != "sgd":
+        pytest.skip("learn2learn's MAML adapts all, by plain steps")
+    if not (folder / RECORDED).is_file():
+        pytest.skip("its parameters are not kept")
+    if config.data != "glyphs":
+        root = request.getfixturevalue("data_root")
+        one = dataclasses.replace(one, config=with_values(config, data_root=str(root)))
+    assert off_from_learn2learn(one, 20) < 1e-4
+
+
+def off_from_learn2learn(one: Run, tasks: int) -> float:
+    """Return by how much a task's loss at most differs from the recorded one.
+
+    Network, adaptation and loss are learn2learn's and torch's: of ours are the tasks, and the
+    parameters. Batch norms normalise all queries together, so the losses are transductive ones.
+    """
+    config = with_values(one.config, strategy="local", device="cpu", threads=1)
+    network = learn2learn_s_network(config)
+    ours = recorded_content(one.path)["model"]
+    # Both name a network's tensors in the order in which they compute, but for the norms.
+    for i, block in enumerate(network.base if config.network == "conv4" else network.features):
+        block.normalize.eps = config.norm_eps
+        for name, module in (("conv", block.conv), ("norm", block.normalize)):
+            for part in ("weight", "bias"):
+                getattr(module, part).data = ours.pop(f"network.blocks.{i}.{name}.{part}")
+    for part in ("weight", "bias"):
+        getattr(network.classifier, part).data = ours.pop(f"network.head.{part}")
+    assert not ours
+    learned = oracle("MAML")(network, lr=config.inner_lr)
+    off = []
+    given = build_learner(config).open_tasks("test", evaluation=True).tasks(torch.arange(tasks))
+    for index in range(tasks):
+        support_x, support_y, query_x, query_y = (part[index] for part in given)
+        clone = learned.clone()
+        for _ in range(config.eval_inner_steps):
+            clone.adapt(F.cross_entropy(clone(support_x), support_y))
+        loss = F.cross_entropy(clone(query_x), query_y).item()
+        off.append(abs(loss - one.scores["test", config.seed, index]["loss"]))
+    return max(off)
+
+
+def learn2learn_s_network(config: Config) -> Any:
+    if config.network == "conv4":
+        return oracle("OmniglotCNN", "vision.models")(config.ways, hidden_size=config.filters)
+    return oracle("CNN4", "vision.models")(config.ways, hidden_size=config.filters)
+
+
+def test_nothing_of_the_machine_is_kept(kept: Path, run_dir: Path) -> None:
+    text = "".join(
+        path.read_text() for path in kept.iterdir() if path.suffix in (".json", ".yaml", ".jsonl")
+    )
+    assert str(run_dir) not in text
+    assert str(REPO) not in text
+
+
+def test_one_task_has_no_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    assert Trainer(glyphs(test_tasks=1, run_dir=str(tmp_path / "run"), iterations=1)).run() == 0
+    kept = record.write(tmp_path / "run", tmp_path / "records", 1, "", None)
+    assert check_record.main([str(kept)]) == 0
+    assert "±" not in table.table(tmp_path / "records", "run", "bare")
+
+
+def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    params = torch.load(kept / "model.pt", weights_only=True)
+    torch.save({name: tensor * 1.1 for name, tensor in params.items()}, kept / "model.pt")
+    assert check_record.main([str(kept)]) == 1
+    assert "model.pt: not the file that was recorded" in capsys.readouterr().out
+    made = json.loads((kept / "record.json").read_text())
+    made["model_sha256"] = digest_of(kept / "model.pt")
+    (kept / "record.json").write_text(json.dumps(made))
+    assert check_record.main([str(kept), "--tasks", "6"]) == 1
+    assert "tasks differ; the first is task 0: loss was" in capsys.readouterr().out
+
+
+def test_a_run_that_went_on_elsewhere_names_both_machines(run_dir: Path, tmp_path: Path) -> None:
+    """It is recorded once it has finished, in place of an earlier record of it."""
+    there, onward = tmp_path / "there", tmp_path / "onward"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+        half = with_values(directory.read_config(run_dir), run_dir=str(there), iterations=10)
+        assert Trainer(half).run() == 0
+        directory.write_status(there, "stopped", 10, 0, half)
+        with pytest.raises(UserError, match=f"not finished; .* with --run-dir {there} goes on"):
+            record.write(there, tmp_path, 6)
+        patched.setattr("maml.run.directory.machine", lambda: {"processor": "abacus"})
+        saved = str(checkpoint.last_checkpoint(there))
+        whole = with_values(half, run_dir=str(onward), iterations=12, resume=saved)
+        assert Trainer(whole).run() == 0
+        done = record.write(onward, tmp_path, 6, "whole")
+    first, second = recorded.read(done).made["starts"]
+    assert (first["iteration"], second["iteration"]) == (0, 10)
+    processors = sorted({first["machine"]["processor"], "abacus"})
+    assert table.measured_on(tmp_path).startswith(" or ".join(processors) + ", ")
+    straight = torch.load(done / "model.pt", weights_only=True)
+    assert same(straight, last(onward)["model"])
+    assert record.write(onward, tmp_path, 7, "again") == done
+    assert recorded.read(done).made["note"] == "again"
+    assert table.table(tmp_path, "run", "maml-*").endswith(", seed 0: again")
+
+
+def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    first = record.write(run_dir, tmp_path, 6, "", None)
+    other = tmp_path / "other"
+    shutil.copytree(run_dir, other)
+    content = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(content.replace("inner_lr: 0.4", "inner_lr: 0.3"))
+    config = directory.read_config(other)
+    assert recorded.place_of(config).name == "seed-0" and config.inner_lr == 0.3
+    assert tmp_path / recorded.place_of(config) != first
+    shutil.copytree(first, tmp_path / recorded.place_of(config))
+    kept = tmp_path / recorded.place_of(config) / "config.yaml"
+    kept.write_text(kept.read_text().replace("inner_lr: 0.4", "inner_lr: 0.3"))
+    rows = table.table(tmp_path, "run").splitlines()[2:]
+    assert len(rows) == 2 and "--inner-lr 0.3" in rows[1] and "inner-lr" not in rows[0]
+    # Both are too short for the preset's own.
+    assert table.table(tmp_path, "run", "own").splitlines()[2:] == []
+
+
+def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The number that the table shows, and every file that it stands on."""
+    whole = {path.name: path.read_bytes() for path in kept.iterdir()}
+    result, made = (json.loads(whole[name]) for name in ("result.json", "record.json"))
+    (start,) = made["starts"]
+    without_any = {name: value for name, value in result.items() if "accuracy" not in name}
+    edits: list[tuple[str, Any, str]] = [
+        ("result.json", result | {"accuracy": 0.99}, "its accuracy is 0.99, and"),
+        ("result.json", result | {"ci95": result["ci95"] + 1e-5}, "its ci95 is"),
+        ("result.json", result | {"accuracy": math.nan}, "its accuracy is nan, and"),
+        ("result.json", without_any, "its accuracy is None, and"),
+        ("result.json", result | {"skipped": "few"}, "damaged: its skipped is 'few'"),
+        ("result.json", [], "result.json: damaged: no JSON object"),
+        ("record.json", {}, "record.json: damaged: its starts is None"),
+        ("record.json", made | {"starts": []}, "its starts is []"),
+        ("record.json", made | {"starts": [start | {"machine": {}}]}, "[0].machine.processor is N"),
+        ("record.json", None, "record.json: No such file"),
+        ("test_tasks.csv", None, "test_tasks.csv: cannot read: No such"),
+        ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "0 of these are in"),
+        ("test_tasks.csv", without_accuracy(whole["test_tasks.csv"].decode()), "and nan over the"),
+        ("model.pt", None, "model.pt: No such file or directory: it was recorded"),
+    ]
+    for name, content, said in edits:
+        (kept / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        if content is None:
+            (kept / name).unlink()
+        try:
+            wrong = check_record.main([str(kept), "--tasks", "3"])
+            assert wrong == 1 and said in capsys.readouterr().out, (name, said)
+        except UserError as error:
+            assert said in str(error)
+        if name != "model.pt":
+            # The table tells, too, and leaves no row out.
+            with pytest.raises(UserError, match=r"result\.json|record\.json|test_tasks\.csv"):
+                table.table(kept.parents[1])
+        (kept / name).write_bytes(whole[name])
+    assert check_record.main([str(kept), "--tasks", "3"]) == 0
+    # A task without a score is none of the few that may differ.
+    scores = read_tasks(kept / "test_tasks.csv")
+    first = next(iter(scores))
+    assert "1 of 10 tasks differ" in check_record.differing(
+        {**scores, first: {**scores[first], "accuracy": math.nan}}, scores
+    )
+    # The same run is not two seeds.
+    shutil.copytree(kept, kept.with_name("seed-1"))
+    with pytest.raises(UserError, match=r"seed-1: damaged: its run has the seed 0"):
+        table.table(kept.parents[1])
+    kept.with_name("seed-1").rename(kept.with_name("again"))
+    with pytest.raises(UserError, match="it is of the same experiment and seed as"):
+        table.table(kept.parents[1])
+
+
+def without_accuracy(text: str) -> str:
+    """The first task of ``test_tasks.csv`` scored nothing."""
+    header, first, *others = text.splitlines()
+    names, cells = header.split(","), first.split(",")
+    cells = ["nan" if "accuracy" in name else c for name, c in zip(names, cells, strict=True)]
+    return "\n".join([header, ",".join(cells), *others])
+
+
+def test_experiments_that_no_name_tells_apart(run_dir: Path, tmp_path: Path) -> None:
+    """Values that a file cannot be named by, and images and components of a user's own."""
+    config = directory.read_config(run_dir)
+    one, other = (with_values(config, adapt=adapt) for adapt in ("*,@head=10", "@head=10"))
+    assert recorded.place_of(one) != recorded.place_of(other)
+    assert recorded.place_of(one, "c0ffee") != recorded.place_of(one)
+    first = record.write(run_dir, tmp_path, 6, "", None)
+    second = first.with_name("seed-1")
+    shutil.copytree(first, second)
+    text = (second / "config.yaml").read_text()
+    (second / "config.yaml").write_text(text.replace("seed: 0", "seed: 1"))
+    scores = (second / NAME).read_text().replace("test,0,", "test,1,")
+    (second / NAME).write_text(scores)
+    assert len(table.table(tmp_path, "run", "bare").splitlines()) == 3
+    made = json.loads((second / "record.json").read_text())
+    (second / "record.json").write_text(json.dumps(made | {"own": "c0ffee"}))
+    assert len(table.table(tmp_path, "run", "bare").splitlines()) == 4
+    # Their files may be elsewhere now: numbers need none of them.
+    written = yaml.safe_load((second / "config.yaml").read_text())
+    written["config"]["network"] = "not_here:Net"
+    (second / "config.yaml").write_text(yaml.safe_dump(written))
+    assert "--network not_here:Net" in table.table(tmp_path, "run", "bare")
+
+
+def test_a_record_says_which_classes_it_learned_from(run_dir: Path, tmp_path: Path) -> None:
+    """As a run does: an evaluation refuses a folder that has been divided anew since."""
+    shutil.copytree(run_dir, tmp_path / "of a folder")
+    path = checkpoint.last_checkpoint(tmp_path / "of a folder")
+    torch.save(checkpoint.load(path) | {"division": "c0ffee"}, path)
+    folder = record.write(tmp_path / "of a folder", tmp_path, 6, "", None)
+    with pytest.raises(UserError, match="trained on other classes"):
+        checkpoint.check_division(recorded_content(folder), "another", folder)
+
+
+def test_an_ensemble_of_another_kind_has_no_published_number(kept: Path) -> None:
+    whole = json.loads((kept / "result.json").read_text())
+    names = ("accuracy", "ci95", "non_transductive_accuracy", "non_transductive_accuracy_ci95")
+    kinds: list[tuple[int, dict[str, Any], str]] = [
+        (5, {}, "99.47 %"), (2, {}, "–"), (5, {"eval_tasks": 5}, "–"), (5, {"inner_lr": 0.2}, "–"),
+    ]  # fmt: skip
+    for models, changes, claimed in kinds:
+        config = with_values(PRESETS["mamlpp-omniglot-5way-1shot"], **changes)
+        text = yaml.safe_dump({"config": dataclasses.asdict(config)})
+        (kept / "config.yaml").write_text(text)
+        result = whole | {"ensemble": list(range(models)), "iterations": config.iterations}
+        result |= {f"ensemble_{name}": 0.5 for name in names}
+        (kept / "result.json").write_text(json.dumps(result))
+        row = table.table(kept.parents[1], "run", "bare").splitlines()[-1]
+        shown = [cell.strip() for cell in row.split("|")[1:3]]
+        assert shown == [f"– ensemble of {models}", claimed]
+
+
+@pytest.mark.parametrize("preset", ["maml-sinusoid-10shot", "reinforce-cartpole"])
+def test_a_record_that_is_judged_otherwise(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    values: dict[str, Any] = {"iterations": 2, "test_tasks": 4, "eval_tasks": 4, "logger": "none"}
+    values |= {"meta_batch_size": 2, "run_dir": str(tmp_path / "run"), "device": "cpu"}
+    assert Trainer(with_values(PRESETS[preset], **values)).run() == 0
+    kept = record.write(tmp_path / "run", tmp_path / "records", 5, "", None)
+    judged = "(loss)" if "sinusoid" in preset else "(return)"
+    (row,) = table.table(tmp_path / "records", "run", "bare").splitlines()[2:]
+    assert f"`{preset} with --" in row and judged in row
+    assert check_record.main([str(kept)]) == 0
+
+
+def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy)
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("c0ffee", "c0ffee-dirty"))
+    with pytest.raises(UserError, match="made by c0ffee-dirty: not a commit alone"):
+        record.write(copy, tmp_path, 6, "", None)
+    (copy / "config.yaml").write_text(config)
+    scores = (copy / "test_tasks.csv").read_text().replace(",0.", ",1.")
+    (copy / "test_tasks.csv").write_text(scores)
+    with pytest.raises(UserError, match=r"result\.json: not what test_tasks\.csv says: its loss"):
+        record.write(copy, tmp_path, 6, "", None)
+    shutil.copy(run_dir / "test_tasks.csv", copy)
+    result = json.loads((copy / "result.json").read_text())
+    for edited in (result | {"iterations": 60_000}, result | {"tasks": 7}, {}):
+        (copy / "result.json").write_text(json.dumps(edited))
+        with pytest.raises(UserError, match=r"result\.json: not what"):
+            record.write(copy, tmp_path, 6, "", None)
+    (copy / "result.json").unlink()
+    with pytest.raises(UserError, match=r"result\.json: No such file"):
+        record.write(copy, tmp_path, 6, "", None)
+    # Before its model is tested, which may take an hour: result.json is still missing.
+    content = yaml.safe_load(config)
+    (start,) = content["starts"]
+    for other, said in (
+        ({"starts": []}, r"its starts is \[\]"),
+        ({"starts": [start | {"iteration": 5}]}, "does not say how the run began"),
+        ({"starts": [start | {"machine": "abacus"}]}, r"its starts\[0\].machine is 'abacus'"),
+        ({"versions": None}, "its versions is None"),
+    ):
+        (copy / "config.yaml").write_text(yaml.safe_dump(content | other))
+        with pytest.raises(UserError, match=f"config.yaml: damaged: .*{said}|{said}$"):
+            record.write(copy, tmp_path, 6, "", None)
+    for place in (copy / "config.yaml", copy / "config.yaml" / "below"):
+        with pytest.raises(UserError, match=rf"^--records {place}: (File exists|Not a directory)"):
+            record.main([str(run_dir), "--records", str(place)])
+    with pytest.raises(UserError, match="no record there"):
+        check_record.main([str(copy / "checkpoints")])
+    for main in (record.main, check_record.main):
+        with pytest.raises(UserError, match="--tasks 0: give at least 1"):
+            main([str(copy), "--tasks", "0"])
+    # A name that records have, too.
+    copy.rename(tmp_path / "seed-0")
+    for folder in (tmp_path, tmp_path / "seed-0", tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=r"no record there; python -m launch\.record "):
+            table.main(["--records", str(folder)])

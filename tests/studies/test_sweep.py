@@ -1,0 +1,447 @@
+"""Sweeps: every trial once, whoever is killed meanwhile; states that are true."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from maml.config.cli import parse
+from maml.errors import UserError
+from maml.processes.identity import Identity
+from maml.run.directory import read_status
+from maml.studies import sweep as command
+from maml.studies.sweeping import file, shared
+from maml.studies.sweeping.sweep import (
+    FAILED,
+    FINISHED,
+    LOST,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    Sweep,
+    Trial,
+)
+from maml.studies.sweeping.worker import shares
+from tests.launching import REPO, SLACK, Launched, start
+from tests.runs import last, same, train
+from tests.studies import sweeps
+
+FAKE = ["${interpreter}", str(REPO / "tests" / "studies" / "fake_trainer.py"), "${args}"]
+OURS = ["${env}", "${interpreter}", "${program}"]
+
+
+def written(folder: Path, parameters: dict[str, Any], **said: Any) -> Path:
+    """Write a grid's file; what is no mapping is a value, a list its values."""
+    described = {}
+    for name, value in parameters.items():
+        key = "values" if isinstance(value, list) else "value"
+        described[name] = value if isinstance(value, dict) else {key: value}
+    return sweeps.written(folder, **{"command": FAKE, "parameters": described, **said})
+
+
+def swept(path: Path, *flags: str) -> int:
+    return command.main([str(path), "--trust", "--folder", str(path.parent / "there"), *flags])
+
+
+def begun(path: Path, *flags: str) -> Launched:
+    """Start a sweep as its user does."""
+    command = ["-m", "launch.sweep", str(path), "--trust", "--folder", str(path.parent / "there")]
+    return start([sys.executable, *command, *flags])
+
+
+def opened(path: Path) -> Sweep:
+    return Sweep(path.parent / "there", file.read(path))
+
+
+def states(path: Path) -> list[str]:
+    return [trial.state for trial in opened(path).trials()]
+
+
+def starts(trial: Trial) -> list[list[str]]:
+    return [line.split() for line in (trial.run_dir / "starts").read_text().splitlines()]
+
+
+def until(true: Callable[[], bool], timeout: float = 20) -> None:
+    deadline = time.monotonic() + SLACK * timeout
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_sweep_runs_every_point_once_and_then_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, {"seed": [0, 1, 2], "good": [0.25, 0.5]})
+    assert swept(path, "--workers", "2", "--total", "4") == 0
+    assert states(path) == [FINISHED] * 4
+    name = opened(path).name
+    # A total, not four more; then the rest, with numbers that go on and the same identity.
+    assert swept(path, "--total", "4") == 0
+    assert swept(path, "--workers", "2") == 0 == swept(path)
+    trials = opened(path).trials()
+    assert [trial.number for trial in trials] == list(range(6))
+    assert {(t.point["seed"], t.point["good"], t.value) for t in trials} == {
+        (seed, good, good) for seed in range(3) for good in (0.25, 0.5)
+    }
+    assert [len(starts(trial)) for trial in trials] == [1] * 6
+    assert {starts(trial)[0][2] for trial in trials} == {name} == {opened(path).name}
+    # Two at a time share the cores, one has all of them.
+    cores = len(os.sched_getaffinity(0))
+    assert {int(starts(trial)[0][1]) for trial in trials} == {max(1, cores // 2)}
+    said = capsys.readouterr().out
+    # Of two at a time either may be over first, or both before either says so.
+    first = r"trial 0 \(good=0\.25 seed=0\): finished, validation/accuracy 0\.25; [12] of 4"
+    assert re.search(first, said), said
+    assert said.splitlines()[-1].endswith("6 finished, 0 to come")
+
+
+def test_a_failed_trial_says_why_and_goes_on_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, {"seed": [0, 1, 2], "fails": 1})
+    assert swept(path) == 1 == swept(path)  # it is not tried again by itself
+    assert states(path) == [FINISHED, FAILED, FINISHED]
+    said = capsys.readouterr().out
+    assert "trial 1 (seed=1): failed: exit code 2: as was asked (log " in said
+    monkeypatch.setenv("FAKE_MENDED", "1")
+    assert swept(path, "--retry", "--report") == 0
+    assert states(path) == [FINISHED] * 3
+    assert [len(starts(trial)) for trial in opened(path).trials()] == [1, 2, 1]
+    assert "What failed" not in (path.parent / "there" / "report.md").read_text()
+
+
+def test_a_trial_that_is_told_to_stop_waits(tmp_path: Path) -> None:
+    """As by a scheduler, which tells all processes of a job; and one may be killed."""
+    path = written(tmp_path, {"seed": [0, 1], "ends": 143})
+    assert swept(path) == 143
+    assert states(path) == [WAITING]
+    killed = written(tmp_path / "there", {"seed": [0], "ends": -9})
+    assert swept(killed) == 1
+    assert opened(killed).trials()[0].reason == "killed by SIGKILL (out of memory?)"
+
+
+def test_a_cap_ends_a_sweep(tmp_path: Path) -> None:
+    """Of a file, where the command says no total."""
+    path = written(tmp_path, {"good": {"min": 0.0, "max": 1.0}}, method="random", run_cap=2)
+    assert swept(path) == 0 == swept(path)
+    assert states(path) == [FINISHED] * 2
+    assert swept(path, "--total", "3") == 0
+    assert states(path) == [FINISHED] * 3
+
+
+def test_a_trial_that_ends_without_a_finite_number_has_failed(tmp_path: Path) -> None:
+    path = written(tmp_path, {"good": ["inf", 0.5]})
+    assert swept(path) == 1
+    assert states(path) == [FAILED, FINISHED]
+    assert opened(path).trials()[0].reason == "its validation/accuracy is inf at the end"
+    lost = written(tmp_path / "there", {"seed": [0]}, metric={"name": "validation/loss"})
+    assert swept(lost) == 1
+    assert opened(lost).trials()[0].reason == "no validation/loss in metrics.jsonl"
+
+
+def test_workers_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    for workers, expected in ((1, [""]), (2, ["4,5", "6,7"]), (4, ["4", "5", "6", "7"])):
+        assert [",".join(share.gpus) for share in shares(workers)] == expected
+
+
+def test_a_report_ranks_settings_and_says_by_what(tmp_path: Path) -> None:
+    """By test tasks only if asked to, and then it says so."""
+    parameters = {"seed": [0, 1, 2], "good": [0.25, 0.5], "fails": 1}
+    for split, value in (("validation", "50.00"), ("test", "43.75")):
+        (tmp_path / split).mkdir()
+        metric = {"name": f"{split}/accuracy", "goal": "maximize"}
+        path = written(tmp_path / split, parameters, metric=metric)
+        assert swept(path, "--report") == 1
+        report = (path.parent / "there" / "report.md").read_text()
+        assert f"| good=0.5  | {value} %" in report
+        assert report.index("| good=0.5 ") < report.index("| good=0.25 ")
+        assert f"Ranked by {split}/accuracy (maximize)" in report
+        assert ("chosen on them" in report) == (split == "test")
+        assert report.count(": exit code 2: as was asked (`") == 2
+        assert (path.parent / "there" / "effects.png").exists()
+    # With nothing to run, what there is.
+    assert swept(path, "--workers", "0", "--report") == 0
+    assert (path.parent / "there" / "report.md").read_text() == report
+
+
+def test_trials_that_do_badly_are_ended_early(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        {"seed": [0, 1, 2], "good": [0.9, 0.1], "rounds": 8, "pause": 0.1},
+        early_terminate={"type": "hyperband", "min_iter": 2, "eta": 2},
+    )
+    assert swept(path) == 0
+    for trial in opened(path).trials():
+        good = trial.point["good"] == 0.9
+        assert (trial.state, trial.value) == (
+            (FINISHED, 0.9) if good else (STOPPED, trial.point["good"])
+        )
+        status = read_status(trial.run_dir)
+        assert status is not None and (status["iteration"] == 8) == good
+
+
+def test_a_stopped_sweep_continues_its_trials(tmp_path: Path) -> None:
+    """Ctrl-C: trials are told to save, wait, and go on from where they were."""
+    path = written(tmp_path, {"seed": [0, 1], "rounds": 40, "pause": 0.05})
+
+    def interrupt() -> None:
+        until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.1, interrupt)
+    timer.start()
+    assert swept(path, "--workers", "2") == 130
+    timer.join()
+    assert states(path) == [WAITING] * 2
+    assert swept(path, "--workers", "2") == 0
+    for trial in opened(path).trials():
+        (first, second), rows = starts(trial), trial.run_dir / "metrics.jsonl"
+        assert first[0] == "0" and int(second[0]) > 0
+        assert rows.read_text().count("validation") == 40
+
+
+def test_processes_share_a_sweep_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:
+    """Three processes; one is killed with its trial, and another takes that up."""
+    path = written(tmp_path, {"seed": list(range(6)), "rounds": 10, "pause": 0.2})
+    all_three = [begun(path) for _ in range(3)]
+    try:
+        until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) >= 3)
+        killed = all_three.pop()
+        killed.kill()
+        assert states(path).count(LOST) == 1
+        lost = states(path).index(LOST)
+        for one in all_three:
+            one.wait(60)
+    finally:
+        for one in all_three:
+            one.kill()
+    trials = opened(path).trials()
+    assert [trial.state for trial in trials] == [FINISHED] * 6
+    assert [len(starts(trial)) for trial in trials] == [1 + (i == lost) for i in range(6)]
+    assert int(starts(trials[lost])[1][0]) > 0  # from where it was
+    # Of those that said goodbye nothing is left.
+    assert len(list((tmp_path / "there" / "workers").iterdir())) == 1
+
+
+def test_a_worker_that_is_killed_alone_takes_its_training_along(tmp_path: Path) -> None:
+    """It is continued, never run twice at once."""
+    path = written(tmp_path, {"seed": [0], "rounds": 30, "pause": 0.1})
+    worker = begun(path)
+    try:
+        until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) == 1)
+        worker.process.kill()
+        until(lambda: len(worker.processes()) == 0)
+    finally:
+        worker.kill()
+    status = read_status(opened(path).trials()[0].run_dir)
+    assert status is not None and status["state"] == "stopped"
+    assert swept(path) == 0
+    assert len(starts(opened(path).trials()[0])) == 2
+
+
+def test_a_trial_that_was_finished_as_its_worker_died_is_not_run_again(tmp_path: Path) -> None:
+    path = written(tmp_path, {"seed": [0]})
+    sweep = opened(path)
+    with sweep.workers.joined():
+        trial = sweep.take(None)
+        assert trial is not None and sweep.take(None) is None
+        flags = [f"--run_dir={trial.run_dir}", "--seed=0"]
+        environment = os.environ | {"WANDB_RUN_GROUP": sweep.name}
+        subprocess.run([sys.executable, FAKE[1], *flags], check=True, env=environment)
+        assert states(path) == [RUNNING]
+    assert states(path) == [LOST]
+    assert swept(path) == 0
+    assert states(path) == [FINISHED] and len(starts(opened(path).trials()[0])) == 1
+    # One that was thought dead has lost its trial.
+    assert not sweep.end(trial, FAILED, reason="late")
+
+
+def test_a_silent_worker_of_another_machine_is_given_up_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is one of this machine before it was started anew: after a power cut."""
+    path = written(tmp_path, {"seed": [0]})
+    there = opened(path)
+    with there.workers.joined():
+        assert there.take(None) is not None
+        other = Identity.own()._replace(place="another -")
+        monkeypatch.setattr(Identity, "own", lambda: other)
+        here = opened(path)
+        assert here.workers.is_gone(there.workers.own) is None and here.is_undecided()
+        os.utime(tmp_path / "there" / "workers" / there.workers.own)
+        assert here.workers.is_gone(there.workers.own) is False and not here.is_undecided()
+        monkeypatch.setattr(shared, "GRACE", 1.0)
+        assert swept(path) == 0
+        assert states(path) == [FINISHED]
+
+
+@pytest.mark.parametrize("tail", [b'{"op_code":4,"work', b"\0\0\0\0"])
+def test_a_torn_last_line_costs_that_line_alone(tail: bytes, tmp_path: Path) -> None:
+    path = written(tmp_path, {"seed": [0, 1]})
+    assert swept(path, "--total", "1") == 0
+    journal = tmp_path / "there" / "journal.log"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + tail)
+    assert swept(path) == 0
+    assert states(path) == [FINISHED] * 2
+    assert journal.read_bytes().startswith(whole)
+    for line in journal.read_text().splitlines():
+        json.loads(line)
+    # In the middle it is refused.
+    journal.write_bytes(whole[:50] + b"nonsense\n" + whole[50:])
+    with pytest.raises(UserError, match=f"{journal}: damaged"):
+        swept(path)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said", "says"),
+    [
+        ({"seed": [1, 2], "good": 0.5}, {}, "seed was 0 in trial 0"),
+        ({"seed": [0, 1], "good": 0.25}, {}, "good was 0.5 in trial 0"),
+        ({"seed": [0, 1]}, {}, "good is not in both"),
+        ({"seed": [0, 1], "good": 0.5}, {"command": ["${args}"]}, "command was "),
+    ],
+)
+def test_a_file_that_is_another_sweep_s_is_refused(
+    parameters: dict[str, Any], said: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, {"seed": [0, 1], "good": 0.5})
+    assert swept(path) == 0
+    with pytest.raises(UserError, match=f"{path}: not what was run in .*: .*{says}.*--folder"):
+        swept(written(tmp_path, parameters, **said))
+    assert states(written(tmp_path, {"seed": [0, 1], "good": 0.5})) == [FINISHED] * 2
+    # One more value is more of the same.
+    assert swept(written(tmp_path, {"seed": [0, 1, 5], "good": 0.5}, description="longer")) == 0
+    assert [t.point["seed"] for t in opened(path).trials()] == [0, 1, 5]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--workers", "-1"], "--workers must be at least 0"),
+        (["--total", "0"], "--total must be at least 1"),
+        (["--worker", "1"], "--worker.*--workers"),
+        (["--workers", "0"], "nothing was run in"),
+    ],
+)
+def test_bad_flags(flags: list[str], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says):
+        swept(written(tmp_path, {"seed": [0]}), *flags)
+    endless = written(tmp_path, {"good": {"min": 0.0, "max": 1.0}}, method="random")
+    with pytest.raises(UserError, match=r"--total: .*no end"):
+        swept(endless)
+    assert not (tmp_path / "there").exists()
+
+
+# ---- with real trainings, killed in the middle -----------------------------------------------
+
+
+def killed_when(path: Path, workers: int, true: Callable[[Launched], bool]) -> dict[Path, bytes]:
+    """Start a sweep, kill all of it once ``true``; return the files of finished trials."""
+    there = path.parent / "there"
+    launched = begun(path, "--workers", str(workers))
+    try:
+        until(lambda: launched.process.poll() is not None or true(launched), timeout=120)
+        assert launched.process.poll() is None, launched.stdout + launched.stderr
+    finally:
+        launched.kill()
+    return {
+        part: part.read_bytes()
+        for run_dir in (there / "trials").iterdir()
+        if is_over(run_dir)
+        for part in (run_dir / "config.yaml", run_dir / "result.json")
+    }
+
+
+def is_over(run_dir: Path) -> bool:
+    """Whether a run has said that it is finished; result.json comes a moment before."""
+    status = read_status(run_dir)
+    return status is not None and status["state"] == "finished"
+
+
+def iterations(path: Path) -> list[int]:
+    """Return at which iteration each start of a run began, from its config.yaml."""
+    content = yaml.safe_load((path / "config.yaml").read_text())
+    return [each["iteration"] for each in content["starts"]]
+
+
+def test_a_killed_sweep_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        {"inner_lr": [0.01, 0.02], "iterations": 800, "checkpoint_every": 25, "eval_every": 400,
+         "eval_tasks": 10, "test_tasks": 10, "logger": "none", "meta_batch_size": 4},
+        command=[*OURS, "maml-sinusoid-10shot", "${args}"],
+        metric={"name": "validation/loss", "goal": "minimize"},
+    )  # fmt: skip
+    trials = tmp_path / "there" / "trials"
+    saved = trials.glob
+    killed_when(path, 2, lambda _: len({p.parent for p in saved("*/checkpoints/iteration-*")}) == 2)
+    assert set(states(path)) == {LOST}
+    assert swept(path, "--workers", "2") == 0
+    for trial in opened(path).trials():
+        assert trial.state == FINISHED and trial.value is not None
+        assert len(iterations(trial.run_dir)) == 2 and iterations(trial.run_dir)[1] > 0
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_three_times_ends_with_its_report(tmp_path: Path) -> None:
+    """2 × 2 × 2 seeds on glyphs, 2 workers, all of it killed at three moments."""
+    path = written(
+        tmp_path,
+        {"inner_lr": [0.1, 0.4], "inner_steps": [1, 2], "seed": [0, 1], "filters": 8,
+         "iterations": 60, "checkpoint_every": 5, "eval_every": 30, "test_tasks": 100,
+         # Two threads add up in another order than one.
+         "logger": "none", "threads": 1},
+        command=[*OURS, "maml-glyphs-5way-1shot", "${args}"],
+    )  # fmt: skip
+    there = tmp_path / "there"
+
+    def finished() -> int:
+        return sum(is_over(run_dir) for run_dir in there.glob("trials/*"))
+
+    moments = (
+        # In the middle of the first two; as soon as one is over; as others have begun.
+        lambda _: len(list(there.glob("trials/*/checkpoints/iteration-*"))) >= 4,
+        lambda _: finished() >= 2,
+        lambda launched: finished() >= 5 and "finished" in launched.stdout,
+    )
+    done: dict[Path, bytes] = {}
+    for moment in moments:
+        now = killed_when(path, 2, moment)
+        assert now.items() >= done.items()  # what was finished was left alone
+        done = now
+        with open(there / "journal.log", "ab") as journal:
+            journal.write(b'{"op_code":5,"wor')
+    assert done
+    assert swept(path, "--workers", "2", "--report") == 0
+    assert all(part.read_bytes() == content for part, content in done.items())
+    trials = opened(path).trials()
+    assert [trial.state for trial in trials] == [FINISHED] * 8
+    points = {(t.point["inner_lr"], t.point["inner_steps"], t.point["seed"]) for t in trials}
+    assert points == set(itertools.product((0.1, 0.4), (1, 2), (0, 1)))
+    again = [trial for trial in trials if len(iterations(trial.run_dir)) > 1]
+    assert again and any(iterations(trial.run_dir)[-1] > 0 for trial in again)
+    # What a killed one came to is what an undisturbed run comes to.
+    run_dir = tmp_path / "straight"
+    straight = parse(
+        ["--config", str(again[0].run_dir), "--threads", "1", "--run-dir", str(run_dir)]
+    )
+    assert same(train(straight, run_dir)["model"], last(again[0].run_dir)["model"])
+    scores = (run_dir / "test_tasks.csv").read_bytes()
+    assert scores == (again[0].run_dir / "test_tasks.csv").read_bytes()
+    report = (there / "report.md").read_text()
+    assert "inner_lr=0.4 inner_steps=2" in report and "validation/accuracy" in report

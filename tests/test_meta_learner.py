@@ -1,0 +1,241 @@
+"""``maml.MAML(module)`` and its family, against plain loops of torch."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import maml
+from maml.networks.conv4 import Conv4
+from tests.launching import run, torchrun
+
+Tasks = list[tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+class Rows(nn.Module):
+    """An LSTM over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[E, 4, 4]`` to logits."""
+        return self.head(self.cells(x)[0][:, -1])
+
+
+def dense(*more: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *more, nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "dense": dense,
+    "batch norm": lambda: dense(nn.BatchNorm1d(8)),
+    "lstm": lambda: Rows().double(),
+}
+HEAD = {"head": "3"}
+LEARNERS: list[tuple[type[maml.MetaLearner], dict[str, Any]]] = [
+    (maml.MAML, {"adapt": "*,1.*=0.5"}),
+    (maml.MAML, {"inner_optimizer": "adam"}),
+    (maml.MAML, {"order": 1}),
+    (maml.ANIL, HEAD),
+    (maml.BOIL, HEAD),
+    (maml.MetaSGD, {}),
+    (maml.MetaCurvature, {}),
+    (maml.MAMLpp, {"msl_epochs": 0, "first_order_epochs": 0}),
+    (maml.ProtoNet, HEAD),
+    (maml.ProtoNet, {}),
+    (maml.R2D2, HEAD),
+]
+
+
+def made(sizes: tuple[int, ...] = (6, 6, 6)) -> Tasks:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (
+            *(torch.randn(n, 4, 4, generator=generator).double(), torch.arange(n) % 3),
+            *(torch.randn(5, 4, 4, generator=generator).double(), torch.arange(5) % 3),
+        )
+        for n in sizes
+    ]
+
+
+def stacked(tasks: Tasks) -> Any:
+    return tuple(torch.stack(parts) for parts in zip(*tasks, strict=True))
+
+
+def by_loop(network: nn.Module, tasks: Tasks, steps: int, lr: float) -> tuple[Tensor, list[Tensor]]:
+    params = dict(network.named_parameters())
+    total = torch.zeros((), dtype=torch.float64)
+    for support_x, support_y, query_x, query_y in tasks:
+        at = params
+        for _ in range(steps):
+            outputs = torch.func.functional_call(network, at, (support_x,))
+            loss = F.cross_entropy(outputs, support_y)
+            by = torch.autograd.grad(loss, list(at.values()), create_graph=True)
+            at = {n: p - lr * g for (n, p), g in zip(at.items(), by, strict=True)}
+        outputs = torch.func.functional_call(network, at, (query_x,))
+        total = total + F.cross_entropy(outputs, query_y) / len(tasks)
+    return total.detach(), list(torch.autograd.grad(total, list(params.values())))
+
+
+@pytest.mark.parametrize("sizes", [(6, 6, 6), (3, 6, 9), (6,)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    network = NETWORKS[name]()
+    tasks = made(sizes)
+    expected, gradients = by_loop(copy.deepcopy(network), tasks, 3, 0.1)
+    learner = maml.MAML(network, inner_lr=0.1, inner_steps=3)
+    forms = [tasks] if len(set(sizes)) > 1 else [tasks, stacked(tasks)]
+    for form in forms:
+        network.zero_grad()
+        loss = learner(form)
+        loss.backward()
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "flags"), LEARNERS)
+def test_an_outer_loss_of_one_s_own_has_the_same_gradient(
+    kind: type[maml.MetaLearner], flags: dict[str, Any]
+) -> None:
+    """Through the graph of `adapt`, and by the fast way; all that learns is a parameter."""
+    torch.manual_seed(0)
+    steps = {} if kind in (maml.ProtoNet, maml.R2D2) else {"inner_steps": 2}
+    learner = kind(dense(), **steps, **flags)
+    tasks = made()
+    loss = learner(tasks)
+    loss.backward()
+    found = [parameter.grad for parameter in learner.parameters()]
+    own = torch.stack([F.cross_entropy(learner.adapt(*t[:2])(t[2]), t[3]) for t in tasks]).mean()
+    expected = torch.autograd.grad(own, list(learner.parameters()))
+    torch.testing.assert_close(loss, own)
+    for gradient, of_own in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, of_own, rtol=1e-10, atol=1e-12)
+    evaluated = learner.evaluate(tasks)
+    torch.testing.assert_close(evaluated["loss"].mean(), own.detach())
+    assert {*evaluated} >= {"loss", "accuracy", "non_transductive_accuracy"}
+
+
+def test_it_trains_as_any_module(tmp_path: Path) -> None:
+    """Optimizer, scheduler, clipping and ``state_dict`` are torch's; the module's tensors learn."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.2),
+                            nn.Linear(8, 3))  # fmt: skip
+    learner = maml.MAML(network, inner_lr=0.1, inner_steps=2)
+    optimizer = torch.optim.Adam(learner.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    tasks = tuple(t.float() if t.is_floating_point() else t for t in stacked(made()))
+    before = learner.evaluate(tasks)["loss"].mean()
+    assert torch.equal(learner.evaluate(tasks)["loss"].mean(), before)  # without dropout
+    for _ in range(20):
+        loss = learner(tasks)
+        loss.backward()
+        nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    assert learner.training
+    assert learner.metrics["accuracy"].shape == (3,)
+    after = learner.evaluate(tasks)["loss"].mean()
+    assert after < before - 0.2
+    with torch.no_grad():  # an outer loss alone
+        assert not learner(tasks).requires_grad
+    assert isinstance(network[2], nn.BatchNorm1d)
+    torch.save(learner.state_dict(), tmp_path / "learner.pt")
+    other = maml.MAML(copy.deepcopy(network), inner_lr=0.1, inner_steps=2)
+    other.load_state_dict(torch.load(tmp_path / "learner.pt", weights_only=True))
+    torch.testing.assert_close(other.evaluate(tasks)["loss"].mean(), after)
+    fast = other.eval().adapt(tasks[0][0], tasks[1][0])
+    torch.testing.assert_close(
+        fast(tasks[2][0][:1], "support"), fast(tasks[2][0], "support")[:1], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_kernels_serve_conv4_and_any_loss_and_targets_do() -> None:
+    tasks = [
+        (torch.rand(5, 1, 28, 28), torch.arange(5), torch.rand(5, 1, 28, 28), torch.arange(5))
+        for _ in range(2)
+    ]
+    torch.manual_seed(0)
+    network = Conv4((1, 28, 28), 5, filters=16, pool=True)
+    maml.MAML(network)(tasks).backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    points = torch.rand(3, 7, 1), torch.rand(3, 7, 1), torch.rand(3, 4, 1), torch.rand(3, 4, 1)
+    net = nn.Sequential(nn.Linear(1, 9), nn.ReLU(), nn.Linear(9, 1))
+    regression = maml.MAML(net, loss=F.l1_loss)
+    regression(points).backward()
+    assert regression.metrics == {}
+    smooth = maml.MAML(network, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+    smooth(tasks).backward()
+    assert smooth.metrics["accuracy"].shape == (2,)
+
+
+SCRIPT = """
+import sys, torch, maml
+from tests.test_meta_learner import dense, made, stacked
+rank = maml.distributed()
+torch.manual_seed(rank)  # all have the parameters of rank 0
+learner = maml.MAML(dense(), inner_lr=0.1, inner_steps=2)
+optimizer = torch.optim.SGD(learner.parameters(), lr=0.1)
+for _ in range(2):
+    loss = learner(stacked(made()))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save([loss.detach(), *learner.state_dict().values()], f"{sys.argv[1]}.{rank}")
+"""
+
+
+def test_a_loop_of_one_s_own_is_distributed_by_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(SCRIPT)
+    env = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    alone, both = str(tmp_path / "alone"), str(tmp_path / "both")
+    run([sys.executable, str(script), alone], 60, env=env)
+    run([*torchrun(2, [str(script), both])], 120, env=env)
+    expected = torch.load(f"{alone}.0", weights_only=True)
+    for rank in range(2):
+        for one, other in zip(
+            torch.load(f"{both}.{rank}", weights_only=True), expected, strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (lambda: maml.MAML(dense(), inner_lrr=1), "MAML takes no inner_lrr; .*inner_lr, "),
+        (lambda: maml.MAML(dense(), inner_lr=-1.0), "inner_lr must be positive"),
+        (lambda: maml.MAML(dense(), inner_steps="3"), "inner_steps: '3' is not int"),
+        (lambda: maml.MAML(dense(), order=3), "order 3: 1 or 2"),
+        (lambda: maml.MetaSGD(dense(), inner_steps=0), "inner_steps 0: MetaSGD would have no use"),
+        (lambda: maml.ANIL(dense()), 'say which .* is: give head="name of the layer"'),
+        (lambda: maml.ANIL(dense(), head="9"), "no name of a parameter begins so"),
+        (lambda: maml.MAML(dense(), adapt="x.*"), r"adapt x\.\*.* 'x\.\*' names none"),
+        (lambda: maml.MAML(dense())(3), r"tasks is a int; give \(support_x, "),
+        (lambda: maml.MAML(dense())([]), "tasks is empty; give"),
+        (lambda: maml.MAML(dense())(made()[0]), "tasks: its tensors are .*; give"),
+        (lambda: maml.MAML(dense())([t[:2] for t in made()]), r"task 0 is \(Tensor, Tensor\)"),
+        (lambda: maml.MAML(dense().float())(made()), "support_x is torch.float64, .*float32"),
+        (lambda: maml.MAML(dense())([(t[0], t[1][:2], *t[2:]) for t in made()]),
+         "task 0: support_x has 6 examples, and support_y 2 targets"),
+        (lambda: maml.ProtoNet(dense())([(t[0], t[1] + 1, *t[2:]) for t in made()]),
+         "task 0: support_y has no example of class 0"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:
+    with pytest.raises(maml.UserError, match=says) as found:
+        mistake()
+    assert "\n" not in str(found.value)
+    assert "--" not in str(found.value)

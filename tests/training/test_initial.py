@@ -1,0 +1,227 @@
+"""``--init``: weights from another run or another program, and the way back to plain torch."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import maml
+from maml.config.cli import parse
+from maml.config.presets import PRESETS, with_values
+from maml.errors import UserError
+from maml.learners.data import class_names
+from maml.run import directory
+from maml.trainer import Trainer
+from maml.training.initial import met_before
+from tests.launching import REPO
+from tests.runs import glyphs, last, result, same, train
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+# A learner, and what of MAML's network it has no tensor of that shape for.
+SOURCES = {
+    "maml": set(),
+    "finetune": {"network.head.weight", "network.head.bias"},
+    "protonet": {"network.head.weight", "network.head.bias"},
+    "metasgd": set(),
+    "mamlpp": {f"network.blocks.{i}.norm.{kind}" for i in range(4) for kind in ("weight", "bias")},
+}
+
+
+def begun(run_dir: Path, **values: Any) -> dict[str, Tensor]:
+    """The weights that a run begins with."""
+    model: dict[str, Tensor] = train(glyphs(iterations=0, **values), run_dir)["model"]
+    return model
+
+
+@pytest.mark.parametrize("learner", SOURCES)
+def test_takes_what_has_the_same_name(
+    learner: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The rest begins as it would without; a line says what that is."""
+    classes = {"train_ways": 800} if learner == "finetune" else {}
+    source = glyphs(learner=learner, seed=1, iterations=1, **classes)
+    theirs = train(source, tmp_path / "theirs")["model"]
+    drawn = begun(tmp_path / "drawn")
+    capfd.readouterr()
+    ours = begun(tmp_path / "ours", init=str(tmp_path / "theirs"))
+    said = capfd.readouterr().err
+    anew = SOURCES[learner]
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, (drawn if name in anew else theirs)[name]), name
+    assert f"weights: {len(ours) - len(anew)} of {len(ours)} tensors from {tmp_path}" in said
+    assert ("anew: " in said) == bool(anew)
+
+
+def test_what_was_tested_is_tested_again(tmp_path: Path) -> None:
+    """As a run, as its checkpoint, and as a state_dict of what was loaded."""
+    done = tmp_path / "done"
+    train(glyphs(iterations=1, test_tasks=4), done)
+    torch.save(maml.load(done).module.state_dict(), tmp_path / "weights.pt")
+    for i, init in enumerate((done, done / "checkpoints/last.pt", tmp_path / "weights.pt")):
+        again = tmp_path / str(i)
+        train(glyphs(iterations=0, test_tasks=4, init=str(init)), again)
+        assert result(again)["loss"] == result(done)["loss"]
+        assert result(again)["published"] is None
+        assert result(again)["changed"]["init"] == str(init)
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "says"),
+    [
+        ("", "state_dict", ", its state_dict;"),
+        ("_orig_mod.", None, ", without _orig_mod. before their names;"),
+        ("module.", None, ", without module. before their names;"),
+        ("backbone.", "model", ", its model, without backbone. before their names;"),
+        ("module._orig_mod.net.encoder.", "weights",
+         ", its weights, without _orig_mod. and module.net.encoder. before their names;"),
+    ],
+)  # fmt: skip
+def test_what_other_programs_publish(
+    before: str, key: str | None, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A dictionary of more than weights; a part of another network, wrapped; with a head apart."""
+    theirs = train(glyphs(seed=1, iterations=1), tmp_path / "theirs")["model"]
+    weights = {
+        before + name.removeprefix("network."): tensor
+        for name, tensor in theirs.items()
+        if "head" not in name
+    }
+    weights["classifier.weight"] = torch.zeros(64, 3)
+    saved = {key: weights, "epoch": 3, "optimizer": {"state": {0: {"step": torch.zeros(1)}}}}
+    torch.save(saved if key else weights, tmp_path / "saved.pt")
+    capfd.readouterr()
+    ours = begun(tmp_path / "ours", init=str(tmp_path / "saved.pt"))
+    taken = {name for name in theirs if "head" not in name}
+    assert all(torch.equal(ours[name], theirs[name]) for name in taken)
+    said = capfd.readouterr().err
+    line = f"weights: {len(taken)} of {len(ours)} tensors from {tmp_path / 'saved.pt'}"
+    assert f"{line}{says} anew: network.head" in said
+
+
+def test_a_stopped_run_goes_on_without_it(tmp_path: Path) -> None:
+    """Its own checkpoint has more than the weights it began with, which may be gone."""
+    train(glyphs(iterations=1), tmp_path / "theirs")
+    at_once = glyphs(init=str(tmp_path / "theirs"), iterations=2)
+    whole = train(at_once, tmp_path / "whole")["model"]
+    train(at_once, tmp_path / "ours", iterations=1)
+    shutil.rmtree(tmp_path / "theirs")
+    assert same(train(at_once, tmp_path / "ours")["model"], whole)
+    with pytest.raises(UserError, match=r"--init is None, but .* was made with"):
+        train(glyphs(iterations=3), tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "met"),
+    [
+        ("maml", "maml", False),
+        ("mamlpp", "maml", True),
+        ("maml", "vinyals", True),
+        ("vinyals", "maml", True),
+    ],
+)
+def test_classes_that_the_weights_have_met_are_counted(
+    there: str, here: str, met: bool, tmp_path: Path
+) -> None:
+    """Published splits of Omniglot differ; a record has no list of its classes."""
+    then = with_values(PRESETS["maml-omniglot-5way-1shot"], omniglot_split=there)
+    now = with_values(PRESETS["protonet-omniglot-5way-1shot"], omniglot_split=here)
+    directory.write_config(tmp_path, then)
+    names = class_names(now)
+    assert names is not None and len(names["test"]) == 423
+    learned = set((class_names(then) or {})["train"])
+    said = met_before(str(tmp_path / "checkpoints/last.pt"), now, names)
+    for split in ("validation", "test"):
+        count = len(learned.intersection(names[split]))
+        assert (f"{count} of the {len(names[split])} {split} classes" in said) == bool(count)
+    assert bool(said) == met
+    # Whoever learned from them: its learner may not be here.
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("learner: maml", "learner: gone:Mine"))
+    assert met_before(str(tmp_path / "checkpoints/last.pt"), now, names) == said
+    assert met_before(str(tmp_path), with_values(now, data="cifarfs"), names) == ""
+    (tmp_path / "config.yaml").write_text("of: another program")
+    assert met_before(str(tmp_path / "weights.pt"), now, names) == ""
+
+
+def test_a_class_that_has_moved_to_another_split_is_met_too(tmp_path: Path) -> None:
+    """Folders that their user has divided name a class below its split's."""
+    config = with_values(PRESETS["maml-glyphs-5way-1shot"], data="folder")
+    directory.write_config(tmp_path, config)
+    directory.write_classes(tmp_path, {"train": ["train/cat", "train/dog"], "test": ["test/bird"]})
+    now = {"train": ["train/dog"], "validation": ["val/cow"], "test": ["test/bird", "test/cat"]}
+    assert "trained on 1 of the 2 test classes, by their" in met_before(str(tmp_path), config, now)
+
+
+def test_who_learned_all_of_cifar_100_has_met_the_classes_of_its_splits(tmp_path: Path) -> None:
+    """Not those of other images."""
+    directory.write_config(tmp_path, PRESETS["supervised-cifar100-resnet34"])
+    now = PRESETS["maml-cifarfs-5way-1shot"]
+    assert "20 of the 20 test classes" in met_before(str(tmp_path), now, class_names(now))
+    other = PRESETS["maml-omniglot-5way-1shot"]
+    assert met_before(str(tmp_path), other, class_names(other)) == ""
+
+
+@pytest.mark.parametrize(
+    ("saved", "says"),
+    [
+        (None, "nowhere: no such"),
+        ("text", "not a readable checkpoint"),
+        ([1, 2], "neither a checkpoint nor a state_dict of tensors"),
+        ({}, "neither a checkpoint nor a state_dict of tensors"),
+        (
+            {"student": {"a": torch.zeros(1)}, "teacher": {"a": torch.zeros(1)}},
+            "holds tensors under student, teacher; save those that are meant alone",
+        ),
+        ({"other": torch.zeros(1)}, "none of its tensors has a name and shape of these: network."),
+        ({"blocks.0.conv.weight": torch.zeros(9, 1, 3, 3)}, r"is \[9, 1, 3, 3\] there, \[8, 1, 3,"),
+        ({"blocks.0.conv.bias": torch.full((8,), torch.nan)}, "conv.bias is not finite there"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused(saved: object, says: str, tmp_path: Path) -> None:
+    """In one line, before there is a run directory."""
+    path = tmp_path / ("nowhere" if saved is None else "saved")
+    if saved == "text":
+        path.write_text("text")
+    elif saved is not None:
+        torch.save(saved, path)
+    with pytest.raises(UserError, match=rf"--init {path}: .*{says}|--init .*{says}"):
+        train(glyphs(init=str(path)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_to_plain_torch_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network of one's own, by the names of its class: it answers as it does here."""
+    shutil.copy(REPO / "docs/examples/my_network.py", tmp_path / "my_plain_network.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    from my_plain_network import Wide  # type: ignore[import-not-found]
+
+    torch.manual_seed(7)
+    theirs: nn.Module = Wide((1, 28, 28), 5)
+    torch.save(theirs.state_dict(), "theirs.pt")
+    flags = [
+        "maml-glyphs-5way-1shot", "--network", "my_plain_network:Wide", "--iterations", "0",
+        "--eval-every", "0", "--test-tasks", "0", "--logger", "none", "--run-dir", "run",
+    ]  # fmt: skip
+    assert Trainer(parse([*flags, "--init", "theirs.pt"])).run() == 0
+    assert last(tmp_path / "run")["config"]["init"] == str(tmp_path / "theirs.pt")
+    model = maml.load("run", device="cpu", trust=True)
+    state = model.network_state()
+    assert state.keys() == dict(theirs.named_parameters()).keys()
+    assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in state.items())
+    task = maml.episodes("glyphs", split="test", ways=5, shots=1, queries=3).task(0)
+    adapted = model.adapt(task.support_x, range(5))
+    again: nn.Module = Wide((1, 28, 28), 5)
+    missing = again.load_state_dict(adapted.network_state(), strict=False)
+    assert not missing.unexpected_keys
+    assert not set(missing.missing_keys) & dict(again.named_parameters()).keys()
+    expected = adapted.logits(task.query_x, "query")
+    with torch.no_grad():
+        torch.testing.assert_close(again.train()(task.query_x), expected, rtol=1e-4, atol=1e-4)

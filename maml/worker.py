@@ -362,10 +362,10 @@ class Worker:
         return found
 
     def _one_by_one(self, learner: Learner, tasks: Any) -> bool:
-        """Say whether tasks are computed one by one; kernels take all of them together."""
+        """Say whether tasks are computed one by one."""
         if isinstance(tasks, list):
             return True
-        return learner.batching == "tasks" and self.derivatives_of is None and self._in_torch
+        return learner.batching == "tasks" and self.derivatives_of is None
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
         """Split ids into batches of a bounded size: memory stays bounded, too."""

@@ -34,6 +34,7 @@ FLOORS = (
     ("training", "predict"),
     ("trainer",),
     ("studies", "acting"),
+    ("__main__",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = sorted(

@@ -175,7 +175,7 @@ def meta_gradient(
     problem = state(leaves)
     if not checked:
         by_kernels = check_read(problem, tasks)
-        moving = {*problem.start, *(name for own in problem.step_params[:1] for name in own)}
+        moving = {*problem.start, *(n for of_step in problem.step_params[:1] for n in of_step)}
         if way == "auto" and moving & by_kernels:
             way = "mixed"
     outer = differentiate(problem, tasks, way, derivatives_of, batching)

@@ -19,6 +19,8 @@ import torch
 
 from datasets.errors import DataError
 from datasets.paths import default_data_root
+from maml.__main__ import PROGRAMS
+from maml.__main__ import main as program
 from maml.config import FLAGS, Config, flag, registry
 from maml.config.cli import parse
 from maml.config.presets import PRESETS
@@ -702,3 +704,16 @@ def test_bad_input_under_torchrun(flags: list[str], says: str, cache_dir: Path) 
 
 def test_glyphs_helper_is_what_it_says() -> None:
     assert parse(as_flags(glyphs())) == glyphs()
+
+
+def test_all_programs_have_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in PROGRAMS:
+        with pytest.raises(SystemExit) as ended:
+            program([name, "--help"])
+        assert ended.value.code == 0
+        assert "usage: " in capsys.readouterr().out
+    assert program([]) == 0
+    with pytest.raises(UserError, match=r"^maml trian: no such program; train, evaluate, "):
+        program(["trian"])
+    done = run([sys.executable, "-m", "maml", "train", "--presets"], 60)
+    assert "maml-omniglot-5way-1shot" in done.stdout

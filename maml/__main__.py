@@ -1,0 +1,47 @@
+"""``maml PROGRAM …``, or ``python -m maml PROGRAM …``: all programs under one name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from maml.errors import UserError
+from maml.processes.program import run_program
+
+PROGRAMS = {
+    "train": ("train_maml", "train a learner: PRESET [--flag value …]"),
+    "evaluate": ("maml.evaluate", "test a run again, as otherwise"),
+    "predict": ("maml.predict", "adapt to a folder of images, and name others"),
+    "plots": ("maml.plots.__main__", "draw runs"),
+    "replay": ("maml.replay", "the tasks of a step that was not finite"),
+    "sweep": ("maml.studies.sweep", "run the trials of a sweep"),
+    "compare": ("maml.studies.compare", "two runs, paired over tasks and seeds"),
+    "study": ("maml.studies.study", "keep a sweep, with its trials"),
+    "record": ("maml.studies.record", "keep a run for a table"),
+    "check": ("maml.studies.check_record", "compute a record's accuracies again"),
+    "table": ("maml.studies.table", "the published table beside ours"),
+}
+"""The module of each program, and what it does."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program that is named first, with the arguments after it."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: maml PROGRAM …   (maml PROGRAM --help: its arguments)\n")
+        for name, (_, does) in PROGRAMS.items():
+            print(f"  {name:9} {does}")
+        return 0
+    if arguments[0] not in PROGRAMS:
+        raise UserError(f"maml {arguments[0]}: no such program; {', '.join(PROGRAMS)}")
+    found = importlib.import_module(PROGRAMS[arguments[0]][0])
+    code: int = found.main(arguments[1:])
+    return code
+
+
+def entry() -> None:
+    """Run what the command line says."""
+    run_program(main, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    entry()

@@ -208,7 +208,7 @@ class Worker:
         Nobody asks without an inner loop, on a GPU, for what is no image, or where the flags say
         otherwise.
         """
-        asked_otherwise = self.config.kernels != "auto" or self.config.meta_gradient == "reverse"
+        asked_otherwise = self.config.kernels != "auto"
         few_shot = registry.learner(self.config.learner).tasks == "episodes"
         if not few_shot or asked_otherwise or self.device.type != "cpu":
             return None

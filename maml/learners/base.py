@@ -253,8 +253,8 @@ class Learner(nn.Module, ABC):
     def stated_losses(self) -> dict[str, Any]:
         """Return the support and the query loss as `Problem` takes them.
 
-        A loss that nobody has overridden is stated as what it is, the network's own: only that is
-        known to compiled kernels.
+        A loss that nobody has overridden is stated as what it is, the network's own: of that alone
+        compiled kernels compute head and loss, too (`maml.metagradient.native`).
         """
         return {part: self._stated(part) for part in ("support", "query")}
 

@@ -160,7 +160,7 @@ class Worker:
             self.learner.batching = self.config.batching
             return
         if self.learner.draws:
-            self.why_one_by_one = f"{flag} draws random numbers"
+            self.why_one_by_one = f"{flag} draws random numbers (one core each: --workers N)"
         elif not able:
             self.why_one_by_one = f"torch.func.vmap cannot batch {flag}, or finds another gradient"
         elif self._in_torch and self.device.type == "cpu" and heavy:

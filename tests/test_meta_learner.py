@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import maml
 from maml.networks.conv4 import Conv4
@@ -50,7 +52,7 @@ LEARNERS: list[tuple[type[maml.MetaLearner], dict[str, Any]]] = [
     (maml.BOIL, HEAD),
     (maml.MetaSGD, {}),
     (maml.MetaCurvature, {}),
-    (maml.MAMLpp, {"msl_epochs": 0, "first_order_epochs": 0}),
+    (maml.MAMLpp, {}),
     (maml.ProtoNet, HEAD),
     (maml.ProtoNet, {}),
     (maml.R2D2, HEAD),
@@ -181,6 +183,81 @@ def test_kernels_serve_conv4_and_any_loss_and_targets_do() -> None:
     assert smooth.metrics["accuracy"].shape == (2,)
 
 
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+
+
+class Checkpointed(nn.Module):
+    """Dropout in a block that is computed once more on the way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[E, 4, 4]`` to logits."""
+        return self.head(checkpoint(self._drop, x.flatten(1), use_reentrant=False))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(torch.tanh(self.block(x)), 0.5, self.training)
+
+
+class Counting(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(16, 3), itertools.count(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[E, 4, 4]`` to logits."""
+        return self.layer(x.flatten(1)) * next(self.calls)
+
+
+def test_draws_do_not_depend_on_threads_nor_on_what_came_before() -> None:
+    network = Checkpointed().double()
+    learner, tasks = maml.MAML(network, inner_lr=0.1, inner_steps=2), made((6,) * 4)
+    before = torch.get_num_threads()
+
+    def gradient(threads: int, tasks: Tasks) -> Tensor:
+        network.zero_grad()
+        torch.manual_seed(3)
+        torch.set_num_threads(threads)
+        try:
+            learner(tasks).backward()
+        finally:
+            torch.set_num_threads(before)
+        assert network.block.weight.grad is not None
+        return network.block.weight.grad.clone()
+
+    for some in (tasks[:1], tasks):
+        first = gradient(1, some)
+        assert all(torch.equal(gradient(2, some), first) for _ in range(3))
+
+
+def test_tasks_of_different_ways_and_modes_are_each_their_own() -> None:
+    torch.manual_seed(0)
+    learner = maml.ProtoNet(dense(nn.Dropout(0.5)), head="4").eval()
+    three, two = made((6,)), [tuple(part[:4] % 2 if part.dtype == torch.int64 else part[:4]
+                                    for part in made((6,))[0])]  # fmt: skip
+    alone = [learner([*one]).item() for one in (three, two)]
+    together = [*three, *two]
+    assert learner(together).item() == pytest.approx(sum(alone) / 2, rel=1e-12)  # type: ignore[arg-type]
+    assert learner.evaluate(together)["loss"].isfinite().all()  # type: ignore[arg-type]
+    learner.train()
+    assert learner(stacked(made())).item() != learner(stacked(made())).item()
+    fast = maml.MAML(dense(nn.Dropout(0.5))).adapt(*made()[0][:2])
+    x = made()[0][2]
+    assert not torch.equal(fast(x), fast(x))
+    fast.eval()
+    assert torch.equal(fast(x), fast(x))
+
+
 SCRIPT = """
 import sys, torch, maml
 from tests.test_meta_learner import dense, made, stacked
@@ -212,6 +289,12 @@ def test_a_loop_of_one_s_own_is_distributed_by_torchrun(tmp_path: Path) -> None:
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("sizes", [(6,), (3, 6), (6, 6)])
+def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="counts its calls"):
+        maml.MAML(Counting().double())(made(sizes))
+
+
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [
@@ -232,6 +315,13 @@ def test_a_loop_of_one_s_own_is_distributed_by_torchrun(tmp_path: Path) -> None:
          "task 0: support_x has 6 examples, and support_y 2 targets"),
         (lambda: maml.ProtoNet(dense())([(t[0], t[1] + 1, *t[2:]) for t in made()]),
          "task 0: support_y has no example of class 0"),
+        (lambda: maml.MAML(Tied()), "second.weight and first.weight are one parameter"),
+        (lambda: maml.MAML(dense().bfloat16()), "module: its parameters are torch.bfloat16"),
+        (lambda: maml.MAML(dense(), batching="all"), "batching 'all': auto, vmap or tasks"),
+        (lambda: maml.MAML(dense())([(t[0].clone().requires_grad_(), *t[1:]) for t in made()]),
+         "task 0: support_x requires a gradient"),
+        (lambda: maml.MAML(dense()).adapt(*made()[0][:2])(made()[0][2], "suport"),
+         "batch_statistics 'suport': query or support"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:

@@ -29,15 +29,25 @@ AHEAD = 2
 """Items of each thread that wait for an earlier one's result to be taken: memory is bounded."""
 
 
-def spread(owner: M, function: Callable[[M, Item], T], items: Sequence[Item]) -> Iterator[T]:
+def spread(
+    owner: M, function: Callable[[M, Item], T], items: Sequence[Item], *, alone: bool = False
+) -> Iterator[T]:
     """Yield ``function(owner, item)`` of each item, computed in as many threads as torch has.
 
     Args:
         owner: What the function calls. A thread that is not alone is given a copy.
         function: Of one item; it changes nothing but the copy.
         items: In order.
+        alone: Whether one thread with one core computes all: what a generator draws depends on who
+            drew before, and on how many cores share an operation.
     """
-    n_threads = min(torch.get_num_threads(), len(items))
+    if alone:
+        with _one_core_each(), sdpa_kernel(SDPBackend.MATH):
+            yield from (function(owner, item) for item in items)
+        return
+    # Autocast is of one thread alone.
+    several = not torch.is_autocast_enabled("cpu")
+    n_threads = min(torch.get_num_threads(), len(items)) if several else 1
     # Fused attention has no second derivative. The setting is one for all threads.
     with sdpa_kernel(SDPBackend.MATH):
         copies = _copies(owner, n_threads) if n_threads > 1 else []

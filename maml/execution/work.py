@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 HEAVY = 500_000
 """Multiplications and additions of one operation, from which on tasks are computed one by one.
@@ -28,28 +28,17 @@ class Work(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations = 0
-        self._flops = FlopCounterMode(display=False)
-
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        return self._flops.get_total_flops()
+        self.operations = self.flops = 0
 
     @property
     def is_heavy(self) -> bool:
         """Whether one operation is work enough for a core."""
         return self.flops >= HEAVY * max(self.operations, 1)
 
-    def __enter__(self) -> Work:
-        self._flops.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._flops.__exit__(*error)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **kwargs or {})
         self.operations += 1
-        return func(*args, **kwargs or {})
+        count = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if count is not None:
+            self.flops += count(*args, **kwargs or {}, out_val=found)
+        return found

@@ -53,13 +53,15 @@ def outer_gradient(
     def one(own: Learner, task: Any) -> OuterGradient:
         return own.outer_gradient(meta_params, task, phase, checked=phase in learner.checked)
 
-    before = draws.state()
     sums: Params = {}
     found = []
-    for gradients, *rest in each(learner, one, tasks, where()):
-        sums = {n: sums[n] + g for n, g in gradients.items()} if sums else gradients
-        found.append(rest)
-    if not learner.draws and draws.state() != before:
+    with kept():
+        before = draws.state()
+        for gradients, *rest in each(learner, one, tasks, where()):
+            sums = {n: sums[n] + g for n, g in gradients.items()} if sums else gradients
+            found.append(rest)
+        drawn = draws.state() != before
+    if not learner.draws and drawn:
         # Somebody has drawn: it may have been the network.
         learner.draws = True
         return outer_gradient(learner, meta_params, tasks, where, phase)
@@ -95,7 +97,9 @@ def each(
             return function(own, item[0])
 
     with kept() if learner.draws else contextlib.nullcontext():
-        yield from spread(learner, one, placed)
+        # The global generators are one for all threads, and a checkpointed block draws once more on
+        # the way back.
+        yield from spread(learner, one, placed, alone=learner.draws)
 
 
 def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:

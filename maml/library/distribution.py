@@ -35,10 +35,10 @@ def distributed() -> int:
 
 
 def same_everywhere(module: nn.Module) -> None:
-    """Give all processes the parameters of rank 0."""
+    """Give all processes the parameters and buffers of rank 0."""
     if _joined:
-        for parameter in module.parameters():
-            dist.broadcast(parameter.data, 0)
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.data, 0)
 
 
 def part(items: list[T]) -> list[tuple[int, T]]:
@@ -62,3 +62,11 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
         for name, gradient in zip(sums, gradients, strict=True)
     }
     return total[0], named
+
+
+def same_number() -> int:
+    """Return a number that torch's global generator draws, on rank 0, for all processes."""
+    drawn = torch.randint(2**62, ())  # at each call: what is drawn later does not depend on dropout
+    if _joined:
+        dist.broadcast(drawn, 0)
+    return int(drawn)

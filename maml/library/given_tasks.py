@@ -21,12 +21,13 @@ FORM = (
 )
 
 
-def as_tasks(given: Any, dtype: torch.dtype) -> list[Task]:
+def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Task]:
     """Return tasks as batches of one each: tensors ``[1, E, …]``.
 
     Args:
         given: Tasks.
         dtype: What floats must be, as the module's parameters are.
+        leaves: Whether to refuse tensors that require a gradient.
 
     Raises:
         UserError: for another form or dtype, and for sets whose examples and targets are not as
@@ -52,6 +53,11 @@ def as_tasks(given: Any, dtype: torch.dtype) -> list[Task]:
         ]
     for i, task in enumerate(tasks):
         for name, tensor in task._asdict().items():
+            if leaves and tensor.requires_grad:
+                raise UserError(
+                    f"task {i}: {name} requires a gradient, which a meta-gradient is not taken by: "
+                    "detach it; or take an outer loss of your own by adapt()"
+                )
             if tensor.is_floating_point() and tensor.dtype != dtype:
                 raise UserError(
                     f"task {i}: {name} is {tensor.dtype}, and the module's parameters are {dtype}; "

@@ -26,14 +26,20 @@ from maml.library.alone import alone
 from maml.library.fast_module import FastModule
 from maml.library.given_tasks import GivenTasks, as_tasks
 from maml.metagradient import draws
-from maml.metagradient.batching import batching_of
+from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
-from maml.networks.ordinary import ExplicitNorm, explicit
+from maml.metagradient.differentiate import OuterGradient
+from maml.networks.ordinary import ExplicitNorm, check_parameters, explicit
+from maml.params import Params
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ORDERS = {1: "first", 2: "second", "first": "first", "second": "second"}
-OF_DATA = ("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots")
-"""Flags of the program that the tasks at hand say."""
+NOT_HERE = (
+    *("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots"),
+    *("inner_batch", "eval_inner_batch", "keep_moment"),
+    *("msl_epochs", "first_order_epochs", "iterations_per_epoch"),
+)
+"""Flags of the program that are of its data, or of its iterations: here both are the user's."""
 TRIED = 2
 """Tasks of the first call that are computed in both ways before any are batched."""
 
@@ -58,7 +64,8 @@ class MetaLearner(nn.Module):
 
     Attributes:
         learner: The program's learner, a `maml.learners.Learner`.
-        metrics: Of the last call with tasks: ``{name: [B]}``, as the accuracy of each.
+        metrics: Of the last call with tasks: ``{name: [B]}``, as the accuracy of each; under
+            `distributed`, of this process's tasks.
     """
 
     kind: ClassVar[str]
@@ -90,7 +97,12 @@ class MetaLearner(nn.Module):
         """
         super().__init__()
         self.metrics: dict[str, Tensor] = {}
-        self._batching: Batching | None = None if batching == "auto" else batching
+        if batching not in ("auto", "vmap", "tasks"):
+            raise UserError(f"batching {batching!r}: auto, vmap or tasks")
+        self._asked: Batching | None = None if batching == "auto" else batching
+        # By the mode, as dropout is of one alone.
+        self._found: dict[bool, Found] = {}
+        self._told = set[bool]()
         with _in_words_of_the_library():
             config = self._config(module, flags)
             objective = (CLASSIFICATION if _of_classes(loss) else REGRESSION)._replace(loss=loss)
@@ -105,7 +117,7 @@ class MetaLearner(nn.Module):
 
     def _config(self, module: nn.Module, flags: dict[str, Any]) -> Config:
         read = registry.learner(self.kind).reads or ()
-        known = [name for name in ("freeze", *read) if name not in OF_DATA]
+        known = [name for name in ("freeze", *read) if name not in NOT_HERE]
         for name in flags:
             if name not in known:
                 raise UserError(
@@ -125,8 +137,11 @@ class MetaLearner(nn.Module):
             refused = registry.learner(self.kind).refuses.get(name, {})
             if value in refused:
                 raise UserError(f"{name} {value}: {type(self).__name__} {refused[value]}")
-        first = next((p for p in module.parameters() if p.is_floating_point()), None)
-        dtype = "float64" if first is not None and first.dtype == torch.float64 else "float32"
+        dtypes = {p.dtype for p in module.parameters()} or {torch.float32}
+        if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+            named = ", ".join(sorted(map(str, dtypes)))
+            raise UserError(f"module: its parameters are {named}; give float32 or float64 alone")
+        dtype = str(dtypes.pop()).removeprefix("torch.")
         return with_values(
             config, learner=self.kind, network=type(module).__name__, dtype=dtype, seed=0
         )
@@ -154,57 +169,76 @@ class MetaLearner(nn.Module):
         Args:
             tasks: Of one task each, ``[1, E, …]``.
         """
-        own = self._of_ways(tasks)
-        params = {name: p.detach() for name, p in own.meta_parameters().items()}
-        batching = self._way(own, params, tasks)
-        mine = distribution.part(tasks)
-
-        def where() -> list[draws.Address]:
-            seed = int(torch.randint(2**62, ())) if own.draws else 0
-            return [draws.Address(seed, "", i) if own.draws else draws.NONE for i, _ in mine]
-
+        params = {name: p.detach() for name, p in self.learner.meta_parameters().items()}
         sums = {name: torch.zeros_like(p) for name, p in params.items()}
-        losses = next(iter(params.values())).new_zeros(0)
-        if mine:
-            of_mine = [task for _, task in mine]
-            if batching == "vmap":
-                own = copy.copy(own)
-                own.batching = "vmap"
-                found = own.outer_gradient(params, _joined(of_mine), own.last_phase)
-            else:
-                found = one_by_one.outer_gradient(own, params, of_mine, where, own.last_phase)
-            sums, losses, self.metrics = found.gradients, found.losses, dict(found.metrics)
-        return distribution.mean(losses.detach(), sums)
+        losses = next(iter(params.values())).new_zeros(len(tasks))
+        found: dict[str, Tensor] = {}
+        mine = distribution.part(tasks)
+        seed = distribution.same_number()
+        for own, places in self._of_each_size([task for _, task in mine]):
+            some = [mine[i][1] for i in places]
+            addresses = [draws.Address(seed, "", mine[i][0]) for i in places]
+            of_some = self._gradient(own, params, some, addresses)
+            sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
+            losses[places] = of_some.losses.detach()
+            for name, values in of_some.metrics.items():
+                found.setdefault(name, values.new_zeros(len(mine)))[places] = values
+        self.metrics = found
+        return distribution.mean(losses[: len(mine)], sums)
 
-    def _of_ways(self, tasks: list[Task]) -> Learner:
-        """Return the learner, for as many classes as the tasks have, if it needs to know."""
+    def _gradient(
+        self, own: Learner, params: Params, tasks: list[Task], addresses: list[draws.Address]
+    ) -> OuterGradient:
+        found = self._way(own, params, tasks)
+        own.draws = found.draws
+        addresses = addresses if found.draws else [draws.NONE] * len(tasks)
+        if found.batching == "tasks" or len({tuple(p.shape for p in t) for t in tasks}) > 1:
+            return one_by_one.outer_gradient(own, params, tasks, lambda: addresses, own.last_phase)
+        own = copy.copy(own)
+        own.batching = "vmap"
+        return own.outer_gradient(params, _joined(tasks), own.last_phase)
+
+    def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:
+        """Yield a learner for each number of classes, where it needs to know, and its tasks."""
         if not self.learner.any_ways or self.learner.objective is REGRESSION:
-            return self.learner
-        ways = 1 + max(int(task.support_y.max()) for task in tasks)
+            if tasks:
+                yield self.learner, list(range(len(tasks)))
+            return
+        places: dict[int, list[int]] = {}
         for i, task in enumerate(tasks):
-            missing = set(range(1 + int(task.support_y.max()))) - set(task.support_y[0].tolist())
+            ways = 1 + int(task.support_y.max())
+            missing = set(range(ways)) - set(task.support_y[0].tolist())
             if missing:
                 raise UserError(f"task {i}: support_y has no example of class {min(missing)}")
-        learner = copy.copy(self.learner)
-        learner.config = with_values(learner.config, ways=ways, train_ways=None)
-        return learner
+            if int(task.query_y.max()) >= ways:
+                raise UserError(f"task {i}: support_y has no example of query_y's last class")
+            places.setdefault(ways, []).append(i)
+        for ways, of_ways in places.items():
+            learner = copy.copy(self.learner)
+            learner.config = with_values(learner.config, ways=ways, train_ways=None)
+            yield learner, of_ways
 
-    def _way(self, own: Learner, params: dict[str, Tensor], tasks: list[Task]) -> Batching:
-        """Return how tasks are computed; found out at the first call with more than one."""
-        if len({tuple(part.shape for part in task) for task in tasks}) > 1:
-            return "tasks"
-        if self._batching is None:
-            if len(tasks) < TRIED:
-                return "tasks"
-            self._batching, own.draws = self._found(own, params, _joined(tasks[:TRIED]))
-            self.learner.draws = own.draws
-        return self._batching
+    def _way(self, own: Learner, params: Params, tasks: list[Task]) -> Found:
+        """Return how tasks are computed, found out at the first call of a mode.
 
-    def _found(self, own: Learner, params: dict[str, Tensor], some: Task) -> tuple[Batching, bool]:
+        Raises:
+            NotRepeatedError: if two calls with the same tasks give two results.
+        """
+        known = self._found.get(self.training)
+        alike = [t for t in tasks if [*map(_shape, t)] == [*map(_shape, tasks[0])]]
+        tells = len(alike) >= TRIED and self.training not in self._told
+        if known is not None and not tells:
+            return known
+        some = _joined(alike[:TRIED])
         found = batching_of(lambda at: own.training_problem(at, own.last_phase), params, some)
-        if found.batching == "vmap" and one_by_one.is_heavy(own, params, some):
-            return "tasks", False
-        return found.batching, found.draws
+        if self._asked is not None:
+            found = found._replace(batching=self._asked)
+        elif not tells or (found.batching == "vmap" and one_by_one.is_heavy(own, params, some)):
+            found = found._replace(batching="tasks")
+        if tells:
+            self._told.add(self.training)
+        self._found[self.training] = found
+        return found
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -224,8 +258,8 @@ class MetaLearner(nn.Module):
             y: Their targets ``[E, …]``.
             steps: Inner steps; None: ``eval_inner_steps``.
         """
-        (task,) = as_tasks([(x, y, x, y)], self._dtype)
-        own = self._of_ways([task])
+        (task,) = as_tasks([(x, y, x, y)], self._dtype, leaves=False)
+        ((own, _),) = self._of_each_size([task])
         steps = own.config.eval_inner_steps if steps is None else steps
         return FastModule(own, Task(*(part[0] for part in task)), steps)
 
@@ -237,17 +271,19 @@ class MetaLearner(nn.Module):
         Dropout is off, whatever the mode is. The names of what is normalised by the support set's
         statistics begin with ``non_transductive_``.
         """
-        given = as_tasks(tasks, self._dtype)
-        own, training = self._of_ways(given), self.training
-        params = own.meta_parameters()
+        given, training = as_tasks(tasks, self._dtype), self.training
+        params = self.learner.meta_parameters()
+        rows: list[dict[str, Tensor]] = [{}] * len(given)
         try:
             self.eval()
-            found = list(
-                one_by_one.each(own, lambda learner, task: learner.evaluate(params, task), given)
-            )
+            for own, places in self._of_each_size(given):
+                some = [given[i] for i in places]
+                found = one_by_one.each(own, lambda own, task: own.evaluate(params, task), some)
+                for i, row in zip(places, found, strict=True):
+                    rows[i] = row
         finally:
             self.train(training)
-        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def train(self, mode: bool = True) -> MetaLearner:
         """Switch between training and evaluation; batch norms stay as they were made."""
@@ -279,7 +315,12 @@ class _OuterLoss(torch.autograd.Function):
 def _network(module: nn.Module, head: str | None) -> nn.Module:
     """Return a copy of a module by the protocol of `maml.networks`; its parameters are the same."""
     shared: dict[int, Any] = {id(p): p for p in module.parameters()}
-    network = copy.deepcopy(module, shared)
+    try:
+        network = copy.deepcopy(module, shared)
+    except RuntimeError as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"module: it cannot be copied ({line})") from error
+    check_parameters(network, type(module).__name__)
     if head is not None:
         network.head_prefix = f"{head.rstrip('.')}."  # type: ignore[assignment]
     return explicit(network, type(module).__name__)
@@ -290,6 +331,10 @@ def _of_classes(loss: Loss) -> bool:
     with contextlib.suppress(Exception):
         return loss(torch.zeros(2, 3), torch.tensor([0, 1])).dim() == 0
     return False
+
+
+def _shape(part: Tensor) -> torch.Size:
+    return part.shape
 
 
 def _joined(tasks: list[Task]) -> Task:

@@ -31,7 +31,6 @@ NONE = Address(0, "", -1)
 """Of losses that are known not to draw."""
 
 _LOCAL = threading.local()
-_ALONE = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -71,20 +70,22 @@ def of_call() -> Iterator[Callable[[int], Address]]:
 def at(part: str, step: int) -> Iterator[None]:
     """Let what is drawn inside follow the address of this thread's task at an inner step.
 
-    The global generators are one for all threads, so one thread at a time is inside. They stay as
+    The global generators are one for all threads, so one thread computes all tasks. They stay as
     they are left: `maml.seeds.kept` is to be around all tasks of a call.
     """
     address = address_here()
     if address is None or address is NONE:
         yield
         return
-    with _ALONE:
-        begin(seed_of(address.seed, f"{part} {step}", address.task, address.split))
-        yield
+    begin(seed_of(address.seed, f"{part} {step}", address.task, address.split))
+    yield
 
 
 def state() -> int:
     """Return a number that changes when anybody draws from a global generator."""
     _, words, place, *_ = np.random.get_state()
     of_numpy = np.asarray(words).tobytes(), place
-    return hash((torch.get_rng_state().numpy().tobytes(), of_numpy, random.getstate()))
+    of_torch = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        of_torch.append(torch.cuda.get_rng_state())
+    return hash((*(each.numpy().tobytes() for each in of_torch), of_numpy, random.getstate()))

@@ -12,7 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.networks.ordinary import explicit
+from maml.networks.ordinary import check_parameters, explicit
 
 
 def network_options(config: Config) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def build_network(
         network = _made(make, name, shape, outputs)
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
-        _check_parameters(network, name)
+        check_parameters(network, name)
         tried = torch.full((2, *shape), 1 if integers else 0.5)
         _make_lazy_layers(network, tried)
         network = explicit(network, name)
@@ -112,26 +112,6 @@ def _make_lazy_layers(network: nn.Module, examples: Tensor) -> None:
         network(torch.zeros_like(examples))
     for module, mode in modes.items():
         module.training = mode
-
-
-def _check_parameters(network: nn.Module, name: str) -> None:
-    """Refuse what would be trained otherwise than its author thinks."""
-    seen: dict[int, str] = {}
-    for path, module in network.named_modules():
-        for attribute, parameter in module._parameters.items():
-            where = f"{path}.{attribute}" if path else attribute
-            if parameter is None:
-                continue
-            if not parameter.is_floating_point():
-                raise UserError(
-                    f"--network {name}: {where} is a parameter of {parameter.dtype}, which cannot "
-                    "learn; make it a buffer"
-                )
-            if seen.setdefault(id(parameter), where) != where:
-                raise UserError(
-                    f"--network {name}: {where} and {seen[id(parameter)]} are one parameter; share "
-                    "the layer, not its weight"
-                )
 
 
 def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str] | None) -> None:

@@ -30,6 +30,26 @@ def own_name(network: nn.Module, name: str) -> str:
     return name.removeprefix(AROUND) if isinstance(network, Ordinary) else name
 
 
+def check_parameters(network: nn.Module, name: str) -> None:
+    """Refuse what would be trained otherwise than its author thinks."""
+    seen: dict[int, str] = {}
+    for path, module in network.named_modules():
+        for attribute, parameter in module._parameters.items():
+            where = f"{path}.{attribute}" if path else attribute
+            if parameter is None:
+                continue
+            if not parameter.is_floating_point():
+                raise UserError(
+                    f"--network {name}: {where} is a parameter of {parameter.dtype}, which cannot "
+                    "learn; make it a buffer"
+                )
+            if seen.setdefault(id(parameter), where) != where:
+                raise UserError(
+                    f"--network {name}: {where} and {seen[id(parameter)]} are one parameter; share "
+                    "the layer, not its weight"
+                )
+
+
 def explicit(module: nn.Module, name: str) -> nn.Module:
     """Return ``module`` as a network; itself, if its ``forward`` takes ``statistics`` already.
 

@@ -32,6 +32,8 @@ from maml.networks.ordinary import switched
 from maml.params import Params
 
 T = TypeVar("T")
+LOOKED_AT = 8
+"""Tasks in one of which each parameter must be read: control flow may choose in each."""
 REPEATED = (
     "The same seed must give the same numbers in every process. What is drawn from the global "
     "generators of torch, numpy or Python does: they are seeded for each task and step"
@@ -132,12 +134,14 @@ class Worker:
         which = "network" if network.is_theirs else "learner"
         flag = f"--{which} {getattr(self.config, which)}"
         with self._naming_theirs():
-            some = self._on_device(self.training.tasks(torch.arange(2)))
+            some = self._on_device(self.training.tasks(torch.arange(LOOKED_AT)))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             made = self.learner.materialise(params, some)
             self.learner.batching = "tasks"
             if isinstance(made, list):  # their sets may be of any sizes
                 return
+            one_by_one.check(self.learner, params, made, self.learner.last_phase)
+            made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # In the dtype of the run: what it raises is what training would.
             heavy = one_by_one.is_heavy(self.learner, params, made)
             try:
@@ -146,6 +150,7 @@ class Worker:
                     params,
                     made,
                     self.config.meta_gradient,
+                    checked=True,
                 )
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {REPEATED}") from error

@@ -38,6 +38,18 @@ def dense(*more: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), *more, nn.Tanh(), nn.Linear(8, 3)).double()
 
 
+class Branching(nn.Module):
+    """Chooses a layer by what the examples are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(16, 3), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[E, 4, 4]`` to logits."""
+        return (self.one if x[0, 0, 0] > 0 else self.other)(x.flatten(1))
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "dense": dense,
     "batch norm": lambda: dense(nn.BatchNorm1d(8)),
@@ -82,7 +94,10 @@ def by_loop(network: nn.Module, tasks: Tasks, steps: int, lr: float) -> tuple[Te
         for _ in range(steps):
             outputs = torch.func.functional_call(network, at, (support_x,))
             loss = F.cross_entropy(outputs, support_y)
-            by = torch.autograd.grad(loss, list(at.values()), create_graph=True)
+            by = torch.autograd.grad(
+                loss, list(at.values()), create_graph=True, materialize_grads=True,
+                allow_unused=True,
+            )  # fmt: skip
             at = {n: p - lr * g for (n, p), g in zip(at.items(), by, strict=True)}
         outputs = torch.func.functional_call(network, at, (query_x,))
         total = total + F.cross_entropy(outputs, query_y) / len(tasks)
@@ -181,6 +196,17 @@ def test_kernels_serve_conv4_and_any_loss_and_targets_do() -> None:
     smooth = maml.MAML(network, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
     smooth(tasks).backward()
     assert smooth.metrics["accuracy"].shape == (2,)
+
+
+def test_a_layer_that_some_tasks_choose_learns_of_them() -> None:
+    torch.manual_seed(0)
+    network, tasks = Branching().double(), made()
+    expected, gradients = by_loop(copy.deepcopy(network), tasks, 3, 0.1)
+    loss = maml.MAML(network, inner_lr=0.1, inner_steps=3)(tasks)
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
 
 
 class Tied(nn.Module):

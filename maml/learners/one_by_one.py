@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from maml.execution.threads import spread
 from maml.execution.work import Work
@@ -19,6 +20,7 @@ from maml.learners.base import Learner
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one
 from maml.metagradient.differentiate import OuterGradient
+from maml.metagradient.reading import check_read
 from maml.params import Params
 from maml.seeds import kept
 
@@ -51,8 +53,9 @@ def outer_gradient(
     """
 
     def one(own: Learner, task: Any) -> OuterGradient:
-        return own.outer_gradient(meta_params, task, phase, checked=phase in learner.checked)
+        return own.outer_gradient(meta_params, task, phase, checked=True)
 
+    check(learner, meta_params, tasks, phase)
     sums: Params = {}
     found = []
     with kept():
@@ -65,7 +68,6 @@ def outer_gradient(
         # Somebody has drawn: it may have been the network.
         learner.draws = True
         return outer_gradient(learner, meta_params, tasks, where, phase)
-    learner.checked.add(phase)
     losses, outputs, metrics = zip(*found, strict=True)
     return OuterGradient(
         sums,
@@ -106,5 +108,19 @@ def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
     """Say whether an operation on one task is work enough for a core (`maml.execution.work`)."""
     with kept(), draws.of_task(draws.NONE), Work() as work:
         for task in one_by_one(tasks):
-            learner.outer_gradient(meta_params, task, learner.last_phase)
+            learner.outer_gradient(meta_params, task, learner.last_phase, checked=True)
     return work.is_heavy
+
+
+def check(learner: Learner, meta_params: Params, tasks: Any, phase: int) -> None:
+    """Refuse losses of a phase that do not read in some task what they should; once a phase.
+
+    Raises:
+        ValueError: as `maml.metagradient.reading.check_read`; RuntimeError likewise.
+    """
+    if phase in learner.checked:
+        return
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
+    with kept(), draws.of_task(draws.NONE), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        check_read(learner.training_problem(leaves, phase), tasks)
+    learner.checked.add(phase)

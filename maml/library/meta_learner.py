@@ -229,8 +229,11 @@ class MetaLearner(nn.Module):
         tells = len(alike) >= TRIED and self.training not in self._told
         if known is not None and not tells:
             return known
+        one_by_one.check(own, params, tasks, own.last_phase)
         some = _joined(alike[:TRIED])
-        found = batching_of(lambda at: own.training_problem(at, own.last_phase), params, some)
+        found = batching_of(
+            lambda at: own.training_problem(at, own.last_phase), params, some, checked=True
+        )
         if self._asked is not None:
             found = found._replace(batching=self._asked)
         elif not tells or (found.batching == "vmap" and one_by_one.is_heavy(own, params, some)):

@@ -47,6 +47,8 @@ def batching_of(
     meta_params: Params,
     tasks: Any,
     way: Way = "auto",
+    *,
+    checked: bool = False,
 ) -> Found:
     """Find out how tasks of a problem may be computed.
 
@@ -55,6 +57,7 @@ def batching_of(
         meta_params: ``{name: […]}``.
         tasks: B tasks that differ; two or more tell more than one.
         way: As of `meta_gradient`.
+        checked: As of `meta_gradient`.
 
     Raises:
         NotRepeatedError: if a loop over the tasks gives two results.
@@ -62,7 +65,7 @@ def batching_of(
     """
 
     def by(batching: Batching, params: Params, tasks: Any) -> Tensor:
-        found = meta_gradient(problem_of, params, tasks, way, batching)
+        found = meta_gradient(problem_of, params, tasks, way, batching, checked=checked)
         parts = [found.losses, *(found.gradients[name] for name in sorted(found.gradients))]
         return torch.cat([part.detach().to_dense().flatten() for part in parts])
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
 from maml.metagradient import draws
-from maml.metagradient.by_task import unstacked
+from maml.metagradient.by_task import one_by_one, unstacked
 from maml.metagradient.problem import Problem, called
 from maml.networks.loss import NetworkLoss
 from maml.networks.stack import is_stack
@@ -31,11 +31,15 @@ def check_read(problem: Problem, tasks: Any) -> frozenset[str]:
     unread = {*problem.start, *problem.fixed}
     by_kernels: frozenset[str] = frozenset()
     places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
-    for part, step in places:
-        # A loss may know its step. One step of the support loss tells all, or else they are asked.
-        if step == 0 or unread:
-            read = _read(problem, part, step, tasks)
-            unread, by_kernels = unread - read.names, by_kernels | read.by_kernels
+    for place, task in enumerate(one_by_one(tasks)):
+        # Control flow may read other parameters in another task.
+        if place and not unread:
+            break
+        for part, step in places:
+            # A loss may know its step. One step of the support loss tells all, or else all do.
+            if unread or not (step or place):
+                read = _read(problem, part, step, task, place)
+                unread, by_kernels = unread - read.names, by_kernels | read.by_kernels
     if unread:
         name = min(unread)
         what = "adapt"
@@ -61,8 +65,8 @@ _READ: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Read]] = weakref.WeakKeyD
 """What losses that were looked at read, by the network or learner whose they are."""
 
 
-def _read(problem: Problem, part: str, step: int, tasks: Any) -> _Read:
-    """Return what a loss reads, in the first of some tasks.
+def _read(problem: Problem, part: str, step: int, task: Any, place: int) -> _Read:
+    """Return what a loss reads in one task, a batch of one, that is at a place of some.
 
     Raises:
         ValueError: if it reads others, or is no scalar.
@@ -72,8 +76,8 @@ def _read(problem: Problem, part: str, step: int, tasks: Any) -> _Read:
     owner, kind = _owned(loss)
     known: dict[Any, _Read] = {} if owner is None else _READ.setdefault(owner, {})
     # It may read other parameters of a larger set.
-    sizes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves(tasks))
-    key = part, step, kind, sizes, tuple(params)
+    sizes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves(task))
+    key = place, part, step, kind, sizes, tuple(params)
     if key in known:
         return known[key]
     if len(known) > MOST_KNOWN:
@@ -82,7 +86,7 @@ def _read(problem: Problem, part: str, step: int, tasks: Any) -> _Read:
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in params.items()
     }
-    first = next(unstacked(tasks))
+    first = next(unstacked(task))
     try:
         with draws.at(part, step):
             value, _ = called(loss, params, first, step)

@@ -20,8 +20,7 @@ from maml.processes import scheduling
 if TYPE_CHECKING:
     from maml.errors import UserError
     from maml.library.distribution import distributed
-    from maml.library.gradient import meta_gradient
-    from maml.library.meta_learner import (
+    from maml.library.family import (
         ANIL,
         BOIL,
         CAVIA,
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
         R2D2,
         MAMLpp,
         MetaCurvature,
-        MetaLearner,
         MetaSGD,
         ProtoNet,
         Reptile,
     )  # fmt: skip
-    from maml.library.model import AdaptedModel, Model, load
+    from maml.library.gradient import meta_gradient
+    from maml.library.meta_learner import MetaLearner
     from maml.library.module import MetaModule, set_gradients
     from maml.library.tasks import Tasks, episodes
     from maml.metagradient.differentiate import OuterGradient
@@ -46,10 +45,11 @@ _FROM = {
     "maml.library.gradient": ("meta_gradient",),
     "maml.library.model": ("AdaptedModel", "Model", "load"),
     "maml.library.distribution": ("distributed",),
-    "maml.library.meta_learner": (
-        *("ANIL", "BOIL", "CAVIA", "IMAML", "MAML", "MAMLpp", "MetaCurvature", "MetaLearner"),
+    "maml.library.family": (
+        *("ANIL", "BOIL", "CAVIA", "IMAML", "MAML", "MAMLpp", "MetaCurvature"),
         *("MetaSGD", "ProtoNet", "R2D2", "Reptile"),
     ),
+    "maml.library.meta_learner": ("MetaLearner",),
     "maml.library.module": ("MetaModule", "set_gradients"),
     "maml.library.tasks": ("Tasks", "episodes"),
     "maml.metagradient.differentiate": ("OuterGradient",),

@@ -46,7 +46,7 @@ class Embedding(Learner):
             )
         # A module at hand that does not say which its output layer is has none.
         if given is None or getattr(self.network, "head_prefix", None) is not None:
-            self.network, _ = without_head(self.network, config.network)
+            self.network, self.n_features = without_head(self.network, config.network)
 
     @abstractmethod
     def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -68,9 +68,6 @@ class MetaLearner(nn.Module):
             `distributed`, of this process's tasks.
     """
 
-    kind: ClassVar[str]
-    """The program's name of the learner."""
-
     @alone()
     def __init__(
         self,
@@ -106,7 +103,7 @@ class MetaLearner(nn.Module):
         with _in_words_of_the_library():
             config = self._config(module, flags)
             objective = (CLASSIFICATION if _of_classes(loss) else REGRESSION)._replace(loss=loss)
-            self.learner: Learner = registry.learner(self.kind).maker()(
+            self.learner: Learner = self._facts().maker()(
                 config, Given(_network(module, head), objective)
             )
         self.learner.batching = "tasks"  # unless the first tasks tell otherwise
@@ -115,8 +112,20 @@ class MetaLearner(nn.Module):
         self._made_to_train = {m for m in self.learner.modules() if m.training}
         distribution.same_everywhere(self)
 
+    @classmethod
+    def _facts(cls) -> registry.LearnerFacts:
+        """Return the facts of the program's learner of this name, or of its class's name."""
+        known = registry.known("learner")
+        of_class = {facts.attribute: name for name, facts in known.items()}
+        for base in cls.__mro__:
+            name = base.__name__.lower()
+            name = name if name in known else of_class.get(base.__name__, "")
+            if name:
+                return registry.learner(name)
+        raise UserError(f"{cls.__name__} is no learner: derive it from maml.MAML or another")
+
     def _config(self, module: nn.Module, flags: dict[str, Any]) -> Config:
-        read = registry.learner(self.kind).reads or ()
+        read = self._facts().reads or ()
         known = [name for name in ("freeze", *read) if name not in NOT_HERE]
         for name in flags:
             if name not in known:
@@ -134,7 +143,7 @@ class MetaLearner(nn.Module):
         for name, value in flags.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 checks.check_bounds(name, value)
-            refused = registry.learner(self.kind).refuses.get(name, {})
+            refused = self._facts().refuses.get(name, {})
             if value in refused:
                 raise UserError(f"{name} {value}: {type(self).__name__} {refused[value]}")
         dtypes = {p.dtype for p in module.parameters()} or {torch.float32}
@@ -143,7 +152,7 @@ class MetaLearner(nn.Module):
             raise UserError(f"module: its parameters are {named}; give float32 or float64 alone")
         dtype = str(dtypes.pop()).removeprefix("torch.")
         return with_values(
-            config, learner=self.kind, network=type(module).__name__, dtype=dtype, seed=0
+            config, learner=self._facts().name, network=type(module).__name__, dtype=dtype, seed=0
         )
 
     # ---- training -------------------------------------------------------------------------------
@@ -358,69 +367,3 @@ def _in_words_of_the_library() -> Iterator[None]:
         text = re.sub(r"--([a-z][a-z-]*)", argument, str(error))
         text = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', text)
         raise UserError(text) from error
-
-
-class MAML(MetaLearner):
-    """Finn et al. 2017, arXiv:1703.03400; ``order=1`` is its first-order approximation."""
-
-    kind = "maml"
-
-
-class ANIL(MetaLearner):
-    """MAML whose output layer alone adapts (Raghu et al. 2020, arXiv:1909.09157)."""
-
-    kind = "anil"
-
-
-class BOIL(MetaLearner):
-    """MAML whose output layer does not adapt (Oh et al. 2021, arXiv:2008.08882)."""
-
-    kind = "boil"
-
-
-class MetaSGD(MetaLearner):
-    """Learns an inner rate for each weight, too (Li et al. 2017, arXiv:1707.09835)."""
-
-    kind = "metasgd"
-
-
-class MetaCurvature(MetaLearner):
-    """Learns how inner gradients are transformed (Park and Oliva 2019, arXiv:1902.03356)."""
-
-    kind = "metacurv"
-
-
-class MAMLpp(MetaLearner):
-    """MAML++: rates and norms of each step (Antoniou et al. 2019, arXiv:1810.09502)."""
-
-    kind = "mamlpp"
-
-
-class CAVIA(MetaLearner):
-    """A small context adapts (Zintgraf et al. 2019, arXiv:1810.03642)."""
-
-    kind = "cavia"
-
-
-class IMAML(MetaLearner):
-    """The implicit gradient of a regularised inner loop (Rajeswaran et al. 2019, 1909.04630)."""
-
-    kind = "imaml"
-
-
-class Reptile(MetaLearner):
-    """Moves the weights towards the adapted ones (Nichol et al. 2018, arXiv:1803.02999)."""
-
-    kind = "reptile"
-
-
-class ProtoNet(MetaLearner):
-    """The nearest mean of a class's features (Snell et al. 2017, arXiv:1703.05175)."""
-
-    kind = "protonet"
-
-
-class R2D2(MetaLearner):
-    """Ridge regression on features (Bertinetto et al. 2019, arXiv:1805.08136)."""
-
-    kind = "r2d2"

@@ -374,7 +374,6 @@ def test_learner(tmp_path: Path) -> None:
         ({"network": "lenet"}, "there are no compiled kernels for the network LeNet"),
         ({"precision": "bf16"}, "not in --precision bf16"),
         ({"network": "lenet", "kernels": "torch"}, None),
-        ({"network": "lenet", "meta_gradient": "reverse"}, None),
     ],
 )
 def test_says_why_the_kernels_do_not_serve(

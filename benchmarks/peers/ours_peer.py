@@ -21,8 +21,8 @@ class GivenTasks(Episodes):
         self._tasks = tasks
 
     def tasks(self, ids: Tensor) -> Task:
-        """Return tasks by their position."""
-        return Task(*(tensor[ids] for tensor in self._tasks))
+        """Return tasks by their position, over and over."""
+        return Task(*(tensor[ids % len(tensor)] for tensor in self._tasks))
 
 
 def build(learner: Learner, tasks: Task) -> Repetition:

@@ -3,7 +3,8 @@
 Training makes and drops megabytes thousands of times a second. By default glibc returns such blocks
 to the kernel at once and the next ones are paged in again, zeroed: up to a third of the time. Here
 freed memory stays with the process, and large blocks get huge pages where the system grants them.
-All threads share it: calls over RPC come in on many, and each would otherwise page in its own.
+Threads share as many pools as there are cores: calls over RPC come in on many, and each would
+otherwise page in its own; threads that compute tasks would wait for each other with one pool alone.
 
 The environment overrides: glibc's own ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_`` and
 ``MALLOC_ARENA_MAX``, and torch's ``THP_MEM_ALLOC_ENABLE``; ``MAML_ALLOCATOR=off`` leaves all
@@ -35,7 +36,7 @@ def tune() -> bool:
     for variable, parameter, value in (
         ("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, _MMAP_BYTES),
         ("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, _TRIM_BYTES),
-        ("MALLOC_ARENA_MAX", _M_ARENA_MAX, 1),
+        ("MALLOC_ARENA_MAX", _M_ARENA_MAX, os.cpu_count() or 1),
     ):
         if variable not in os.environ:
             taken = bool(mallopt(parameter, value)) and taken

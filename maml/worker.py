@@ -292,7 +292,7 @@ class Worker:
     ) -> differentiate.OuterGradient:
         if self._one_by_one(learner, tasks):
             return one_by_one.outer_gradient(
-                learner, params, tasks, lambda: addresses(learner, "train", ids), phase
+                learner, params, tasks, addresses(learner, "train", ids), phase
             )
         # Compiled is one function alone: that of the phase which most of a training is in.
         if self.compiled is None or phase != learner.last_phase:
@@ -352,6 +352,7 @@ class Worker:
         batches, found = self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
         # Dropout is off at test, unless it is asked for.
+        learner.draws = learner.draws or self.config.eval_draws
         with switched(learner.network, training=self.config.eval_draws):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
                 if self._one_by_one(learner, tasks):

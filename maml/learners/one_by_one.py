@@ -7,6 +7,7 @@ So it is where ``torch.func.vmap`` cannot batch tasks, or where one task is work
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -25,12 +26,12 @@ from maml.params import Params
 from maml.seeds import kept
 
 T = TypeVar("T")
+_ALONE = threading.RLock()
+"""The global generators are one for all threads: one call at a time draws from them."""
 
 
 def addresses(learner: Learner, split: str, ids: Tensor) -> list[draws.Address]:
     """Return where the draws of tasks of the ids ``[B]`` come from."""
-    if not learner.draws:
-        return [draws.NONE] * len(ids)
     return [draws.Address(learner.config.seed, split, id) for id in ids.tolist()]
 
 
@@ -38,7 +39,7 @@ def outer_gradient(
     learner: Learner,
     meta_params: Params,
     tasks: Any,
-    where: Callable[[], Sequence[draws.Address]],
+    where: Sequence[draws.Address],
     phase: int,
 ) -> OuterGradient:
     """Return what `Learner.outer_gradient` does.
@@ -48,7 +49,7 @@ def outer_gradient(
         meta_params: ``{name: […]}``.
         tasks: B tasks; or a list of them, each a batch of one, whose sets may be of any sizes. Then
             there are no outputs.
-        where: Says where each task's draws come from, as the learner then draws or not.
+        where: Where each task's draws come from, if there are any.
         phase: Of the tasks.
     """
 
@@ -58,9 +59,9 @@ def outer_gradient(
     check(learner, meta_params, tasks, phase)
     sums: Params = {}
     found = []
-    with kept():
+    with _ALONE if learner.draws else contextlib.nullcontext(), kept():
         before = draws.state()
-        for gradients, *rest in each(learner, one, tasks, where()):
+        for gradients, *rest in each(learner, one, tasks, where):
             sums = {n: sums[n] + g for n, g in gradients.items()} if sums else gradients
             found.append(rest)
         drawn = draws.state() != before
@@ -92,16 +93,20 @@ def each(
         where: Where their draws come from; None: nowhere.
     """
     items = list(one_by_one(tasks))
-    placed = list(zip(items, where or [draws.NONE] * len(items), strict=True))
+    if where is None or not learner.draws:
+        where = [draws.NONE] * len(items)
+    placed = list(zip(items, where, strict=True))
 
     def one(own: Learner, item: tuple[Any, draws.Address]) -> T:
         with draws.of_task(item[1]):
             return function(own, item[0])
 
-    with kept() if learner.draws else contextlib.nullcontext():
-        # The global generators are one for all threads, and a checkpointed block draws once more on
-        # the way back.
-        yield from spread(learner, one, placed, alone=learner.draws)
+    if not learner.draws:
+        yield from spread(learner, one, placed)
+        return
+    # A checkpointed block draws once more on the way back.
+    with _ALONE, kept():
+        yield from spread(learner, one, placed, alone=True)
 
 
 def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:

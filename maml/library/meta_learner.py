@@ -200,9 +200,11 @@ class MetaLearner(nn.Module):
     ) -> OuterGradient:
         found = self._way(own, params, tasks)
         own.draws = found.draws
-        addresses = addresses if found.draws else [draws.NONE] * len(tasks)
         if found.batching == "tasks" or len({tuple(p.shape for p in t) for t in tasks}) > 1:
-            return one_by_one.outer_gradient(own, params, tasks, lambda: addresses, own.last_phase)
+            of_all = one_by_one.outer_gradient(own, params, tasks, addresses, own.last_phase)
+            # Control flow may draw in later tasks alone.
+            self._found[self.training] = found._replace(draws=own.draws)
+            return of_all
         own = copy.copy(own)
         own.batching = "vmap"
         return own.outer_gradient(params, _joined(tasks), own.last_phase)

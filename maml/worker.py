@@ -71,6 +71,9 @@ class Batch(NamedTuple):
     ids: Tensor
 
 
+_HEAVY = "one task is work enough for a core"
+
+
 class Worker:
     """What every process of a run holds: a learner, its device, and episodes opened on demand.
 
@@ -120,7 +123,7 @@ class Worker:
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
 
     def _choose_batching(self) -> None:
-        """Differentiate two tasks by a user's own learner or network, batched and one by one.
+        """Differentiate two tasks, those of a user's own learner or network also one by one.
 
         Training computes tasks one by one where the two differ, where tasks cannot be batched or
         draw random numbers, and where one task is work enough (`maml.execution.work`).
@@ -130,6 +133,7 @@ class Worker:
         """
         learner, network = self._components()
         if not (learner.is_theirs or network.is_theirs):
+            self._choose_by_work(learner)
             return
         which = "network" if network.is_theirs else "learner"
         flag = f"--{which} {getattr(self.config, which)}"
@@ -169,9 +173,21 @@ class Worker:
         elif not able:
             self.why_one_by_one = f"torch.func.vmap cannot batch {flag}, or finds another gradient"
         elif self._in_torch and self.device.type == "cpu" and heavy:
-            self.why_one_by_one = "one task is work enough for a core"
+            self.why_one_by_one = _HEAVY
         else:
             self.learner.batching = "vmap"
+
+    def _choose_by_work(self, learner: registry.LearnerFacts) -> None:
+        """Let tasks of this project's own components be batched, if torch has little work each."""
+        if self.config.batching != "auto":
+            self.learner.batching = self.config.batching
+            return
+        in_torch = self._in_torch and self.device.type == "cpu" and self.config.compile != "on"
+        if learner.tasks != "episodes" or not in_torch:
+            return
+        params = self.learner.meta_parameters()
+        if one_by_one.is_heavy(self.learner, params, self.training.tasks(torch.arange(1))):
+            self.learner.batching, self.why_one_by_one = "tasks", _HEAVY
 
     def _naming_theirs(self) -> AbstractContextManager[None]:
         """Turn what a user's own learner or network raises into a line that names it."""

@@ -135,7 +135,9 @@ def apply(
         buffers = {
             name: buffer.clone() for name, buffer in network.named_buffers() if name not in params
         }
-        # A layer in two places has its tensors once, by one name. To tie the names would swap them
+        tied: dict[str, str] = getattr(network, "tied", {})
+        buffers |= {name: params[own] for name, own in tied.items() if own in params}
+        # A layer in two places has its tensors once, by one name. Torch's own ties would swap them
         # twice, and leave the second one's tensors in the network.
         outputs, used = torch.func.functional_call(
             network, {**buffers, **params}, (x, statistics), tie_weights=False

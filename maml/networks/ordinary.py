@@ -13,13 +13,11 @@ import contextlib
 import inspect
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maml.errors import UserError
-from maml.networks.statistics import Statistics
+from maml.networks.statistics import Statistics, normalise
 
 AROUND = "module."
 """What stands before the names that an ordinary module's author gave its parameters."""
@@ -31,23 +29,31 @@ def own_name(network: nn.Module, name: str) -> str:
 
 
 def check_parameters(network: nn.Module, name: str) -> None:
-    """Refuse what would be trained otherwise than its author thinks."""
-    seen: dict[int, str] = {}
+    """Refuse parameters that cannot learn."""
+    for where, parameter in network.named_parameters():
+        if not parameter.is_floating_point():
+            raise UserError(
+                f"--network {name}: {where} is a parameter of {parameter.dtype}, which cannot "
+                "learn; make it a buffer"
+            )
+
+
+def untie(network: nn.Module) -> dict[str, str]:
+    """Let each parameter that layers share be one layer's, and return ``{other name: its name}``.
+
+    In the other layers it becomes a buffer, which a call replaces (`maml.networks.loss.apply`).
+    """
+    names: dict[int, str] = {}
+    tied: dict[str, str] = {}
     for path, module in network.named_modules():
-        for attribute, parameter in module._parameters.items():
+        for attribute, parameter in list(module._parameters.items()):
             where = f"{path}.{attribute}" if path else attribute
-            if parameter is None:
+            if parameter is None or names.setdefault(id(parameter), where) == where:
                 continue
-            if not parameter.is_floating_point():
-                raise UserError(
-                    f"--network {name}: {where} is a parameter of {parameter.dtype}, which cannot "
-                    "learn; make it a buffer"
-                )
-            if seen.setdefault(id(parameter), where) != where:
-                raise UserError(
-                    f"--network {name}: {where} and {seen[id(parameter)]} are one parameter; share "
-                    "the layer, not its weight"
-                )
+            tied[where] = names[id(parameter)]
+            del module._parameters[attribute]
+            module.register_buffer(attribute, parameter.detach(), persistent=False)
+    return tied
 
 
 def explicit(module: nn.Module, name: str) -> nn.Module:
@@ -59,6 +65,7 @@ def explicit(module: nn.Module, name: str) -> nn.Module:
         UserError: if it keeps running statistics of another kind than batch norm.
     """
     if "statistics" in inspect.signature(module.forward).parameters:
+        module.tied = untie(module)  # type: ignore[assignment]
         return module
     for path, layer in module.named_modules():
         what = f"--network {name}: its {type(layer).__name__} ({path or 'all of it'})"
@@ -86,12 +93,14 @@ class Ordinary(nn.Module):
     Attributes:
         head_prefix: Of the names of the output layer's parameters, if the module says it.
         context_layer: The name of the layer that a context modulates (CAVIA), likewise.
+        tied: The names of parameters that are others', and whose.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.tape = _Tape()
         self.module = _replaced(module, self.tape)
+        self.tied = untie(self)
         head = getattr(module, "head_prefix", None)
         self.head_prefix = f"{AROUND}{head}" if isinstance(head, str) else None
         context = getattr(module, "context_layer", None)
@@ -113,13 +122,9 @@ class _Tape:
         self.given = given
         self.used: list[tuple[Tensor, Tensor]] = []
 
-    def next(self, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-        if self.given is None:
-            variance, mean = torch.var_mean(x, dim=dims, correction=0)
-        else:
-            mean, variance = self.given[len(self.used)]
-        self.used.append((mean, variance))
-        return mean, variance
+    def next(self) -> tuple[Tensor, Tensor] | None:
+        """Return the given statistics of the next normalisation, if any are."""
+        return None if self.given is None else self.given[len(self.used)]
 
     def __getstate__(self) -> dict[str, object]:
         # What a pass leaves behind may belong to autograd, or to vmap; it is of no use later.
@@ -153,27 +158,11 @@ class ExplicitNorm(nn.Module):
                 "the network is made: call train() or eval() in __init__"
             )
         if self.running_mean is not None and self.running_var is not None:
-            mean: Tensor = self.running_mean
-            variance: Tensor = self.running_var
-        elif self.tape.given is None and not is_functorch_wrapped_tensor(x):
-            # As fast as torch's own layer. torch.func batches its gradient wrongly.
-            normalised, mean, scale = torch.native_batch_norm(
-                x, self.weight, self.bias, None, None, True, 0.0, self.eps
-            )
-            with torch.no_grad():
-                self.tape.used.append((mean, scale**-2 - self.eps))
-            return normalised
-        else:
-            mean, variance = self.tape.next(x, [d for d in range(x.dim()) if d != 1])
-        # A tensor, not a number: see `maml.networks.statistics.BatchNorm`.
-        scale = torch.rsqrt(variance + variance.new_full((), self.eps))
-        if self.weight is not None:
-            scale = scale * self.weight
-        shift = -mean * scale
-        if self.bias is not None:
-            shift = shift + self.bias
-        shape = [-1 if d == 1 else 1 for d in range(x.dim())]
-        return x * scale.view(shape) + shift.view(shape)
+            own = self.running_mean, self.running_var
+            return normalise(x, own, self.weight, self.bias, self.eps)[0]
+        found, used = normalise(x, self.tape.next(), self.weight, self.bias, self.eps)
+        self.tape.used.append(used)
+        return found
 
 
 @contextlib.contextmanager

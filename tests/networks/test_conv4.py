@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from maml.networks import build_network
 from maml.networks.conv4 import ConvBlock
 from maml.networks.mlp import MLP
-from maml.networks.statistics import BatchNorm
+from maml.networks.statistics import BatchNorm, normalise
 
 EPS = 1e-3
 """Of the batch normalisation of MAML's released code."""
@@ -70,6 +70,20 @@ def plain_block(block: ConvBlock, x: Tensor, *, pool: bool) -> Tensor:
     norm = block.norm
     x = F.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=EPS)
     return F.max_pool2d(F.relu(x), 2) if pool else F.relu(x)
+
+
+def test_the_norm_and_its_statistics_have_two_derivatives() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    weight, bias = (torch.randn(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def by(x: Tensor, *of_layer: Tensor | None) -> tuple[Tensor, ...]:
+        found, used = normalise(x, None, *(of_layer or (None, None)), 1e-3)
+        return found, *used
+
+    for given in ((x, weight, bias), (x,)):
+        assert torch.autograd.gradcheck(by, given)
+        assert torch.autograd.gradgradcheck(by, given)
 
 
 @pytest.mark.parametrize(

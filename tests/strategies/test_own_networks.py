@@ -1,4 +1,4 @@
-"""Networks as others write them: they draw, recur, attend, branch and change their buffers.
+"""Networks as others write them: they draw, recur, attend, branch, share and change tensors.
 
 One network has it all. Its gradient is that of a plain loop with ``create_graph``, on every
 topology, and a run that goes on has the same bits.
@@ -23,12 +23,14 @@ from tests.runs import last
 
 
 class Everything(nn.Module):
-    """Rows through an LSTM and an attending layer, with dropout, an ``if`` and a counter."""
+    """An LSTM, an attending layer, two of one weight, dropout, an ``if`` and a counter."""
 
     def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
         super().__init__()
         self.rows = nn.LSTM(image_shape[2], 8, batch_first=True)
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.two.weight = self.one.weight
         self.drop, self.head = nn.Dropout(0.3), nn.Linear(8, ways)
         self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
 
@@ -36,6 +38,7 @@ class Everything(nn.Module):
         """Map images ``[E, 1, H, W]`` to logits ``[E, N]``."""
         self.calls += 1
         h = self.layer(self.rows(x[:, 0, ::4])[0])[:, -1] * self.calls
+        h = self.two(torch.tanh(self.one(h)))
         return self.head(self.drop(torch.tanh(h) if h.mean() > 0 else h))
 
 

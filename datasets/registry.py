@@ -51,7 +51,8 @@ class DataSet(Component):
 def data_sets() -> dict[str, DataSet]:
     """The data sets of this folder, by name: a file with facts is all that one needs."""
     here = Path(__file__).parent
-    return scan([here], here.parent, DataSet)
+    # Within a wheel this is `maml.datasets`: see setup.py.
+    return scan([here], here.parents[__name__.count(".") - 1], DataSet)
 
 
 @functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name

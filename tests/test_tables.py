@@ -34,7 +34,7 @@ def test_links_lead_to_files_and_headings(document: Path) -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len((tables.REPO / "README.md").read_text().splitlines()) <= 135
+    assert len((tables.REPO / "README.md").read_text().splitlines()) <= 100
 
 
 def test_records_are_shown_and_say_where_they_are_from() -> None:

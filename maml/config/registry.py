@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import datasets.registry
 from datasets import blame, components
+from datasets import registry as of_data
 from datasets.components import Component, scan
 from datasets.errors import DataError
 from datasets.registry import DataSet
@@ -91,7 +91,7 @@ _FOLDERS = {"learner": "learners", "network": "networks", "strategy": "strategie
 def known(kind: str) -> Mapping[str, Any]:
     """Return the components of a kind, which is a key of `KINDS`, by name."""
     if kind == "data":
-        return datasets.registry.data_sets()
+        return of_data.data_sets()
     folders = [MAML / _FOLDERS[kind], *MAML.glob(f"*/{_FOLDERS[kind]}")]
     return scan(folders, MAML.parent, KINDS[kind])
 
@@ -110,7 +110,7 @@ def find(kind: str, name: str) -> Any:
         return known(kind)[name]
     try:
         if kind == "data":
-            return datasets.registry.find(name)
+            return of_data.find(name)
         return _theirs(kind, name)
     except DataError as error:
         raise UserError(str(error)) from error

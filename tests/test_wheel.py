@@ -1,0 +1,36 @@
+"""An installed wheel stands beside another package called ``datasets``, and trains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.launching import REPO
+
+
+def test_a_wheel_s_files_train_beside_another_datasets(tmp_path: Path) -> None:
+    build = tmp_path / "site"
+    words = ["setup.py", "-q", "build", "--build-base", str(tmp_path / "base")]
+    words += ["--build-lib", str(build)]
+    subprocess.run([sys.executable, *words], cwd=REPO, check=True, timeout=120)
+    assert {path.name for path in build.iterdir()} == {"maml", "train_maml.py"}
+    (build / "datasets.py").write_text("theirs = True\n")
+    (tmp_path / "own.py").write_text(
+        "from datasets import theirs\n"
+        "from maml.datasets import Episodes\n"
+        "from torch import nn\n"
+        "def net(shape, ways): return nn.Sequential(nn.Flatten(), nn.Linear(784, ways))\n"
+    )
+    flags = "maml-glyphs-5way-1shot --network own:net --iterations 2 --eval-every 2"
+    flags += " --eval-tasks 2 --test-tasks 2 --logger none --run-dir run"
+    ran = subprocess.run(
+        [sys.executable, "-m", "maml", "train", *flags.split()],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(build), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "run" / "result.json").is_file()

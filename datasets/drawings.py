@@ -51,10 +51,8 @@ def divide(
     """The drawings of ``split`` of the first ``ways`` of ``classes``; the label is the place there.
 
     ``images`` is uint8 ``[n, 20, H, W]``, ``classes`` some of its rows. Raises :class:`DataError`,
-    naming the flag, if there are too few classes or no such split.
+    naming the flag, if there are too few classes.
     """
-    if split not in PLACES:
-        raise DataError(f"--split {split}: unknown; one of {', '.join(PLACES)}")
     if not 1 <= ways <= len(classes):
         raise DataError(f"--ways {ways}: the train split has only {len(classes)} classes")
     places = np.asarray(PLACES[split])

@@ -6,30 +6,21 @@ their contents, and keeps a decoded copy in the cache that every process maps.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
-from datasets.cache import Mapped, cached
-from datasets.downloads import FAILURES, downloading
+from datasets.cache import Mapped
+from datasets.downloads import downloading
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
-from datasets.image_files import (
-    Pixels,
-    decode_all,
-    fingerprint,
-    in_folder,
-    in_zip,
-    open_zip,
-    stamp,
-)
+from datasets.image_files import Pixels, Source, cached_images, in_folder, in_zip, open_zip
 from datasets.omniglot_classes import DRAWINGS, PARTS, SPLITS, class_names, split_classes
 from datasets.whole import written
 
@@ -57,8 +48,7 @@ class Flags:
 ORIGINAL_SIZE = (105, 105)
 SIZE = (28, 28)
 
-# Part of the fingerprint: raise it when the decoder's output changes, and old caches are no longer
-# found.
+# Part of the cache's file name: raise it when the decoder's output changes.
 _DECODER = "grey-lanczos-inverted-1"
 
 
@@ -98,39 +88,24 @@ def open_images(data_root: Path) -> Mapped:
 
 def open_parts(folder: Path, parts: Mapping[str, Mapping[str, int]]) -> Mapped:
     """:func:`open_images` for any table of parts and alphabets."""
-    found = [find_part(_local(folder, name), parts[name]) for name in parts]
-    prints = "".join(part.state for part in found)
-    return cached(
-        f"omniglot/28x28-{fingerprint([_DECODER + prints], 8)}.npy",
+    return cached_images(
+        f"omniglot/28x28-{_DECODER}",
+        [find_part(_local(folder, name), alphabets) for name, alphabets in parts.items()],
         (sum(sum(alphabets.values()) for alphabets in parts.values()), DRAWINGS, *SIZE),
-        lambda: (pixels for part in found for pixels in part.drawings()),
         title="decoding Omniglot",
     )
 
 
-class Part(NamedTuple):
-    """One half of the data set: what changes when it does, and what decodes its drawings."""
-
-    state: str
-    drawings: Callable[[], Iterator[Pixels]]
-
-
-def find_part(path: Path, alphabets: Mapping[str, int]) -> Part:
+def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
     """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``.
 
     Local archives are often packed again, so a checksum of the file says nothing: raises
     :class:`DataError`, naming the file and what is wrong, unless it holds exactly these alphabets,
     with their characters, 20 drawings each. Reads names only, no image.
     """
-    if path.is_dir():
-        pngs = [file.relative_to(path).as_posix() for file in path.rglob("*.png")]
-        stamps = {name: stamp(path / name) for name in pngs}
-        read = functools.partial(in_folder, path)
-    else:
-        archive = open_zip(path)
-        stamps = {info.filename: f"{info.CRC} {info.file_size}" for info in archive.infolist()}
-        read = functools.partial(in_zip, archive)
-    drawings = sorted(filter(_is_drawing, stamps), key=_place)
+    archive = None if path.is_dir() else open_zip(path)
+    pngs = (file.relative_to(path).as_posix() for file in path.rglob("*.png"))
+    drawings = sorted(filter(_is_drawing, archive.namelist() if archive else pngs), key=_place)
     characters = Counter("/".join(_place(name)[:-1]) or name for name in drawings)
     expected = Counter(
         {f"{a}/character{i + 1:02d}": DRAWINGS for a, n in alphabets.items() for i in range(n)}
@@ -141,8 +116,7 @@ def find_part(path: Path, alphabets: Mapping[str, int]) -> Part:
             f"{path}: {name} has {characters[name]} drawings instead of {expected[name]}{more}; "
             "fetch the complete archive again"
         )
-    state = fingerprint(sorted(f"{name} {stamps[name]}" for name in drawings))
-    return Part(state, lambda: decode_all(path, read(drawings), decode))
+    return in_zip(archive, drawings, decode) if archive else in_folder(path, drawings, decode)
 
 
 def _is_drawing(name: str) -> bool:
@@ -179,19 +153,11 @@ def _download(folder: Path, name: str) -> Path:
 
     target = folder / f"{name}.zip"
     url = f"{Omniglot.download_url_prefix}/{target.name}"
-    try:
-        with downloading(folder, target.with_name(f"{target.name}.lock")):
-            if not target.exists():
-                print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
-                with written(target) as temporary:
-                    temporary.unlink()  # it would be checked first
-                    download_url(url, folder, temporary.name, Omniglot.zips_md5[name])
-    except FAILURES as error:
-        reason = " ".join(str(error).split())
-        raise DataError(
-            f"{target}: not found, and the download failed ({reason}); put images_background.zip "
-            f"and images_evaluation.zip into {folder}, or point --data-root or $MAML_DATA at a "
-            "folder that has omniglot/, or connect this machine to the network so that it "
-            "downloads; the maml-glyphs-* presets need no data"
-        ) from error
+    archives = f"images_background.zip and images_evaluation.zip into {folder}"
+    with downloading(folder, f"{target}: not found", archives):
+        if not target.exists():
+            print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
+            with written(target) as temporary:
+                temporary.unlink()  # it would be checked first
+                download_url(url, folder, temporary.name, Omniglot.zips_md5[name])
     return target

@@ -10,68 +10,29 @@ from datasets.errors import DataError
 
 DRAWINGS = 20
 
-# images_background: 30 alphabets, 964 characters.
-BACKGROUND: dict[str, int] = {
-    "Alphabet_of_the_Magi": 20,
-    "Anglo-Saxon_Futhorc": 29,
-    "Arcadian": 26,
-    "Armenian": 41,
-    "Asomtavruli_(Georgian)": 40,
-    "Balinese": 24,
-    "Bengali": 46,
-    "Blackfoot_(Canadian_Aboriginal_Syllabics)": 14,
-    "Braille": 26,
-    "Burmese_(Myanmar)": 34,
-    "Cyrillic": 33,
-    "Early_Aramaic": 22,
-    "Futurama": 26,
-    "Grantha": 43,
-    "Greek": 24,
-    "Gujarati": 48,
-    "Hebrew": 22,
-    "Inuktitut_(Canadian_Aboriginal_Syllabics)": 16,
-    "Japanese_(hiragana)": 52,
-    "Japanese_(katakana)": 47,
-    "Korean": 40,
-    "Latin": 26,
-    "Malay_(Jawi_-_Arabic)": 40,
-    "Mkhedruli_(Georgian)": 41,
-    "N_Ko": 33,
-    "Ojibwe_(Canadian_Aboriginal_Syllabics)": 14,
-    "Sanskrit": 42,
-    "Syriac_(Estrangelo)": 23,
-    "Tagalog": 17,
-    "Tifinagh": 55,
+# Part of the data set, which is also the name of its archive and of its folder, to its alphabets,
+# each with its number of characters: 964 of 30 alphabets, and 659 of 20.
+_ALPHABETS = {
+    "images_background": """
+    Alphabet_of_the_Magi 20 Anglo-Saxon_Futhorc 29 Arcadian 26 Armenian 41
+    Asomtavruli_(Georgian) 40 Balinese 24 Bengali 46
+    Blackfoot_(Canadian_Aboriginal_Syllabics) 14 Braille 26 Burmese_(Myanmar) 34 Cyrillic 33
+    Early_Aramaic 22 Futurama 26 Grantha 43 Greek 24 Gujarati 48 Hebrew 22
+    Inuktitut_(Canadian_Aboriginal_Syllabics) 16 Japanese_(hiragana) 52
+    Japanese_(katakana) 47 Korean 40 Latin 26 Malay_(Jawi_-_Arabic) 40
+    Mkhedruli_(Georgian) 41 N_Ko 33 Ojibwe_(Canadian_Aboriginal_Syllabics) 14 Sanskrit 42
+    Syriac_(Estrangelo) 23 Tagalog 17 Tifinagh 55
+    """,
+    "images_evaluation": """
+    Angelic 20 Atemayar_Qelisayer 26 Atlantean 26 Aurek-Besh 26 Avesta 26 Ge_ez 26
+    Glagolitic 45 Gurmukhi 45 Kannada 41 Keble 26 Malayalam 47 Manipuri 40 Mongolian 30
+    Old_Church_Slavonic_(Cyrillic) 45 Oriya 46 Sylheti 28 Syriac_(Serto) 23 Tengwar 25
+    Tibetan 42 ULOG 26
+    """,
 }
-
-# images_evaluation: 20 alphabets, 659 characters.
-EVALUATION: dict[str, int] = {
-    "Angelic": 20,
-    "Atemayar_Qelisayer": 26,
-    "Atlantean": 26,
-    "Aurek-Besh": 26,
-    "Avesta": 26,
-    "Ge_ez": 26,
-    "Glagolitic": 45,
-    "Gurmukhi": 45,
-    "Kannada": 41,
-    "Keble": 26,
-    "Malayalam": 47,
-    "Manipuri": 40,
-    "Mongolian": 30,
-    "Old_Church_Slavonic_(Cyrillic)": 45,
-    "Oriya": 46,
-    "Sylheti": 28,
-    "Syriac_(Serto)": 23,
-    "Tengwar": 25,
-    "Tibetan": 42,
-    "ULOG": 26,
-}
-
-# Part of the data set, which is also the name of its archive and of its folder, to its alphabets.
 PARTS: dict[str, dict[str, int]] = {
-    "images_background": BACKGROUND,
-    "images_evaluation": EVALUATION,
+    part: dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    for part, words in ((part, text.split()) for part, text in _ALPHABETS.items())
 }
 
 SPLITS: dict[str, dict[str, int]] = {
@@ -114,27 +75,18 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
       list, validation is five whole alphabets. That protocol also counts each rotation as a class
       of its own (4,112 training classes); here, as in MAML, rotation is drawn per class and task.
 
-    ``split`` is ``train``, ``validation`` or ``test``. Raises :class:`DataError` for any other
-    name.
+    Raises :class:`DataError` for any other name.
     """
     if name not in SPLITS:
         raise DataError(f"--omniglot-split {name}: unknown; one of {', '.join(SPLITS)}")
-    sizes = SPLITS[name]
-    if split not in sizes:
-        raise DataError(f"--split {split}: unknown; one of {', '.join(sizes)}")
-    names = class_names()
+    sizes, names = SPLITS[name], class_names()
     if name == "vinyals":
         test = np.arange(len(names) - sizes["test"], len(names))
         validation = np.flatnonzero([n.split("/")[0] in _VINYALS_VALIDATION for n in names])
         train = np.setdiff1d(np.arange(len(names)), np.concatenate([test, validation]))
-        rows = {"train": train, "validation": validation, "test": test}[split]
     else:
         order = addresses.permutation(addresses.keys(_SEED, "omniglot", "split", 0), len(names))[0]
         # Test first, so that splits that differ in validation only keep the same test classes.
-        starts = {
-            "test": 0,
-            "validation": sizes["test"],
-            "train": sizes["test"] + sizes["validation"],
-        }
-        rows = order[starts[split] : starts[split] + sizes[split]]
+        test, validation, train = np.split(order, np.cumsum([sizes["test"], sizes["validation"]]))
+    rows = {"train": train, "validation": validation, "test": test}[split]
     return np.sort(rows).astype(np.int64)

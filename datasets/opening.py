@@ -37,6 +37,8 @@ from datasets.paths import default_data_root
 from datasets.registry import FLAG, DataSet, data_sets, find
 from datasets.tasks import Task
 
+SPLITS = ("train", "validation", "test")
+
 
 class Contents(NamedTuple):
     """What a network has to know of a data set.
@@ -69,9 +71,8 @@ def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
     known = find(data)
     if not isinstance(known.image_shape, str):
         return known.image_shape
-    function = getattr(importlib.import_module(known.module), known.image_shape)
-    of_shape = inspect.signature(function).parameters
-    found: tuple[int, int, int] = function(**{n: v for n, v in options.items() if n in of_shape})
+    function = _function(known, known.image_shape)
+    found: tuple[int, int, int] = function(**_taken(function, options))
     return found
 
 
@@ -131,8 +132,7 @@ def list_classes(
     known = find(data)
     if known.classes is None:
         return None
-    function = _function(known, known.classes)
-    found: dict[str, list[str]] = function(
+    found: dict[str, list[str]] = _function(known, known.classes)(
         name=known.name, data_root=Path(data_root), ways=ways, **options
     )
     return found
@@ -264,27 +264,33 @@ def _function(known: DataSet, opener: str) -> Any:
     return getattr(importlib.import_module(module or known.module), attribute)
 
 
+def _taken(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that a function takes: it names them, or takes any."""
+    parameters = inspect.signature(function).parameters
+    any_ = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in options.items() if any_ or name in parameters}
+
+
 def _call(
     known: DataSet, opener: str, split: str, data_root: Path | str | None, request: dict[str, Any]
 ) -> Any:
     """What ``opener`` returns, called with those of the options that it takes.
 
-    Raises :class:`DataError` if a user's own arguments say again what ``request`` says.
+    Raises :class:`DataError` if there is no such split, or if a user's own arguments say again what
+    ``request`` says.
     """
     for name in known.arguments.keys() & {"data_root", *request}:
         say = f"--{name.replace('_', '-')}"
         raise DataError(f"{FLAG} {known.name}: {name} is what {say} says: leave it out")
+    if split not in SPLITS and not known.is_theirs:
+        raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
     function = _function(known, opener)
     root = default_data_root() if data_root is None else Path(data_root)
-    options = {"name": known.name, "data_root": root, **request}
-    options = {name: value for name, value in options.items() if name not in known.arguments}
-    parameters = inspect.signature(function).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        names = {parameter.name for parameter in parameters}
-        options = {name: value for name, value in options.items() if name in names}
+    options = _taken(function, {"name": known.name, "data_root": root, **request})
     if not known.is_theirs:
         return function(split, **options)
-    return _call_theirs(known.name, split, tuple(sorted(options.items())))
+    own = sorted((name, v) for name, v in options.items() if name not in known.arguments)
+    return _call_theirs(known.name, split, tuple(own))
 
 
 @functools.lru_cache(maxsize=4)

@@ -43,17 +43,15 @@ def _where_it_happened(
     error: BaseException, components: Mapping[str, Component]
 ) -> dict[str, Component]:
     """The component in whose code the error arose; several, if that cannot be told."""
-    files = {flag: _files(each) for flag, each in components.items()}
     found: dict[str, Component] = {}
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        code = frame.f_code
-        here = {flag: c for flag, c in components.items() if _is_in(code.co_filename, files[flag])}
+        name, file = f"{frame.f_code.co_qualname}.", frame.f_code.co_filename
+        here = {flag: c for flag, c in components.items() if _is_in(file, _files(c))}
         # Of several in one file: whose own code it is.
-        own = {
-            f: c for f, c in here.items() if f"{code.co_qualname}.".startswith(f"{c.attribute}.")
-        }
-        if len(own) == 1 or len(here) == 1:
-            return own if len(own) == 1 else here
+        own = {flag: c for flag, c in here.items() if name.startswith(f"{c.attribute}.")}
+        for some in (own, here):
+            if len(some) == 1:
+                return some
         found = found or here
     return found
 

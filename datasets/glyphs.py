@@ -22,7 +22,8 @@ COMPONENTS = {
     "glyphs": {
         "help": "characters that the program draws, 800/100/200 classes: no files needed",
         "episodes": "open_classes",
-        "examples": "datasets.drawings:open_glyphs",
+        "examples": "open_classes",
+        "drawings": True,
         "image_shape": (1, 28, 28),
         "ink": True,
     }

@@ -29,6 +29,7 @@ from datasets import by_class
 from datasets.batches import Batches, Examples
 from datasets.blame import calling
 from datasets.checked import Form, checked, form_of
+from datasets.drawings import divide
 from datasets.environments.acting import Acting
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
@@ -171,7 +172,7 @@ def open_episodes(
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
     found = _call(known, known.episodes, split, data_root, {**task, "dtype": dtype, **options})
     if is_taskset(found):
-        found = Tasksets(found, name=data, split=split, **task)
+        found = Tasksets(found, data, split, **task)
     if isinstance(found, Acting) or (isinstance(found, Episodes) and not known.is_theirs):
         return found
     if isinstance(found, Episodes):
@@ -200,14 +201,16 @@ def open_batches(
     the user, if the request or the data is not in order.
     """
     known = find(data)
-    if known.examples is None:
+    opener = known.examples
+    if opener is None:
         others = ", ".join(name for name, other in data_sets().items() if other.examples)
         raise DataError(f"{FLAG} {data}: not for ordinary classification; one of {others}")
-    opener = known.examples
+    request = {**options, "ways": ways, "seed": seed, "dtype": dtype}
 
     def examples(split: str) -> Examples:
-        request = {"ways": ways, "seed": seed, "dtype": dtype, **options}
-        found = _call(known, opener, split, data_root, request)
+        found = _call(known, opener, "train" if known.drawings else split, data_root, request)
+        if known.drawings:
+            return divide(found, split, ways)
         if isinstance(found, ImageClasses) and found.names is not None:
             learned = _call(known, opener, "train", data_root, request)
             return by_class.examples(found, learned.names, data, split, ways)
@@ -260,8 +263,7 @@ def options_of(data: str) -> set[str] | None:
 
 
 def _function(known: DataSet, opener: str) -> Any:
-    module, _, attribute = opener.rpartition(":")
-    return getattr(importlib.import_module(module or known.module), attribute)
+    return getattr(importlib.import_module(known.module), opener)
 
 
 def _taken(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:

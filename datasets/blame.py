@@ -76,15 +76,6 @@ def _is_in(file: str, places: Collection[str]) -> bool:
     )
 
 
-_PLAIN = {
-    "in randomness error mode": (
-        "it draws random numbers, as dropout does, so tasks are computed one by one: leave out "
-        "--batching vmap"
-    ),
-}
-"""What a library says of a mistake in words of its own, and what it means here."""
-
-
 def described(error: BaseException, files: Collection[str] = ()) -> str:
     """An exception in one line: what it says, where it happened, and the notes that it was given.
 
@@ -92,8 +83,6 @@ def described(error: BaseException, files: Collection[str] = ()) -> str:
     end with ``/``. Without one it is the innermost one that is neither a library's nor ours.
     """
     text = " ".join(str(error).split())
-    for theirs, plain in _PLAIN.items():
-        text = plain if theirs in text else text
     line = type(error).__name__ + (f": {text}" if text else "")
     places = places_of_theirs(error, files)
     if places and not isinstance(error, SyntaxError):  # its text names the file

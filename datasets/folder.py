@@ -89,23 +89,24 @@ class Tree:
         return shown(self.root)
 
     def look(self, below: str = "") -> Content:
-        """List a folder, which is looked at once."""
+        """List a folder that is no class. Whatever in it is no folder is ignored."""
         found = look(self.root, below)
-        self.ignored += found.others
+        self.ignored += len(found.images) + found.others
         return found
 
-    def images(self, name: str, content: Content) -> list[str]:
+    def images(self, name: str) -> list[str]:
         """The images of a class. Raises :class:`DataError` if there are none."""
-        if not content.images:
+        images, folders, others = look(self.root, name)
+        if not images:
             there = (
-                f"but the folder {shown(content.folders[0])}: images lie directly in their class's "
+                f"but the folder {shown(folders[0])}: images lie directly in their class's "
                 "folder, and --data-root is to hold <class>/* or train/<class>/* and so on"
-                if content.folders
+                if folders
                 else "put images there, or remove it"
             )
             raise DataError(f"{shown(self.root / name)}: no images in it, {there}")
-        self.ignored += len(content.folders)
-        return content.images
+        self.ignored += len(folders) + others
+        return images
 
     def source(self, images: Sequence[str], decoder: Decoder) -> Source:
         """Decodes images, and says on standard error then if there is anything else."""
@@ -231,14 +232,14 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
         tree, classes = Tree(file.parent), {"": [file.name]}
     else:
         tree = Tree(place)
-        top = tree.look()
+        top = look(tree.root)
         if top.images and top.folders:
             raise DataError(
                 f"{tree}: holds images ({shown(top.images[0])}) and folders "
                 f"({shown(top.folders[0])}); let it hold one or the other"
             )
-        contents = {name: tree.look(name) for name in top.folders} or {"": top}
-        classes = {name: tree.images(name, content) for name, content in contents.items()}
+        tree.ignored += top.others if top.folders else 0
+        classes = {name: tree.images(name) for name in top.folders or [""]}
     images = list(itertools.chain.from_iterable(classes.values()))
     pixels = np.concatenate(list(tree.source(images, Decoder(size, mode)).chunks()))
     ends = list(itertools.accumulate(len(files) for files in classes.values()))
@@ -262,30 +263,25 @@ def divide(tree: Tree, split_fractions: str = FRACTIONS) -> Division:
             f"{tree}: no folders of images in it; --data-root is to hold <class>/*, or "
             "train/<class>/*, validation/<class>/* and test/<class>/*"
         )
-    tree.ignored += len(top.images)
     split_of = {name: split for split, names in SPLITS.items() for name in names}
-    looked = {name: tree.look(name) for name in split_of if name in top.folders}
-    parts = {name: content for name, content in looked.items() if content.folders}
-    if not parts:
-        contents = {name: looked.get(name) or tree.look(name) for name in top.folders}
-        classes = {name: tree.images(name, content) for name, content in contents.items()}
+    there = [name for name in split_of if name in top.folders and look(tree.root, name).folders]
+    if not there:
+        classes = {name: tree.images(name) for name in top.folders}
         return Division(classes, _drawn(len(classes), shares), divided=False)
     if split_fractions != FRACTIONS:
         raise DataError(
-            f"--split-fractions {split_fractions}: {tree} is divided into {', '.join(parts)} "
+            f"--split-fractions {split_fractions}: {tree} is divided into {', '.join(there)} "
             "already"
         )
-    if {"validation", "val"} <= parts.keys():
+    if {"validation", "val"} <= {*there}:
         raise DataError(f"{tree}: has validation and val, which mean the same; keep one")
-    tree.ignored += len(top.folders) - len(parts)
+    tree.ignored += len(top.folders) - len(there)
     classes, splits = {}, {}
-    for name, content in parts.items():
-        tree.ignored += len(content.images)
+    for name in there:
+        names = [f"{name}/{folder}" for folder in tree.look(name).folders]
         n = len(classes)
-        splits[split_of[name]] = np.arange(n, n + len(content.folders), dtype=np.int64)
-        for folder in content.folders:
-            below = f"{name}/{folder}"
-            classes[below] = tree.images(below, tree.look(below))
+        splits[split_of[name]] = np.arange(n, n + len(names), dtype=np.int64)
+        classes |= {each: tree.images(each) for each in names}
     _check_disjoint(tree, classes)
     return Division(classes, splits, divided=True)
 

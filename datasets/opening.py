@@ -35,7 +35,7 @@ from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.paths import default_data_root
-from datasets.registry import FLAG, DataSet, data_sets, find
+from datasets.registry import FLAG, DataSet, find
 from datasets.tasks import Task
 
 SPLITS = ("train", "validation", "test")
@@ -166,9 +166,8 @@ def open_episodes(
     """
     known = find(data)
     if known.episodes is None:
-        if known.environments is not None:
-            raise DataError(f"{FLAG} {data}: no examples to learn from, but environments to act in")
-        raise DataError(f"{FLAG} {data}: no few-shot data set; --learner supervised learns it")
+        other = "reinforce" if known.environments else "supervised"
+        raise DataError(f"{FLAG} {data}: no few-shot data set; --learner {other} learns it")
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
     found = _call(known, known.episodes, split, data_root, {**task, "dtype": dtype, **options})
     if is_taskset(found):
@@ -201,10 +200,7 @@ def open_batches(
     the user, if the request or the data is not in order.
     """
     known = find(data)
-    opener = known.examples
-    if opener is None:
-        others = ", ".join(name for name, other in data_sets().items() if other.examples)
-        raise DataError(f"{FLAG} {data}: not for ordinary classification; one of {others}")
+    opener = known.examples or ""
     request = {**options, "ways": ways, "seed": seed, "dtype": dtype}
 
     def examples(split: str) -> Examples:
@@ -238,9 +234,6 @@ def open_environments(
     not in order.
     """
     known = find(data)
-    if known.environments is None and not known.is_theirs:
-        others = ", ".join(name for name, other in data_sets().items() if other.environments)
-        raise DataError(f"{FLAG} {data}: nothing to act in; one of {others}")
     opener = known.environments or known.attribute
     found = _call(known, opener, split, data_root, request)
     if not isinstance(found, Acting):

@@ -149,9 +149,3 @@ def test_omniglot_classes_are_of_the_training_split(data_root, omniglot_images):
         assert (images == x).flatten(1).all(1).any()
     other = open_batches("omniglot", "train", omniglot_split="vinyals", **options)
     assert not torch.equal(other.tasks(torch.arange(1)).query_x, task.query_x)
-
-
-def test_what_is_no_classification_is_refused():
-    for data in ("sinusoid", "miniimagenet", "imagenet"):
-        with pytest.raises(DataError, match=rf"--data {data}: .*glyphs, .*omniglot, .*mnist"):
-            open_batches(data, "train", evaluation=False, batch_size=1, ways=5, seed=0)

@@ -6,7 +6,6 @@ import errno
 import os
 import platform
 import signal
-import time
 
 import pytest
 
@@ -77,16 +76,6 @@ def test_who_is_silent_is_waited_for_no_longer(hold, tmp_path, capfd, stopped):
         assert child.poll() is None
     said = capfd.readouterr().err
     assert said.count(f"held by {named}") == 3 and "it is not waited for any longer" in said
-
-
-def test_an_interrupt_ends_the_waiting(hold, tmp_path):
-    hold(HOLD)
-    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        Lock(tmp_path / "lock").acquire(600.0)
-    assert time.monotonic() - began < 60
 
 
 def test_a_folder_without_locks_has_no_waiting(tmp_path, monkeypatch):

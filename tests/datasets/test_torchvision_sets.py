@@ -113,22 +113,6 @@ def test_missing_and_damaged_data_names_the_folder_and_the_ways_out(
     assert list(empty_cache.rglob("*.npy")) == []
 
 
-@pytest.mark.parametrize("tiny", ["cifar100"], indirect=True)
-def test_a_damaged_extracted_file_is_never_opened(tiny: Tiny, tmp_path: Path) -> None:
-    tiny.write(tmp_path)
-    open_part(tiny.name, "test", tmp_path)
-    damaged = tmp_path / "cifar100" / "cifar-100-python" / "train"
-    content = bytearray(damaged.read_bytes())
-    content[100] ^= 1
-    damaged.write_bytes(content)
-    (tmp_path / "cifar100" / "cifar-100-python.tar.gz").unlink()
-    assert refused(tiny, tmp_path).startswith(f"{tmp_path / 'cifar100'}: ")
-    # With the archive at hand it is extracted again.
-    tiny.write(tmp_path)
-    images, _ = open_part(tiny.name, "train", tmp_path)
-    assert (images == tiny.images["train"]).all()
-
-
 @kinds
 def test_what_was_decoded_needs_the_files_no_more(tiny: Tiny, tmp_path: Path) -> None:
     tiny.write(tmp_path)

@@ -51,14 +51,15 @@ def cached(
         return _map_checked(path, shape)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with Lock(Path(f"{path}.lock")).held():
+        with Lock(Path(f"{path}.lock")).held() as alone:
             # Another process may have built it while this one waited for the lock.
             try:
                 return _map_checked(path, shape)
             except DataError as error:
                 if path.exists():
                     print(f"{error}; it is built anew", file=sys.stderr, flush=True)
-            whole.sweep(path)
+            if alone:
+                whole.sweep(path)
             if title:
                 # Before build(), which may be most of it.
                 print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
@@ -106,7 +107,7 @@ def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> No
     quiet = None if title else True  # None: where there is no terminal
     with (
         whole.written(path) as temporary,
-        open(temporary, "wb") as file,
+        open(temporary, "w+b") as file,
         tqdm(total=size, desc=title, unit="B", unit_scale=True, delay=2.0, disable=quiet) as bar,
     ):
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
@@ -117,4 +118,4 @@ def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> No
         file.flush()
         if (written := file.tell() - begin) != size:
             raise ValueError(f"{path.name}: built {written} bytes of {size}")
-        file.write(digest.of(np.memmap(temporary, np.uint8, "r")))
+        file.write(digest.of(np.memmap(file, np.uint8, "r")))

@@ -88,8 +88,8 @@ class Lock:
         self._lock.release()
 
     @contextlib.contextmanager
-    def held(self, *, needed: bool = False) -> Iterator[None]:
-        """Hold it within this context, and give signs of life.
+    def held(self, *, needed: bool = False) -> Iterator[bool]:
+        """Hold it within this context, and give signs of life. Yields whether it is held.
 
         After `PATIENCE_S` without a sign of another holder's it goes on without the lock, and says
         so: two may do the same work at once where its result is renamed into place.
@@ -97,8 +97,9 @@ class Lock:
         Raises:
             HeldError: instead, where the lock is ``needed``.
         """
+        has = False
         try:
-            self.acquire(PATIENCE_S)
+            has = self.acquire(PATIENCE_S)
         except HeldError as error:
             if needed:
                 raise
@@ -107,7 +108,7 @@ class Lock:
         thread = threading.Thread(target=self._live, args=(done,), daemon=True)
         thread.start()
         try:
-            yield
+            yield has
         finally:
             done.set()
             thread.join()

@@ -26,6 +26,9 @@ from datasets.errors import DataError
 from datasets.locks import Lock
 from datasets.paths import cache_root
 
+# A builder that works for longer hangs: others build the same.
+LIMIT_S = 3600.0
+
 Chunks = Iterable[NDArray[np.uint8]]
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
 
@@ -51,7 +54,7 @@ def cached(
         return _map_checked(path, shape)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with Lock(Path(f"{path}.lock")).held() as alone:
+        with Lock(Path(f"{path}.lock")).held(limit=LIMIT_S) as alone:
             # Another process may have built it while this one waited for the lock.
             try:
                 return _map_checked(path, shape)

@@ -90,7 +90,7 @@ class _Looking:
         return [self._looked_at(*one) for one in zip(alone, ids.split(1), strict=True)]
 
     def _looked_at(self, made: Any, ids: Tensor) -> Task:
-        parts = {name: getattr(made, name, None) for name in Task._fields}
+        parts: dict[str, Any] = {name: getattr(made, name, None) for name in Task._fields}
         for name, part in parts.items():
             if not isinstance(part, Tensor):
                 raise self._error(ids, f"{type(made).__name__} without a tensor {name}")

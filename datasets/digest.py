@@ -25,7 +25,7 @@ Content = TypeVar("Content", bytes, NDArray[np.uint8])
 
 def of(content: bytes | NDArray[np.uint8]) -> bytes:
     """Return what is written behind ``content``: its digest, computed on all cores."""
-    view = memoryview(content)
+    view = content if isinstance(content, bytes) else content.data
     blocks = (view[start : start + BLOCK] for start in range(0, len(view), BLOCK))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "digest") as threads:
         digests = threads.map(lambda block: hashlib.sha256(block).digest(), blocks)

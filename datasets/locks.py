@@ -10,6 +10,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import sys
@@ -88,11 +89,12 @@ class Lock:
         self._lock.release()
 
     @contextlib.contextmanager
-    def held(self, *, needed: bool = False) -> Iterator[bool]:
+    def held(self, *, limit: float = math.inf, needed: bool = False) -> Iterator[bool]:
         """Hold it within this context, and give signs of life. Yields whether it is held.
 
         After `PATIENCE_S` without a sign of another holder's it goes on without the lock, and says
-        so: two may do the same work at once where its result is renamed into place.
+        so: two may do the same work at once where its result is renamed into place. Work that takes
+        more than ``limit`` seconds counts as hanging, and its signs end.
 
         Raises:
             HeldError: instead, where the lock is ``needed``.
@@ -105,7 +107,7 @@ class Lock:
                 raise
             _say(f"{error}; it is not waited for any longer")
         done = threading.Event()
-        thread = threading.Thread(target=self._live, args=(done,), daemon=True)
+        thread = threading.Thread(target=self._live, args=(done, limit), daemon=True)
         thread.start()
         try:
             yield has
@@ -122,8 +124,9 @@ class Lock:
                 return first
         return "another process"
 
-    def _live(self, done: threading.Event) -> None:
-        while not done.wait(BEAT_S):
+    def _live(self, done: threading.Event, limit: float) -> None:
+        until = time.monotonic() + limit
+        while not done.wait(BEAT_S) and time.monotonic() < until:
             with contextlib.suppress(OSError):
                 os.utime(self.path)
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datasets import addresses
 from datasets.batches import Examples
-from datasets.cache import Mapped, cached
+from datasets.cache import cached
 from datasets.downloads import downloading
 from datasets.errors import DataError
 
@@ -55,6 +55,9 @@ _VALIDATION_SHARE = 10
 
 # Part of the cache's file names: raise it when the decoder's output changes.
 _DECODER = "v2"
+
+
+Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Source(NamedTuple):
@@ -99,7 +102,7 @@ def split_rows(name: str, split: str, n: int) -> NDArray[np.int64]:
     return np.sort(order[:few] if split == "validation" else order[few:])
 
 
-def open_part(name: str, part: str, data_root: Path) -> tuple[Mapped, Mapped]:
+def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
     """Torchvision's ``part``, "train" or "test": images and labels, read-only, in its order.
 
     uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, and uint8 ``[n]``. Raises :class:`DataError`, in one
@@ -108,7 +111,7 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Mapped, Mapped]:
     source = SOURCES[name]
     n, values = source.sizes[part], math.prod(source.shape)
 
-    def rows() -> Iterator[NDArray[np.uint8]]:
+    def rows() -> Iterator[Bytes]:
         images, labels = read_part(name, part, Path(data_root).expanduser() / name)
         yield np.column_stack([images.reshape(n, values), labels])
 
@@ -117,7 +120,7 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Mapped, Mapped]:
     return found[:, :values].reshape(n, *source.shape), found[:, values]
 
 
-def read_part(name: str, part: str, folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_part(name: str, part: str, folder: Path) -> tuple[Bytes, Bytes]:
     """What :func:`open_part` keeps, read from ``folder`` each time, downloading what is missing.
 
     Many processes may call. Raises :class:`DataError` as that does.

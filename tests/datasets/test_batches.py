@@ -51,18 +51,9 @@ def test_an_epoch_has_no_example_twice():
     drawn = batches.tasks(epoch * PER_EPOCH + torch.arange(PER_EPOCH)).query_y
     assert len(set(drawn.flatten().tolist())) == PER_EPOCH * E
     assert set(drawn.flatten().tolist()) <= set(examples().rows.tolist())
-
-
-def test_epochs_leave_others_out_and_are_shuffled_uniformly():
-    """Over many epochs each example is drawn, and comes first in its batch, equally often."""
-    epochs = 2000
-    drawn = training().tasks(torch.arange(epochs * PER_EPOCH)).query_y.numpy()
-    for some, share in ((drawn, PER_EPOCH * E / N), (drawn[:, 0], PER_EPOCH / N)):
-        counts = np.bincount(some.ravel() // 2, minlength=N)
-        deviation = (epochs * share * max(1 - share, 0.05)) ** 0.5
-        assert abs(counts - epochs * share).max() < 5 * deviation
-    # All left out at one time or another.
-    assert np.unique(drawn).size == N
+    # Others are left out in another epoch.
+    many = batches.tasks(torch.arange(50 * PER_EPOCH)).query_y
+    assert set(many.flatten().tolist()) == set(examples().rows.tolist())
 
 
 @pytest.mark.parametrize("make", [training, held_out])

@@ -17,48 +17,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datasets.batches import Batches, Examples
-    from datasets.episodes import Episodes, FewShotImages, ImageClasses, Layout
-    from datasets.errors import DataError
-    from datasets.opening import (
-        contents,
-        image_shape,
-        open_batches,
-        open_environments,
-        open_episodes,
-    )
-    from datasets.tasks import Task
-
-__all__ = [
-    "Batches",
-    "DataError",
-    "Episodes",
-    "Examples",
-    "FewShotImages",
-    "ImageClasses",
-    "Layout",
-    "Task",
-    "contents",
-    "image_shape",
-    "open_batches",
-    "open_environments",
-    "open_episodes",
-]
+    from datasets.batches import Batches as Batches
+    from datasets.batches import Examples as Examples
+    from datasets.episodes import Episodes as Episodes
+    from datasets.episodes import FewShotImages as FewShotImages
+    from datasets.episodes import ImageClasses as ImageClasses
+    from datasets.errors import DataError as DataError
+    from datasets.opening import contents as contents
+    from datasets.opening import image_shape as image_shape
+    from datasets.opening import open_batches as open_batches
+    from datasets.opening import open_environments as open_environments
+    from datasets.opening import open_episodes as open_episodes
+    from datasets.tasks import Task as Task
 
 _WHERE = {
-    **dict.fromkeys(("Batches", "Examples"), "batches"),
-    **dict.fromkeys(("Episodes", "FewShotImages", "ImageClasses", "Layout"), "episodes"),
-    **dict.fromkeys(
-        ("contents", "image_shape", "open_batches", "open_environments", "open_episodes"), "opening"
-    ),
-    "DataError": "errors",
-    "Task": "tasks",
+    "batches": ("Batches", "Examples"),
+    "episodes": ("Episodes", "FewShotImages", "ImageClasses"),
+    "errors": ("DataError",),
+    "opening": ("contents", "image_shape", "open_batches", "open_environments", "open_episodes"),
+    "tasks": ("Task",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
+    for module, names in _WHERE.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import pickle
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,16 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         """Numpy's (version, shape, dtype, whether columns come first, bytes)."""
         _version, shape, dtype, by_column, data = state
-        self.values = _values(data, dtype, shape, "F" if by_column else "C")
+        data = data.encode("latin-1") if isinstance(data, str) else data  # bytes of Python 2
+        if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, bytearray)):
+            raise ValueError("an array without a dtype or contents")
+        if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"an array of the shape {shape}")
+        of_numbers = np.dtype(dtype.order + dtype.code)
+        if math.prod(shape) * of_numbers.itemsize != len(data):
+            raise ValueError(f"an array of the shape {shape} in {len(data)} bytes")
+        order: Literal["C", "F"] = "F" if by_column else "C"
+        self.values = np.frombuffer(bytes(data), of_numbers).reshape(shape, order=order)
 
 
 class _Dtype:
@@ -49,30 +58,8 @@ class _Dtype:
             raise ValueError(f"the byte order {self.order!r} is not known")
 
 
-def _values(data: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
-    data = data.encode("latin-1") if isinstance(data, str) else data  # bytes of Python 2
-    if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, bytearray)):
-        raise ValueError("an array without a dtype or contents")
-    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"an array of the shape {shape}")
-    of_numbers = np.dtype(dtype.order + dtype.code)
-    if math.prod(shape) * of_numbers.itemsize != len(data):
-        raise ValueError(f"an array of the shape {shape} in {len(data)} bytes")
-    values = np.frombuffer(data, of_numbers).reshape(shape, order="F" if order == "F" else "C")
-    values.flags.writeable = False
-    return values
-
-
-def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, *_axes: Any) -> _Array:
-    found = _Array()
-    found.values = _values(data, dtype, shape, order)
-    return found
-
-
-def _encode(text: Any, encoding: Any = "latin-1") -> bytes:
+def _encode(text: str, _encoding: Any = None) -> bytes:
     # How Python 3 writes bytes for Python 2.
-    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise ValueError(f"bytes in {encoding!r}")
     return text.encode("latin-1")
 
 
@@ -83,15 +70,8 @@ def _text(value: Any) -> str:
 _NAMES: Final[dict[tuple[str, str], Any]] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    **{
-        (f"numpy.{core}.{module}", name): make
-        for core in ("core", "_core")
-        for module, name, make in (
-            ("multiarray", "_reconstruct", _Array),
-            ("multiarray", "scalar", lambda dtype, data: _values(data, dtype, (), "C").item()),
-            ("numeric", "_frombuffer", _from_buffer),
-        )
-    },
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("_codecs", "encode"): _encode,
     # Bytes of length zero, whatever the version; nothing can be passed.
     ("__builtin__", "bytes"): lambda: b"",
@@ -131,11 +111,14 @@ def _named(found: Any, levels: int) -> Any:
     return {_text(key): _named(value, levels - 1) for key, value in found.items()}
 
 
-def array(found: Any) -> NDArray[Any] | None:
-    """An array that :func:`read` has found, read-only, or a list of integers; else None."""
-    if isinstance(found, _Array):
+def array(found: Any) -> NDArray[Any]:
+    """An array that :func:`read` has found, read-only, or a list of integers as one.
+
+    Raises ``ValueError`` for anything else.
+    """
+    if isinstance(found, _Array) and found.values is not None:
         return found.values
     # A list of lists can be made to grow without end.
-    if isinstance(found, list) and all(type(row) is int for row in found):
-        return np.array(found)
-    return None
+    if not isinstance(found, list) or not all(type(row) is int for row in found):
+        raise ValueError(f"{type(found).__name__} in place of an array")
+    return np.array(found)

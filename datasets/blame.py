@@ -43,17 +43,15 @@ def _where_it_happened(
     error: BaseException, components: Mapping[str, Component]
 ) -> dict[str, Component]:
     """The component in whose code the error arose; several, if that cannot be told."""
-    files = {flag: _files(each) for flag, each in components.items()}
     found: dict[str, Component] = {}
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        code = frame.f_code
-        here = {flag: c for flag, c in components.items() if _is_in(code.co_filename, files[flag])}
+        name, file = f"{frame.f_code.co_qualname}.", frame.f_code.co_filename
+        here = {flag: c for flag, c in components.items() if _is_in(file, _files(c))}
         # Of several in one file: whose own code it is.
-        own = {
-            f: c for f, c in here.items() if f"{code.co_qualname}.".startswith(f"{c.attribute}.")
-        }
-        if len(own) == 1 or len(here) == 1:
-            return own if len(own) == 1 else here
+        own = {flag: c for flag, c in here.items() if name.startswith(f"{c.attribute}.")}
+        for some in (own, here):
+            if len(some) == 1:
+                return some
         found = found or here
     return found
 
@@ -78,15 +76,6 @@ def _is_in(file: str, places: Collection[str]) -> bool:
     )
 
 
-_PLAIN = {
-    "in randomness error mode": (
-        "it draws random numbers, as dropout does, so tasks are computed one by one: leave out "
-        "--batching vmap"
-    ),
-}
-"""What a library says of a mistake in words of its own, and what it means here."""
-
-
 def described(error: BaseException, files: Collection[str] = ()) -> str:
     """An exception in one line: what it says, where it happened, and the notes that it was given.
 
@@ -94,8 +83,6 @@ def described(error: BaseException, files: Collection[str] = ()) -> str:
     end with ``/``. Without one it is the innermost one that is neither a library's nor ours.
     """
     text = " ".join(str(error).split())
-    for theirs, plain in _PLAIN.items():
-        text = plain if theirs in text else text
     line = type(error).__name__ + (f": {text}" if text else "")
     places = places_of_theirs(error, files)
     if places and not isinstance(error, SyntaxError):  # its text names the file

@@ -6,16 +6,15 @@ always whole: a crash, a full disk or a kill leaves at most a temporary file, wh
 removes.
 
 What happens to it later, on a disk that loses bits or by another program, is found by its digest:
-each process checks a file before it maps it first. A damaged file is built anew.
+each process checks a file before it uses it first. A damaged file is built anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,16 +26,14 @@ from datasets.errors import DataError
 from datasets.locks import Lock
 from datasets.paths import cache_root
 
-# A builder that works for longer hangs: another one builds the same.
+# A builder that works for longer hangs: others build the same.
 LIMIT_S = 3600.0
 
 Chunks = Iterable[NDArray[np.uint8]]
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
-Stamp: TypeAlias = tuple[int, int, int, int]
-"""What is another one when a file was written to or replaced."""
 
-_checked: set[tuple[Path, Stamp]] = set()
-"""What this process knows to be as it was written."""
+_checked: set[tuple[Path, int, int, int]] = set()
+"""Files, by what is another one when they change, that this process knows to be as written."""
 
 
 def cached(
@@ -57,14 +54,15 @@ def cached(
         return _map_checked(path, shape)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with Lock(Path(f"{path}.lock")).held(limit=LIMIT_S):
+        with Lock(Path(f"{path}.lock")).held(limit=LIMIT_S) as alone:
             # Another process may have built it while this one waited for the lock.
             try:
                 return _map_checked(path, shape)
             except DataError as error:
                 if path.exists():
                     print(f"{error}; it is built anew", file=sys.stderr, flush=True)
-            whole.sweep(path)
+            if alone:
+                whole.sweep(path)
             if title:
                 # Before build(), which may be most of it.
                 print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
@@ -84,35 +82,20 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
     does not hold exactly ``shape``.
     """
     try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            stamp = status.st_ino, status.st_size, status.st_ctime_ns, status.st_mtime_ns
-            if (path, stamp) not in _checked:
-                for _ in _followed(digest.check(file), status.st_size, f"checking {path.name}"):
-                    pass
-                _checked.add((path, stamp))
-            np.lib.format.read_magic(file)
-            found, _, dtype = np.lib.format.read_array_header_1_0(file)
-            if found != shape or dtype != np.uint8:
-                raise ValueError(
-                    f"holds {dtype} {list(found)} where uint8 {list(shape)} is expected"
-                )
-            return np.memmap(file, np.uint8, "r", file.tell(), shape)
+        status = path.stat()
+        stamp = path, status.st_ino, status.st_size, status.st_ctime_ns
+        if stamp not in _checked:
+            digest.unseal(np.memmap(path, np.uint8, "r"))
+            _checked.add(stamp)
+        found: Mapped = np.load(path, mmap_mode="r")
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def _followed(sizes: Iterable[int], total: int, title: str) -> Iterator[int]:
-    """Numbers of bytes, with a progress bar on a terminal."""
-    from tqdm import tqdm
-
-    quiet = None if title else True  # None: where there is no terminal
-    with tqdm(total=total, desc=title, unit="B", unit_scale=True, delay=2.0, disable=quiet) as bar:
-        for size in sizes:
-            yield size
-            bar.update(size)
+    if found.shape != shape or found.dtype != np.uint8:
+        expected = f"uint8 {list(shape)} is expected"
+        raise DataError(f"{path}: holds {found.dtype} {list(found.shape)} where {expected}")
+    return found
 
 
 def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> None:
@@ -121,24 +104,21 @@ def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> No
     Plain writes, not a writable memory map: on a full disk a write raises ``ENOSPC``, a mapped page
     kills the process.
     """
-    with whole.written(path) as temporary, open(temporary, "w+b") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "|u1", "fortran_order": False, "shape": shape}
-        )
+    from tqdm import tqdm
 
-        def write() -> Iterator[int]:
-            for chunk in chunks:
-                if (
-                    chunk.dtype != np.uint8
-                    or chunk.shape[1:] != shape[len(shape) - chunk.ndim + 1 :]
-                ):
-                    raise ValueError(
-                        f"{path.name}: a chunk is {chunk.dtype} {chunk.shape}, not uint8 of {shape}"
-                    )
-                yield file.write(np.ascontiguousarray(chunk).data)
-
-        written = sum(_followed(write(), math.prod(shape), title))
-        if written != math.prod(shape):
-            raise ValueError(f"{path.name}: built {written} bytes of {math.prod(shape)}")
+    size = math.prod(shape)
+    quiet = None if title else True  # None: where there is no terminal
+    with (
+        whole.written(path) as temporary,
+        open(temporary, "w+b") as file,
+        tqdm(total=size, desc=title, unit="B", unit_scale=True, delay=2.0, disable=quiet) as bar,
+    ):
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        begin = file.tell()
+        for chunk in chunks:
+            bar.update(file.write(np.ascontiguousarray(chunk).data))
         file.flush()
-        file.write(digest.sealed(digest.of_blocks(file)))
+        if (written := file.tell() - begin) != size:
+            raise ValueError(f"{path.name}: built {written} bytes of {size}")
+        file.write(digest.of(np.memmap(file, np.uint8, "r")))

@@ -81,28 +81,26 @@ class _Looking:
             except Exception as error:
                 error.add_note(self._named(ids))
                 raise
-        if isinstance(made, list):  # of sets of any sizes
-            if len(made) != len(ids):
-                raise DataError(
-                    f"{FLAG} {self.known.name}: {self._named(ids)}: {len(made)} tasks for "
-                    f"{len(ids)} ids"
-                )
-            alone = [Task(*(part[None] for part in task)) for task in made]
-            return [self._looked_at(*one) for one in zip(alone, ids.split(1), strict=True)]
-        return self._looked_at(made, ids)
+        if not isinstance(made, list):
+            return self._looked_at(made, ids)
+        # Of sets of any sizes.
+        if len(made) != len(ids):
+            raise self._error(ids, f"{len(made)} tasks for {len(ids)} ids")
+        alone = [Task(*(part[None] for part in task)) for task in made]
+        return [self._looked_at(*one) for one in zip(alone, ids.split(1), strict=True)]
 
     def _looked_at(self, made: Any, ids: Tensor) -> Task:
-        parts = {name: getattr(made, name, None) for name in Task._fields}
-        tensors = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
-        if missing := [name for name in parts if name not in tensors]:
-            wrong: str | None = f"{type(made).__name__} without a tensor {missing[0]}"
-        else:
-            made = made._replace(**{name: self._converted(name, t) for name, t in tensors.items()})
-            wrong = self._wrong(made, len(ids))
-        if wrong is not None:
-            raise DataError(f"{FLAG} {self.known.name}: {self._named(ids)}: {wrong}")
-        found: Task = made
+        parts: dict[str, Any] = {name: getattr(made, name, None) for name in Task._fields}
+        for name, part in parts.items():
+            if not isinstance(part, Tensor):
+                raise self._error(ids, f"{type(made).__name__} without a tensor {name}")
+        found: Task = made._replace(**{n: self._converted(n, part) for n, part in parts.items()})
+        if wrong := self._wrong(found, len(ids)):
+            raise self._error(ids, wrong)
         return found
+
+    def _error(self, ids: Tensor, wrong: str) -> DataError:
+        return DataError(f"{FLAG} {self.known.name}: {self._named(ids)}: {wrong}")
 
     def _named(self, ids: Tensor) -> str:
         listed = ", ".join(map(str, ids.tolist()))
@@ -116,8 +114,8 @@ class _Looking:
             return part.to(self.dtype).div_(255)
         return part.to(self.dtype if part.is_floating_point() else torch.int64)
 
-    def _wrong(self, made: Task, count: int) -> str | None:
-        """What is wrong with ``count`` tasks, in so many words; None: nothing."""
+    def _wrong(self, made: Task, count: int) -> str:
+        """What is wrong with ``count`` tasks, in so many words; "": nothing."""
         for part in ("support", "query"):
             x, y = getattr(made, f"{part}_x"), getattr(made, f"{part}_y")
             found = f"{part}_x is {_of(x)} and {part}_y {_of(y)}"
@@ -138,7 +136,7 @@ class _Looking:
                 shape = ", ".join([str(count), "E", *map(str, sizes)])
                 first = f"{str(dtype).removeprefix('torch.')} [{shape}]"
                 return f"{name} is {_of(part)}; that of the first task is {first}"
-        return None
+        return ""
 
 
 def _of(part: Tensor) -> str:

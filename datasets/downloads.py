@@ -1,4 +1,4 @@
-"""Downloads: one process at a time, none that waits for ever, and nothing left where one fails."""
+"""Downloads: one process at a time, none that waits for ever, and one line where one fails."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from datasets.errors import DataError
 from datasets.locks import Lock
 
 _TIMEOUT_S = 30.0
-
-FAILURES = (
+# What a failed download, or unreadable bytes of one, raise.
+_FAILURES = (
     OSError,
     AssertionError,
     RuntimeError,
@@ -24,32 +25,28 @@ FAILURES = (
     tarfile.TarError,
     zlib.error,
 )
-"""What a failed download, or unreadable bytes of one, raise."""
 
 
 @contextlib.contextmanager
-def downloading(folder: Path, lock: Path) -> Iterator[None]:
-    """Make ``folder``, and hold the file lock ``lock`` inside, for what is downloaded there.
+def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
+    """Make ``folder``, and hold a file lock in it, for what is downloaded there and read.
 
-    Should that fail, as it does where the folder's name was mistyped, what was made and holds
-    nothing is gone again. Raises ``HeldError``, an ``OSError``, while a process that was stopped
-    holds the lock.
+    Raises :class:`DataError` where that fails: a line that begins with what is ``missing``, and
+    says what the user may ``put`` where instead.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
     # torchvision's downloads have no time limit of their own.
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT_S)
     try:
-        with Lock(lock).held(take=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        with Lock(folder / ".download.lock").held(needed=True):
             yield
-    except BaseException:
-        if made:
-            lock.unlink(missing_ok=True)
-            inside = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
-            with contextlib.suppress(OSError):  # not empty
-                for path in (*inside, *made):
-                    path.rmdir()
-        raise
+    except _FAILURES as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"{missing}, and was not downloaded ({reason}); put {put}, or point --data-root or "
+            f"$MAML_DATA at a folder that has {folder.name}/, or connect this machine to the "
+            "network so that it downloads; the *-glyphs-* presets need no data"
+        ) from error
     finally:
         socket.setdefaulttimeout(before)

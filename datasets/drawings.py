@@ -8,12 +8,10 @@ the test's are of hands that were never seen. Nothing is rotated.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-from numpy.typing import NDArray
 
 from datasets.batches import Examples
+from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 
 PLACES: dict[str, range] = {
@@ -23,42 +21,14 @@ PLACES: dict[str, range] = {
 }
 
 
-def open_glyphs(split: str, *, ways: int, **_unused: object) -> Examples:
-    """``ways`` classes of glyphs. Raises :class:`DataError` as :func:`divide` does."""
-    from datasets.glyphs import open_images
+def divide(found: ImageClasses, split: str, ways: int) -> Examples:
+    """The drawings of ``split`` of the first ``ways`` classes; the label is the place there.
 
-    images = open_images("train")
-    return divide(images, np.arange(len(images)), split, ways)
-
-
-def open_omniglot(
-    split: str, *, ways: int, data_root: Path, omniglot_split: str = "maml", **_unused: object
-) -> Examples:
-    """``ways`` classes of Omniglot.
-
-    Raises :class:`DataError` as :func:`divide` and :func:`datasets.omniglot.open_images` do.
+    Raises :class:`DataError`, naming the flag, if there are too few classes.
     """
-    from datasets.omniglot import open_images
-    from datasets.omniglot_classes import split_classes
-
-    classes = split_classes(omniglot_split, "train")
-    return divide(open_images(data_root), classes, split, ways)
-
-
-def divide(
-    images: NDArray[np.uint8], classes: NDArray[np.int64], split: str, ways: int
-) -> Examples:
-    """The drawings of ``split`` of the first ``ways`` of ``classes``; the label is the place there.
-
-    ``images`` is uint8 ``[n, 20, H, W]``, ``classes`` some of its rows. Raises :class:`DataError`,
-    naming the flag, if there are too few classes or no such split.
-    """
-    if split not in PLACES:
-        raise DataError(f"--split {split}: unknown; one of {', '.join(PLACES)}")
-    if not 1 <= ways <= len(classes):
-        raise DataError(f"--ways {ways}: the train split has only {len(classes)} classes")
+    if not 1 <= ways <= len(found.first):
+        raise DataError(f"--ways {ways}: the train split has only {len(found.first)} classes")
     places = np.asarray(PLACES[split])
-    rows = classes[:ways, None] * images.shape[1] + places
+    rows = found.first[:ways, None] + places
     labels = np.repeat(np.arange(ways, dtype=np.int64), len(places))
-    flat = images.view(np.ndarray).reshape(-1, *images.shape[2:])
-    return Examples(flat, rows.reshape(-1).astype(np.int64), labels)
+    return Examples(found.images.view(np.ndarray), rows.reshape(-1).astype(np.int64), labels)

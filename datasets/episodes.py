@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
@@ -127,7 +128,6 @@ class ImageClasses(NamedTuple):
     * ``rotate``: whether each class of each task is turned by its own random multiple of 90 degrees
       (Santoro et al. 2016, as in MAML's released code)
     * ``names``: the ``c`` names of the classes, for messages; None if nobody knows them by name
-    * ``files``: the ``n`` files of ``images``; None if they are not files
     """
 
     images: NDArray[np.uint8]
@@ -135,7 +135,6 @@ class ImageClasses(NamedTuple):
     counts: NDArray[np.int64]
     rotate: bool
     names: Sequence[str] | None = None
-    files: Sequence[str] | None = None
 
     @classmethod
     def of_equal_size(
@@ -169,16 +168,6 @@ class Layout(NamedTuple):
     quarter_turns: NDArray[np.int64]
 
 
-class Files(NamedTuple):
-    """The files of the images of ``B`` tasks, one list for each task.
-
-    ``support[b][i]`` is the file of ``Task.support_x[b, i]``; ``query`` likewise.
-    """
-
-    support: list[list[str]]
-    query: list[list[str]]
-
-
 class FewShotImages(Episodes):
     """N-way K-shot classification of images (Vinyals et al. 2016, arXiv:1606.04080).
 
@@ -205,7 +194,7 @@ class FewShotImages(Episodes):
         for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
-        images, first, counts, self.rotate, self.class_names, self._files = found
+        images, first, counts, self.rotate, self.class_names = found
         if len(images.shape) not in (3, 4):
             raise ValueError(f"images must be [n, H, W(, 3)], not {images.shape}")
         if self.rotate and images.shape[1] != images.shape[2]:
@@ -233,16 +222,13 @@ class FewShotImages(Episodes):
         few = np.flatnonzero(self.counts < needed)
         if not len(few):
             return
-        message = (
-            f"--shots {self.shots} and --queries {self.queries}: they need {needed} images of a "
-            f"class, and the {self.split} split has "
-        )
-        if self.class_names is None:
-            raise DataError(f"{message}{self.counts.min()}")
-        shown = ", ".join(f"{self.counts[i]} of {self.class_names[i]}" for i in few[:3])
+        names = self.class_names or [f"class {i}" for i in range(len(self.counts))]
+        shown = ", ".join(f"{self.counts[i]} of {names[i]}" for i in few[:3])
         more = f" and too few of {len(few) - 3} more classes" if len(few) > 3 else ""
         raise DataError(
-            f"{message}{shown}{more}; ask for fewer, add images, or move such classes elsewhere"
+            f"--shots {self.shots} and --queries {self.queries}: they need {needed} images of a "
+            f"class, and the {self.split} split has {shown}{more}; ask for fewer, add images, or "
+            "move such classes elsewhere"
         )
 
     def layout(self, ids: Tensor) -> Layout:
@@ -279,18 +265,6 @@ class FewShotImages(Episodes):
         """The places of the tasks' classes in the split's list, by label; reads no image."""
         return self.layout(ids).classes
 
-    def files(self, ids: Tensor) -> Files:
-        """The file of each support and each query image of the tasks with these ids.
-
-        ``ids`` is int64 ``[B]``. Reads no image. Raises ``ValueError`` for a data set whose images
-        are not files of their own.
-        """
-        if self._files is None:
-            raise ValueError("the images of this data set are not files of their own")
-        files, images = self._files, self.layout(ids).images
-        parts = images[..., : self.shots], images[..., self.shots :]
-        return Files(*([[files[row] for row in task.ravel()] for task in part] for part in parts))
-
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``): images ``[B, N*K, C, H, W]`` in [0, 1]."""
         layout = self.layout(ids)
@@ -299,21 +273,14 @@ class FewShotImages(Episodes):
             for turns in (1, 2, 3):
                 turned = layout.quarter_turns == turns
                 pixels[turned] = np.rot90(pixels[turned], turns, axes=(2, 3))
-        return Task(
-            self._scaled(pixels[:, :, : self.shots]),
-            self._labels(len(pixels), self.shots),
-            self._scaled(pixels[:, :, self.shots :]),
-            self._labels(len(pixels), self.queries),
-        )
+        parts = pixels[:, :, : self.shots], pixels[:, :, self.shots :]
+        return Task(*itertools.chain.from_iterable(map(self._labelled, parts)))
 
-    def _scaled(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """uint8 ``[B, N, n, H, W]`` (or ``[..., 3]``) to float ``[B, N*n, C, H, W]`` in [0, 1]."""
+    def _labelled(self, pixels: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+        """uint8 ``[B, N, n, H, W]`` (or ``[..., 3]``) as examples in class-major order."""
         batch, ways, n, *image = pixels.shape
-        return scaled(pixels.reshape(batch, ways * n, *image), self.dtype)
-
-    def _labels(self, batch: int, per_class: int) -> Tensor:
-        """Labels in class-major order: int64 ``[B, N*per_class]``."""
-        return torch.arange(self.ways).repeat_interleave(per_class).repeat(batch, 1)
+        labels = torch.arange(ways).repeat_interleave(n).repeat(batch, 1)
+        return scaled(pixels.reshape(batch, ways * n, *image), self.dtype), labels
 
 
 def scaled(pixels: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,6 @@ import itertools
 import re
 import sys
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -27,20 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datasets import addresses
-from datasets.cache import cached
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
-from datasets.image_files import (
-    Content,
-    ImageFile,
-    Pixels,
-    decode_all,
-    fingerprint,
-    in_folder,
-    look,
-    shown,
-)
+from datasets.image_files import Content, Pixels, Source, cached_images, in_folder, look, shown
 from datasets.paths import default_data_root
 from datasets.pixels import Decoder, Mode
 from datasets.words import counted
@@ -82,17 +71,16 @@ FRACTIONS = "0.64,0.16,0.2"
 
 # A constant of the project, not the run's --seed: every run tests on the same classes.
 _SEED = 2016
-# Part of the fingerprint: raise it when the decoder's output changes.
+# Part of the cache's file name: raise it when the decoder's output changes.
 _DECODER = "upright-white-fit-lanczos-2"
 
 
 class Tree:
-    """A folder of folders of images, and how much in it is neither, by kind."""
+    """A folder of folders of images; ``ignored`` counts what in it is neither."""
 
     def __init__(self, path: Path | str) -> None:
         """Raise :class:`DataError` if there is no such folder."""
-        self.root = Path(path).expanduser().absolute()
-        self.ignored: Counter[str] = Counter()
+        self.root, self.ignored = Path(path).expanduser().absolute(), 0
         if not self.root.is_dir():
             found = "not a folder" if self.root.exists() else "no such folder"
             raise DataError(f"{self}: {found}; give the folder of your images")
@@ -101,42 +89,36 @@ class Tree:
         return shown(self.root)
 
     def look(self, below: str = "") -> Content:
-        """List a folder, which is looked at once."""
+        """List a folder that is no class. Whatever in it is no folder is ignored."""
         found = look(self.root, below)
-        self.ignored.update(found.others)
+        self.ignored += len(found.images) + found.others
         return found
 
-    def images(self, name: str, content: Content) -> list[ImageFile]:
+    def images(self, name: str) -> list[str]:
         """The images of a class. Raises :class:`DataError` if there are none."""
-        if not content.images:
+        images, folders, others = look(self.root, name)
+        if not images:
             there = (
-                f"but the folder {shown(content.folders[0])}: images lie directly in their class's "
+                f"but the folder {shown(folders[0])}: images lie directly in their class's "
                 "folder, and --data-root is to hold <class>/* or train/<class>/* and so on"
-                if content.folders
+                if folders
                 else "put images there, or remove it"
             )
             raise DataError(f"{shown(self.root / name)}: no images in it, {there}")
-        self.ignored["folders"] += len(content.folders)
-        return content.images
+        self.ignored += len(folders) + others
+        return images
 
-    def holds_classes(self, content: Content) -> None:
-        """Count images that lie beside the folders of classes."""
-        self.ignored["images outside a class"] += len(content.images)
+    def source(self, images: Sequence[str], decoder: Decoder) -> Source:
+        """Decodes images, and says on standard error then if there is anything else."""
+        found = in_folder(self.root, images, decoder.file)
 
-    def say_ignored(self) -> None:
-        """Say on standard error what besides images of classes is there, if anything is."""
-        if total := self.ignored.total():
-            kinds = ", ".join(f"{n} {kind}" for kind, n in self.ignored.most_common() if n)
-            what = counted(total, "file or folder", "files or folders")
-            print(f"{self}: ignored {what}: {kinds}", file=sys.stderr, flush=True)
+        def decode() -> Iterator[Pixels]:
+            if self.ignored:
+                what = counted(self.ignored, "file or folder", "files or folders")
+                print(f"{self}: ignored {what} beside the images of classes", file=sys.stderr)
+            return found.chunks()
 
-    def decode(self, images: Sequence[ImageFile], decoder: Decoder) -> Iterator[Pixels]:
-        """Decode images. Raises :class:`DataError` at the end if they are damaged, or black."""
-        self.say_ignored()
-        files = in_folder(self.root, (image.path for image in images))
-        yield from decode_all(self.root, files, decoder.file)
-        if dark := decoder.too_dark():
-            raise DataError(f"{self}: {dark}")
+        return found._replace(chunks=decode)
 
 
 class Division(NamedTuple):
@@ -147,7 +129,7 @@ class Division(NamedTuple):
     * ``divided``: whether the user divided them
     """
 
-    classes: dict[str, list[ImageFile]]
+    classes: dict[str, list[str]]
     splits: dict[str, NDArray[np.int64]]
     divided: bool
 
@@ -190,19 +172,16 @@ def open_classes(
     Raises :class:`DataError`, in one line, for a folder that is not in order: none or empty, a
     class without images or in two splits, images that cannot be decoded.
     """
-    if split not in SPLITS:
-        raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
     tree = _own_folder(data_root)
     decoder = Decoder(image_size, image_mode)
     found = divide(tree, split_fractions)
     _check_ways(tree, found, {split: ways})
-    images = [image for files in found.classes.values() for image in files]
+    images = list(itertools.chain.from_iterable(found.classes.values()))
     name = re.sub(r"[^A-Za-z0-9]+", "-", tree.root.name)[:40]
-    known_by = [f"{_DECODER} {image_size} {image_mode}", *map("\0".join, images)]
-    array = cached(
-        f"folder/{name}-{fingerprint(known_by, 12)}.npy",
+    array = cached_images(
+        f"folder/{name}-{_DECODER}-{image_mode}-{image_size}",
+        [tree.source(images, decoder)],
         (len(images), *decoder.shape),
-        lambda: tree.decode(images, decoder),
         title=f"decoding {len(images)} images of {tree}",
     )
     counts = np.array([len(files) for files in found.classes.values()], dtype=np.int64)
@@ -213,8 +192,6 @@ def open_classes(
         counts[rows],
         rotate=False,
         names=[shown(names[row]) for row in rows],
-        # Joined by hand: pathlib is slow at it, and there are many.
-        files=[f"{tree.root}/{image.path}" for image in images],
     )
 
 
@@ -250,27 +227,26 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
     ``mode`` are as in training, and so is what is done to an image. Raises :class:`DataError` as
     :func:`open_classes` does, and where images lie beside folders of images.
     """
-    decoder = Decoder(size, mode)
     file = Path(place).expanduser().absolute()
     if file.is_file():
-        tree, classes = Tree(file.parent), {"": [ImageFile(file.name, "")]}
+        tree, classes = Tree(file.parent), {"": [file.name]}
     else:
         tree = Tree(place)
-        top = tree.look()
+        top = look(tree.root)
         if top.images and top.folders:
             raise DataError(
-                f"{tree}: holds images ({shown(top.images[0].path)}) and folders "
+                f"{tree}: holds images ({shown(top.images[0])}) and folders "
                 f"({shown(top.folders[0])}); let it hold one or the other"
             )
-        contents = {name: tree.look(name) for name in top.folders} or {"": top}
-        classes = {name: tree.images(name, content) for name, content in contents.items()}
-    images = [image for files in classes.values() for image in files]
-    pixels = np.concatenate(list(tree.decode(images, decoder)))
+        tree.ignored += top.others if top.folders else 0
+        classes = {name: tree.images(name) for name in top.folders or [""]}
+    images = list(itertools.chain.from_iterable(classes.values()))
+    pixels = np.concatenate(list(tree.source(images, Decoder(size, mode)).chunks()))
     ends = list(itertools.accumulate(len(files) for files in classes.values()))
     return FolderImages(
         list(classes),
         np.split(pixels, ends[:-1]),
-        [[str(tree.root / image.path) for image in files] for files in classes.values()],
+        [[str(tree.root / image) for image in files] for files in classes.values()],
     )
 
 
@@ -287,30 +263,25 @@ def divide(tree: Tree, split_fractions: str = FRACTIONS) -> Division:
             f"{tree}: no folders of images in it; --data-root is to hold <class>/*, or "
             "train/<class>/*, validation/<class>/* and test/<class>/*"
         )
-    tree.holds_classes(top)
     split_of = {name: split for split, names in SPLITS.items() for name in names}
-    looked = {name: tree.look(name) for name in split_of if name in top.folders}
-    parts = {name: content for name, content in looked.items() if content.folders}
-    if not parts:
-        contents = {name: looked.get(name) or tree.look(name) for name in top.folders}
-        classes = {name: tree.images(name, content) for name, content in contents.items()}
+    there = [name for name in split_of if name in top.folders and look(tree.root, name).folders]
+    if not there:
+        classes = {name: tree.images(name) for name in top.folders}
         return Division(classes, _drawn(len(classes), shares), divided=False)
     if split_fractions != FRACTIONS:
         raise DataError(
-            f"--split-fractions {split_fractions}: {tree} is divided into {', '.join(parts)} "
+            f"--split-fractions {split_fractions}: {tree} is divided into {', '.join(there)} "
             "already"
         )
-    if {"validation", "val"} <= parts.keys():
+    if {"validation", "val"} <= {*there}:
         raise DataError(f"{tree}: has validation and val, which mean the same; keep one")
-    tree.ignored["folders"] += len(top.folders) - len(parts)
+    tree.ignored += len(top.folders) - len(there)
     classes, splits = {}, {}
-    for name, content in parts.items():
-        tree.holds_classes(content)
+    for name in there:
+        names = [f"{name}/{folder}" for folder in tree.look(name).folders]
         n = len(classes)
-        splits[split_of[name]] = np.arange(n, n + len(content.folders), dtype=np.int64)
-        for folder in content.folders:
-            below = f"{name}/{folder}"
-            classes[below] = tree.images(below, tree.look(below))
+        splits[split_of[name]] = np.arange(n, n + len(names), dtype=np.int64)
+        classes |= {each: tree.images(each) for each in names}
     _check_disjoint(tree, classes)
     return Division(classes, splits, divided=True)
 

@@ -6,6 +6,8 @@ nothing. Symbolic links are followed.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -16,7 +18,7 @@ import tarfile
 import unicodedata
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeAlias
@@ -25,49 +27,39 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from datasets.cache import Mapped, cached
 from datasets.errors import DataError
-from datasets.paths import cache_root
 
 Pixels: TypeAlias = NDArray[np.uint8]
 Files: TypeAlias = Iterable[tuple[str, Callable[[], bytes]]]
 """Names of image files, and what reads each of them."""
+Decode: TypeAlias = Callable[[Image.Image], Pixels]
 
-# What Pillow knows by its first bytes and cannot decode by itself.
-_NO_PIXELS = frozenset({"BUFR", "GRIB", "HDF5", "MPEG", "WMF"})
 # Of archivers and file servers: copies of other files' names, no classes.
 _NOT_CLASSES = frozenset({"__MACOSX", "@eaDir"})
 _AT_ONCE = 64
 _NAMED = 5
 
 
-class ImageFile(NamedTuple):
-    """An image's path below the root, and what changes when the file does."""
-
-    path: str
-    stamp: str
-
-
 class Content(NamedTuple):
     """What lies directly in one folder, in the order of names, which all machines share.
 
-    * ``images`` and ``folders``: as they are called
-    * ``others``: the endings of all other files
+    * ``images``: their paths below the root
+    * ``folders``: as they are called
+    * ``others``: how many other files there are
     """
 
-    images: list[ImageFile]
+    images: list[str]
     folders: list[str]
-    others: list[str]
+    others: int
 
 
 @functools.cache
 def endings() -> frozenset[str]:
     """The endings of the files that Pillow reads, as ``.png``."""
     Image.init()
-    return frozenset(
-        ending
-        for ending, kind in Image.registered_extensions().items()
-        if kind in Image.OPEN and kind not in _NO_PIXELS
-    )
+    known = Image.registered_extensions().items()
+    return frozenset(ending for ending, kind in known if kind in Image.OPEN)
 
 
 def look(root: Path, below: str = "") -> Content:
@@ -75,7 +67,7 @@ def look(root: Path, below: str = "") -> Content:
 
     Raises :class:`DataError`, naming the folder, if it cannot be listed.
     """
-    images, folders, others = [], [], []
+    images, folders, others = [], [], 0
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
@@ -83,19 +75,14 @@ def look(root: Path, below: str = "") -> Content:
                     continue
                 if entry.is_dir():
                     folders.append(entry.name)
-                    continue
-                ending = os.path.splitext(entry.name)[1].lower()
-                dangling = entry.is_symlink() and not os.path.exists(entry.path)
-                if ending not in endings() or not (entry.is_file() or dangling):
-                    others.append(shown(ending) or "without an ending")
-                    continue
-                path = f"{below}/{entry.name}" if below else entry.name
-                # A link to nothing is an image that decoding will name.
-                images.append(ImageFile(path, _stamp(entry.stat(follow_symlinks=not dangling))))
+                elif os.path.splitext(entry.name)[1].lower() in endings():
+                    # A link to nothing, too, which decoding will name.
+                    images.append(f"{below}/{entry.name}" if below else entry.name)
+                else:
+                    others += 1
     except OSError as error:
         raise DataError(f"{shown(root / below)}: cannot be read ({error.strerror})") from error
-    images.sort(key=lambda image: _in_order(image.path))
-    return Content(images, sorted(folders, key=_in_order), others)
+    return Content(sorted(images, key=_in_order), sorted(folders, key=_in_order), others)
 
 
 def _in_order(name: str) -> tuple[str, str]:
@@ -109,24 +96,19 @@ def shown(path: Path | str) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-def stamp(path: Path) -> str:
-    """What changes when a file does. Raises ``OSError`` if it cannot be looked at."""
-    return _stamp(path.stat())
+class Source(NamedTuple):
+    """Images on disk: what changes when they do, and what decodes all of them once, in order."""
+
+    state: str
+    chunks: Callable[[], Iterator[Pixels]]
 
 
-def _stamp(status: os.stat_result) -> str:
-    return f"{status.st_size} {status.st_mtime_ns}"
-
-
-def fingerprint(lines: Iterable[str], size: int = 16) -> str:
-    """A hash of ``size`` bytes of lines that change when images do."""
-    text = "\n".join(lines).encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(text, digest_size=size).hexdigest()
-
-
-def in_folder(folder: Path, names: Iterable[str]) -> Files:
+def in_folder(folder: Path, names: Sequence[str], decode: Decode) -> Source:
     """The files of these names below a folder."""
-    return ((name, (folder / name).read_bytes) for name in names)
+    # Joined by hand: pathlib is slow at it, and there may be many.
+    state = "\n".join(f"{name} {stamp(f'{folder}/{name}')}" for name in names)
+    files = ((name, (folder / name).read_bytes) for name in names)
+    return Source(state, lambda: decode_all(folder, files, decode))
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
@@ -137,64 +119,84 @@ def open_zip(path: Path) -> zipfile.ZipFile:
         raise DataError(f"{path}: not a readable zip archive ({error}); fetch it again") from error
 
 
-def in_zip(archive: zipfile.ZipFile, names: Iterable[str]) -> Files:
+def in_zip(archive: zipfile.ZipFile, names: Sequence[str], decode: Decode) -> Source:
     """The files of these names in a ``.zip``."""
-    return ((name, functools.partial(archive.read, name)) for name in names)
+    files = ((name, functools.partial(archive.read, name)) for name in names)
+    found = map(archive.getinfo, names)
+    state = "\n".join(f"{each.filename} {each.CRC} {each.file_size}" for each in found)
+    return Source(state, lambda: decode_all(Path(str(archive.filename)), files, decode))
 
 
-def in_tar(path: Path, names: Sequence[str]) -> Files:
-    """The files of these names in a ``.tar.xz``, in whatever folders of it; it may hold others.
+def in_tar(path: Path, names: Sequence[str], decode: Decode) -> Source:
+    """The files of these names in a ``.tar.xz``, in whatever folders of it; it may hold others."""
+    state = "\n".join([*names, stamp(path)])
+    return Source(state, lambda: decode_all(path, _of_tar(path, names), decode))
 
-    One pass, because ``.xz`` cannot seek. What comes before its turn waits in memory: nothing, if
-    the archive is in order. Raises :class:`DataError`, naming the archive, if it cannot be read, or
-    if a file is missing or there twice.
+
+def _of_tar(path: Path, names: Sequence[str]) -> Files:
+    """One pass, because ``.xz`` cannot seek. What comes before its turn waits in memory.
+
+    Raises :class:`DataError`, naming the archive, if it cannot be read.
     """
-    wanted, turn = set(names), 0
-    seen: set[str] = set()
-    waiting: dict[str, bytes] = {}
+    left, waiting = list(reversed(names)), dict[str, bytes]()
+    wanted = set(names)
     try:
         with lzma.open(path) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:
                     name = PurePosixPath(member.name).name
                     file = archive.extractfile(member) if name in wanted else None
-                    if file is None:
-                        continue
-                    if name in seen:
-                        raise DataError(f"{path}: {member.name} is there twice; fetch it again")
-                    seen.add(name)
-                    waiting[name] = file.read()
-                    while turn < len(names) and names[turn] in waiting:
-                        data = waiting.pop(names[turn])
-                        yield names[turn], functools.partial(bytes, data)
-                        turn += 1
+                    if file is not None:
+                        waiting[name] = file.read()
+                    while left and left[-1] in waiting:
+                        yield left[-1], functools.partial(bytes, waiting.pop(left.pop()))
             # The checksum of the contents follows them.
             while stream.read(1 << 20):
                 pass
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
-        raise DataError(
-            f"{path}: not a readable tar.xz archive ({error}); fetch it again"
-        ) from error
-    check_missing(path, [name for name in names if name not in seen], len(names))
+        raise DataError(f"{path}: not a readable tar.xz file ({error}); fetch it again") from error
+    for name in left:
+        yield name, functools.partial(_lacking, waiting, name)
 
 
-def check_missing(path: Path, missing: Sequence[str], of: int) -> None:
-    """Raise :class:`DataError`, naming ``path`` and a file, if any of its files are missing."""
-    if missing:
-        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
-        raise DataError(
-            f"{path}: {missing[0]}{more} missing, of the {of} images; restore the complete contents"
-        )
+def _lacking(found: Mapping[str, bytes], name: str) -> bytes:
+    if name not in found:
+        raise FileNotFoundError(errno.ENOENT, "not in the archive")
+    return found[name]
 
 
-def decode_all(
-    place: Path, files: Files, decode: Callable[[Image.Image], Pixels]
-) -> Iterator[Pixels]:
+def cached_images(
+    name: str, sources: Sequence[Source], shape: tuple[int, ...], title: str
+) -> Mapped:
+    """All images of some sources, decoded once and mapped from the cache: uint8 ``shape``.
+
+    ``name`` begins the file's name; it says how images are decoded. ``title`` says what is done, on
+    standard error. Raises :class:`DataError` as :func:`decode_all` and
+    :func:`datasets.cache.cached` do.
+    """
+    state = "\n".join(source.state for source in sources).encode("utf-8", "surrogateescape")
+    return cached(
+        f"{name}-{hashlib.blake2b(state, digest_size=12).hexdigest()}.npy",
+        shape,
+        lambda: itertools.chain.from_iterable(source.chunks() for source in sources),
+        title=title,
+    )
+
+
+def stamp(path: Path | str) -> str:
+    """What changes when a file does; "" for a file that is not there, which decoding will name."""
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return f"{status.st_size} {status.st_mtime_ns}"
+    return ""
+
+
+def decode_all(place: Path, files: Files, decode: Decode) -> Iterator[Pixels]:
     """All images in order, decoded, in chunks: uint8 ``[n, …]``.
 
     One thread for each core: Pillow decodes and resizes outside the interpreter's lock. ``place``
-    is where the files are, for messages. Raises :class:`DataError` at the end if images are
-    damaged, naming some of them, and a file that lists them where they are many.
+    is where the files are, for messages. Raises :class:`DataError` at the end if images are missing
+    or damaged, naming some of them.
     """
     damaged: list[str] = []
 
@@ -220,7 +222,12 @@ def decode_all(
             if not damaged:
                 yield np.stack(pixels)
     if damaged:
-        raise DataError(_damage(sorted(damaged), total))
+        named = "; ".join(sorted(damaged)[:_NAMED])
+        more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+        raise DataError(
+            f"{len(damaged)} of {total} images cannot be decoded: {named}{more}: repair them, "
+            "fetch them again or move them away"
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -228,21 +235,3 @@ def _reason(error: Exception) -> str:
         return "not an image that Pillow knows"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
-
-
-def _damage(damaged: list[str], of: int) -> str:
-    """The line about images that cannot be decoded; a file takes those for which it has no room."""
-    named = "; ".join(damaged[:_NAMED])
-    if len(damaged) > _NAMED:
-        path = cache_root() / "damaged.txt"
-        named += f"; and {len(damaged) - _NAMED} more"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{line}\n" for line in damaged), encoding="utf-8")
-            named += f", all of them listed in {path}"
-        except OSError:
-            pass
-    return (
-        f"{len(damaged)} of {of} images cannot be decoded: {named}: repair them, fetch them again "
-        "or move them away"
-    )

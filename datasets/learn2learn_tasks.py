@@ -48,15 +48,7 @@ class Tasksets(Episodes):
     """
 
     def __init__(
-        self,
-        taskset: Any,
-        *,
-        name: str,
-        split: str,
-        ways: int,
-        shots: int,
-        queries: int,
-        seed: int,
+        self, taskset: Any, name: str, split: str, *, ways: int, shots: int, queries: int, seed: int
     ) -> None:
         """``name`` is for messages; draws nothing yet."""
         self.taskset, self.name, self.split = taskset, name, split
@@ -79,33 +71,23 @@ class Tasksets(Episodes):
         key = addresses.keys(self.seed, self.split, "learn2learn", index)
         with _ALONE, _seeded(int(key[0])):
             x, y = self.taskset.get_task(self.taskset.sample_task_description())
-        classes, labels = np.unique(np.asarray(y), return_inverse=True)
+        classes, labels, counts = np.unique(np.asarray(y), return_inverse=True, return_counts=True)
+        what = f"the {self.split} tasks of {self.name}"
         if classes.dtype.kind not in "iu":
-            raise DataError(
-                f"--data {self.name}: {self.split} tasks of learn2learn: labels are "
-                f"{classes.dtype}; only classification is supported"
-            )
+            raise DataError(f"--data {self.name}: labels of {what} are {classes.dtype}, no classes")
         if len(classes) != self.ways:
-            raise DataError(
-                f"--ways {self.ways}: the {self.split} tasks of {self.name} have {len(classes)} "
-                f"classes; give --ways {len(classes)}"
-            )
-        by_class = [np.flatnonzero(labels == label) for label in range(self.ways)]
-        needed, fewest = self.shots + self.queries, min(len(rows) for rows in by_class)
-        if fewest < needed:
+            found = f"{what} have {len(classes)} classes; give --ways {len(classes)}"
+            raise DataError(f"--ways {self.ways}: {found}")
+        needed = self.shots + self.queries
+        if counts.min() < needed:
             raise DataError(
                 f"--shots {self.shots} and --queries {self.queries}: they need {needed} examples "
-                f"of a class, and a {self.split} task of {self.name} has {fewest}"
+                f"of a class, and one of {what} has {counts.min()}"
             )
-        support = np.concatenate([rows[: self.shots] for rows in by_class])
-        query = np.concatenate([rows[self.shots : needed] for rows in by_class])
-        labelled = torch.arange(self.ways)
-        return Task(
-            x[support],
-            labelled.repeat_interleave(self.shots),
-            x[query],
-            labelled.repeat_interleave(self.queries),
-        )
+        rows = np.stack([np.flatnonzero(labels == way)[:needed] for way in range(self.ways)])
+        support, query = rows[:, : self.shots].ravel(), rows[:, self.shots :].ravel()
+        y = torch.from_numpy(labels)
+        return Task(x[support], y[support], x[query], y[query])
 
 
 @contextlib.contextmanager

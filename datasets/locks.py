@@ -25,7 +25,6 @@ PATIENCE_S = 60.0
 """A holder that has given no sign of life for so long is waited for no more."""
 BEAT_S = 5.0
 """Between two signs of life; who waits for so long says for whom."""
-_OTHER = "another process"
 
 
 class HeldError(TimeoutError):
@@ -40,11 +39,8 @@ class Lock:
         self.path = path
         self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
 
-    def acquire(self, patience: float = 0.0, *, take: bool = False) -> bool:
+    def acquire(self, patience: float = 0.0) -> bool:
         """Wait for as long as the holder gives signs of life, and then for ``patience`` seconds.
-
-        With ``take`` the lock is then taken away from it, after a line that says so: for work that
-        two may do at once, since its result is renamed into place, but that one does for all.
 
         Returns whether this process has it. False: this folder has no locks, as some that hosts
         share, or they cannot be written.
@@ -52,29 +48,22 @@ class Lock:
         Raises:
             HeldError: another process still has it.
         """
-        began = since = time.monotonic()
-        sign, said = self._sign(), patience <= BEAT_S or os.environ.get("LOCAL_RANK", "0") != "0"
+        since, sign = time.monotonic(), self._sign()
+        said = patience <= BEAT_S or os.environ.get("LOCAL_RANK", "0") != "0"
         while True:
             try:
-                self._lock.acquire(timeout=min(patience, 1.0))
+                self._lock.acquire(timeout=min(patience, BEAT_S))
                 break
             except Timeout:
                 pass
             except OSError:
                 return False
-            now, before = time.monotonic(), sign
-            if (sign := self._sign()) != before:
-                since = now
-            if now - since >= patience:
+            if (now := self._sign()) != sign:
+                since, sign = time.monotonic(), now
+            elif time.monotonic() - since >= patience:
                 silent = f", silent for {patience:.0f} s" if patience else ""
-                found = f"{self.path}: held by {self.holder()}{silent}"
-                if not take:
-                    raise HeldError(found)
-                _say(f"{found}; it is not waited for any longer")
-                if not self._take_away(sign):
-                    return False
-                since = now
-            elif not said and now - began >= BEAT_S:
+                raise HeldError(f"{self.path}: held by {self.holder()}{silent}")
+            if not said:
                 said = True
                 _say(f"waiting for {self.path}: held by {self.holder()}")
         with contextlib.suppress(OSError):
@@ -100,22 +89,28 @@ class Lock:
         self._lock.release()
 
     @contextlib.contextmanager
-    def held(self, *, limit: float = math.inf, take: bool = True) -> Iterator[None]:
-        """Hold it within this context, and give signs of life. It waits `PATIENCE_S` for others'.
+    def held(self, *, limit: float = math.inf, needed: bool = False) -> Iterator[bool]:
+        """Hold it within this context, and give signs of life. Yields whether it is held.
 
-        Args:
-            limit: Seconds that the work may take. Then it counts as hanging, and the signs end.
-            take: See `acquire`.
+        After `PATIENCE_S` without a sign of another holder's it goes on without the lock, and says
+        so: two may do the same work at once where its result is renamed into place. Work that takes
+        more than ``limit`` seconds counts as hanging, and its signs end.
 
         Raises:
-            HeldError: as `acquire`.
+            HeldError: instead, where the lock is ``needed``.
         """
-        self.acquire(PATIENCE_S, take=take)
+        has = False
+        try:
+            has = self.acquire(PATIENCE_S)
+        except HeldError as error:
+            if needed:
+                raise
+            _say(f"{error}; it is not waited for any longer")
         done = threading.Event()
         thread = threading.Thread(target=self._live, args=(done, limit), daemon=True)
         thread.start()
         try:
-            yield
+            yield has
         finally:
             done.set()
             thread.join()
@@ -127,7 +122,7 @@ class Lock:
             first, *rest = self.path.read_text().splitlines() or [""]
             if first.startswith("process ") and len(first) < 200 and not rest:
                 return first
-        return _OTHER
+        return "another process"
 
     def _live(self, done: threading.Event, limit: float) -> None:
         until = time.monotonic() + limit
@@ -135,25 +130,10 @@ class Lock:
             with contextlib.suppress(OSError):
                 os.utime(self.path)
 
-    def _sign(self) -> tuple[int, int] | None:
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
-
-    def _take_away(self, sign: tuple[int, int] | None) -> bool:
-        """Remove the file that is held, so that the next to come lock another one of its name.
-
-        False: it cannot be removed. Two that do so at once may both get a lock.
-        """
-        # Another process that has waited may hold a new one already.
-        if self._sign() == sign:
-            try:
-                self.path.unlink(missing_ok=True)
-            except OSError:
-                return False
-        return True
+    def _sign(self) -> int | None:
+        with contextlib.suppress(OSError):
+            return self.path.stat().st_mtime_ns
+        return None
 
 
 def _say(line: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -18,14 +18,13 @@ import numpy as np
 from PIL import Image
 
 from datasets import array_pickle
-from datasets.cache import Mapped, cached
+from datasets.cache import Mapped
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.image_files import (
     Pixels,
-    check_missing,
-    decode_all,
-    fingerprint,
+    Source,
+    cached_images,
     in_folder,
     in_tar,
     look,
@@ -47,14 +46,11 @@ FILES: dict[str, str] = {"train": "train", "validation": "val", "test": "test"}
 SIZE = (84, 84)
 SHAPE = (*SIZE, 3)
 
-# Part of the fingerprint: raise it when the decoder's output changes, and old caches are no longer
-# found.
+# Part of the cache's file name: raise it when the decoder's output changes.
 _DECODER = "rgb-lanczos-1"
 
 Table: TypeAlias = dict[str, list[str]]
-"""The names of the files of each label, both in order."""
-Source: TypeAlias = tuple[str, Callable[[], Iterator[Pixels]]]
-"""What changes when the images of a split do, and what makes all of them."""
+"""The names of the files of each label."""
 
 
 def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClasses:
@@ -83,18 +79,15 @@ def open_images(data_root: Path, split: str) -> Mapped:
 
     Raises :class:`DataError`, in one line, if there is no data, or if it is damaged or incomplete.
     """
-    if split not in CLASSES:
-        raise DataError(f"--split {split}: unknown; one of {', '.join(CLASSES)}")
     return open_split(Path(data_root).expanduser() / "miniimagenet", split, CLASSES[split])
 
 
 def open_split(folder: Path, split: str, classes: int, per_class: int = PER_CLASS) -> Mapped:
     """:func:`open_images` for any number of classes and of images in each."""
-    state, chunks = _source(folder, split, classes, per_class)
-    return cached(
-        f"miniimagenet/{split}-{fingerprint([_DECODER + state], 8)}.npy",
+    return cached_images(
+        f"miniimagenet/{split}-{_DECODER}",
+        [_source(folder, split, classes, per_class)],
         (classes, per_class, *SHAPE),
-        chunks,
         title=f"decoding MiniImageNet ({split})",
     )
 
@@ -104,18 +97,17 @@ def _source(folder: Path, split: str, classes: int, per_class: int) -> Source:
     name = FILES[split]
     table, archive, images = folder / f"{name}.csv", folder / f"{name}.tar.xz", folder / "images"
     if table.is_file() and (archive.is_file() or images.is_dir()):
-        complete = _complete(table, read_table(table), classes, per_class)
-        return (_in_tar if archive.is_file() else _in_folder)(
-            archive if archive.is_file() else images, complete
-        )
+        names = _in_order(table, read_table(table), classes, per_class)
+        if archive.is_file():
+            return in_tar(archive, names, decode)
+        return in_folder(images, names, decode)
     for by_class in (folder / name, folder / split):
         if by_class.is_dir():
             found = {label: look(by_class, label).images for label in look(by_class).folders}
-            listed = {label: [image.path for image in images] for label, images in found.items()}
-            return _in_folder(by_class, _complete(by_class, listed, classes, per_class))
+            return in_folder(by_class, _in_order(by_class, found, classes, per_class), decode)
     for pickled in (folder / f"mini-imagenet-cache-{called}.pkl" for called in (name, split)):
         if pickled.is_file():
-            return stamp(pickled), partial(read_pickle, pickled, classes, per_class)
+            return Source(stamp(pickled), partial(read_pickle, pickled, classes, per_class))
     nor = f"{archive}: not found, nor the folder images"
     raise DataError(
         f"{nor if table.is_file() else f'{table}: not found'}; MiniImageNet is not downloaded: put "
@@ -126,54 +118,34 @@ def _source(folder: Path, split: str, classes: int, per_class: int) -> Source:
     )
 
 
-def _in_tar(archive: Path, table: Table) -> Source:
-    names = [name for names in table.values() for name in names]
-    state = _fingerprint(table) + stamp(archive)
-    return state, lambda: decode_all(archive, in_tar(archive, names), decode)
-
-
-def _in_folder(folder: Path, table: Table) -> Source:
-    names = [name for names in table.values() for name in names]
-    check_missing(folder, [name for name in names if not (folder / name).exists()], len(names))
-    state = _fingerprint(table) + fingerprint(stamp(folder / name) for name in names)
-    return state, lambda: decode_all(folder, in_folder(folder, names), decode)
-
-
 def read_table(path: Path) -> Table:
     """Read a table with the columns ``filename`` and ``label``.
 
     Raises :class:`DataError`, naming the file and what is wrong with it.
     """
+    found: Table = defaultdict(list)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            header, *rows = [row for row in csv.reader(file) if row] or [[]]
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{path}: not a readable table ({error}); restore it") from error
-    if header != ["filename", "label"]:
-        raise DataError(f"{path}: the columns are not filename,label; restore the table")
-    found: Table = defaultdict(list)
-    for number, row in enumerate(rows, start=2):
-        if len(row) != 2 or not all(row) or "/" in row[0]:
-            raise DataError(f"{path}: row {number} is not a file name and a label; restore it")
-        found[row[1]].append(row[0])
-    name, count = Counter(row[0] for row in rows).most_common(1)[0] if rows else ("", 0)
-    if count > 1:
-        raise DataError(f"{path}: {name} is listed twice; restore the table")
+            for row in csv.DictReader(file):
+                if not row["filename"] or not row["label"] or "/" in row["filename"]:
+                    raise ValueError(f"{row['filename']} of {row['label']}")
+                found[row["label"]].append(row["filename"])
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise DataError(f"{path}: no table of filename,label ({error}); restore it") from error
+    names = Counter(name for names in found.values() for name in names)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise DataError(f"{path}: {twice[0]} is listed twice; restore the table")
     return found
 
 
-def _complete(path: Path, found: Table, classes: int, per_class: int) -> Table:
-    """The table in order. Raises :class:`DataError`, naming ``path``, unless all is there."""
+def _in_order(path: Path, found: Table, classes: int, per_class: int) -> list[str]:
+    """The files by class. Raises :class:`DataError`, naming ``path``, unless all are there."""
     wrong = [f"{label} has {len(n)} images" for label, n in found.items() if len(n) != per_class]
     if len(found) != classes:
         wrong, per_class = [f"{len(found)} classes"], classes
     if wrong:
         raise DataError(f"{path}: {min(wrong)} instead of {per_class}; restore all of it")
-    return {label: sorted(names) for label, names in sorted(found.items())}
-
-
-def _fingerprint(table: Table) -> str:
-    return fingerprint(f"{label} {' '.join(names)}" for label, names in table.items())
+    return [name for _, names in sorted(found.items()) for name in sorted(names)]
 
 
 def decode(image: Image.Image) -> Pixels:
@@ -191,24 +163,22 @@ def read_pickle(path: Path, classes: int, per_class: int) -> Iterator[Pixels]:
     of each class. Raises :class:`DataError`, naming the file and what is wrong.
     """
     found = array_pickle.read(path)
-    listed = found.get("class_dict") if isinstance(found, dict) else None
-    if not isinstance(listed, dict) or "image_data" not in found:
-        raise DataError(f"{path}: has no image_data and class_dict; fetch the file again")
-    images = array_pickle.array(found["image_data"])
-    if images is None or images.dtype != np.uint8 or images.shape[1:] != SHAPE:
-        raise DataError(f"{path}: image_data is no uint8 [n, 84, 84, 3]; fetch the file again")
-    rows = {str(label): array_pickle.array(some) for label, some in listed.items()}
-    if len(rows) != classes:
-        raise DataError(f"{path}: {len(rows)} classes instead of {classes}; fetch the file again")
-    used: Counter[int] = Counter()
-    for label, some in rows.items():
-        if some is None or some.dtype.kind not in "iu" or some.shape != (per_class,):
-            raise DataError(f"{path}: {label} is not {per_class} rows; fetch the file again")
-        used.update(some.tolist())
-    if min(used) < 0 or max(used) >= len(images) or len(used) < classes * per_class:
+    try:
+        images = array_pickle.array(found["image_data"])
+        rows = {str(label): array_pickle.array(n) for label, n in found["class_dict"].items()}
+        if images.dtype != np.uint8 or images.shape[1:] != SHAPE:
+            raise ValueError("image_data is no uint8 [n, 84, 84, 3]")
+        if len(rows) != classes:
+            raise ValueError(f"{len(rows)} classes instead of {classes}")
+        for label, some in rows.items():
+            if some.dtype.kind not in "iu" or some.shape != (per_class,):
+                raise ValueError(f"{label} is not {per_class} rows")
+        used = np.unique(np.concatenate(list(rows.values())))
+        if used[0] < 0 or used[-1] >= len(images) or len(used) < classes * per_class:
+            raise ValueError(f"it lists a row twice, or rows beyond the {len(images)} images")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DataError(
-            f"{path}: class_dict lists a row twice, or rows beyond the {len(images)} images; "
-            "fetch the file again"
-        )
+            f"{path}: no image_data and class_dict as it should have ({error}); fetch it again"
+        ) from error
     for label in sorted(rows):
         yield images[rows[label]]

@@ -6,31 +6,23 @@ their contents, and keeps a decoded copy in the cache that every process maps.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from datasets.cache import Mapped, cached
-from datasets.downloads import FAILURES, downloading
+from datasets import addresses
+from datasets.cache import Mapped
+from datasets.downloads import downloading
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
-from datasets.image_files import (
-    Pixels,
-    decode_all,
-    fingerprint,
-    in_folder,
-    in_zip,
-    open_zip,
-    stamp,
-)
-from datasets.omniglot_classes import DRAWINGS, PARTS, SPLITS, class_names, split_classes
+from datasets.image_files import Pixels, Source, cached_images, in_folder, in_zip, open_zip
 from datasets.whole import written
 
 COMPONENTS = {
@@ -38,7 +30,8 @@ COMPONENTS = {
         "help": "1,623 handwritten characters, 20 drawings each",
         "episodes": "open_classes",
         "classes": "list_classes",
-        "examples": "datasets.drawings:open_omniglot",
+        "examples": "open_classes",
+        "drawings": True,
         "image_shape": (1, 28, 28),
         "ink": True,
     }
@@ -54,11 +47,47 @@ class Flags:
     )
 
 
+DRAWINGS = 20
+
+# Part of the data set, which is also the name of its archive and of its folder, to its alphabets,
+# each with its number of characters: 964 of 30 alphabets, and 659 of 20.
+_ALPHABETS = {
+    "images_background": """
+    Alphabet_of_the_Magi 20 Anglo-Saxon_Futhorc 29 Arcadian 26 Armenian 41
+    Asomtavruli_(Georgian) 40 Balinese 24 Bengali 46
+    Blackfoot_(Canadian_Aboriginal_Syllabics) 14 Braille 26 Burmese_(Myanmar) 34 Cyrillic 33
+    Early_Aramaic 22 Futurama 26 Grantha 43 Greek 24 Gujarati 48 Hebrew 22
+    Inuktitut_(Canadian_Aboriginal_Syllabics) 16 Japanese_(hiragana) 52
+    Japanese_(katakana) 47 Korean 40 Latin 26 Malay_(Jawi_-_Arabic) 40
+    Mkhedruli_(Georgian) 41 N_Ko 33 Ojibwe_(Canadian_Aboriginal_Syllabics) 14 Sanskrit 42
+    Syriac_(Estrangelo) 23 Tagalog 17 Tifinagh 55
+    """,
+    "images_evaluation": """
+    Angelic 20 Atemayar_Qelisayer 26 Atlantean 26 Aurek-Besh 26 Avesta 26 Ge_ez 26
+    Glagolitic 45 Gurmukhi 45 Kannada 41 Keble 26 Malayalam 47 Manipuri 40 Mongolian 30
+    Old_Church_Slavonic_(Cyrillic) 45 Oriya 46 Sylheti 28 Syriac_(Serto) 23 Tengwar 25
+    Tibetan 42 ULOG 26
+    """,
+}
+PARTS: dict[str, dict[str, int]] = {
+    part: dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    for part, words in ((part, text.split()) for part, text in _ALPHABETS.items())
+}
+
+SPLITS: dict[str, dict[str, int]] = {
+    "maml": {"train": 1100, "validation": 100, "test": 423},
+    "mamlpp": {"train": 1150, "validation": 50, "test": 423},
+    "vinyals": {"train": 1028, "validation": 172, "test": 423},
+}
+
+# A constant of the project, not the run's --seed: published rows share their test classes.
+_SEED = 2017
+_VINYALS_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
+
 ORIGINAL_SIZE = (105, 105)
 SIZE = (28, 28)
 
-# Part of the fingerprint: raise it when the decoder's output changes, and old caches are no longer
-# found.
+# Part of the cache's file name: raise it when the decoder's output changes.
 _DECODER = "grey-lanczos-inverted-1"
 
 
@@ -85,6 +114,52 @@ def list_classes(*, omniglot_split: str = "maml", **_unused: object) -> dict[str
     }
 
 
+def class_names() -> list[str]:
+    """The 1,623 classes as ``alphabet/characterNN``, in the row order of the image array.
+
+    Background alphabets sorted by name, then evaluation alphabets sorted by name; characters in
+    order in each.
+    """
+    return [
+        f"{alphabet}/character{number:02d}"
+        for alphabets in PARTS.values()
+        for alphabet in sorted(alphabets)
+        for number in range(1, alphabets[alphabet] + 1)
+    ]
+
+
+def split_classes(name: str, split: str) -> NDArray[np.int64]:
+    """The classes of a split: int64 ``[n]``, sorted rows of the image array.
+
+    ``name`` is one of
+
+    * ``maml``: 1,200 training characters of which 100 validate, 423 test (Finn et al. 2017,
+      arXiv:1703.03400). Their shuffle depends on the order of the file system, so this is a fixed
+      permutation of our own.
+    * ``mamlpp``: 1150 / 50 / 423 (Antoniou et al. 2019, arXiv:1810.09502), of the same
+      permutation: the same test classes.
+    * ``vinyals``: 1028 / 172 / 423 (Vinyals et al. 2016, arXiv:1606.04080, in the files published
+      with Snell et al. 2017, arXiv:1703.05175). The test classes are the last 423 of the ordered
+      list, validation is five whole alphabets. That protocol also counts each rotation as a class
+      of its own (4,112 training classes); here, as in MAML, rotation is drawn per class and task.
+
+    Raises :class:`DataError` for any other name.
+    """
+    if name not in SPLITS:
+        raise DataError(f"--omniglot-split {name}: unknown; one of {', '.join(SPLITS)}")
+    sizes, names = SPLITS[name], class_names()
+    if name == "vinyals":
+        test = np.arange(len(names) - sizes["test"], len(names))
+        validation = np.flatnonzero([n.split("/")[0] in _VINYALS_VALIDATION for n in names])
+        train = np.setdiff1d(np.arange(len(names)), np.concatenate([test, validation]))
+    else:
+        order = addresses.permutation(addresses.keys(_SEED, "omniglot", "split", 0), len(names))[0]
+        # Test first, so that splits that differ in validation only keep the same test classes.
+        test, validation, train = np.split(order, np.cumsum([sizes["test"], sizes["validation"]]))
+    rows = {"train": train, "validation": validation, "test": test}[split]
+    return np.sort(rows).astype(np.int64)
+
+
 def open_images(data_root: Path) -> Mapped:
     """All drawings, read-only: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0.
 
@@ -98,39 +173,24 @@ def open_images(data_root: Path) -> Mapped:
 
 def open_parts(folder: Path, parts: Mapping[str, Mapping[str, int]]) -> Mapped:
     """:func:`open_images` for any table of parts and alphabets."""
-    found = [find_part(_local(folder, name), parts[name]) for name in parts]
-    prints = "".join(part.state for part in found)
-    return cached(
-        f"omniglot/28x28-{fingerprint([_DECODER + prints], 8)}.npy",
+    return cached_images(
+        f"omniglot/28x28-{_DECODER}",
+        [find_part(_local(folder, name), alphabets) for name, alphabets in parts.items()],
         (sum(sum(alphabets.values()) for alphabets in parts.values()), DRAWINGS, *SIZE),
-        lambda: (pixels for part in found for pixels in part.drawings()),
         title="decoding Omniglot",
     )
 
 
-class Part(NamedTuple):
-    """One half of the data set: what changes when it does, and what decodes its drawings."""
-
-    state: str
-    drawings: Callable[[], Iterator[Pixels]]
-
-
-def find_part(path: Path, alphabets: Mapping[str, int]) -> Part:
+def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
     """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``.
 
     Local archives are often packed again, so a checksum of the file says nothing: raises
     :class:`DataError`, naming the file and what is wrong, unless it holds exactly these alphabets,
     with their characters, 20 drawings each. Reads names only, no image.
     """
-    if path.is_dir():
-        pngs = [file.relative_to(path).as_posix() for file in path.rglob("*.png")]
-        stamps = {name: stamp(path / name) for name in pngs}
-        read = functools.partial(in_folder, path)
-    else:
-        archive = open_zip(path)
-        stamps = {info.filename: f"{info.CRC} {info.file_size}" for info in archive.infolist()}
-        read = functools.partial(in_zip, archive)
-    drawings = sorted(filter(_is_drawing, stamps), key=_place)
+    archive = None if path.is_dir() else open_zip(path)
+    pngs = (file.relative_to(path).as_posix() for file in path.rglob("*.png"))
+    drawings = sorted(filter(_is_drawing, archive.namelist() if archive else pngs), key=_place)
     characters = Counter("/".join(_place(name)[:-1]) or name for name in drawings)
     expected = Counter(
         {f"{a}/character{i + 1:02d}": DRAWINGS for a, n in alphabets.items() for i in range(n)}
@@ -141,8 +201,7 @@ def find_part(path: Path, alphabets: Mapping[str, int]) -> Part:
             f"{path}: {name} has {characters[name]} drawings instead of {expected[name]}{more}; "
             "fetch the complete archive again"
         )
-    state = fingerprint(sorted(f"{name} {stamps[name]}" for name in drawings))
-    return Part(state, lambda: decode_all(path, read(drawings), decode))
+    return in_zip(archive, drawings, decode) if archive else in_folder(path, drawings, decode)
 
 
 def _is_drawing(name: str) -> bool:
@@ -179,19 +238,11 @@ def _download(folder: Path, name: str) -> Path:
 
     target = folder / f"{name}.zip"
     url = f"{Omniglot.download_url_prefix}/{target.name}"
-    try:
-        with downloading(folder, target.with_name(f"{target.name}.lock")):
-            if not target.exists():
-                print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
-                with written(target) as temporary:
-                    temporary.unlink()  # it would be checked first
-                    download_url(url, folder, temporary.name, Omniglot.zips_md5[name])
-    except FAILURES as error:
-        reason = " ".join(str(error).split())
-        raise DataError(
-            f"{target}: not found, and the download failed ({reason}); put images_background.zip "
-            f"and images_evaluation.zip into {folder}, or point --data-root or $MAML_DATA at a "
-            "folder that has omniglot/, or connect this machine to the network so that it "
-            "downloads; the maml-glyphs-* presets need no data"
-        ) from error
+    archives = f"images_background.zip and images_evaluation.zip into {folder}"
+    with downloading(folder, f"{target}: not found", archives):
+        if not target.exists():
+            print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
+            with written(target) as temporary:
+                temporary.unlink()  # it would be checked first
+                download_url(url, folder, temporary.name, Omniglot.zips_md5[name])
     return target

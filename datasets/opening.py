@@ -29,13 +29,16 @@ from datasets import by_class
 from datasets.batches import Batches, Examples
 from datasets.blame import calling
 from datasets.checked import Form, checked, form_of
+from datasets.drawings import divide
 from datasets.environments.acting import Acting
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.paths import default_data_root
-from datasets.registry import FLAG, DataSet, data_sets, find
+from datasets.registry import FLAG, DataSet, find
 from datasets.tasks import Task
+
+SPLITS = ("train", "validation", "test")
 
 
 class Contents(NamedTuple):
@@ -69,9 +72,8 @@ def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
     known = find(data)
     if not isinstance(known.image_shape, str):
         return known.image_shape
-    function = getattr(importlib.import_module(known.module), known.image_shape)
-    of_shape = inspect.signature(function).parameters
-    found: tuple[int, int, int] = function(**{n: v for n, v in options.items() if n in of_shape})
+    function = _function(known, known.image_shape)
+    found: tuple[int, int, int] = function(**_taken(function, options))
     return found
 
 
@@ -131,8 +133,7 @@ def list_classes(
     known = find(data)
     if known.classes is None:
         return None
-    function = _function(known, known.classes)
-    found: dict[str, list[str]] = function(
+    found: dict[str, list[str]] = _function(known, known.classes)(
         name=known.name, data_root=Path(data_root), ways=ways, **options
     )
     return found
@@ -165,13 +166,12 @@ def open_episodes(
     """
     known = find(data)
     if known.episodes is None:
-        if known.environments is not None:
-            raise DataError(f"{FLAG} {data}: no examples to learn from, but environments to act in")
-        raise DataError(f"{FLAG} {data}: no few-shot data set; --learner supervised learns it")
+        other = "reinforce" if known.environments else "supervised"
+        raise DataError(f"{FLAG} {data}: no few-shot data set; --learner {other} learns it")
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
     found = _call(known, known.episodes, split, data_root, {**task, "dtype": dtype, **options})
     if is_taskset(found):
-        found = Tasksets(found, name=data, split=split, **task)
+        found = Tasksets(found, data, split, **task)
     if isinstance(found, Acting) or (isinstance(found, Episodes) and not known.is_theirs):
         return found
     if isinstance(found, Episodes):
@@ -200,14 +200,13 @@ def open_batches(
     the user, if the request or the data is not in order.
     """
     known = find(data)
-    if known.examples is None:
-        others = ", ".join(name for name, other in data_sets().items() if other.examples)
-        raise DataError(f"{FLAG} {data}: not for ordinary classification; one of {others}")
-    opener = known.examples
+    opener = known.examples or ""
+    request = {**options, "ways": ways, "seed": seed, "dtype": dtype}
 
     def examples(split: str) -> Examples:
-        request = {"ways": ways, "seed": seed, "dtype": dtype, **options}
-        found = _call(known, opener, split, data_root, request)
+        found = _call(known, opener, "train" if known.drawings else split, data_root, request)
+        if known.drawings:
+            return divide(found, split, ways)
         if isinstance(found, ImageClasses) and found.names is not None:
             learned = _call(known, opener, "train", data_root, request)
             return by_class.examples(found, learned.names, data, split, ways)
@@ -235,9 +234,6 @@ def open_environments(
     not in order.
     """
     known = find(data)
-    if known.environments is None and not known.is_theirs:
-        others = ", ".join(name for name, other in data_sets().items() if other.environments)
-        raise DataError(f"{FLAG} {data}: nothing to act in; one of {others}")
     opener = known.environments or known.attribute
     found = _call(known, opener, split, data_root, request)
     if not isinstance(found, Acting):
@@ -260,8 +256,14 @@ def options_of(data: str) -> set[str] | None:
 
 
 def _function(known: DataSet, opener: str) -> Any:
-    module, _, attribute = opener.rpartition(":")
-    return getattr(importlib.import_module(module or known.module), attribute)
+    return getattr(importlib.import_module(known.module), opener)
+
+
+def _taken(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that a function takes: it names them, or takes any."""
+    parameters = inspect.signature(function).parameters
+    any_ = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in options.items() if any_ or name in parameters}
 
 
 def _call(
@@ -269,22 +271,21 @@ def _call(
 ) -> Any:
     """What ``opener`` returns, called with those of the options that it takes.
 
-    Raises :class:`DataError` if a user's own arguments say again what ``request`` says.
+    Raises :class:`DataError` if there is no such split, or if a user's own arguments say again what
+    ``request`` says.
     """
     for name in known.arguments.keys() & {"data_root", *request}:
         say = f"--{name.replace('_', '-')}"
         raise DataError(f"{FLAG} {known.name}: {name} is what {say} says: leave it out")
+    if split not in SPLITS and not known.is_theirs:
+        raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
     function = _function(known, opener)
     root = default_data_root() if data_root is None else Path(data_root)
-    options = {"name": known.name, "data_root": root, **request}
-    options = {name: value for name, value in options.items() if name not in known.arguments}
-    parameters = inspect.signature(function).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        names = {parameter.name for parameter in parameters}
-        options = {name: value for name, value in options.items() if name in names}
+    options = _taken(function, {"name": known.name, "data_root": root, **request})
     if not known.is_theirs:
         return function(split, **options)
-    return _call_theirs(known.name, split, tuple(sorted(options.items())))
+    own = sorted((name, v) for name, v in options.items() if name not in known.arguments)
+    return _call_theirs(known.name, split, tuple(own))
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""What becomes of an image of any size, mode and depth: a square of 8-bit pixels."""
+"""What becomes of an image of any size and mode: a square of 8-bit pixels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from PIL import Image, ImageOps
 
 from datasets.errors import DataError
 from datasets.registry import find
-from datasets.words import counted
 
 Mode = Literal["rgb", "grey"]
 
@@ -27,8 +26,6 @@ class Decoder:
         if mode not in ("rgb", "grey"):
             raise DataError(f"--image-mode {mode}: unknown; one of rgb, grey")
         self.size, self.mode = size, mode
-        # The highest values of the images that have 16 bits a value.
-        self._highest: list[int] = []
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,57 +41,20 @@ class Decoder:
     def image(self, opened: Image.Image) -> NDArray[np.uint8]:
         """One image as uint8 ``[size, size]`` or ``[size, size, 3]``.
 
-        It is turned upright as its EXIF data says, transparent parts become white, 16 or 12 bits 8,
-        the first picture of an animation is taken. Its shorter side becomes ``size`` pixels long,
-        and what the longer one has more is cut off on both ends: proportions are kept. Raises
+        It is turned upright as its EXIF data says, transparent parts become white, the first
+        picture of an animation is taken. Its shorter side becomes ``size`` pixels long, and what
+        the longer one has more is cut off on both ends: proportions are kept. Raises
         ``ValueError`` for pixels whose range nobody knows, and what Pillow raises for damaged ones.
         """
-        image = self._eight_bits(opened)
+        image = ImageOps.exif_transpose(opened)
+        if image.mode[0] in "IF":
+            raise ValueError("more than 8 bits a pixel, and no file says how many are used: save 8")
         if image.has_transparency_data:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         image = image.convert("RGB" if self.mode == "rgb" else "L")
         fitted = ImageOps.fit(image, (self.size, self.size), Image.Resampling.LANCZOS)
         return np.asarray(fitted, dtype=np.uint8)
-
-    def _eight_bits(self, opened: Image.Image) -> Image.Image:
-        """An image upright and with 8 bits.
-
-        Pillow cuts values of 16 bits off at 255, it does not scale them; those of colours it
-        scales.
-        """
-        tiles = getattr(opened, "tile", None)  # until it is loaded
-        stored = str(tiles[0][3]) if tiles else ""
-        image = ImageOps.exif_transpose(opened)
-        if image.mode == "F":
-            raise ValueError("floating-point pixels: their range is not known")
-        if not image.mode.startswith("I"):
-            if ";16" in stored and image.mode.startswith("RGB"):
-                extrema = np.reshape(image.getextrema(), (-1, 2))
-                self._highest.append(256 * int(extrema[:3, 1].max()) + 255)
-            return image
-        pixels = np.asarray(image).astype(np.int64)
-        if pixels.min() < 0 or pixels.max() > 65535:
-            raise ValueError("pixels of more than 16 bits: their range is not known")
-        twelve = "I;12" in stored
-        if not twelve:
-            self._highest.append(int(pixels.max()))
-        return Image.fromarray((pixels / (4095 / 255 if twelve else 257)).round().astype(np.uint8))
-
-    def too_dark(self) -> str:
-        """Say that the images, all together, use a few of their 16 bits alone; "" if they do not.
-
-        Which bits are used no PNG file says for sure. One image may be dark; all of a set are not.
-        """
-        most = max(self._highest, default=0)
-        if not 0 < most <= 4095:
-            return ""
-        bits = 8 if most < 256 else 12
-        return (
-            f"{counted(len(self._highest), 'image')} of 16 bits a value, none of which is above "
-            f"{most}: as 16 bits they are black. If they have {bits} bits, multiply the values by "
-            f"{2 ** (16 - bits)}, or save images of 8 bits"
-        )
 
 
 def as_in(data: str, pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -20,7 +20,8 @@ class DataSet(Component):
 
     Attributes:
         episodes: The function of its module that opens a split's few-shot tasks; None: it has none.
-        examples: The same for ordinary classification; either may be ``module:attribute``.
+        examples: The same for ordinary classification.
+        drawings: Whether that is of known classes' drawings (:mod:`datasets.drawings`).
         image_shape: (C, H, W) of its images, for those who build a network before, or without,
             opening it; None if it has none. Where it depends on the fields that it reads: the
             function of its module that tells it, called with them.
@@ -37,6 +38,7 @@ class DataSet(Component):
 
     episodes: str | None = None
     examples: str | None = None
+    drawings: bool = False
     image_shape: tuple[int, int, int] | str | None = None
     ink: bool = False
     classifies: bool = True

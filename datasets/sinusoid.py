@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +26,6 @@ COMPONENTS = {
 AMPLITUDES = (0.1, 5.0)
 PHASES = (0.0, math.pi)
 INPUTS = (-5.0, 5.0)
-
-
-class Waves(NamedTuple):
-    """The functions of ``B`` tasks, ``y = amplitude * sin(x - phase)``: float64 ``[B]`` each."""
-
-    amplitude: Tensor
-    phase: Tensor
 
 
 class Sinusoid(Episodes):
@@ -64,27 +56,22 @@ class Sinusoid(Episodes):
         self.split = split
         self.shots, self.queries, self.seed, self.dtype = shots, queries, seed, dtype
 
-    def waves(self, ids: Tensor) -> Waves:
-        """Amplitude and phase of the tasks with these ids (int64 ``[B]``)."""
-        draws = self._uniforms(ids, "wave", 2)
-        return Waves(
-            torch.from_numpy(_between(AMPLITUDES, draws[:, 0])),
-            torch.from_numpy(_between(PHASES, draws[:, 1])),
-        )
-
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``): support ``[B, K, 1]``, query ``[B, Q, 1]``."""
-        amplitude, phase = (part[:, None] for part in self.waves(ids))
+
+        def drawn(purpose: str, n: int) -> NDArray[np.float64]:
+            return addresses.uniforms(self.keys(ids, purpose, self.seed), n)
+
+        wave = drawn("wave", 2)
+        amplitude = torch.from_numpy(_between(AMPLITUDES, wave[:, :1]))
+        phase = torch.from_numpy(_between(PHASES, wave[:, 1:]))
 
         def points(purpose: str, n: int) -> tuple[Tensor, Tensor]:
-            x = torch.from_numpy(_between(INPUTS, self._uniforms(ids, purpose, n)))
+            x = torch.from_numpy(_between(INPUTS, drawn(purpose, n)))
             y = amplitude * torch.sin(x - phase)
             return x[..., None].to(self.dtype), y[..., None].to(self.dtype)
 
         return Task(*points("support", self.shots), *points("query", self.queries))
-
-    def _uniforms(self, ids: Tensor, purpose: str, n: int) -> NDArray[np.float64]:
-        return addresses.uniforms(self.keys(ids, purpose, self.seed), n)
 
 
 def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:

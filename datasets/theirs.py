@@ -35,30 +35,29 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
         raise DataError(line)
     parts = read(flag, spelled)
     module_name, attribute, arguments = parts
+
+    def wrong(reason: str) -> DataError:
+        return DataError(f"{flag} {spelled}: {reason}")
+
     if (package := module_name.partition(".")[0]) in sys.stdlib_module_names:
-        raise DataError(
-            f"{flag} {spelled}: {package} is a module of Python itself; give a file of yours "
-            "another name"
-        )
+        raise wrong(f"{package} is a module of Python itself; give a file of yours another name")
     sys.path[:] = search_path()
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise DataError(f"{flag} {spelled}: {described(error)}") from error
-        raise DataError(
-            f"{flag} {spelled}: there is no module {error.name} in {Path.cwd()} or on PYTHONPATH"
-        ) from error
     except Exception as error:
-        raise DataError(f"{flag} {spelled}: {described(error)}") from error
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None and f"{module_name}.".startswith(f"{absent}."):
+            reason = f"there is no module {absent} in {Path.cwd()} or on PYTHONPATH"
+            raise wrong(reason) from error
+        raise wrong(described(error)) from error
     if not hasattr(module, attribute):
         near = difflib.get_close_matches(attribute, vars(module), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         file = getattr(module, "__file__", None) or "it has no file"
-        raise DataError(f"{flag} {spelled}: module {module_name} ({file}) has no {attribute}{hint}")
+        raise wrong(f"module {module_name} ({file}) has no {attribute}{hint}")
     loaded = getattr(module, attribute)
-    if wrong := _strange(module_name, loaded) or _wrong(loaded, arguments, given):
-        raise DataError(f"{flag} {spelled}: {wrong}")
+    if strange := _strange(module_name, loaded) or _wrong(loaded, arguments, given):
+        raise wrong(strange)
     return parts, loaded
 
 

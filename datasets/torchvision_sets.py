@@ -10,17 +10,18 @@ class; test is torchvision's test part.
 
 from __future__ import annotations
 
-import functools
+import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datasets import addresses
 from datasets.batches import Examples
-from datasets.cache import Mapped, cached
-from datasets.downloads import FAILURES, downloading
+from datasets.cache import cached
+from datasets.downloads import downloading
 from datasets.errors import DataError
 
 COMPONENTS = {
@@ -53,24 +54,24 @@ _SEED = 1998
 _VALIDATION_SHARE = 10
 
 # Part of the cache's file names: raise it when the decoder's output changes.
-_DECODER = "v1"
+_DECODER = "v2"
+
+
+Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Source(NamedTuple):
-    """What torchvision calls a data set, and what is in it; and where its files are."""
+    """What torchvision calls a data set, and what is in it."""
 
     loader: str
     classes: int
     sizes: dict[str, int]
     shape: tuple[int, ...]
-    below: str = ""
 
 
 SOURCES: dict[str, Source] = {
-    "mnist": Source("MNIST", 10, {"train": 60_000, "test": 10_000}, (28, 28), "/MNIST/raw"),
-    "fashion-mnist": Source(
-        "FashionMNIST", 10, {"train": 60_000, "test": 10_000}, (28, 28), "/FashionMNIST/raw"
-    ),
+    "mnist": Source("MNIST", 10, {"train": 60_000, "test": 10_000}, (28, 28)),
+    "fashion-mnist": Source("FashionMNIST", 10, {"train": 60_000, "test": 10_000}, (28, 28)),
     "cifar10": Source("CIFAR10", 10, {"train": 50_000, "test": 10_000}, (32, 32, 3)),
     "cifar100": Source("CIFAR100", 100, {"train": 50_000, "test": 10_000}, (32, 32, 3)),
     "svhn": Source("SVHN", 10, {"train": 73_257, "test": 26_032}, (32, 32, 3)),
@@ -84,13 +85,8 @@ def open_examples(
 
     Raises :class:`DataError` if ``ways`` is not its number of classes, and as :func:`open_part`.
     """
-    source = SOURCES[name]
-    if split not in ("train", "validation", "test"):
-        raise DataError(f"--split {split}: unknown; one of train, validation, test")
-    if ways != source.classes:
-        raise DataError(
-            f"--ways {ways}: {name} has {source.classes} classes; give --ways {source.classes}"
-        )
+    if ways != (classes := SOURCES[name].classes):
+        raise DataError(f"--ways {ways}: {name} has {classes} classes; give --ways {classes}")
     part = "test" if split == "test" else "train"
     images, labels = open_part(name, part, data_root)
     rows = split_rows(name, split, len(labels))
@@ -106,30 +102,25 @@ def split_rows(name: str, split: str, n: int) -> NDArray[np.int64]:
     return np.sort(order[:few] if split == "validation" else order[few:])
 
 
-def open_part(name: str, part: str, data_root: Path) -> tuple[Mapped, Mapped]:
+def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
     """Torchvision's ``part``, "train" or "test": images and labels, read-only, in its order.
 
     uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, and uint8 ``[n]``. Raises :class:`DataError`, in one
     line, if the files are missing or damaged and cannot be downloaded.
     """
     source = SOURCES[name]
-    n = source.sizes[part]
-    folder = Path(data_root).expanduser() / name
-    # Both arrays are read at once, and only if one is not in the cache.
-    read = functools.cache(lambda: read_part(name, part, folder))
-    prefix = f"{name}/{_DECODER}-{part}"
-    return (
-        cached(
-            f"{prefix}-images.npy",
-            (n, *source.shape),
-            lambda: iter([read()[0]]),
-            title=f"reading {name} ({part})",
-        ),
-        cached(f"{prefix}-labels.npy", (n,), lambda: iter([read()[1]])),
-    )
+    n, values = source.sizes[part], math.prod(source.shape)
+
+    def rows() -> Iterator[Bytes]:
+        images, labels = read_part(name, part, Path(data_root).expanduser() / name)
+        yield np.column_stack([images.reshape(n, values), labels])
+
+    title = f"reading {name} ({part})"
+    found = cached(f"{name}/{_DECODER}-{part}.npy", (n, values + 1), rows, title=title)
+    return found[:, :values].reshape(n, *source.shape), found[:, values]
 
 
-def read_part(name: str, part: str, folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_part(name: str, part: str, folder: Path) -> tuple[Bytes, Bytes]:
     """What :func:`open_part` keeps, read from ``folder`` each time, downloading what is missing.
 
     Many processes may call. Raises :class:`DataError` as that does.
@@ -138,33 +129,14 @@ def read_part(name: str, part: str, folder: Path) -> tuple[NDArray[np.uint8], ND
     from torchvision import datasets as torchvision_datasets
 
     source = SOURCES[name]
-    kind = getattr(torchvision_datasets, source.loader)
-    which = {"split": part} if source.loader == "SVHN" else {"train": part == "train"}
-    try:
-        try:
-            found = kind(folder, **which)
-        except RuntimeError:  # missing, damaged, or not extracted yet
-            with downloading(folder, folder / ".download.lock"):
-                found = kind(folder, **which, download=True)
-        images = np.asarray(found.data)
-        if source.loader == "SVHN":
-            images = images.transpose(0, 2, 3, 1)
-        labels = np.asarray(found.labels if source.loader == "SVHN" else found.targets)
+    svhn = source.loader == "SVHN"
+    which = {"split": part} if svhn else {"train": part == "train"}
+    below = folder if len(source.shape) == 3 else folder / source.loader / "raw"
+    missing = f"{folder}: {name} is missing or damaged there"
+    with downloading(folder, missing, f"the published files, packed, into {below}"):
+        found = getattr(torchvision_datasets, source.loader)(folder, **which, download=True)
+        images = found.data.transpose(0, 2, 3, 1) if svhn else np.asarray(found.data)
+        labels = np.asarray(found.labels if svhn else found.targets)
         if images.shape != (source.sizes[part], *source.shape) or len(labels) != len(images):
             raise ValueError(f"{list(images.shape)} images and {len(labels)} labels")
         return np.ascontiguousarray(images, dtype=np.uint8), labels.astype(np.uint8)
-    except FAILURES as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(
-            f"{folder}: {name} is missing or damaged there, and was not downloaded ({reason}); put "
-            f"{' and '.join(_archives(kind))} into {folder}{source.below}, or point --data-root or "
-            f"$MAML_DATA at a folder that has {name}/, or connect this machine to the network so "
-            "that it downloads; the supervised-glyphs-* presets need no data"
-        ) from error
-
-
-def _archives(kind: Any) -> list[str]:
-    """The names of the files that torchvision downloads."""
-    if hasattr(kind, "split_list"):
-        return [kind.split_list[part][1] for part in ("train", "test")]
-    return [kind.filename] if hasattr(kind, "filename") else [name for name, _ in kind.resources]

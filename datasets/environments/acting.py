@@ -19,7 +19,7 @@ Shape legend, beside that of :mod:`datasets.tasks`:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -166,66 +166,6 @@ class Trajectory(NamedTuple):
     alive: Tensor
 
 
-class Player:
-    """E environments on their way through T steps, whoever chooses the actions.
-
-    An episode that has ended goes on with the next of the R first states; when none is left, its
-    environment stands still. Use: ask `observations`, choose, `act`, as long as `going`.
-    """
-
-    def __init__(self, environment: Environment, first: Tensor, horizon: int) -> None:
-        """Begin at ``first [..., E, R, S]``."""
-        self._environment, self._first, self._horizon = environment, first, horizon
-        self._state = first[..., 0, :].clone()
-        lead = self._state.shape[:-1]
-        self._start = torch.zeros(lead, dtype=torch.int64, device=first.device)
-        self._alive = torch.ones(lead, dtype=torch.bool, device=first.device)
-        self._rows: list[Sequence[Tensor]] = []
-
-    @property
-    def going(self) -> bool:
-        """Whether there is a step left, and somebody to take it."""
-        if len(self._rows) >= self._horizon:
-            return False
-        # To ask on each step would make a GPU wait.
-        return len(self._rows) % 16 != 0 or bool(self._alive.any())
-
-    def observations(self) -> Tensor:
-        """What is seen now: ``[..., E, O]``."""
-        return self._environment.observe(self._state)
-
-    def act(self, observations: Tensor, actions: Tensor) -> None:
-        """Take a step: ``observations [..., E, O]`` are what ``actions`` were chosen by."""
-        state, reward, ended = self._environment.step(self._state, actions)
-        alive = self._alive
-        ended = ended & alive
-        if len(self._rows) + 1 == self._horizon:
-            # The time limit ends those episodes that began with the first step, and cuts others.
-            ended = ended | (alive & (self._start == 0))
-        # Zeros where nobody acts: what else is in the batch says for how long it is played.
-        done = actions * (alive if self._environment.discrete else alive[..., None])
-        seen = observations * alive[..., None]
-        self._rows.append((seen, done, reward * alive, ended, alive))
-        self._start = self._start + ended
-        last = self._first.shape[-2] - 1
-        self._alive = alive & (self._start <= last)
-        index = self._start.clamp(max=last)[..., None, None]
-        index = index.expand(*index.shape[:-1], state.shape[-1])
-        following = self._first.gather(-2, index).squeeze(-2)
-        moved = torch.where(ended[..., None], following, state)
-        self._state = torch.where(self._alive[..., None], moved, self._state)
-
-    def trajectory(self, dtype: torch.dtype) -> Trajectory:
-        """All that happened, T steps long: steps that nobody took are zeros."""
-        nobody = [torch.zeros_like(part) for part in self._rows[-1]]
-        rows = self._rows + [nobody] * (self._horizon - len(self._rows))
-        parts = (torch.stack(part, dim=self._start.dim()) for part in zip(*rows, strict=True))
-        observations, actions, *rest = parts
-        if actions.is_floating_point():
-            actions = actions.to(dtype)
-        return Trajectory(observations.to(dtype), actions, *(part.to(dtype) for part in rest))
-
-
 def play(
     environment: Environment,
     first: Tensor,
@@ -236,12 +176,39 @@ def play(
     """Act through T steps in all environments at once.
 
     ``first`` is ``[..., E, R, S]`` and ``draws [..., E, T, D]``; ``choose(observations [..., E, O],
-    draws [..., E, D])`` returns actions.
+    draws [..., E, D])`` returns actions. An episode that has ended goes on with the next of the R
+    first states; when none is left, its environment stands still. Steps that nobody takes are
+    zeros: what else is in the batch says for how long it is played.
     """
-    player = Player(environment, first, draws.shape[-2])
+    state, starts, horizon = first[..., 0, :].clone(), first.shape[-2], draws.shape[-2]
+    start = torch.zeros(state.shape[:-1], dtype=torch.int64, device=first.device)
+    alive = torch.ones(state.shape[:-1], dtype=torch.bool, device=first.device)
+    rows: list[tuple[Tensor, ...]] = []
     for drawn in draws.unbind(-2):
-        if not player.going:
+        # To ask on each step would make a GPU wait.
+        if len(rows) % 16 == 0 and not bool(alive.any()):
             break
-        seen = player.observations()
-        player.act(seen, choose(seen, drawn))
-    return player.trajectory(dtype)
+        seen = environment.observe(state)
+        actions = choose(seen, drawn)
+        after, reward, ended = environment.step(state, actions)
+        ended = ended & alive
+        if len(rows) + 1 == horizon:
+            # The time limit ends those episodes that began with the first step, and cuts others.
+            ended = ended | (alive & (start == 0))
+        done = actions * (alive if environment.discrete else alive[..., None])
+        rows.append((seen * alive[..., None], done, reward * alive, ended, alive))
+        start = start + ended
+        alive = alive & (start < starts)
+        index = start.clamp(max=starts - 1)[..., None, None]
+        following = first.gather(-2, index.expand(*index.shape[:-1], after.shape[-1])).squeeze(-2)
+        state = torch.where(
+            alive[..., None], torch.where(ended[..., None], following, after), state
+        )
+    nobody = tuple(torch.zeros_like(part) for part in rows[-1])
+    rows += [nobody] * (horizon - len(rows))
+    observations, actions, *rest = (
+        torch.stack(part, dim=start.dim()) for part in zip(*rows, strict=True)
+    )
+    if actions.is_floating_point():
+        actions = actions.to(dtype)
+    return Trajectory(observations.to(dtype), actions, *(part.to(dtype) for part in rest))

@@ -99,7 +99,7 @@ def _from_cache(compiler: str, path: Path) -> ctypes.CDLL:
     except OSError:
         pass  # told below, by the one process that mends it
     path.parent.mkdir(parents=True, exist_ok=True)
-    with Lock(Path(f"{path}.lock")).held():
+    with Lock(Path(f"{path}.lock")).held() as alone:
         try:
             return _open(path)
         except FileNotFoundError:
@@ -107,7 +107,8 @@ def _from_cache(compiler: str, path: Path) -> ctypes.CDLL:
         except OSError as error:
             line = f"{path}: {error.strerror or error}; it is compiled anew: about half a minute"
             print(line, file=sys.stderr, flush=True)
-        whole.sweep(path)
+        if alone:
+            whole.sweep(path)
         return _loaded(_compile(compiler, path))
 
 

@@ -159,10 +159,7 @@ def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
     if height != width or channels not in (1, 3):
         raise UserError(f"{what}: PIL images are fitted to squares; the model takes {list(shape)}")
     decoder = Decoder(height, "rgb" if channels == 3 else "grey")
-    decoded = [_decoded(one, decoder, what) for one in given]
-    if dark := decoder.too_dark():
-        raise UserError(f"{what}: {dark}")
-    return as_in(data, np.stack(decoded))
+    return as_in(data, np.stack([_decoded(one, decoder, what) for one in given]))
 
 
 def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:

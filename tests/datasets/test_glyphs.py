@@ -24,9 +24,6 @@ def test_golden_bits():
         "9c17e619a9b20c6ba65d8fb50bbfb80b4c6cf712ae496ccaea3bb5a0825fb622"
     )
     assert glyphs.VERSION == 1
-
-
-def test_a_class_is_the_same_alone_and_in_any_order():
     together = glyphs.draw("train", np.arange(30))
     assert (glyphs.draw("train", np.array([29, 3])) == together[[29, 3]]).all()
 

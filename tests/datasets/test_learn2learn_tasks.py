@@ -109,7 +109,7 @@ def test_a_number_of_tasks_is_kept(data: str) -> None:
 @pytest.mark.parametrize(
     ("attribute", "words"),
     [
-        ("few", "--shots 2 and --queries 3: they need 5 examples of a class, and a train task of "),
+        ("few", "--shots 2 and --queries 3: they need 5 examples of a class, and one of "),
         ("many", "have 4 classes; give --ways 4"),
         ("other", "not {class: images}, ImageClasses, Examples, Episodes or a Taskset of learn2"),
         ("broken", "their_tasksets:broken: ValueError"),

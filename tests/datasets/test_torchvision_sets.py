@@ -10,7 +10,7 @@ import pytest
 
 from datasets import DataError, open_episodes
 from datasets.torchvision_sets import SOURCES, open_examples, open_part, split_rows
-from tests.datasets.tiny_torchvision import SIZES, Tiny, Web
+from tests.datasets.tiny_torchvision import Tiny, Web
 
 NAMES = list(SOURCES)
 
@@ -39,31 +39,18 @@ def refused(tiny: Tiny, data_root: Path, split: str = "train") -> str:
 
 
 @every
-def test_images_and_labels_are_the_published_ones(tiny: Tiny, tmp_path: Path) -> None:
+def test_splits_have_the_published_images_and_labels(tiny: Tiny, tmp_path: Path) -> None:
     tiny.write(tmp_path)
-    for part in SIZES:
-        images, labels = open_part(tiny.name, part, tmp_path)
-        assert images.dtype == labels.dtype == np.uint8
-        assert (images == tiny.images[part]).all()
-        assert (labels == tiny.labels[part]).all()
-
-
-@every
-def test_splits_share_no_example_and_lose_none(tiny: Tiny, tmp_path: Path) -> None:
-    tiny.write(tmp_path)
-    found = {
-        split: open_examples(split, name=tiny.name, ways=tiny.source.classes, data_root=tmp_path)
-        for split in ("train", "validation", "test")
-    }
-    assert {split: len(some.rows) for split, some in found.items()} == {
-        "train": 54, "validation": 6, "test": 20,
-    }  # fmt: skip
-    rows = np.concatenate([found["train"].rows, found["validation"].rows])
-    assert sorted(rows.tolist()) == list(range(60))
-    for split, part in (("train", "train"), ("validation", "train"), ("test", "test")):
-        some = found[split]
+    rows = {}
+    for split in ("train", "validation", "test"):
+        part = "test" if split == "test" else "train"
+        some = open_examples(split, name=tiny.name, ways=tiny.source.classes, data_root=tmp_path)
+        assert some.images.dtype == np.uint8
         assert (some.images[some.rows] == tiny.images[part][some.rows]).all()
         assert (some.labels == tiny.labels[part][some.rows]).all()
+        rows[split] = some.rows.tolist()
+    assert [len(some) for some in rows.values()] == [54, 6, 20]
+    assert sorted(rows["train"] + rows["validation"]) == list(range(60))
 
 
 def test_validation_is_drawn_once_and_for_all() -> None:
@@ -96,7 +83,7 @@ def test_downloads_what_is_missing_and_checks_it(
     assert web.asked == []
 
 
-@every
+@kinds
 def test_a_download_that_is_not_the_published_file_is_refused(
     tiny: Tiny, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,18 +95,8 @@ def test_a_download_that_is_not_the_published_file_is_refused(
     assert list(empty_cache.rglob("*.npy")) == []
 
 
-@every
-def test_missing_data_names_the_file_and_the_ways_out(tiny: Tiny, tmp_path: Path) -> None:
-    message = refused(tiny, tmp_path / "nowhere")
-    assert message.startswith(f"{tmp_path / 'nowhere' / tiny.name}: {tiny.name} is missing or dam")
-    for words in ("was not downloaded (", "--data-root", "$MAML_DATA", "supervised-glyphs-*"):
-        assert words in message
-    archives = [Path(name).name for name in tiny.files]
-    assert all(name in message for name in archives)
-
-
 @kinds
-def test_a_damaged_file_is_named_and_kept_out_of_the_cache(
+def test_missing_and_damaged_data_names_the_folder_and_the_ways_out(
     tiny: Tiny, tmp_path: Path, empty_cache: Path
 ) -> None:
     tiny.write(tmp_path)
@@ -128,24 +105,12 @@ def test_a_damaged_file_is_named_and_kept_out_of_the_cache(
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert refused(tiny, tmp_path).startswith(f"{path.parents[len(Path(name).parents) - 1]}: ")
+    for data_root in (tmp_path, tmp_path / "nowhere"):
+        message = refused(tiny, data_root)
+        assert message.startswith(f"{data_root / tiny.name}: {tiny.name} is missing or damaged")
+        for words in ("was not downloaded (", "--data-root", "$MAML_DATA", "*-glyphs-*"):
+            assert words in message
     assert list(empty_cache.rglob("*.npy")) == []
-
-
-@pytest.mark.parametrize("tiny", ["cifar100"], indirect=True)
-def test_a_damaged_extracted_file_is_never_opened(tiny: Tiny, tmp_path: Path) -> None:
-    tiny.write(tmp_path)
-    open_part(tiny.name, "test", tmp_path)
-    damaged = tmp_path / "cifar100" / "cifar-100-python" / "train"
-    content = bytearray(damaged.read_bytes())
-    content[100] ^= 1
-    damaged.write_bytes(content)
-    (tmp_path / "cifar100" / "cifar-100-python.tar.gz").unlink()
-    assert refused(tiny, tmp_path).startswith(f"{tmp_path / 'cifar100'}: ")
-    # With the archive at hand it is extracted again.
-    tiny.write(tmp_path)
-    images, _ = open_part(tiny.name, "train", tmp_path)
-    assert (images == tiny.images["train"]).all()
 
 
 @kinds
@@ -163,8 +128,6 @@ def test_requests_that_cannot_be(tiny: Tiny, tmp_path: Path) -> None:
     tiny.write(tmp_path)
     with pytest.raises(DataError, match=r"--ways 5: mnist has 10 classes; give --ways 10"):
         open_examples("train", name="mnist", ways=5, data_root=tmp_path)
-    with pytest.raises(DataError, match="--split extra: unknown"):
-        open_examples("extra", name="mnist", ways=10, data_root=tmp_path)
     few_shot = {"ways": 5, "shots": 1, "queries": 1, "seed": 0}
     with pytest.raises(DataError, match=r"--data mnist: no few-shot .*--learner supervised"):
         open_episodes("mnist", "train", data_root=tmp_path, **few_shot)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 from maml.evaluation.best import BestModel
 from maml.evaluation.scores import evaluate, summary
 from maml.params import Params
-from maml.run.insight import Insight
+from maml.run.insight import inner_loop
 from maml.training.run import Run
 
 
@@ -18,13 +18,11 @@ class Validations:
 
     Attributes:
         best: The model that validated best, if ``--test-model best`` asks for it.
-        insight: What the inner loop does to validation tasks.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.best = BestModel(transductive=run.config.transductive)
-        self.insight = Insight(run.worker)
 
     def recall(self) -> bool:
         """Count a validation that came after this iteration's checkpoint; return if there is one.
@@ -46,7 +44,7 @@ class Validations:
         )
         self._offer(result)
         if run.speaks:
-            result |= self.insight.row(run.params, run.iteration)
+            result |= inner_loop(run.worker, run.params)
         run.write(result)
         if run.speaks:
             line = summary(result, config, config.transductive)

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from maml.errors import WorkerLostError
-from maml.processes.rendezvous import meet
+from maml.processes.store import meet
 
 
 @pytest.fixture

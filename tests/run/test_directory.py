@@ -20,11 +20,11 @@ from maml.config.cli import parse
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.evaluation.scores import mean_and_ci95
-from maml.run.directory import choose, read_config
+from maml.run.directory import choose, read_config, write_config
 from maml.run.task_scores import read_tasks
 from maml.trainer import Trainer
 from tests.launching import REPO
-from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
+from tests.runs import glyphs, metrics, result, same, sinusoid, train
 
 # 5 iterations, rows every 2 and at the end, validations every 2, a test.
 VALUES: dict[str, Any] = {
@@ -123,12 +123,6 @@ def test_rows_of_evaluations(finished: Finished) -> None:
             assert f"non_transductive_{name}" in row
 
 
-def test_metrics_is_a_line_an_object(finished: Finished) -> None:
-    text = (finished.directory / "metrics.jsonl").read_text()
-    assert text.endswith("\n")
-    assert [json.loads(line) for line in text.splitlines()] == metrics(finished.directory)
-
-
 def test_result(finished: Finished) -> None:
     found, config = result(finished.directory), finished.config
     contract = {
@@ -225,16 +219,6 @@ def test_curves_are_a_picture(finished: Finished) -> None:
     assert oranges > 50
 
 
-def test_checkpoint(finished: Finished) -> None:
-    path = finished.directory / "checkpoints" / "last.pt"
-    content = torch.load(path, weights_only=True)
-    assert same(content, finished.checkpoint)
-    assert content["iteration"] == 5
-    assert content["model"]
-    assert all(type(tensor) is torch.Tensor for tensor in content["model"].values())
-    assert not any(tensor.requires_grad for tensor in content["model"].values())
-
-
 def test_default_directory_is_named_after_the_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,13 +239,28 @@ def test_home_in_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (tmp_path / "run").is_dir()
 
 
-def test_default_directories_of_one_second_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one second they differ; a launcher's later start has that of the earlier one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("time.strftime", lambda form: "now")
-    names = [choose(sinusoid()).name for _ in range(3)]
-    assert names == [f"maml-sinusoid-10shot-now{end}" for end in ("", "-2", "-3")]
+    monkeypatch.setattr("time.strftime", lambda *_: "now")
+    # Longer than a line of YAML, which is folded.
+    monkeypatch.setattr(platform, "node", lambda: f"node-7.{'partition.' * 12}example.org")
+
+    def begin(name: str) -> None:
+        path = choose(sinusoid())
+        assert path.name == f"maml-sinusoid-10shot-now{name}"
+        write_config(path, sinusoid())
+
+    begin("")
+    begin("-2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    begin("-3")
+    begin("-3")
+    # In a container that is started again, torchrun is process 1 of the same host each time.
+    monkeypatch.setattr("maml.run.directory.started", lambda pid: "later")
+    begin("-4")
+    Path("runs/maml-sinusoid-10shot-now-4/config.yaml").write_text("starts: 3\n")
+    begin("-5")
 
 
 def test_non_transductive_headline_is_consistent(tmp_path: Path) -> None:
@@ -273,17 +272,3 @@ def test_non_transductive_headline_is_consistent(tmp_path: Path) -> None:
         assert result[name] == result[f"non_transductive_{name}"]
     assert result["ci95"] == result["accuracy_ci95"]
     assert result["loss"] != result["transductive_loss"]
-
-
-def test_divergence_is_an_error_and_keeps_what_was_good(tmp_path: Path) -> None:
-    """A loss that is no number ends the run; neither metrics nor the checkpoint hold one."""
-    train(sinusoid(iterations=2), tmp_path)
-    good = last(tmp_path)
-    lost = sinusoid(iterations=9, inner_lr=1e30, run_dir=str(tmp_path / "other"))
-    with pytest.raises(UserError, match=r"at iteration 1: training has diverged"):
-        Trainer(lost).run()
-    kept = last(tmp_path / "other")
-    assert kept["iteration"] == 0
-    assert all(tensor.isfinite().all() for tensor in kept["model"].values())
-    assert not (tmp_path / "other" / "metrics.jsonl").exists()
-    assert same(last(tmp_path), good)

@@ -53,17 +53,6 @@ def test_full_disk_under_metrics_is_one_line(tmp_path: Path) -> None:
     assert status is not None and (status["state"], status["iteration"]) == ("failed", 29)
 
 
-def test_forgets_what_comes_after(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, sinusoid())
-    for iteration in (1, 2, 3):
-        log.write({"iteration": iteration, "loss": 0.5})
-    log.forget_after(2)
-    assert [row["iteration"] for row in metrics(tmp_path)] == [1, 2]
-    log.write({"iteration": 3, "loss": 0.25})
-    assert metrics(tmp_path)[-1] == {"iteration": 3, "loss": 0.25}
-    log.close()
-
-
 def test_a_line_cut_short_costs_no_other(tmp_path: Path) -> None:
     """A crash in the middle of a row, then a resume that has nothing to forget."""
     log = RunLog(tmp_path, sinusoid())
@@ -80,8 +69,6 @@ def test_a_line_cut_short_costs_no_other(tmp_path: Path) -> None:
 
 DAMAGE = {
     "no row": (b'{"a": 1}\n', 1),
-    "no iteration": (b'{"iteration": 1}\n{"iteration": "2"}\n', 2),
-    "no object": (b"3\n", 1),
     "no number": (b'{"iteration": 1, "loss": "0.5"}\n', 1),
     "no text": (b'{"iteration": 1}\n\xff\xfe\n{"iteration": 2}\n', 2),
     "garbage": (b'{"iteration": 1}\n{"iteration": 2, "lo\n{"iteration": 3}\n', 2),
@@ -89,10 +76,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("begins", [True, False], ids=["begins", "resumes"])
-def test_a_damaged_file_is_one_line_and_stays(damage: str, begins: bool, tmp_path: Path) -> None:
-    if not begins:
-        train(sinusoid(), tmp_path)
+def test_a_damaged_file_is_one_line_and_stays(damage: str, tmp_path: Path) -> None:
+    train(sinusoid(), tmp_path)
     content, line = DAMAGE[damage]
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(content)
@@ -109,16 +94,6 @@ def test_a_folder_in_place_of_the_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"^{tmp_path}/metrics\.jsonl: is a folder$"):
         train(sinusoid(), tmp_path)
     assert not (tmp_path / "config.yaml").exists()
-
-
-def test_a_last_line_of_no_text_is_cut_short_too(tmp_path: Path) -> None:
-    """As a power cut may leave it."""
-    train(sinusoid(), tmp_path)
-    with open(tmp_path / "metrics.jsonl", "ab") as file:
-        file.write(b"\x00\x00\xff")
-    train(sinusoid(iterations=4), tmp_path)
-    assert [row["iteration"] for row in metrics(tmp_path)] == [1, 2, 3, 4]
-    assert (tmp_path / "metrics.jsonl").read_bytes().isascii()
 
 
 # ---- sinks ------------------------------------------------------------------------------------
@@ -180,17 +155,6 @@ def test_a_failing_sink_never_stops_training(
     said = [line for line in capsys.readouterr().err.splitlines() if "--logger" in line]
     assert len(said) == 1
     assert f"--logger wandb: no answer at {where}" in said[0]
-
-
-@pytest.mark.usefixtures("full_disk")
-def test_a_sink_is_closed_when_training_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink = Sink()
-    monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: sink)
-    with pytest.raises(UserError):
-        train(sinusoid(logger="wandb"), tmp_path)
-    assert sink.closed == 1
 
 
 def test_a_tested_run_is_tested_anew(tmp_path: Path) -> None:
@@ -372,21 +336,6 @@ def fill(folder: Path) -> None:
                 file.write(bytes(4096))
     except OSError:
         pass
-
-
-def test_checkpoint_on_a_full_disk(small_disk: Path) -> None:
-    directory = small_disk / "run"
-    config = sinusoid(run_dir=str(directory))
-    train(config, directory)
-    fill(small_disk)
-    with pytest.raises(UserError, match="No space left") as caught:
-        train(config, directory, iterations=4, log_every=100)
-    message = str(caught.value)
-    assert message.startswith(str(directory))
-    assert len(message.splitlines()) == 1
-    assert last(directory)["iteration"] == 2
-    (small_disk / "filler").unlink()
-    assert train(config, directory, iterations=4)["iteration"] == 4
 
 
 def test_a_disk_that_fills_up_while_training(

@@ -17,7 +17,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
+from torch.distributed.rendezvous import register_rendezvous_handler
 
 from maml.errors import WorkerLostError, timed_out
 from maml.processes.launcher import STORE, launcher_holds_store
@@ -33,12 +33,8 @@ START_TIMEOUT = 300.0
 def _connect(world: World, timeout: float) -> Store:
     """Connect to the store of ``MASTER_ADDR``; where no launcher holds one, rank 0 does."""
     seconds = timedelta(seconds=timeout)
-    store: Store
-    if launcher_holds_store():
-        store, *_ = next(rendezvous("env://", world.rank, world.size, timeout=seconds))
-        return store
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if world.rank == 0 and not _served:
+    if world.rank == 0 and not launcher_holds_store() and not _served:
         listener = _listener(world, address)
         # Without a listener of its own it would be open to all hosts that reach this one.
         _served.append(TCPStore(

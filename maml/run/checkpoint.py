@@ -193,16 +193,7 @@ def tested(content: dict[str, Any]) -> dict[str, Any]:
     return content | {name: best[name] for name in ("model", "iteration") if best}
 
 
-def load_parameters(path: Path) -> Params:
-    """Read a file that holds parameters alone, as a record does; raises as `load`."""
-    content = _content(path)
-    if not PARTS["model"](content):
-        raise DamagedError(f"{path}: holds other things than parameters")
-    found: Params = content
-    return found
-
-
-def load_any_parameters(path: Path) -> tuple[Params, str]:
+def load_parameters(path: Path) -> tuple[Params, str]:
     """Read the parameters of a checkpoint, of ours or another program's, or of a ``state_dict``.
 
     Returns:

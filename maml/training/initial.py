@@ -131,4 +131,4 @@ def _saved(path: Path) -> tuple[Params, str]:
         transductive = directory.read_config(path).transductive
         found: Params = best.content_of(path, None, transductive=transductive)["model"]
         return found, ""
-    return checkpoint.load_any_parameters(path)
+    return checkpoint.load_parameters(path)

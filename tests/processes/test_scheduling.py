@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import TRAIN, run, start
+from tests.launching import TRAIN, start
 from tests.runs import as_flags, glyphs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux's sched(7)")
@@ -35,14 +34,3 @@ def test_policy(tmp_path: Path) -> None:
     launched.wait(60, expect=143)
     assert len(found) > 3
     assert set(found) == {os.SCHED_BATCH}
-
-
-def test_a_policy_that_the_user_has_chosen_is_kept() -> None:
-    code = """
-import os
-from maml.processes.scheduling import give_way
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-give_way()
-assert os.sched_getscheduler(0) == os.SCHED_IDLE
-"""
-    run([sys.executable, "-c", code], timeout=60)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 from maml.config import Config
 from maml.config.cli import parse
@@ -202,34 +201,6 @@ def test_no_iterations_at_all(tmp_path: Path) -> None:
     assert result(tmp_path)["tasks_per_second"] is None
     assert (tmp_path / "curves.png").exists()
     assert [row["split"] for row in metrics(tmp_path)] == ["test"]
-
-
-def test_curves_are_a_picture(finished: Finished) -> None:
-    with Image.open(finished.directory / "curves.png") as image:
-        image.load()
-        assert image.format == "PNG"
-        assert 800 <= image.width <= 4000
-        assert 300 <= image.height <= 3000
-        colours = image.convert("RGB").getcolors(1 << 24)
-    assert colours is not None
-    # Background, axes, text and at least two curves of distinct colours.
-    blues = sum(count for count, (r, g, b) in colours if b > r + 60)
-    oranges = sum(count for count, (r, g, b) in colours if r > b + 100)
-    assert blues > 50
-    assert oranges > 50
-
-
-def test_default_directory_is_named_after_the_preset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from maml.trainer import Trainer
-
-    monkeypatch.chdir(tmp_path)
-    assert Trainer(sinusoid(iterations=1)).run() == 0
-    (directory,) = (tmp_path / "runs").iterdir()
-    assert directory.name.startswith("maml-sinusoid-10shot-2")
-    assert (directory / "result.json").exists()
-    assert f"runs/{directory.name}" in capsys.readouterr().out
 
 
 def test_home_in_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

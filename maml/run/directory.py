@@ -67,8 +67,8 @@ def unmake(run_dir: Path) -> None:
 def _default(config: Config) -> Path:
     """Return the directory that this launcher's earlier start began, else a new one."""
     launcher, began = _launcher(), time.time()
-    if launcher is not None:
-        began = psutil.Process(os.getppid()).create_time()
+    with contextlib.suppress(psutil.Error):  # it is gone: this process ends soon
+        began = psutil.Process(os.getppid()).create_time() if launcher else began
     name = f"{config.preset}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}"
     for n in itertools.count(1):
         path = Path("runs") / (name if n == 1 else f"{name}-{n}")

@@ -219,14 +219,6 @@ class RunLog:
             write_text(self._path, text)
 
     @todist.rank_zero_only
-    def find(self, iteration: int, split: str) -> Row | None:
-        """Return the evaluation of ``split`` at ``iteration``, if there is one; on rank zero."""
-        for row in read_rows(self._path):
-            if row["iteration"] == iteration and row.get("split") == split:
-                return row
-        return None
-
-    @todist.rank_zero_only
     def write(self, row: Row) -> None:
         """Append one row.
 

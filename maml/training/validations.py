@@ -9,6 +9,7 @@ from typing import Any
 from maml.evaluation.best import BestModel
 from maml.evaluation.scores import evaluate, summary
 from maml.params import Params
+from maml.run.files import read_rows
 from maml.run.insight import inner_loop
 from maml.training.run import Run
 
@@ -30,8 +31,11 @@ class Validations:
         Where it is due and missing, the run was stopped in the middle of it.
         """
         run = self._run
-        found = run.log.find(run.iteration, "validation") if run.speaks else None
-        found = run.strategy.from_rank_zero(found)
+        rows = read_rows(run.dir / "metrics.jsonl") if run.speaks else []
+        here = (
+            r for r in rows if (r["iteration"], r.get("split")) == (run.iteration, "validation")
+        )
+        found = run.strategy.from_rank_zero(next(here, None))
         if found is not None:
             self._offer(found)
         return found is not None

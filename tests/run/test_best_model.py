@@ -12,7 +12,7 @@ from maml import evaluate as evaluation
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, changed, with_values
 from maml.errors import UserError
-from maml.run.checkpoint import numbered_checkpoint, numbered_checkpoints
+from maml.run.checkpoint import numbered_checkpoint
 from maml.run.files import read_rows
 from maml.studies.sweeping.worker import value_of_run
 from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
@@ -102,15 +102,6 @@ def test_what_chooses_it_stays_as_it_is(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"--(no-)?{name.replace('_', '-')} .*was made with"):
             train(CONFIG, tmp_path, **{name: value})
     train(CONFIG, tmp_path, test_tasks=6)
-
-
-def test_the_best_of_all_is_found_among_those_not_kept(tmp_path: Path) -> None:
-    saved = train(CONFIG, tmp_path)
-    assert sorted(numbered_checkpoints(tmp_path)) == [9]
-    assert maml.load(tmp_path, iteration="best").iteration == saved["best"]["iteration"]
-    evaluation.main([str(tmp_path), "--tasks", "3", "--iteration", "best"])
-    (row,) = read_rows(tmp_path / "evaluations.jsonl")
-    assert row["iteration"] == saved["best"]["iteration"]
 
 
 def test_presets_keep_as_many_as_an_ensemble_has() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import subprocess
 from importlib import metadata
@@ -108,20 +107,6 @@ def test_a_row_is_the_mean_since_the_last_one(tmp_path: Path) -> None:
     assert second == pytest.approx(sum(losses[3:]) / 2, rel=1e-12)
 
 
-def test_rows_of_evaluations(finished: Finished) -> None:
-    rows = [row for row in metrics(finished.directory) if "split" in row]
-    assert [(row["iteration"], row["split"], row["tasks"]) for row in rows] == [
-        (2, "validation", 4),
-        (4, "validation", 4),
-        (5, "test", 6),
-    ]
-    for row in rows:
-        for name in ["loss"] + ["accuracy"] * (finished.config.data != "sinusoid"):
-            assert math.isfinite(row[name])
-            assert row[f"{name}_ci95"] >= 0
-            assert f"non_transductive_{name}" in row
-
-
 def test_result(finished: Finished) -> None:
     found, config = result(finished.directory), finished.config
     contract = {
@@ -185,13 +170,6 @@ def test_damaged_scores_of_tasks_are_named(text: str, says: str, tmp_path: Path)
     path.write_text(text)
     with pytest.raises(UserError, match=f"{path}.*{says}"):
         read_tasks(path)
-
-
-def test_result_without_a_test(tmp_path: Path) -> None:
-    train(glyphs(iterations=1, test_tasks=0), tmp_path)
-    found = result(tmp_path)
-    assert found["tasks"] == 0
-    assert found["accuracy"] is found["ci95"] is None
 
 
 def test_no_iterations_at_all(tmp_path: Path) -> None:

@@ -48,18 +48,6 @@ def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
-def test_optimizer_of_another_version(tmp_path: Path) -> None:
-    """One line, and the checkpoints are left as they were: here, one tensor a parameter."""
-    saved = train(sinusoid(iterations=2), tmp_path)
-    state = saved["optimizer"]
-    state["state"][1] = state["state"][0]
-    path = checkpoint.last_checkpoint(tmp_path)
-    torch.save(saved, path)
-    with pytest.raises(UserError, match=r"last\.pt: its optimizer is damaged, or from another"):
-        train(sinusoid(iterations=4), tmp_path)
-    assert same(last(tmp_path), saved)
-
-
 def test_a_checkpoint_from_before_a_flag_was_there(tmp_path: Path) -> None:
     """What a version did not have, it did as the default does: resumed so, and not otherwise."""
     config = sinusoid(iterations=2, meta_optimizer="sgd")

@@ -120,30 +120,46 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 def newest_intact(
     run_dir: Path, check: Callable[[dict[str, Any], Path], object]
-) -> tuple[Path, dict[str, Any], list[DamagedError]]:
-    """Return a run's newest checkpoint that is whole and finite, its content, and what newer ones
-    lack.
+) -> tuple[Path, dict[str, Any], DamagedError | None, list[Path]]:
+    """Return a run's newest checkpoint that is whole and finite, and its content.
+
+    Newer ones are set aside: they stay under other names, for whoever can make something of them.
 
     Args:
         run_dir: The run directory.
         check: Raises `DamagedError` for another reason not to go on from a content and its path.
 
+    Returns:
+        Path and content, what the newest lacks, and the new names of those set aside.
+
     Raises:
-        UserError: if none is whole, naming the newest; if one is of another format; or as
-            ``check``.
+        UserError: if none is whole, naming the newest; if one is of another format, or cannot be
+            renamed; or as ``check``.
     """
-    damaged: list[DamagedError] = []
+    damaged: dict[Path, DamagedError] = {}
     numbered = reversed(numbered_checkpoints(run_dir).values())
     for path in (last_checkpoint(run_dir), *numbered):
         try:
             content = load(path)
             check_finite(content, path)
             check(content, path)
-            return path, content, damaged
         except DamagedError as error:
-            damaged.append(error)
+            damaged[path] = error
+        else:
+            aside = [_set_aside(each) for each in damaged if each.exists()]
+            return path, content, next(iter(damaged.values()), None), aside
+    first = next(iter(damaged.values()))
     others = "; none of the others can be read either" if len(damaged) > 1 else ""
-    raise UserError(f"{damaged[0]}{others}") from damaged[0].__cause__
+    raise UserError(f"{first}{others}") from first.__cause__
+
+
+def _set_aside(path: Path) -> Path:
+    names = (f"{path.name}.damaged{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
+    target = next(each for each in map(path.with_name, names) if not each.exists())
+    try:
+        return path.rename(target)
+    except OSError as error:
+        raise UserError(f"{path}: cannot set it aside: {error.strerror}") from error
 
 
 def check_finite(content: dict[str, Any], path: Path) -> None:
@@ -158,30 +174,6 @@ def check_finite(content: dict[str, Any], path: Path) -> None:
         tensors = filter(torch.is_tensor, pytree.tree_leaves(content[part]))
         if not all(tensor.isfinite().all() for tensor in tensors):
             raise DamagedError(f"{path}: its {part} holds numbers that are not finite")
-
-
-def set_aside(run_dir: Path, until: Path) -> list[Path]:
-    """Rename a run's checkpoints that are newer than ``until``, one of them; return the new names.
-
-    For `newest_intact`'s damaged ones: they stay, for whoever can make something of them.
-
-    Raises:
-        UserError: naming the file, if one cannot be renamed.
-    """
-    aside = []
-    for path in (last_checkpoint(run_dir), *reversed(numbered_checkpoints(run_dir).values())):
-        if path == until:
-            break
-        names = (f"{path.name}.damaged{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
-        target = next(each for each in map(path.with_name, names) if not each.exists())
-        try:
-            path.rename(target)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise UserError(f"{path}: cannot set it aside: {error.strerror}") from error
-        aside.append(target)
-    return aside
 
 
 def tested(content: dict[str, Any]) -> dict[str, Any]:

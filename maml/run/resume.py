@@ -62,18 +62,14 @@ def bring_history(run_dir: Path, config: Config) -> None:
 
 def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
     """Return the newest checkpoint that is whole."""
-    path, saved, damaged = checkpoint.newest_intact(
+    path, saved, damaged, aside = checkpoint.newest_intact(
         run_dir, lambda saved, path: _check(saved, path, config, params)
     )
-    if damaged:
-        aside = ", ".join(each.name for each in checkpoint.set_aside(run_dir, until=path))
-        kept = f"; kept aside as {aside}" if aside else ""
-        print(
-            f"warning: {damaged[0]}; going on from {path}, after iteration {saved['iteration']}"
-            f"{kept}",
-            file=sys.stderr,
-            flush=True,
-        )
+    if damaged is not None:
+        kept = f"; kept aside as {', '.join(each.name for each in aside)}" if aside else ""
+        after = f"after iteration {saved['iteration']}"
+        line = f"warning: {damaged}; going on from {path}, {after}{kept}"
+        print(line, file=sys.stderr, flush=True)
     return saved
 
 

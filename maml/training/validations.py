@@ -32,9 +32,8 @@ class Validations:
         """
         run = self._run
         rows = read_rows(run.dir / "metrics.jsonl") if run.speaks else []
-        here = (
-            r for r in rows if (r["iteration"], r.get("split")) == (run.iteration, "validation")
-        )
+        validated = (row for row in rows if row.get("split") == "validation")
+        here = (row for row in validated if row["iteration"] == run.iteration)
         found = run.strategy.from_rank_zero(next(here, None))
         if found is not None:
             self._offer(found)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from maml.config import Config
 from tests.runs import glyphs, metrics, sinusoid, supervised, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -26,6 +28,6 @@ def test_validations_tell_of_the_inner_loop(tmp_path: Path) -> None:
     assert "after" not in row
 
 
-def train_and_read(config, run_dir: Path):  # type: ignore[no-untyped-def]
+def train_and_read(config: Config, run_dir: Path) -> list[dict[str, Any]]:
     train(config, run_dir)
     return [row for row in metrics(run_dir) if row.get("split") == "validation"]

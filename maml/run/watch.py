@@ -50,15 +50,14 @@ def watch(run_dir: Path, evaluator: Evaluator, *, poll: float, patience: float) 
     """
     _say(f"watching {run_dir}")
     before, since = None, time.monotonic()
-    damaged: set[int] = set()
+    done, damaged = set[int](), set[int]()
     while True:
         # The status before the checkpoints: what was saved before an end is seen after it.
         status = directory.read_status(run_dir) or {"state": "unknown", "iteration": -1}
         state, iteration = status["state"], status["iteration"]
-        done = set[int]()
         if evaluator.prepare():
             # Read anew each time: rows of an earlier watcher, or of another one.
-            done = evaluator.evaluated()
+            done |= evaluator.evaluated()
             if _evaluate_next(run_dir, evaluator, done, damaged):
                 before = None  # there is more to see by now
                 continue

@@ -14,13 +14,11 @@ from maml.config.presets import experiment
 from maml.errors import UserError
 from maml.metagradient.outer_optimizer import NotFiniteError
 from maml.run import directory, progress
-from maml.run.guard import Guard
 from maml.run.log import RunLog
-from maml.run.provenance import own_files
 from maml.run.window import Window
 from maml.training import testing
 from maml.training.ending import Ending
-from maml.training.keeper import Companion, Keeper
+from maml.training.guard import Guard
 from maml.training.run import Run
 from maml.training.setup import Setup
 from maml.training.validations import Validations
@@ -42,10 +40,10 @@ class Trainer:
                 return 0
             self._begin()
             try:
-                with self.ending.watched(), self.patience.watching():
+                with self.ending.watched():
                     self._train()
                     self.ending.heed_stop()
-                    self.keeper.save()
+                    self.state.save()
                     result = self._test()
                     self.ending.finish()
                     if self.state.speaks:
@@ -57,25 +55,17 @@ class Trainer:
 
     def _begin(self) -> None:
         """Make the run's companions, and bring them to where it begins."""
-        config, strategy, (start, initial) = (
-            self.setup.config,
-            self.setup.strategy,
-            self.setup.begun,
-        )
+        config, strategy = self.setup.config, self.setup.strategy
+        start, initial = self.setup.begun
         self.state = run = Run(config, strategy, initial)
-        self.patience = progress.Patience(lambda: run.worker.progress, speaks=run.speaks)
         self.window = Window(run.worker.metric_names)
-        # As they were imported; they may be edited while it trains.
-        own = own_files(config)
-        self.guard = Guard(config, run.dir, own, speaks=run.speaks)
+        self.guard = Guard(run)
         self.validations = Validations(run)
-        companions: dict[str, Companion] = {
+        self.ending = Ending(run)
+        run.begin(start, {
             "strategy": strategy, "guard": self.guard, "window": self.window,
             "best": self.validations.best,
-        }  # fmt: skip
-        self.keeper = Keeper(run, companions, own)
-        self.ending = Ending(run, self.keeper)
-        self.keeper.begin(start)
+        })  # fmt: skip
         run.log = RunLog(run.dir, config)
         run.log.forget_after(run.iteration)
         self.is_validated = self.validations.recall()
@@ -96,21 +86,18 @@ class Trainer:
                 self.validations.validate(bar, heed_stop)
             while run.iteration < config.iterations and not run.strategy.stopping:
                 began = time.perf_counter()
-                self.patience.begin(run.iteration + 1)
                 ids = run.worker.training.ids(run.iteration, config.meta_batch_size)
                 share = run.strategy.meta_step(run.params, ids)
-                self.patience.end()
                 with run.changing:
                     self._step(share, ids, began, bar)
                 if run.is_due(config.checkpoint_every):
-                    self.keeper.save()
+                    run.save()
                 if run.is_due(config.eval_every):
                     self.validations.validate(bar, heed_stop)
 
     def _step(self, share: Share, ids: Tensor, began: float, bar: Any) -> None:
         """Step along the gradient that has come home; write the row that is due."""
         run, loss = self.state, float(share.totals[0]) / share.n_tasks
-        number = run.iteration + 1
 
         def warn(line: str) -> None:
             bar.write(f"warning: {line}", file=sys.stderr)
@@ -119,18 +106,17 @@ class Trainer:
             run.step(share, loss)
             took = time.perf_counter() - began
             self.window.add(share, took)
-            self.guard.taken(number, loss, run.optimizer.peak, warn)
+            self.guard.look(loss, warn)
         except NotFiniteError as error:
             took = time.perf_counter() - began
-            tasks = run.strategy.tasks_of_step(ids)
             try:
-                self.guard.refuse(number, loss, str(error), tasks, run.params, warn)
+                self.guard.refuse(loss, str(error), run.strategy.tasks_of_step(ids), warn)
             except UserError as end:
-                raise self.keeper.before(end) from None
+                raise run.save_before(end) from None
             self.window.skip(took)
         run.count(took)
         bar.update()
-        if run.is_due(self.setup.config.log_every) or number == self.setup.config.iterations:
+        if run.is_due(run.config.log_every) or run.iteration == run.config.iterations:
             row = self.window.close(run.strategy.report(), run.worker.stopwatch.take())
             run.write(row | {"gradient_norm": run.optimizer.norm})
             shown = {n: f"{row[n]:.3f}" for n in run.worker.metric_names if n in row}
@@ -145,9 +131,6 @@ class Trainer:
             run.say(f"tested is the model after iteration {iteration}, {why}")
         result = testing.test(run, (iteration, params), self.ending.heed_stop)
         if run.speaks:
-            result |= self.guard.report(run.iteration)
-            directory.write_result(run.dir, result)
-            # The result is safe by now, whatever becomes of a hint.
-            if config.eval_every:
-                run.say(self.validations.insight.advice(params, iteration))
+            result |= self.guard.report()
+            directory.write_json(run.dir / "result.json", result)
         return result

@@ -78,7 +78,6 @@ class Worker:
     """What every process of a run holds: a learner, its device, and episodes opened on demand.
 
     Attributes:
-        progress: Of the latest call for training tasks, how many are done, and of how many.
         stopwatch: What this process spends its training on: ``sampling``, the wait for tasks that
             are being made, and ``computing``.
         why_one_by_one: Why tasks are computed one by one, where nobody asked for it; or None.
@@ -109,7 +108,6 @@ class Worker:
         self._in_torch = self.learner.in_torch(self.device)
         self.why_one_by_one: str | None = None
         self.compiled: compiled.Compiled | None = None
-        self.progress = (0, 0)
         self.stopwatch = Stopwatch()
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
@@ -256,7 +254,6 @@ class Worker:
             ids: ``[B]`` int64 task ids; B ≥ 0.
             learner: The learner to call, used by no other thread meanwhile.
         """
-        self.progress = (0, len(ids))
         return self.share_of(meta_params, self.training_tasks(ids), learner)
 
     def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
@@ -288,7 +285,6 @@ class Worker:
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
         rows = [totals.new_empty(0, len(totals))]
         n_tasks = 0
-        self.progress = (0, self.progress[1])
         for phase, tasks, ids in self.stopwatch.following("sampling", batches):
             with self.stopwatch.spent_on("sampling"):
                 made = learner.materialise(params, self._on_device(tasks))
@@ -300,7 +296,6 @@ class Worker:
                 rows.append(torch.stack([outer.losses, *metrics], dim=1))
                 totals += rows[-1].sum(0)
             n_tasks += len(outer.losses)
-            self.progress = (n_tasks, self.progress[1])
         return Share(sums, totals, n_tasks, torch.cat(rows))
 
     def _differentiate(

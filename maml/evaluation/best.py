@@ -161,7 +161,7 @@ def recorded_content(record: Path) -> dict[str, Any]:
     config = directory.read_config(record)
     starts = made.get("starts") or [{}]
     return {
-        "model": checkpoint.load_parameters(record / RECORDED),
+        "model": checkpoint.load_parameters(record / RECORDED)[0],
         "iteration": tested or config.iterations,
         "own_files": starts[-1].get("own_files", {}),
         "division": made.get("division"),

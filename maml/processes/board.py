@@ -1,4 +1,4 @@
-"""What the processes of a run write for each other, in the launcher's store.
+"""What the processes of a run write for each other into the launcher's store.
 
 Each writes a number every second, its heartbeat, and reads the others': in a thread of its own, as
 a frozen store answers no question, whatever its time limit.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,8 +19,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from maml.processes.clock import Clock
 from maml.processes.finding import Finding, within
+from maml.processes.identity import Identity
 from maml.processes.launcher import launcher_holds_store
-from maml.processes.member import Member
 from maml.processes.store import START_TIMEOUT, new_connection, own_connection
 from maml.processes.world import World
 
@@ -46,7 +47,7 @@ class Board:
         broken: How the connection to it broke, since then; or "".
         beats: The others' heartbeats.
         heard: Since when these stand.
-        told: The `Finding` by which all end, as text; or b"".
+        told: The `Finding` by which all end, as JSON; or b"".
         done: Whether rank 0 has said that all is done: b"" or not.
     """
 
@@ -66,8 +67,8 @@ class Board:
         self.thread: threading.Thread | None = None
         self._over = threading.Event()
 
-    def meet(self, note: str, judged: Iterable[int]) -> tuple[list[Member], str]:
-        """Wait until all have written who they are; return that, and rank 0's note.
+    def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
+        """Wait until all have written who they are; return that.
 
         The heartbeats of the ranks ``judged`` are read from then on.
 
@@ -78,24 +79,35 @@ class Board:
         store: Store = PrefixStore(self._room, own_connection(self._world))
         rank = self._world.rank
         if rank == 0:
-            for key, value in (("told", ""), ("spoken", ""), ("done", ""), ("note", note)):
-                store.set(key, value)
+            for key in ("told", "spoken", "done"):
+                store.set(key, "")
         store.set(f"beat {rank}", "0")
         store.set(f"spared {rank}", "")
-        store.set(f"member {rank}", Member.own(rank).to_text())
+        store.set(f"member {rank}", json.dumps(Identity.own()))
         keys = [f"member {other}" for other in range(self._world.size)]
-        store.wait([*keys, "note"], timedelta(seconds=START_TIMEOUT))
-        *members, of_zero = store.multi_get([*keys, "note"])
+        store.wait([*keys, "done"], timedelta(seconds=START_TIMEOUT))
+        members = {n: Identity(*json.loads(of)) for n, of in enumerate(store.multi_get(keys))}
         self._store = store
         self.answered = self._clock.now()
         self.heard = dict.fromkeys(judged, self.answered)
         self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.thread.start()
-        return [Member.from_text(text.decode()) for text in members], of_zero.decode()
+        return members
 
     def leave(self) -> None:
         """Write that this process has left; its thread ends."""
         self._over.set()
+
+    def wait_for(self, ranks: Iterable[int], seconds: float) -> None:
+        """Wait until these have left, ``seconds`` at most."""
+        keys, deadline = [f"beat {rank}" for rank in ranks], time.monotonic() + seconds
+
+        def wait() -> None:
+            while set(self._store.multi_get(keys)) - {LEFT} and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+        if keys:
+            within(seconds, wait, None)
 
     def _beat(self) -> None:
         keys = [f"beat {other}" for other in self.heard]
@@ -149,8 +161,7 @@ class Board:
         """Tell all why they end; return it, or what was told before."""
 
         def tell() -> Finding:
-            told: bytes = self._store.compare_set("told", "", found.to_text())
-            return Finding.from_text(told.decode())
+            return Finding.read(self._store.compare_set("told", "", json.dumps(found)))
 
         return self._ask(tell, found)
 

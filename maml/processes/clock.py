@@ -1,9 +1,11 @@
-"""A clock that stands still while its process does."""
+"""The time in which a process ran, and how long it waits for others by that time."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 
 LONGEST = 2.0
 """Seconds that the clock moves on at most between two looks at it."""
@@ -28,3 +30,53 @@ class Clock:
             self._seconds += min(seen - self._seen, LONGEST)
             self._seen = seen
             return self._seconds
+
+
+class Waits:
+    """Whether this process waits for others, in any of its threads, and since when.
+
+    Who does not is the one that the others wait for.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: dict[object, float] = {}
+        # Whether it does only what it is called for, and the calls that it is in.
+        self._serves, self._calls = False, set[object]()
+
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        """Let a wait for others last no longer than ``--timeout``: then this process ends."""
+        wait = object()
+        self._since[wait] = self._clock.now()
+        try:
+            yield
+        finally:
+            del self._since[wait]
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Let this process count as one that waits for others, but for the time of their calls."""
+        self._serves = True
+        try:
+            yield
+        finally:
+            self._serves = False
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """While another process has called this one, let it count as one that is at work."""
+        call = object()
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+
+    def __bool__(self) -> bool:
+        return bool(self._since or (self._serves and not self._calls))
+
+    def longest(self) -> float:
+        """Return the seconds of the longest `limited` wait so far."""
+        now = self._clock.now()
+        return now - min(list(self._since.values()), default=now)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from maml.processes.goodbye import without_waiting
+from maml.processes.finding import within
 from maml.processes.interface import choose_interface
 from maml.processes.store import START_TIMEOUT, own_connection
 from maml.processes.world import World
@@ -106,6 +106,6 @@ def collective_world(
         # Not a barrier, which would be nccl's: it cannot be left.
         wait_idly(dist.all_reduce(torch.zeros(1), group=groups.idle, async_op=True), missed)
     except BaseException:
-        without_waiting(dist.destroy_process_group)
+        within(5.0, dist.destroy_process_group, None)
         raise
     dist.destroy_process_group()

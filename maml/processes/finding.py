@@ -25,13 +25,9 @@ class Finding(NamedTuple):
     code: int = 1
 
     @classmethod
-    def from_text(cls, text: str) -> Finding:
-        """Return what `to_text` wrote."""
+    def read(cls, text: bytes) -> Finding:
+        """Return what `json.dumps` made of one."""
         return cls(*json.loads(text))
-
-    def to_text(self) -> str:
-        """Return it as text, for the store."""
-        return json.dumps(self)
 
 
 def exit_code(error: BaseException) -> int:

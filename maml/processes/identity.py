@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+
+KILLED = 2.0
+"""Seconds that a killed process takes at most to be gone."""
 
 
 class Identity(NamedTuple):
@@ -23,6 +29,11 @@ class Identity(NamedTuple):
         """Return this process's."""
         return cls(platform.node(), _place(), os.getpid(), started(os.getpid()))
 
+    @property
+    def is_near(self) -> bool:
+        """Whether this process sees it among the processes of its own host."""
+        return self.place == _place()
+
     def is_gone(self) -> bool:
         """Whether the process has ended, as far as can be told from here.
 
@@ -33,6 +44,25 @@ class Identity(NamedTuple):
         if self.host != platform.node() or space != own_space:
             return False
         return boot != own_boot or started(self.pid) != self.since
+
+    def is_stopped(self) -> bool:
+        """Whether one that `is_near` was stopped by a signal (SIGSTOP, SIGTSTP)."""
+        try:
+            status = psutil.Process(self.pid).status()
+        except psutil.Error:
+            return False
+        return status == psutil.STATUS_STOPPED and not self.is_gone()
+
+    def kill(self) -> bool:
+        """Kill one that `is_near`; return whether it was there."""
+        if self.is_gone():
+            return False
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+        deadline = time.monotonic() + KILLED
+        while not self.is_gone() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return True
 
 
 def started(pid: int) -> str:

@@ -22,6 +22,7 @@ transport's call, where Python runs nothing else.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -29,12 +30,11 @@ from collections.abc import Callable, Iterable
 
 from maml.errors import DivergedError, WorkerLostError, timed_out
 from maml.processes.board import BEAT, EVIDENCE, LEFT, Board
-from maml.processes.clock import Clock
+from maml.processes.clock import Clock, Waits
 from maml.processes.finding import Finding, exit_code, say, within
+from maml.processes.identity import Identity
 from maml.processes.launcher import launcher_holds_store, say_all_have_met, when_lost
-from maml.processes.member import Member
 from maml.processes.memory import OutOfMemory, resident
-from maml.processes.waits import Waits
 from maml.processes.world import World
 
 SPEAK = 4.0
@@ -42,6 +42,9 @@ SPEAK = 4.0
 
 LAST_WORDS = 20.0
 """Seconds that a process takes at most to save what it has, before it ends."""
+
+GOODBYE = 10.0
+"""Seconds that rank 0 waits for the others at most, once all is done."""
 
 _FAILED, _WAITS = b"!", b" waits"
 """In place of a number: it has failed, and what follows is the line. After a number: it waits for
@@ -55,7 +58,6 @@ class Liveness:
         survives: Called on rank 0, in a thread, with a rank that was lost and the line for it;
             where it returns True, the others go on.
         last_words: Called in a thread before this process ends, with the line: to save what it has.
-        note: Rank 0's, a text for all; the others have it once they `watch`.
         clock: By which a wait for others is too long; it runs from `watch` to `leave`.
         excused: On rank 0, the ranks without which the others go on.
     """
@@ -65,11 +67,11 @@ class Liveness:
         self.world, self.timeout = world, timeout
         self.survives: Callable[[int, str], bool] = lambda rank, line: False
         self.last_words: Callable[[str], None] = lambda line: None
-        self.note = ""
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, Identity] = {}
         self.clock = Clock()
         self.excused: set[int] = set()
         self.waits = Waits(self.clock)
+        self._is_zero = world.rank == 0
         self._board = Board(world, self.clock, self._mine, self._lose_connection)
         self._over = threading.Event()
         self._ending = threading.RLock()
@@ -89,20 +91,19 @@ class Liveness:
             RuntimeError: if one does not come.
         """
         if self.world.size > 1:
-            self._meet()
+            self.members = self._board.meet(range(1, self.world.size) if self._is_zero else [0])
+            say_all_have_met()
+            self._judge_thread = threading.Thread(target=self._judge, name="liveness", daemon=True)
+            self._judge_thread.start()
         when_lost(lambda line: self._meet_end(Finding(line)))
-
-    def _meet(self) -> None:
-        judged = range(1, self.world.size) if self.world.rank == 0 else [0]
-        members, self.note = self._board.meet(self.note, judged)
-        self.members = dict(enumerate(members))
-        say_all_have_met()
-        self._judge_thread = threading.Thread(target=self._judge, name="liveness", daemon=True)
-        self._judge_thread.start()
 
     def finish(self) -> None:
         """On rank 0: all is done, and written. A later loss takes nothing back."""
         self._board.say_done()
+
+    @property
+    def _me(self) -> str:
+        return self.name([self.world.rank])
 
     @property
     def finished(self) -> bool:
@@ -110,7 +111,13 @@ class Liveness:
         return bool(self._board.done)
 
     def leave(self) -> None:
-        """Watch no more, and be missed by nobody: all is done."""
+        """Watch no more, and be missed by nobody: all is done. Rank 0 is last.
+
+        Where no launcher holds the store, rank 0 does, and it goes with its process. One that does
+        not leave is not waited for long, and that is no error.
+        """
+        if self._is_zero and not self._over.is_set():
+            self._board.wait_for(self._judged(), min(self.timeout, GOODBYE))
         self._over.set()
         self._board.leave()
         when_lost(lambda line: None)
@@ -123,7 +130,12 @@ class Liveness:
 
     def name(self, ranks: Iterable[int]) -> str:
         """Return how to call the processes of these ranks."""
-        return ", ".join(str(self.members.get(rank, f"rank {rank}")) for rank in sorted(ranks))
+        return ", ".join(
+            f"rank {rank} (host {self.members[rank].host}, pid {self.members[rank].pid})"
+            if rank in self.members
+            else f"rank {rank}"
+            for rank in sorted(ranks)
+        )
 
     def silent(self, seconds: float) -> set[int]:
         """Return the ranks that have ended, or were silent for so long, of those it watches."""
@@ -174,10 +186,10 @@ class Liveness:
         if not self._judge_thread or self._over.is_set():
             return self._line_of(error)
         self.report(error)
-        found = Finding.from_text(self._failed[1:].decode())
+        found = Finding.read(self._failed[1:])
         line = found.line
         with self._ending:
-            if self.world.rank == 0:
+            if self._is_zero:
                 # No rank was lost, that others might have to end: this one ends by itself.
                 line = self._board.tell(found._replace(rank=None)).line
                 speaks = self._board.may_speak()
@@ -197,10 +209,10 @@ class Liveness:
         self._failed = self._failed or self._failure(self._cut_off(how))
 
     def _failure(self, line: str, code: int = 1) -> bytes:
-        return _FAILED + Finding(line, self.world.rank, code).to_text().encode()
+        return _FAILED + json.dumps(Finding(line, self.world.rank, code)).encode()
 
     def _cut_off(self, how: str) -> str:
-        return f"{self.name([self.world.rank])} lost its connections: {how}"
+        return f"{self._me} lost its connections: {how}"
 
     # ---- the judgement -----------------------------------------------------------------------
 
@@ -213,7 +225,7 @@ class Liveness:
 
     def _meet_end(self, found: Finding) -> None:
         """End, unless this process goes on without what was lost; then let all know that."""
-        if self._board.done and self.world.rank == 0:
+        if self._board.done and self._is_zero:
             if not self._said and self._board.may_speak():
                 say(f"{found.line}; all work is done")
             self._said = True
@@ -229,26 +241,26 @@ class Liveness:
 
     def _need_not_know(self) -> bool:
         """Whether it is all the same why a connection broke: all is done, and rank 0 lives."""
-        return self.finished and (self.world.rank == 0 or self._board.beats.get(0) == LEFT)
+        return self.finished and (self._is_zero or self._board.beats.get(0) == LEFT)
 
     def _look(self) -> Finding | None:
         """Return what ends this process, if anything."""
         if self._board.told:
-            return Finding.from_text(self._board.told.decode())
+            return Finding.read(self._board.told)
         for rank in self._judged():
             beat = self._board.beats.get(rank, b"")
             if beat.startswith(_FAILED):
-                return Finding.from_text(beat[1:].decode())
+                return Finding.read(beat[1:])
             # Whether it has left in good order is in its last heartbeat.
             if self._has_ended(rank) and self._has_been_read(since=self._ended[rank]):
                 why = self._memory.cause("it", self._resident.get(rank))
-                return Finding(f"{self.members[rank]} was killed{why}", rank)
+                return Finding(f"{self.name([rank])} was killed{why}", rank)
         now = self.clock.now()
         if now > self._board.answered + self.timeout:
             silent = f"silent for {now - self._board.answered:.0f} s (--timeout {self.timeout:g})"
             return Finding(f"{self._holder()} {silent}")
         if self._board.broken and not self._failed:
-            if self.world.rank == 0 and not launcher_holds_store():
+            if self._is_zero and not launcher_holds_store():
                 return Finding(self._cut_off(self._board.broken))
             # Later than rank 0, which finds it silent if it is this process that was cut off.
             if now > self._board.answered + EVIDENCE + 3 * BEAT:
@@ -264,8 +276,7 @@ class Liveness:
                 line = f"{self._state(rank)}: silent for {silence:.0f} s ({suspected or limit})"
                 return Finding(line, rank)
         if overdue > self._grace():
-            me = self.name([self.world.rank])
-            return Finding(f"{me} had no answer within {limit} s, {self._busy()}")
+            return Finding(f"{self._me} had no answer within {limit} s, {self._busy()}")
         return None
 
     def _busy(self) -> str:
@@ -276,14 +287,14 @@ class Liveness:
 
     def _grace(self) -> float:
         """Return the seconds in which it is found who was lost, if one was; rank 0 is first."""
-        return EVIDENCE + (2 if self.world.rank == 0 else 5) * BEAT
+        return EVIDENCE + (2 if self._is_zero else 5) * BEAT
 
     def _state(self, rank: int) -> str:
         """Say what a silent process does, as far as it can be seen from here."""
-        member = self.members[rank]
+        member, name = self.members[rank], self.name([rank])
         if not member.is_near:
-            return f"{member} does not answer"
-        return f"{member} is stopped by a signal" if member.is_stopped() else f"{member} hangs"
+            return f"{name} does not answer"
+        return f"{name} is stopped by a signal" if member.is_stopped() else f"{name} hangs"
 
     def _judged(self) -> list[int]:
         """Return who is still to be there."""
@@ -294,10 +305,10 @@ class Liveness:
         """Say whether a process of this host has ended; of other hosts nothing is known."""
         member = self.members[rank]
         if rank not in self._ended:
-            if member.has_ended():
+            if member.is_gone():
                 self._ended[rank] = self.clock.now()
             elif member.is_near:
-                self._resident[rank] = resident(member.identity.pid) or self._resident.get(rank, 0)
+                self._resident[rank] = resident(member.pid) or self._resident.get(rank, 0)
         return rank in self._ended
 
     def _has_been_read(self, since: float) -> bool:
@@ -308,7 +319,7 @@ class Liveness:
         """Name whoever holds the store, and what it does, if that can be seen."""
         if launcher_holds_store():
             return "the launcher (torchrun or launch/local, of the first host) is gone or stopped:"
-        return f"{self._state(0) if is_seen else self.members[0]}:"
+        return f"{self._state(0) if is_seen else self.name([0])}:"
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -319,30 +330,30 @@ class Liveness:
                 return
             line, lost, code = self._board.tell(found)
             lost_zero = lost == 0 or bool(self._board.broken)
-            wait = 0.0 if self.world.rank == 0 else (0.2 * self.world.rank if lost_zero else SPEAK)
+            wait = 0.0 if self._is_zero else (0.2 * self.world.rank if lost_zero else SPEAK)
             if self._board.may_speak(wait):
                 say(f"error: {line}")
             self._kill_stopped(lost)
             within(LAST_WORDS, lambda: self.last_words(line), None)
-            if self.world.rank == 0:
+            if self._is_zero:
                 self._wait_for_all()
             os._exit(code)
 
     def _kill_stopped(self, lost: int | None) -> None:
         """Kill who is stopped, on this host: a launcher would wait for half a minute."""
-        near = [member for member in self.members.values() if member.is_near]
-        # One that has failed ends by itself.
-        hangs = {lost} - {
-            rank for rank, beat in self._board.beats.items() if beat.startswith(_FAILED)
-        }
+        near = {rank: member for rank, member in self.members.items() if member.is_near}
+        failed = {rank for rank, beat in self._board.beats.items() if beat.startswith(_FAILED)}
         stopped = [
-            m for m in near if m.rank in hangs or (m.rank != self.world.rank and m.is_stopped())
+            rank
+            for rank, member in near.items()
+            # One that has failed ends by itself.
+            if (rank == lost and lost not in failed)
+            or (rank != self.world.rank and member.is_stopped())
         ]
         # One process of a host does it: another one might still look at how it was lost.
-        others = [member.rank for member in near if member not in stopped]
-        if self.world.rank == min(others, default=None):
-            for member in stopped:
-                member.kill()
+        if self.world.rank == min(near.keys() - stopped, default=None):
+            for rank in stopped:
+                near[rank].kill()
 
     def _wait_for_all(self) -> None:
         """On rank 0, with whom the store may go: wait until the others have read why."""
@@ -355,11 +366,10 @@ class Liveness:
     def _line_of(self, error: BaseException) -> str:
         """Return the line for this process's own ``error``."""
         text = " ".join(str(error).split())
-        me = self.name([self.world.rank])
         if isinstance(error, DivergedError):
             return text  # whoever is heard first: it is no finding of this process alone
         if isinstance(error, WorkerLostError):
-            return text if self.world.rank == 0 else f"{me}: {text}"
+            return text if self._is_zero else f"{self._me}: {text}"
         if isinstance(error, KeyboardInterrupt):
-            return f"{me} was interrupted"
-        return f"{me} failed: {type(error).__name__}: {text}"
+            return f"{self._me} was interrupted"
+        return f"{self._me} failed: {type(error).__name__}: {text}"

@@ -11,12 +11,12 @@ GIB = 2**30
 
 
 class OutOfMemory:
-    """Counts the processes that the kernel kills from here on, as it runs out of memory."""
+    """Counts the processes of this host that the kernel kills from here on, for want of memory."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        """``root``: where ``proc`` and ``sys`` are."""
-        self._root = root
-        self._before = _kills(root)
+    def __init__(self, counts: Path = Path("/proc/vmstat")) -> None:
+        """``counts``: the kernel's, of all its control groups."""
+        self._counts = counts
+        self._before = self._kills()
 
     def cause(self, which: str, had: int | None) -> str:
         """Return what to add to the news of a killed process; "" if the kernel has killed none.
@@ -25,13 +25,18 @@ class OutOfMemory:
             which: "it", or another process of which it is known how much memory it had.
             had: The bytes that it was last seen to have, if it was.
         """
-        for place, count in _kills(self._root).items():
-            if count > self._before.get(place, count):
-                n = count - self._before[place]
-                killed = "1 process" if n == 1 else f"{n} processes"
-                line = f": memory ran out {place}, and the kernel killed {killed} during this run"
-                return line + (f"; {which} had {had / GIB:.2f} GiB" if had else "")
-        return ""
+        count = self._kills() - self._before
+        if count <= 0:
+            return ""
+        killed = "1 process" if count == 1 else f"{count} processes"
+        line = f": memory ran out, and the kernel killed {killed} of this host during this run"
+        return line + (f"; {which} had {had / GIB:.2f} GiB" if had else "")
+
+    def _kills(self) -> int:
+        with suppress(OSError, ValueError, KeyError):
+            words = self._counts.read_text().split()
+            return int(dict(zip(words[::2], words[1::2], strict=True))["oom_kill"])
+        return 0
 
 
 def resident(pid: int) -> int | None:
@@ -39,35 +44,3 @@ def resident(pid: int) -> int | None:
     with suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return None
-
-
-def _kills(root: Path) -> dict[str, int]:
-    """Return how many processes were killed, by where memory ran out; the narrowest comes first."""
-    found = {}
-    for place, file in (
-        ("in this control group", _of_group(root)),
-        ("on this host", "proc/vmstat"),
-    ):
-        with suppress(OSError, ValueError, KeyError):
-            words = (root / file).read_text().split()
-            found[place] = int(dict(zip(words[::2], words[1::2], strict=True))["oom_kill"])
-    return found
-
-
-def _of_group(root: Path) -> str:
-    """Return the file in which this process's control group counts, of version 1 or 2.
-
-    A container may see its own group as the root of all, whatever ``/proc`` calls it.
-    """
-    with suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, controllers, group = line.split(":", 2)
-            if number != "0" and "memory" not in controllers.split(","):
-                continue
-            base, name = "sys/fs/cgroup", "memory.events"
-            if number != "0":
-                base, name = f"{base}/memory", "memory.oom_control"
-            for file in (f"{base}{group}/{name}", f"{base}/{name}"):
-                if (root / file).is_file():
-                    return file
-    return "none"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 
-from maml.processes.goodbye import without_waiting
+from maml.processes.finding import within
 from maml.processes.interface import choose_interface
 from maml.processes.store import START_TIMEOUT
 from maml.processes.world import World
@@ -55,7 +55,7 @@ def rpc_world(
     try:
         yield
     finally:
-        without_waiting(lambda: rpc.shutdown(graceful=False))
+        within(5.0, lambda: rpc.shutdown(graceful=False), None)
 
 
 def _free_port() -> int:

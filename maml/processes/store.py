@@ -1,20 +1,30 @@
-"""The launcher's key-value store, as the processes of one start see it."""
+"""The launcher's key-value store, as the processes of one start see it.
+
+A store may outlive the processes that it was for. torchrun keeps one through all its restarts, and
+those who come after would find what those before have left: addresses at which nobody answers. So
+each start has keys of its own.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import socket
+import time
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
+from torch.distributed.rendezvous import register_rendezvous_handler
 
+from maml.errors import WorkerLostError, timed_out
 from maml.processes.launcher import STORE, launcher_holds_store
-from maml.processes.rendezvous import meet
 from maml.processes.world import World
+
+ANSWER = 1.0
+"""Seconds after which a rank that has no answer looks whether rank 0 is another one by now."""
 
 START_TIMEOUT = 300.0
 """Seconds that processes wait for each other at the start, where one may be slow to load."""
@@ -23,12 +33,8 @@ START_TIMEOUT = 300.0
 def _connect(world: World, timeout: float) -> Store:
     """Connect to the store of ``MASTER_ADDR``; where no launcher holds one, rank 0 does."""
     seconds = timedelta(seconds=timeout)
-    store: Store
-    if launcher_holds_store():
-        store, *_ = next(rendezvous("env://", world.rank, world.size, timeout=seconds))
-        return store
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if world.rank == 0 and not _served:
+    if world.rank == 0 and not launcher_holds_store() and not _served:
         listener = _listener(world, address)
         # Without a listener of its own it would be open to all hosts that reach this one.
         _served.append(TCPStore(
@@ -57,6 +63,50 @@ def _listener(world: World, address: tuple[str, int]) -> socket.socket:
         return socket.create_server(where[:2], family=family, backlog=2048)
     except OSError as error:
         raise RuntimeError(f"cannot listen there: {error.strerror or error}") from error
+
+
+def meet(store: Store, rank: int, size: int, seconds: float) -> str:
+    """Return the name of this start of ``size`` ranks: the same in all, and of no other start.
+
+    Rank 0 thinks of it, and answers each of the others by a word of theirs. One that has found the
+    name of an earlier start is not answered, nor is a process of another run.
+
+    Args:
+        store: The launcher's store.
+        rank: This process's rank.
+        size: How many processes there are.
+        seconds: How long they wait for each other.
+
+    Raises:
+        WorkerLostError: on rank 0, naming the first that does not come.
+        RuntimeError: on another rank, if rank 0 does not answer.
+    """
+    word = uuid.uuid4().hex
+    deadline = time.monotonic() + seconds
+    if rank == 0:
+        store.set("start", word)
+        for other in range(1, size):
+            key = f"{word} {other}"
+            try:
+                store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+            except RuntimeError as error:
+                message = f"rank {other} did not come to the start within {seconds:g} s"
+                raise WorkerLostError(message) from error
+            store.set(f"{key} {store.get(key).decode()}", "")
+        return word
+    while time.monotonic() < deadline:
+        try:
+            store.wait(["start"], timedelta(seconds=ANSWER))
+            name = store.get("start").decode()
+            key = f"{name} {rank}"
+            store.set(key, word)
+            store.wait([f"{key} {word}"], timedelta(seconds=ANSWER))
+        except RuntimeError as error:
+            if not timed_out(error):
+                raise
+        else:
+            return name
+    raise RuntimeError(f"it did not answer within {seconds:g} s")
 
 
 @functools.cache

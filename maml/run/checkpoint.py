@@ -9,19 +9,18 @@ long as they are among those that validated best (`maml.evaluation.best`).
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
 from maml.params import Params
@@ -62,61 +61,36 @@ def numbered_checkpoints(run_dir: Path) -> dict[int, Path]:
     return {iteration: numbered_checkpoint(run_dir, iteration) for iteration in iterations}
 
 
-def save_in(run_dir: Path, content: dict[str, Any], keep: int, best: Collection[int] = ()) -> None:
-    """Save a run's newest checkpoint, ``last.pt`` and numbered; of the latter keep ``keep``.
-
-    Those of the iterations ``best`` stay, too. ``last.pt`` comes first: should there be no room for
-    more, no work is lost.
-
-    Raises:
-        UserError: as `save`.
-    """
-    save(last_checkpoint(run_dir), content)
-    _number(run_dir, content)
-    for iteration, path in list(numbered_checkpoints(run_dir).items())[:-keep]:
-        if iteration not in best:
-            _remove(path)
+def is_begun(run_dir: Path) -> bool:
+    """Return whether a run has checkpoints, whole or not."""
+    return last_checkpoint(run_dir).exists() or bool(numbered_checkpoints(run_dir))
 
 
-def continue_from(run_dir: Path, content: dict[str, Any], *, is_last: bool) -> None:
-    """Make the checkpoints of ``run_dir`` end with the one that its run continues from.
+def save_in(run_dir: Path, content: dict[str, Any]) -> None:
+    """Save a run's newest checkpoint, ``last.pt`` and numbered.
 
-    What an abandoned continuation has saved after it goes: it would be evaluated and kept as if
-    it were this run's. ``is_last``: whether ``content`` is what ``last.pt`` holds, if it exists.
+    ``last.pt`` comes first: should there be no room for more, no work is lost.
 
     Raises:
         UserError: as `save`.
     """
-    kept = numbered_checkpoints(run_dir)
-    if not kept and not last_checkpoint(run_dir).exists():
-        return  # it continues another directory's run, and has no checkpoint of its own yet
-    if not (is_last and last_checkpoint(run_dir).exists()):
-        save(last_checkpoint(run_dir), content)
-    _number(run_dir, content)
-    for iteration, path in kept.items():
-        if iteration > content["iteration"]:
-            _remove(path)
-
-
-def _number(run_dir: Path, content: dict[str, Any]) -> None:
-    """Give ``last.pt``, which holds ``content``, its second name, atomically."""
-    path = numbered_checkpoint(run_dir, content["iteration"])
+    last, path = last_checkpoint(run_dir), numbered_checkpoint(run_dir, content["iteration"])
+    save(last, content)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        os.link(last_checkpoint(run_dir), temporary)
+        os.link(last, temporary)
         os.replace(temporary, path)
     except OSError:
         # Not every shared folder has links.
         save(path, content)
-    # A rename does nothing where both names are the same file's already.
-    for stale in path.parent.glob(".iteration-*.tmp"):
-        _remove(stale)
 
 
-def _remove(path: Path) -> None:
-    """Remove a file that nobody needs; it may be gone, and may stay if it cannot go."""
-    with contextlib.suppress(OSError):
-        path.unlink()
+def remove(run_dir: Path, which: Callable[[int], bool]) -> None:
+    """Remove the numbered checkpoints of the iterations for which ``which`` is true."""
+    for iteration, path in numbered_checkpoints(run_dir).items():
+        if which(iteration):
+            with contextlib.suppress(OSError):  # it stays if it cannot go
+                path.unlink()
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
@@ -128,14 +102,14 @@ def save(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # What processes killed while saving have left; only one process saves in a run.
+        for stale in path.parent.glob(".*.pt.*.tmp"):
+            stale.unlink(missing_ok=True)
         with open(temporary, "wb") as file:
             torch.save({"format": FORMAT, **content}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        # What processes killed while saving have left; only one process saves in a run.
-        for stale in path.parent.glob(f".{path.name}.*.tmp"):
-            stale.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
         # torch reports a failed write as RuntimeError.
         with contextlib.suppress(OSError):
@@ -146,30 +120,46 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 def newest_intact(
     run_dir: Path, check: Callable[[dict[str, Any], Path], object]
-) -> tuple[Path, dict[str, Any], list[DamagedError]]:
-    """Return a run's newest checkpoint that is whole and finite, its content, and what newer ones
-    lack.
+) -> tuple[Path, dict[str, Any], DamagedError | None, list[Path]]:
+    """Return a run's newest checkpoint that is whole and finite, and its content.
+
+    Newer ones are set aside: they stay under other names, for whoever can make something of them.
 
     Args:
         run_dir: The run directory.
         check: Raises `DamagedError` for another reason not to go on from a content and its path.
 
+    Returns:
+        Path and content, what the newest lacks, and the new names of those set aside.
+
     Raises:
-        UserError: if none is whole, naming the newest; if one is of another format; or as
-            ``check``.
+        UserError: if none is whole, naming the newest; if one is of another format, or cannot be
+            renamed; or as ``check``.
     """
-    damaged: list[DamagedError] = []
+    damaged: dict[Path, DamagedError] = {}
     numbered = reversed(numbered_checkpoints(run_dir).values())
     for path in (last_checkpoint(run_dir), *numbered):
         try:
             content = load(path)
             check_finite(content, path)
             check(content, path)
-            return path, content, damaged
         except DamagedError as error:
-            damaged.append(error)
+            damaged[path] = error
+        else:
+            aside = [_set_aside(each) for each in damaged if each.exists()]
+            return path, content, next(iter(damaged.values()), None), aside
+    first = next(iter(damaged.values()))
     others = "; none of the others can be read either" if len(damaged) > 1 else ""
-    raise UserError(f"{damaged[0]}{others}") from damaged[0].__cause__
+    raise UserError(f"{first}{others}") from first.__cause__
+
+
+def _set_aside(path: Path) -> Path:
+    names = (f"{path.name}.damaged{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
+    target = next(each for each in map(path.with_name, names) if not each.exists())
+    try:
+        return path.rename(target)
+    except OSError as error:
+        raise UserError(f"{path}: cannot set it aside: {error.strerror}") from error
 
 
 def check_finite(content: dict[str, Any], path: Path) -> None:
@@ -181,44 +171,9 @@ def check_finite(content: dict[str, Any], path: Path) -> None:
         DamagedError: naming ``path``, and the part.
     """
     for part in ("model", "optimizer"):
-        if not all(tensor.isfinite().all() for tensor in _tensors(content[part])):
+        tensors = filter(torch.is_tensor, pytree.tree_leaves(content[part]))
+        if not all(tensor.isfinite().all() for tensor in tensors):
             raise DamagedError(f"{path}: its {part} holds numbers that are not finite")
-
-
-def _tensors(part: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a nest of containers."""
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, (dict, list, tuple)):
-        for inner in part.values() if isinstance(part, dict) else part:
-            yield from _tensors(inner)
-
-
-def set_aside(run_dir: Path, until: Path) -> list[Path]:
-    """Rename a run's checkpoints that are newer than ``until``, one of them; return the new names.
-
-    For `newest_intact`'s damaged ones: they stay, for whoever can make something of them.
-
-    Raises:
-        UserError: naming the file, if one cannot be renamed.
-    """
-    aside = []
-    for path in (last_checkpoint(run_dir), *reversed(numbered_checkpoints(run_dir).values())):
-        if path == until:
-            break
-        target = path.with_name(f"{path.name}.damaged")
-        for n in itertools.count(2):
-            if not target.exists():
-                break
-            target = path.with_name(f"{path.name}.damaged-{n}")
-        try:
-            path.rename(target)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise UserError(f"{path}: cannot set it aside: {error.strerror}") from error
-        aside.append(target)
-    return aside
 
 
 def tested(content: dict[str, Any]) -> dict[str, Any]:
@@ -230,16 +185,7 @@ def tested(content: dict[str, Any]) -> dict[str, Any]:
     return content | {name: best[name] for name in ("model", "iteration") if best}
 
 
-def load_parameters(path: Path) -> Params:
-    """Read a file that holds parameters alone, as a record does; raises as `load`."""
-    content = _content(path)
-    if not PARTS["model"](content):
-        raise DamagedError(f"{path}: holds other things than parameters")
-    found: Params = content
-    return found
-
-
-def load_any_parameters(path: Path) -> tuple[Params, str]:
+def load_parameters(path: Path) -> tuple[Params, str]:
     """Read the parameters of a checkpoint, of ours or another program's, or of a ``state_dict``.
 
     Returns:

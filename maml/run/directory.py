@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import itertools
 import json
 import os
@@ -15,55 +14,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from maml.config import Config, saved, user_path
 from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.processes.identity import Identity
-from maml.processes.job import continues, this_job
+from maml.processes.identity import Identity, started
 from maml.run.files import read_rows, write_even_full, write_text
-from maml.run.lock import Lock
 from maml.run.provenance import git_commit, machine, own_files, versions
-
-GONE = 5.0
-"""Seconds that a killed process takes at most to give back what it had."""
 
 OF_A_START = (
     "time", "iteration", "processes", "threads", "git_commit", "machine", "own_files",
 )  # fmt: skip
 """What is said of a start beyond its run directory: nothing of one machine's own."""
 
-STATUS = {"state", "iteration", "start", "checkpoint_every", "keep_checkpoints"}
 
-
-def choose(config: Config, made: list[Path] | None = None) -> Path:
+def choose(config: Config) -> Path:
     """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
 
-    Without the flag, a job that is started again goes on in the directory that it began.
-
-    Args:
-        config: The configuration.
-        made: The directories that were made are added to it, for `unmake`.
+    Without the flag, what torchrun or launch/local starts again goes on where it began. The time is
+    that of the launcher's own start, if there is one.
 
     Raises:
         UserError: if the directory cannot be made or written, or its metrics.jsonl is damaged.
     """
-    begun = _begun_by_this_job(config) if config.run_dir is None else None
-    default = f"runs/{config.preset}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path = Path(default) if config.run_dir is None else user_path("run_dir", config.run_dir)
-    made = [] if made is None else made
+    if config.run_dir is not None:
+        path = user_path("run_dir", config.run_dir)
+    else:
+        path = _default(config)
     try:
-        _make(path.parent, made)
-        if begun is not None:
-            path = begun
-        elif config.run_dir is None:
-            path = _make_new(path)
-            made.append(path)
-        _make(path / "checkpoints", made)
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--run-dir {path}: {_in_the_way(path) or error.strerror}") from error
+        raise UserError(f"--run-dir {path}: {error.filename}: {error.strerror}") from error
     if not os.access(path, os.W_OK):
         raise UserError(f"--run-dir {path}: not writable")
     # Before anything there is changed: a run drops the rows after its beginning.
@@ -71,64 +55,38 @@ def choose(config: Config, made: list[Path] | None = None) -> Path:
     return path
 
 
-def _make(path: Path, made: list[Path]) -> None:
-    """Make a directory and its parents; add those that were not there to ``made``."""
-    for part in (*reversed(path.parents), path):
-        if not part.is_dir():
-            part.mkdir(exist_ok=True)
-            made.append(part)
+def unmake(run_dir: Path) -> None:
+    """Remove the directory of a run that was refused before it began, if it holds nothing else."""
+    if not (run_dir / "config.yaml").exists():
+        with contextlib.suppress(OSError):
+            (run_dir / "checkpoints").rmdir()
+            (run_dir / ".lock").unlink(missing_ok=True)
+            run_dir.rmdir()
 
 
-def unmake(run_dir: Path, made: list[Path]) -> None:
-    """Remove the directories that were made for a run which was refused before it began."""
-    if (run_dir / "config.yaml").exists():
-        return
-    if run_dir in made:
-        (run_dir / ".lock").unlink(missing_ok=True)
-    for path in reversed(made):
-        with contextlib.suppress(OSError):  # whoever else put something there keeps it
-            path.rmdir()
-
-
-def _begun_by_this_job(config: Config) -> Path | None:
-    """Return the newest run that this command has begun at an earlier start of this job."""
-    if not this_job() or config.resume != "auto":
-        return None
-    begun = []
-    for path in Path("runs").glob(f"{glob.escape(config.preset)}-*/config.yaml"):
-        last = (_starts(path) or [{}])[-1]
-        job = last.get("job")
-        same = isinstance(job, dict) and continues(job) and last.get("command") == sys.argv
-        if same and not Lock.is_held(path.parent):
-            begun.append(path)
-    return max(begun, key=lambda path: path.stat().st_mtime).parent if begun else None
-
-
-def _in_the_way(path: Path) -> str:
-    """Say what exists where a directory is to be made, if anything."""
-    for part in (*reversed(path.parents), path, path / "checkpoints"):
-        if part.is_symlink() and not part.exists():
-            return f"{part} is a link to nothing"
-        if part.exists() and not part.is_dir():
-            return f"{part} is a file"
-    return ""
-
-
-def _make_new(path: Path) -> Path:
-    """Make ``path``, or ``path-2`` and so on where a run of the same second has it already."""
+def _default(config: Config) -> Path:
+    """Return the directory that this launcher's earlier start began, else a new one."""
+    launcher, began = _launcher(), time.time()
+    with contextlib.suppress(psutil.Error):  # it is gone: this process ends soon
+        began = psutil.Process(os.getppid()).create_time() if launcher else began
+    name = f"{config.preset}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}"
     for n in itertools.count(1):
-        candidate = path if n == 1 else path.with_name(f"{path.name}-{n}")
-        try:
-            candidate.mkdir()
-        except FileExistsError:
-            continue
-        return candidate
-    raise AssertionError
+        path = Path("runs") / (name if n == 1 else f"{name}-{n}")
+        starts = _starts(path / "config.yaml") or [{}]
+        if not path.exists() or (launcher and starts[-1].get("launcher") == launcher):
+            break
+    return path
 
 
-def around(path: Path) -> list[Path]:
-    """Return the folders of which a checkpoint may be: a record, or a run directory above it."""
-    return list(path.absolute().parents)[:2]
+def _launcher() -> str | None:
+    """Return which process starts this one again, if need be: torchrun, launch/local, or None.
+
+    Not the name of torchrun's rendezvous: users type it, the same one for many runs.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    pid = os.getppid()
+    return f"process {pid} of {platform.node()}, started at {started(pid)}"
 
 
 def write_config(
@@ -167,7 +125,7 @@ def write_config(
         "machine": machine() if device.startswith("cuda") else machine() | {"gpu": None},
         "strategy": config.strategy,
         "git_commit": commit,
-        "job": this_job(),
+        "launcher": _launcher(),
         "command": sys.argv,
     }
     if own := own_files(config):
@@ -245,15 +203,9 @@ def config_here(run_dir: Path, data_root: str | None, device: str | None, *, tru
     return config
 
 
-def write_classes(run_dir: Path, classes: dict[str, list[str]]) -> None:
-    """Write ``classes.json``: the names of each split's classes."""
-    text = json.dumps(classes, indent=2, ensure_ascii=False)
-    write_text(run_dir / "classes.json", text + "\n")
-
-
-def write_result(run_dir: Path, result: dict[str, Any]) -> None:
-    """Write ``result.json``."""
-    write_text(run_dir / "result.json", json.dumps(result, indent=2) + "\n")
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a file of one JSON object, for people, too."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_result(run_dir: Path) -> dict[str, Any]:
@@ -270,7 +222,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def write_status(run_dir: Path, state: str, iteration: int, start: int, config: Config) -> None:
+def write_status(run_dir: Path, state: str, iteration: int) -> None:
     """Write ``status.json``: what the run is doing, for whoever looks on from outside.
 
     Args:
@@ -278,34 +230,9 @@ def write_status(run_dir: Path, state: str, iteration: int, start: int, config: 
         state: "training", "finished" (result.json is there), "stopped" (by a signal) or "failed".
             What is "training" is so while its process lives: see `read_status`.
         iteration: Iterations done by now; of a finished or stopped run, its last checkpoint's.
-        start: The iteration at which this training began: 0, or what it continued from.
-        config: Of which it holds how often checkpoints are made, and how many are kept.
     """
-    content = {
-        "state": state,
-        "iteration": iteration,
-        "start": start,
-        "checkpoint_every": config.checkpoint_every,
-        "keep_checkpoints": config.keep_checkpoints,
-        "process": Identity.own()._asdict(),
-    }
+    content = {"state": state, "iteration": iteration, "process": Identity.own()._asdict()}
     write_even_full(run_dir / "status.json", json.dumps(content) + "\n")
-
-
-def lose(run_dir: Path) -> None:
-    """Note that the process which trained into ``run_dir`` was lost, if it can be seen from here.
-
-    It is on another host, perhaps, and its directory there.
-    """
-    status = read_status(run_dir)
-    if status is None or status["state"] not in ("training", "lost"):
-        return
-    # A process that was killed a moment ago may still be on its way out.
-    deadline = time.monotonic() + GONE
-    while Lock.is_held(run_dir) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if not Lock.is_held(run_dir):
-        write_even_full(run_dir / "status.json", json.dumps(status | {"state": "failed"}) + "\n")
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
@@ -314,11 +241,8 @@ def read_status(run_dir: Path) -> dict[str, Any] | None:
     The state is "lost" where it was "training" and the process is known to be gone: it was killed.
     Of a process on another host nothing is known.
     """
-    try:
-        content = json.loads((run_dir / "status.json").read_text())
-    except (OSError, ValueError):
-        return None
-    if not (isinstance(content, dict) and content.keys() >= STATUS):
+    content = read_json(run_dir / "status.json")
+    if not content.keys() >= {"state", "iteration"}:
         return None
     if content["state"] == "training":
         # An earlier version did not write it.

@@ -12,26 +12,40 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Protocol
 
 import psutil
 import torchopt.distributed as todist
 
 from maml.config import Config
-from maml.processes.goodbye import without_waiting
-from maml.run.background import Background, Row, Sink
+from maml.processes.finding import within
 from maml.run.directory import environment
 from maml.run.files import append_line, read_rows, write_text
-
-__all__ = ["SINKS", "Row", "RunLog", "Sink", "step_and_values"]
 
 LAST_WORDS = 20.0
 """Seconds that a sink has at the end of a run to send what it holds."""
 
 LAST_WORDS_OF_A_FAILED_RUN = 5.0
 """The same where the run was stopped or has failed: a launcher may kill it soon."""
+
+Row = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Takes rows of numbers and pictures; may raise anything, and wait for anything."""
+
+    def write(self, row: Row) -> None:
+        """Take one row; its ``iteration`` is the step."""
+
+    def picture(self, name: str, path: Path, iteration: int) -> None:
+        """Take a picture, a file that stays where it is."""
+
+    def close(self) -> None:
+        """Flush and let go."""
 
 
 def step_and_values(row: Row) -> tuple[int, dict[str, float]]:
@@ -67,7 +81,6 @@ class WandbSink:
         mode = os.environ.get("WANDB_MODE")
         if mode is None and not wandb.login(prompt=False, verify=False):
             mode = "offline"
-        settings = wandb.Settings(silent=True, init_timeout=60)
         known = run_dir / "wandb" / "run-id"
         self._run = wandb.init(
             id=known.read_text().strip() if known.is_file() else None,
@@ -77,7 +90,7 @@ class WandbSink:
             dir=str(run_dir),
             config=hyperparameters(run_dir, config),
             mode=mode,  # type: ignore[arg-type]
-            settings=settings,
+            settings=wandb.Settings(silent=True, init_timeout=60),
         )
         if not self._run.disabled:
             # After init, which makes the folder where there is none.
@@ -101,25 +114,18 @@ class WandbSink:
         """Finish the run."""
         self._run.finish()
 
-    @staticmethod
-    def abandon() -> None:
-        """End the library's own process: Python's end would wait for it, and it for a server."""
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if "wandb" in child.name():
-                    child.kill()
-                    child.wait(1.0)
-        if "wandb" in sys.modules:
-            without_waiting(WandbSink._forget)
 
-    @staticmethod
-    def _forget() -> None:
-        """Take back what the library has registered for Python's end."""
-        import wandb
-
-        # It misses its process then, and says so.
+def _abandon_wandb() -> None:
+    """End the library's own process: Python's end would wait for it, and it for a server."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "wandb" in child.name():
+                child.kill()
+                child.wait(1.0)
+    # What it has registered for Python's end would miss that process, and say so.
+    if wandb := sys.modules.get("wandb"):
         with contextlib.suppress(Exception):
-            wandb.teardown()
+            within(5.0, wandb.teardown, None)
 
 
 class TensorboardSink:
@@ -129,25 +135,14 @@ class TensorboardSink:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run_dir / "tensorboard"))
-        self._values = dict(_flat(hyperparameters(run_dir, config)))
-        table = [f"| {name} | {value} |" for name, value in self._values.items()]
-        self._writer.add_text("config", "\n".join(["| | |", "|---|---|", *table]))
+        text = json.dumps(hyperparameters(run_dir, config), indent=4)
+        self._writer.add_text("config", f"```\n{text}\n```")
 
     def write(self, row: Row) -> None:
         """Log one row."""
         step, values = step_and_values(row)
-        if row.get("split") == "test":
-            self._compare(values)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-
-    def _compare(self, results: dict[str, float]) -> None:
-        """Let its table of hyperparameters have this run's, with what they came to."""
-        from torch.utils.tensorboard.summary import hparams
-
-        known = {n: v for n, v in self._values.items() if isinstance(v, (bool, int, float, str))}
-        for summary in hparams(known, results):
-            self._writer._get_file_writer().add_summary(summary)
 
     def picture(self, name: str, path: Path, iteration: int) -> None:
         """Log a picture."""
@@ -168,14 +163,6 @@ def hyperparameters(run_dir: Path, config: Config) -> dict[str, Any]:
     return {**dataclasses.asdict(config), "environment": environment(run_dir)}
 
 
-def _flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from ((f"{name}/{inner}", of) for inner, of in _flat(value))
-        else:
-            yield name, value
-
-
 SINKS: dict[str, Callable[[Path, Config], Sink]] = {
     "wandb": WandbSink,
     "tensorboard": TensorboardSink,
@@ -186,16 +173,34 @@ class RunLog:
     """A run's log, on rank zero; on other ranks every method does nothing."""
 
     def __init__(self, run_dir: Path, config: Config) -> None:
-        self._path = run_dir / "metrics.jsonl"
-        self._sink: Background | None = None
-        self._sink_name = config.logger
+        self._path, self._name = run_dir / "metrics.jsonl", config.logger
+        self._work: SimpleQueue[Callable[[Sink], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._open(run_dir, config)
 
     @todist.rank_zero_only
     def _open(self, run_dir: Path, config: Config) -> None:
         make = SINKS.get(config.logger)
         if make is not None:
-            self._sink = Background(lambda: make(run_dir, config), self._failed)
+            # A daemon: it may hang in the library for ever, and must not hold up the process's end.
+            feed = threading.Thread(target=self._feed, args=(make, run_dir, config), daemon=True)
+            self._thread = feed
+            feed.start()
+
+    def _feed(self, make: Callable[[Path, Config], Sink], run_dir: Path, config: Config) -> None:
+        """Make the sink and feed it: whatever it waits for, training does not."""
+        try:
+            sink = make(run_dir, config)
+            try:
+                while (work := self._work.get()) is not None:
+                    work(sink)
+            finally:
+                sink.close()
+        except Exception as error:
+            # A sink that was left behind has said all.
+            if self._thread is not None:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                self._say(f"{reason}; the run goes on, with metrics.jsonl alone")
 
     @todist.rank_zero_only
     def forget_after(self, iteration: int) -> None:
@@ -214,14 +219,6 @@ class RunLog:
             write_text(self._path, text)
 
     @todist.rank_zero_only
-    def find(self, iteration: int, split: str) -> Row | None:
-        """Return the evaluation of ``split`` at ``iteration``, if there is one; on rank zero."""
-        for row in read_rows(self._path):
-            if row["iteration"] == iteration and row.get("split") == split:
-                return row
-        return None
-
-    @todist.rank_zero_only
     def write(self, row: Row) -> None:
         """Append one row.
 
@@ -229,32 +226,33 @@ class RunLog:
             UserError: if metrics.jsonl cannot be written.
         """
         append_line(self._path, json.dumps(row))
-        if self._sink is not None:
-            self._sink.write(row)
+        if self.has_sink:
+            self._work.put(lambda sink: sink.write(row))
 
     @property
     def has_sink(self) -> bool:
         """Whether pictures are wanted: the file takes none."""
-        return self._sink is not None
+        return self._thread is not None
 
     @todist.rank_zero_only
     def picture(self, name: str, path: Path, iteration: int) -> None:
         """Hand a picture to the sink, if there is one."""
-        if self._sink is not None:
-            self._sink.picture(name, path, iteration)
+        if self.has_sink:
+            self._work.put(lambda sink: sink.picture(name, path, iteration))
 
     @todist.rank_zero_only
     def close(self, *, failed: bool = False) -> None:
         """Close the sink, if it still works; wait for it a while, less long if the run failed."""
-        sink, self._sink = self._sink, None
+        feed = self._thread
+        if feed is None:
+            return
         seconds = LAST_WORDS_OF_A_FAILED_RUN if failed else LAST_WORDS
-        if sink is not None and not sink.close(seconds):
-            WandbSink.abandon()
+        self._work.put(None)
+        feed.join(seconds)
+        if feed.is_alive():
+            self._thread = None
+            _abandon_wandb()
             self._say(f"not done after {seconds:g} s more, and left behind; metrics.jsonl has all")
 
-    def _failed(self, error: Exception) -> None:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        self._say(f"{reason}; the run goes on, with metrics.jsonl alone")
-
     def _say(self, text: str) -> None:
-        print(f"--logger {self._sink_name}: {text}", file=sys.stderr, flush=True)
+        print(f"--logger {self._name}: {text}", file=sys.stderr, flush=True)

@@ -58,25 +58,16 @@ def describe(threads: int) -> dict[str, Any]:
 
 def git_commit() -> str | None:
     """Return this repository's commit, with ``-dirty`` if files differ from it."""
-    here = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
+
     try:
-        commit = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-        dirty = subprocess.run(
-            ["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        dirty = git("status", "--porcelain", "--untracked-files=no").strip()
+        return git("rev-parse", "HEAD").strip() + ("-dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
         return None
-    if commit.returncode:
-        return None
-    return commit.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
 
 
 def own_files(config: Config) -> dict[str, dict[str, str]]:

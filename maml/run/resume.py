@@ -11,20 +11,8 @@ from maml.config.presets import spelled
 from maml.errors import UserError
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.params import Params
-from maml.run import checkpoint, directory, files
-from maml.run.files import read_rows
-
-METRICS = "metrics.jsonl"
-
-
-def choose_run_dir(config: Config, made: list[Path]) -> Path:
-    """Return the run directory, once it is known that a ``--resume`` path is there.
-
-    Directories that were made are added to ``made``.
-    """
-    if config.resume not in ("auto", "never") and not Path(config.resume).is_file():
-        raise UserError(f"--resume {config.resume}: no such file (auto, never or a checkpoint)")
-    return directory.choose(config, made)
+from maml.run import checkpoint
+from maml.run.files import read_rows, write_text
 
 
 def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] | None:
@@ -36,17 +24,17 @@ def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] |
         UserError: naming the flag or file, if there is none to continue from where there should be,
             or it is of another run.
     """
-    last = checkpoint.last_checkpoint(run_dir)
-    kept = checkpoint.numbered_checkpoints(run_dir)
+    is_begun = checkpoint.is_begun(run_dir)
     if config.resume == "auto":
-        return _newest(run_dir, config, params) if last.exists() or kept else None
-    path = Path(config.resume)
-    of_this_run = config.resume != "never" and run_dir.resolve() in path.resolve().parents
-    if (last.exists() or kept) and not of_this_run:
+        return _newest(run_dir, config, params) if is_begun else None
+    path, anew = Path(config.resume), config.resume == "never"
+    if not anew and not path.is_file():
+        raise UserError(f"--resume {path}: no such file (auto, never or a checkpoint)")
+    if is_begun and (anew or run_dir.resolve() not in path.resolve().parents):
         raise UserError(
             f"--resume {config.resume}: {run_dir} already holds a run; choose another --run-dir"
         )
-    if config.resume == "never":
+    if anew:
         return None
     saved = checkpoint.load(path)
     checkpoint.check_finite(saved, path)
@@ -62,30 +50,26 @@ def bring_history(run_dir: Path, config: Config) -> None:
     Raises:
         UserError: as `read_rows`, of the other run's; and then nothing is brought.
     """
-    rows = run_dir / METRICS
+    rows = run_dir / "metrics.jsonl"
     if config.resume in ("auto", "never") or rows.exists():
         return
-    for folder in directory.around(Path(config.resume)):
-        if (folder / METRICS).is_file():
-            read_rows(folder / METRICS)
-            files.write_text(rows, (folder / METRICS).read_text(encoding="utf-8"))
+    for folder in list(Path(config.resume).absolute().parents)[:2]:
+        if (folder / rows.name).is_file():
+            read_rows(folder / rows.name)
+            write_text(rows, (folder / rows.name).read_text(encoding="utf-8"))
             return
 
 
 def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
     """Return the newest checkpoint that is whole."""
-    path, saved, damaged = checkpoint.newest_intact(
+    path, saved, damaged, aside = checkpoint.newest_intact(
         run_dir, lambda saved, path: _check(saved, path, config, params)
     )
-    if damaged:
-        aside = ", ".join(each.name for each in checkpoint.set_aside(run_dir, until=path))
-        kept = f"; kept aside as {aside}" if aside else ""
-        print(
-            f"warning: {damaged[0]}; going on from {path}, after iteration {saved['iteration']}"
-            f"{kept}",
-            file=sys.stderr,
-            flush=True,
-        )
+    if damaged is not None:
+        kept = f"; kept aside as {', '.join(each.name for each in aside)}" if aside else ""
+        after = f"after iteration {saved['iteration']}"
+        line = f"warning: {damaged}; going on from {path}, {after}{kept}"
+        print(line, file=sys.stderr, flush=True)
     return saved
 
 

@@ -50,19 +50,18 @@ def watch(run_dir: Path, evaluator: Evaluator, *, poll: float, patience: float) 
     """
     _say(f"watching {run_dir}")
     before, since = None, time.monotonic()
-    done: set[int] = set()
-    damaged: dict[int, int] = {}
+    done, damaged = set[int](), set[int]()
     while True:
         # The status before the checkpoints: what was saved before an end is seen after it.
-        status = directory.read_status(run_dir)
-        state, iteration = (status["state"], status["iteration"]) if status else ("unknown", -1)
-        ended = state in ("finished", "stopped")
+        status = directory.read_status(run_dir) or {"state": "unknown", "iteration": -1}
+        state, iteration = status["state"], status["iteration"]
         if evaluator.prepare():
             # Read anew each time: rows of an earlier watcher, or of another one.
             done |= evaluator.evaluated()
             if _evaluate_next(run_dir, evaluator, done, damaged):
                 before = None  # there is more to see by now
                 continue
+        ended = state in ("finished", "stopped")
         if ended and iteration in done:
             print(f"training has {state} after iteration {iteration}", flush=True)
             return 0
@@ -85,44 +84,36 @@ def watch(run_dir: Path, evaluator: Evaluator, *, poll: float, patience: float) 
         time.sleep(min(poll, limit))
 
 
-def _evaluate_next(
-    run_dir: Path, evaluator: Evaluator, done: set[int], damaged: dict[int, int]
-) -> bool:
+def _evaluate_next(run_dir: Path, evaluator: Evaluator, done: set[int], damaged: set[int]) -> bool:
     """Evaluate the oldest checkpoint that is not done; return whether there was one.
 
-    One that cannot be read is said once, and noted in ``damaged`` with its time.
+    One that cannot be read is said once, and added to ``damaged``.
     """
     for iteration, path in checkpoint.numbered_checkpoints(run_dir).items():
-        changed = _changed(path)
-        if iteration in done or changed is None or damaged.get(iteration) == changed:
+        if iteration in done | damaged:
             continue
         try:
             saved = checkpoint.load(path)
         except UserError as error:
             # Training keeps only the newest few: one that is gone by now is not damaged.
-            if _changed(path) is not None:
-                damaged[iteration] = changed
+            if path.exists():
+                damaged.add(iteration)
                 _say(f"{error}; left out")
             continue
-        damaged.pop(iteration, None)
         evaluator.evaluate(saved)
-        done.add(iteration)
         return True
     return False
 
 
-def _changed(path: Path) -> int | None:
-    """Return when a file was changed; None where it is not there."""
-    with contextlib.suppress(OSError):
-        return path.stat().st_mtime_ns
-    return None
-
-
-def _look(run_dir: Path) -> dict[Path, int | None]:
+def _look(run_dir: Path) -> set[tuple[str, int]]:
     """Return what differs when training has changed something: half-written files count, too."""
     names = ("config.yaml", "metrics.jsonl", "status.json")
     paths = [*(run_dir / name for name in names), *(run_dir / "checkpoints").glob("*")]
-    return {path: _changed(path) for path in paths}
+    found = set()
+    for path in paths:
+        with contextlib.suppress(OSError):  # not there yet, or gone
+            found.add((path.name, path.stat().st_mtime_ns))
+    return found
 
 
 def _say(text: str) -> None:

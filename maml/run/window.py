@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from maml.worker import Share
 
@@ -16,38 +15,34 @@ class Window:
     def __init__(self, names: tuple[str, ...]) -> None:
         """``names``: of the elements of `Share.totals`."""
         self._names = names
-        self.clear()
+        self._sums: dict[str, Any]
+        self._clear()
 
-    def clear(self) -> None:
-        """Begin the next row."""
-        self._totals: Tensor | None = None
-        self._count, self._skipped, self._seconds = 0, 0, 0.0
+    def _clear(self) -> None:
+        self._sums = {"totals": None, "count": 0, "skipped": 0, "seconds": 0.0}
 
     def add(self, share: Share, seconds: float) -> None:
         """Add a step that was taken."""
-        self._totals = share.totals if self._totals is None else self._totals + share.totals
-        self._count += share.n_tasks
-        self._seconds += seconds
+        before = self._sums["totals"]
+        self._sums["totals"] = share.totals if before is None else before + share.totals
+        self._sums["count"] += share.n_tasks
+        self._sums["seconds"] += seconds
 
     def skip(self, seconds: float) -> None:
         """Add a step that was not taken: its numbers would spoil the means."""
-        self._skipped += 1
-        self._seconds += seconds
+        self._sums["skipped"] += 1
+        self._sums["seconds"] += seconds
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it: the row that it is part of may come much later."""
-        totals = None if self._totals is None else self._totals.cpu()
-        return {
-            "totals": totals, "count": self._count, "skipped": self._skipped,
-            "seconds": self._seconds,
-        }  # fmt: skip
+        totals = self._sums["totals"]
+        return self._sums | {"totals": None if totals is None else totals.cpu()}
 
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
         """Go on from what `state` returned, on ``home``; empty, as of an earlier version: anew."""
         if state:
-            self._totals = None if state["totals"] is None else state["totals"].to(home)
-            self._count, self._skipped = state["count"], state["skipped"]
-            self._seconds = state["seconds"]
+            totals = state["totals"]
+            self._sums = state | {"totals": None if totals is None else totals.to(home)}
 
     def close(self, report: dict[str, Any], spent: dict[str, float]) -> dict[str, Any]:
         """Return the row, and begin the next one.
@@ -59,13 +54,15 @@ class Window:
         Returns:
             Means over tasks by name, if there are any, and tasks per second.
         """
+        names = ("totals", "count", "skipped", "seconds")
+        totals, count, skipped, seconds = (self._sums[name] for name in names)
         row: dict[str, Any] = {}
-        if self._totals is not None:
-            row |= zip(self._names, (self._totals / self._count).tolist(), strict=True)
-        row["tasks_per_second"] = self._count / self._seconds
-        if self._skipped:
-            row["skipped"] = self._skipped
+        if totals is not None:
+            row |= zip(self._names, (totals / count).tolist(), strict=True)
+        row["tasks_per_second"] = count / seconds
+        if skipped:
+            row["skipped"] = skipped
         # What is left is for messages, and for waiting for others.
-        elsewhere = max(0.0, self._seconds - sum(spent.values()))
-        self.clear()
+        elsewhere = max(0.0, seconds - sum(spent.values()))
+        self._clear()
         return row | report | {"time": spent | {"elsewhere": elsewhere}}

@@ -17,7 +17,6 @@ from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.params import Params
 from maml.processes.finding import exit_code
-from maml.processes.goodbye import let_rank_zero_be_last
 from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
@@ -86,7 +85,6 @@ class Strategy(ABC):
             # All was done: what is finished stays so.
             self._transport.__exit__(type(error), error, error.__traceback__)
         self.liveness.leave()
-        let_rank_zero_be_last(self.world, self.config.timeout, self.liveness.excused)
         return True
 
     def _part(self) -> BaseException | None:

@@ -16,7 +16,7 @@ from torch.distributed.rpc.internal import RemoteException
 from datasets.errors import DataError
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
-from maml.processes.goodbye import GOODBYE
+from maml.processes.liveness import GOODBYE
 from maml.processes.rpc_world import rpc_world
 from maml.processes.setup import init_process
 from maml.processes.world import World

@@ -12,8 +12,7 @@ import torch.distributed.rpc as rpc
 from torch.futures import Future
 
 from maml.processes.board import BEAT
-from maml.processes.goodbye import GOODBYE
-from maml.processes.liveness import Liveness
+from maml.processes.liveness import GOODBYE, Liveness
 
 SILENT = 3.0
 """Seconds without a heartbeat after which a process is not waited for, once all is done."""
@@ -68,7 +67,7 @@ class Shutdown:
     def _leave_behind(self, rank: int) -> None:
         """End a process that does not answer, if it is one of this host's: it may be frozen."""
         member = self._liveness.members[rank]
-        line = f"{member} did not leave in time"
+        line = f"{self._liveness.name([rank])} did not leave in time"
         if member.is_near:
             line += "; killed" if member.kill() else "; it is gone"
         print(f"{line}; all work is done", file=sys.stderr, flush=True)

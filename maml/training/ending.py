@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from maml.errors import UserError, WorkerLostError
 from maml.processes.signals import exit_code
-from maml.training.keeper import Keeper
 from maml.training.run import Run
 
 
@@ -24,8 +23,8 @@ class Ending:
         done: Whether all is trained, tested and written: no loss or stop takes that back.
     """
 
-    def __init__(self, run: Run, keeper: Keeper) -> None:
-        self._run, self._strategy, self._keeper = run, run.strategy, keeper
+    def __init__(self, run: Run) -> None:
+        self._run, self._strategy = run, run.strategy
         self.code, self.done = 0, False
 
     @contextlib.contextmanager
@@ -36,21 +35,21 @@ class Ending:
         if speaks:
             strategy.liveness.last_words = self._last_words
         try:
-            self._keeper.status("training")
+            self._run.status("training")
             try:
                 with strategy.stop.hurried(self._abandon) if speaks else contextlib.nullcontext():
                     yield
             except _Stopped:
                 # Torchrun stops all when one was killed, and that is another end.
                 strategy.liveness.check()
-                self._keeper.save()
+                self._run.save()
                 self.code = self._stopped(strategy.stopping)
         except BaseException as error:
             if not self.done:
                 if isinstance(error, Exception):
-                    self._keeper.rescue()
+                    self._run.rescue()
                 with contextlib.suppress(UserError):
-                    self._keeper.status("failed")
+                    self._run.status("failed")
             raise
 
     def heed_stop(self) -> None:
@@ -62,7 +61,7 @@ class Ending:
     def finish(self) -> None:
         """All is done: what comes while pictures are drawn takes nothing back."""
         with self._run.changing:
-            self._keeper.status("finished")
+            self._run.status("finished")
             self.done = True
         if self._run.speaks:
             self._strategy.liveness.finish()
@@ -70,19 +69,19 @@ class Ending:
     def _stopped(self, by: str | None) -> int:
         """Say that the run was stopped, and has its checkpoint; return the exit code."""
         assert by is not None
-        self._keeper.status("stopped")
+        self._run.status("stopped")
         self._run.say(
             f"stopped by {by} after iteration {self._run.iteration}; checkpoint "
-            f"{self._keeper.last}; the same command with --run-dir {self._run.dir} continues"
+            f"{self._run.last}; the same command with --run-dir {self._run.dir} continues"
         )
         return exit_code(by)
 
     def _last_words(self, line: str) -> None:
         """Save the last whole iteration, in a thread, as this process ends for another's loss."""
         if self._run.changing.acquire(timeout=5) and not self.done:
-            self._keeper.rescue()
+            self._run.rescue()
             with contextlib.suppress(UserError):
-                self._keeper.status("failed")
+                self._run.status("failed")
 
     def _abandon(self, by: str) -> None:
         """Save the last whole iteration and end, while the main thread is in the middle of one."""
@@ -96,7 +95,7 @@ class Ending:
                         f"result in {self._run.dir}; python -m maml.plots {self._run.dir} draws"
                     )
                 else:
-                    self._keeper.save()
+                    self._run.save()
                     code = self._stopped(by)
                 # So that the others know that nobody was lost.
                 self._strategy.liveness.fail(WorkerLostError(f"stopped by {by}"))

@@ -11,14 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from datasets.folder import own_name
-from datasets.opening import list_classes
-from datasets.spelling import is_theirs
 from datasets.words import counted
-from maml.config import Config, registry
 from maml.errors import UserError
 from maml.evaluation import best
 from maml.learners import Learner
-from maml.learners.data import data_options
 from maml.networks.headless import in_short
 from maml.networks.ordinary import AROUND
 from maml.params import Params
@@ -80,46 +76,23 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     return begun, line
 
 
-def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]] | None) -> str:
+def met_before(source: str, classes: Mapping[str, Sequence[str]] | None) -> str:
     """Return a warning where ``source`` learned from classes that are tested here, or "".
 
-    Omniglot's published splits, and those of CIFAR-100, are divided otherwise; who learned all of
-    CIFAR-100 has met every class; a folder that nobody divided is divided anew when one is added.
+    Published splits of Omniglot are divided otherwise; so is a folder to which a class was added.
 
     Args:
-        source: As in `initial_weights`. Nothing is known of a file outside of a run.
-        config: Of the run that begins with it.
-        classes: The names of each of its splits' classes; None where they are not known.
+        source: As in `initial_weights`. What has no ``classes.json`` above it is not known.
+        classes: The names of each of this run's splits' classes; None where they are not known.
     """
     path = Path(source)
-    places = [f for f in (path, *directory.around(path)) if (f / "config.yaml").is_file()]
-    if not places or classes is None:
-        return ""
-    folder = places[0]
-    try:
-        then = directory.read_config(folder)
-    except UserError:  # of another program: config.yaml is a common name
-        return ""
-    if is_theirs(then.data):
-        return ""
-    if registry.data_set(config.data).images_of == then.data:  # that was not divided by class
-        learned: Mapping[str, Sequence[str]] = {"train": [n for s in classes.values() for n in s]}
-    elif _alike(then.data, config.data):
-        learned = directory.read_json(folder / "classes.json")
-        if not learned and not registry.data_set(then.data).own_images:
-            learned = list_classes(then.data, then.data_root, ways={}, **data_options(then)) or {}
-    else:
-        return ""
+    folders = [path, *path.absolute().parents[:2]]
+    learned = next(filter(None, (directory.read_json(f / "classes.json") for f in folders)), {})
     met = set(map(own_name, learned.get("train", ()))).intersection
-    found = {
-        split: len(met(map(own_name, names)))
-        for split, names in classes.items()
-        if split != "train"
-    }
     shared = " and ".join(
-        f"{count} of the {counted(len(classes[split]), f'{split} class', f'{split} classes')}"
-        for split, count in found.items()
-        if count
+        f"{count} of the {counted(len(names), f'{split} class', f'{split} classes')}"
+        for split, names in (classes or {}).items()
+        if split != "train" and (count := len(met(map(own_name, names))))
     )
     if not shared:
         return ""
@@ -127,11 +100,6 @@ def met_before(source: str, config: Config, classes: Mapping[str, Sequence[str]]
         f"warning: --init {source}: it was trained on {shared}, by their names: the accuracy on "
         "them says nothing about new classes"
     )
-
-
-def _alike(one: str, other: str) -> bool:
-    """Say whether two data sets have the same images; a class of both has one name then."""
-    return registry.data_set(one).module == registry.data_set(other).module
 
 
 def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
@@ -163,4 +131,4 @@ def _saved(path: Path) -> tuple[Params, str]:
         transductive = directory.read_config(path).transductive
         found: Params = best.content_of(path, None, transductive=transductive)["model"]
         return found, ""
-    return checkpoint.load_any_parameters(path)
+    return checkpoint.load_parameters(path)

@@ -1,33 +1,54 @@
-"""One training run, seen from a driving process: what its companions share."""
+"""One training run, seen from a driving process: what its companions share, and what it saves."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from maml.config import Config
+import torch
+
+from maml.config import OF_A_CHECKPOINT, Config
+from maml.errors import UserError
+from maml.evaluation.best import best
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
 from maml.params import Params
+from maml.run import checkpoint, directory
 from maml.run.log import RunLog
+from maml.run.provenance import own_files, warn_of_edits
+from maml.run.resume import bring_history
 from maml.strategies import Strategy
 from maml.worker import Share
+
+
+class Companion(Protocol):
+    """A part of a run whose own state is in the checkpoints."""
+
+    def state(self) -> dict[str, Any]:
+        """Return plain containers and tensors."""
+
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
+        """Go on from what `state` returned; empty, as of an earlier version: begin anew."""
 
 
 class Run:
     """A run's parameters, their optimizer, and how far they have come.
 
+    Rank 0 prints and writes files; every driving process checks.
+
     Attributes:
         config, strategy, worker: As the run was set up.
         dir: The run directory.
-        speaks: Whether this process is rank 0, which prints and writes files.
+        speaks: Whether this process is rank 0.
         log: The rows of metrics.jsonl.
         params: The meta-parameters by name, on the strategy's home; changed in place.
         iteration: Steps so far, those that were skipped included.
         seconds: That these took.
         changing: Held while parameters, iteration, log and checkpoint do not belong together.
-        is_whole: Whether parameters, optimizer and iteration belong together.
+        last: Where the newest checkpoint is.
     """
 
     log: RunLog
@@ -44,7 +65,49 @@ class Run:
         )
         self.params = self.optimizer.params
         self.iteration, self.seconds = 0, 0.0
-        self.changing, self.is_whole = threading.RLock(), True
+        self.changing, self._is_whole = threading.RLock(), True
+        self.last, self._saved = checkpoint.last_checkpoint(self.dir), -1
+        self._companions: Mapping[str, Companion] = {}
+        self._fixed: dict[str, Any] = {
+            "division": self.worker.training.division,
+            # As they were imported; they may be edited while it trains.
+            "own_files": own_files(config),
+            "config": {name: getattr(config, name) for name in OF_A_CHECKPOINT},
+        }
+
+    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Companion]) -> None:
+        """Go on from the checkpoint ``start``; write what the run begins with.
+
+        ``companions``: by their names in a checkpoint.
+        """
+        self._companions = companions
+        if start is not None:
+            for name, tensor in self.params.items():
+                tensor.copy_(start["model"][name])
+            self.optimizer.load_state_dict(start["optimizer"])
+            self.iteration, self.seconds = start["iteration"], start["seconds"]
+            for name, companion in companions.items():
+                companion.restore(start.get(name, {}), self.strategy.home)
+            self._saved = self.iteration
+        if not self.speaks:
+            return
+        warn_of_edits(self.config, start or {})
+        self._fixed["starts"] = directory.write_config(
+            self.dir,
+            self.config,
+            iteration=self.iteration,
+            processes=self.strategy.world.size,
+            threads=torch.get_num_threads(),
+            device=str(self.worker.device),
+            begun=start.get("starts", []) if start else [],
+        )
+        if start is not None:
+            bring_history(self.dir, self.config)
+            # A run that goes on from another directory has no checkpoint of its own yet.
+            if checkpoint.is_begun(self.dir):
+                checkpoint.save_in(self.dir, start)
+                # What an abandoned continuation has saved: it would count as this run's.
+                checkpoint.remove(self.dir, lambda iteration: iteration > self.iteration)
 
     def say(self, text: str) -> None:
         """Print a line, on rank 0; "" prints none."""
@@ -55,9 +118,16 @@ class Run:
         """Append a row of this iteration to metrics.jsonl."""
         self.log.write({"iteration": self.iteration, **row, "seconds": self.seconds})
 
+    def status(self, what: str) -> None:
+        """Write status.json."""
+        if self.speaks:
+            directory.write_status(self.dir, what, self.iteration)
+
     def is_due(self, every: int) -> bool:
         """Say whether this iteration is one of each ``every``; 0 is never."""
         return every > 0 and self.iteration % every == 0
+
+    # ---- a step ------------------------------------------------------------------------------
 
     def step(self, share: Share, loss: float) -> None:
         """Take an outer step along the mean gradient of ``share``, whose mean loss is ``loss``.
@@ -69,31 +139,72 @@ class Run:
         """
         if not math.isfinite(loss):
             raise NotFiniteError(f"the loss is {loss}")
-        self.is_whole = False
+        self._is_whole = False
         try:
             with self.worker.stopwatch.spent_on("updating"):
                 self.optimizer.step(share.gradients, share.n_tasks, self.iteration)
         except NotFiniteError:
-            self.is_whole = True
+            self._is_whole = True
             raise
 
     def count(self, seconds: float) -> None:
         """Count one iteration, which took so many seconds."""
-        self.iteration, self.is_whole = self.iteration + 1, True
+        self.iteration, self._is_whole = self.iteration + 1, True
         self.seconds += seconds
 
+    # ---- checkpoints -------------------------------------------------------------------------
+
     def content(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it."""
+        """Return what a checkpoint holds of it, without its companions."""
         return {
             "model": {name: tensor.cpu() for name, tensor in self.params.items()},
             "optimizer": self.optimizer.state_dict(),
             "iteration": self.iteration,
             "seconds": self.seconds,
+            **self._fixed,
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from a checkpoint's content."""
-        for name, tensor in self.params.items():
-            tensor.copy_(saved["model"][name])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.iteration, self.seconds = saved["iteration"], saved["seconds"]
+    def save(self) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            UserError: if the parameters are not finite: they are never saved; or a file cannot be
+                written.
+        """
+        if not self.optimizer.is_finite():
+            before = f"{self.last} is from before" if self.last.exists() else "none is saved"
+            raise UserError(
+                f"parameters are not finite after iteration {self.iteration}: training has "
+                f"diverged; {before}; a smaller --meta-lr may help"
+            )
+        if not self.speaks:
+            return
+        with self.changing:
+            # First: a status is never behind a checkpoint, whenever this process is killed. Where
+            # it cannot be written, that is no reason not to save.
+            with contextlib.suppress(UserError):
+                self.status("training")
+            parts = {name: companion.state() for name, companion in self._companions.items()}
+            checkpoint.save_in(self.dir, self.content() | parts)
+            there = list(checkpoint.numbered_checkpoints(self.dir))
+            stay = set(there[-self.config.keep_checkpoints :])
+            if self.config.keep_best:
+                found = best(self.dir, there, transductive=self.config.transductive)
+                stay |= set(found[: self.config.keep_best])
+            checkpoint.remove(self.dir, lambda iteration: iteration not in stay)
+            self._saved = self.iteration
+
+    def save_before(self, error: UserError) -> UserError:
+        """Save the state before a step that ends the run; return the error that names the file."""
+        try:
+            self.save()
+        except UserError as other:
+            return UserError(f"{error}; and {other}")
+        return UserError(f"{error}; {self.last} is from before that step")
+
+    def rescue(self) -> None:
+        """Save the last whole iteration of a run that fails, if that can be done."""
+        if self.speaks and self._is_whole and self.iteration > self._saved:
+            with contextlib.suppress(UserError):
+                self.save()
+                self.say(f"saved after iteration {self.iteration}: {self.last}")

@@ -14,12 +14,11 @@ from maml.config.fields import with_values
 from maml.evaluation.scores import check_headline, few_classes, same_classes
 from maml.learners.data import class_names
 from maml.processes.device import choose_device
-from maml.processes.garbage import settled
-from maml.processes.setup import init_process
+from maml.processes.setup import init_process, settled
 from maml.processes.world import World
 from maml.run import checkpoint, directory
 from maml.run.lock import Lock
-from maml.run.resume import beginning, choose_run_dir
+from maml.run.resume import beginning
 from maml.strategies import build_strategy, resolve_strategy
 from maml.training.initial import initial_weights, met_before
 from maml.worker import Worker
@@ -59,7 +58,6 @@ class Setup:
         self.strategy = build_strategy(self.config, self.world, self.worker)
         self.begun: list[Any] = [None, None]
         self._lock: Lock | None = None
-        self._made: list[Path] = []
         if self.world.rank == 0:
             self._claim_run_dir()
 
@@ -81,7 +79,7 @@ class Setup:
 
         A bad ``--run-dir`` or ``--resume`` ends the run here, before any worker is waited for.
         """
-        run_dir = choose_run_dir(self.config, self._made)
+        run_dir = directory.choose(self.config)
         self.config = config = with_values(self.config, run_dir=str(run_dir))
         self._lock = Lock(run_dir)
         try:
@@ -91,7 +89,7 @@ class Setup:
                 checkpoint.check_division(start, self.worker.training.division, run_dir)
             elif config.init is not None:
                 self.begun[1], line = initial_weights(config.init, learner)
-                self.lines += [line, met_before(config.init, config, self.classes)]
+                self.lines += [line, met_before(config.init, self.classes)]
         except BaseException:
             self._release()
             raise
@@ -100,26 +98,23 @@ class Setup:
         """Give the run directory back; one that was made for nothing is removed."""
         if self._lock is not None:
             self._lock.release()
-            directory.unmake(Path(self.config.run_dir or ""), self._made)
+            directory.unmake(Path(self.config.run_dir or ""))
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[bool]:
         """Enter the strategy; yield whether this process drives the outer loop."""
-        strategy, liveness = self.strategy, self.strategy.liveness
+        strategy = self.strategy
         try:
             # Before any peer waits for this process.
             self.worker.get_ready(strategy.share_sizes())
-            liveness.note = self.config.run_dir or ""
-            if self.world.rank:
-                liveness.last_words = lambda line: directory.lose(Path(liveness.note))
-            else:
-                # Each once: both splits may say the same.
-                for line in filter(None, dict.fromkeys(self.lines)):
-                    print(line, file=sys.stderr, flush=True)
+            # Each once: both splits may say the same.
+            for line in filter(None, dict.fromkeys(self.lines)) if self.world.rank == 0 else ():
+                print(line, file=sys.stderr, flush=True)
             with settled(), strategy:
                 if strategy.drives:
                     if self.world.rank == 0 and self.classes is not None:
-                        directory.write_classes(Path(self.config.run_dir or ""), self.classes)
+                        names = Path(self.config.run_dir or "") / "classes.json"
+                        directory.write_json(names, self.classes)
                     run_dir, *self.begun = strategy.from_rank_zero(
                         (self.config.run_dir, *self.begun)
                     )

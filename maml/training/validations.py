@@ -9,7 +9,8 @@ from typing import Any
 from maml.evaluation.best import BestModel
 from maml.evaluation.scores import evaluate, summary
 from maml.params import Params
-from maml.run.insight import Insight
+from maml.run.files import read_rows
+from maml.run.insight import inner_loop
 from maml.training.run import Run
 
 
@@ -18,13 +19,11 @@ class Validations:
 
     Attributes:
         best: The model that validated best, if ``--test-model best`` asks for it.
-        insight: What the inner loop does to validation tasks.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.best = BestModel(transductive=run.config.transductive)
-        self.insight = Insight(run.worker)
 
     def recall(self) -> bool:
         """Count a validation that came after this iteration's checkpoint; return if there is one.
@@ -32,8 +31,10 @@ class Validations:
         Where it is due and missing, the run was stopped in the middle of it.
         """
         run = self._run
-        found = run.log.find(run.iteration, "validation") if run.speaks else None
-        found = run.strategy.from_rank_zero(found)
+        rows = read_rows(run.dir / "metrics.jsonl") if run.speaks else []
+        validated = (row for row in rows if row.get("split") == "validation")
+        here = (row for row in validated if row["iteration"] == run.iteration)
+        found = run.strategy.from_rank_zero(next(here, None))
         if found is not None:
             self._offer(found)
         return found is not None
@@ -46,7 +47,7 @@ class Validations:
         )
         self._offer(result)
         if run.speaks:
-            result |= self.insight.row(run.params, run.iteration)
+            result |= inner_loop(run.worker, run.params)
         run.write(result)
         if run.speaks:
             line = summary(result, config, config.transductive)

@@ -340,7 +340,7 @@ def test_other_formats_that_could_hold_code_are_refused(home: Path, tmp_path: Pa
         lambda: maml.load(tmp_path / "run", trust=True),
         lambda: file.read(tmp_path / "sweep.yaml", trust=True),
         lambda: checkpoint.load(tmp_path / "last.pt"),
-        lambda: checkpoint.load_any_parameters(tmp_path / "last.pt"),
+        lambda: checkpoint.load_parameters(tmp_path / "last.pt"),
     ):
         with pytest.raises(UserError):
             read()

@@ -12,8 +12,7 @@ from maml import evaluate as evaluation
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, changed, with_values
 from maml.errors import UserError
-from maml.run import checkpoint
-from maml.run.checkpoint import numbered_checkpoint, numbered_checkpoints
+from maml.run.checkpoint import numbered_checkpoint
 from maml.run.files import read_rows
 from maml.studies.sweeping.worker import value_of_run
 from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
@@ -63,14 +62,6 @@ def test_the_best_is_tested_wherever_the_run_goes_on(tmp_path: Path) -> None:
             assert result(there)["loss"] == found["loss"]
 
 
-def test_a_checkpoint_is_from_before_its_iteration_s_validation(tmp_path: Path) -> None:
-    whole = train(CONFIG, tmp_path / "a", checkpoint_every=2, keep_checkpoints=9)
-    earlier = numbered_checkpoint(tmp_path / "a", best_of(tmp_path / "a"))
-    assert not same(checkpoint.load(earlier)["best"], whole["best"])
-    for there in ("b", "a"):
-        assert same(train(CONFIG, tmp_path / there, resume=str(earlier))["best"], whole["best"])
-
-
 def test_a_run_s_model_is_the_one_that_it_tests(tmp_path: Path) -> None:
     config = glyphs(
         iterations=3, eval_every=2, test_tasks=6, dtype="float64", test_model="best"
@@ -111,26 +102,6 @@ def test_what_chooses_it_stays_as_it_is(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"--(no-)?{name.replace('_', '-')} .*was made with"):
             train(CONFIG, tmp_path, **{name: value})
     train(CONFIG, tmp_path, test_tasks=6)
-
-
-def test_what_chooses_the_kept_checkpoints_stays_as_it_is(tmp_path: Path) -> None:
-    """What was made otherwise is named, and nothing that was not."""
-    plain = with_values(CONFIG, test_model="last")
-    train(plain, tmp_path, iterations=3)
-    train(plain, tmp_path, iterations=4, eval_tasks=50)
-    with pytest.raises(UserError, match=r"--eval-tasks is 60, but .* was made with 50; give"):
-        train(plain, tmp_path, keep_best=2, eval_tasks=60)
-    with pytest.raises(UserError, match="; give --test-model last, or"):
-        train(plain, tmp_path, test_model="best", eval_tasks=50)
-
-
-def test_the_best_of_all_is_found_among_those_not_kept(tmp_path: Path) -> None:
-    saved = train(CONFIG, tmp_path)
-    assert sorted(numbered_checkpoints(tmp_path)) == [9]
-    assert maml.load(tmp_path, iteration="best").iteration == saved["best"]["iteration"]
-    evaluation.main([str(tmp_path), "--tasks", "3", "--iteration", "best"])
-    (row,) = read_rows(tmp_path / "evaluations.jsonl")
-    assert row["iteration"] == saved["best"]["iteration"]
 
 
 def test_presets_keep_as_many_as_an_ensemble_has() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.run import log
@@ -53,35 +52,8 @@ def test_full_disk_under_metrics_is_one_line(tmp_path: Path) -> None:
     assert status is not None and (status["state"], status["iteration"]) == ("failed", 29)
 
 
-def test_forgets_what_comes_after(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, sinusoid())
-    for iteration in (1, 2, 3):
-        log.write({"iteration": iteration, "loss": 0.5})
-    log.forget_after(2)
-    assert [row["iteration"] for row in metrics(tmp_path)] == [1, 2]
-    log.write({"iteration": 3, "loss": 0.25})
-    assert metrics(tmp_path)[-1] == {"iteration": 3, "loss": 0.25}
-    log.close()
-
-
-def test_a_line_cut_short_costs_no_other(tmp_path: Path) -> None:
-    """A crash in the middle of a row, then a resume that has nothing to forget."""
-    log = RunLog(tmp_path, sinusoid())
-    log.write({"iteration": 1, "loss": 0.5})
-    with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"iteration": 2, "lo')
-    resumed = RunLog(tmp_path, sinusoid())
-    resumed.forget_after(1)
-    resumed.write({"iteration": 2, "loss": 0.25})
-    assert [row["iteration"] for row in metrics(tmp_path)] == [1, 2]
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["iteration"] for line in lines] == [1, 2]
-
-
 DAMAGE = {
     "no row": (b'{"a": 1}\n', 1),
-    "no iteration": (b'{"iteration": 1}\n{"iteration": "2"}\n', 2),
-    "no object": (b"3\n", 1),
     "no number": (b'{"iteration": 1, "loss": "0.5"}\n', 1),
     "no text": (b'{"iteration": 1}\n\xff\xfe\n{"iteration": 2}\n', 2),
     "garbage": (b'{"iteration": 1}\n{"iteration": 2, "lo\n{"iteration": 3}\n', 2),
@@ -89,10 +61,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("begins", [True, False], ids=["begins", "resumes"])
-def test_a_damaged_file_is_one_line_and_stays(damage: str, begins: bool, tmp_path: Path) -> None:
-    if not begins:
-        train(sinusoid(), tmp_path)
+def test_a_damaged_file_is_one_line_and_stays(damage: str, tmp_path: Path) -> None:
+    train(sinusoid(), tmp_path)
     content, line = DAMAGE[damage]
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(content)
@@ -109,16 +79,6 @@ def test_a_folder_in_place_of_the_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"^{tmp_path}/metrics\.jsonl: is a folder$"):
         train(sinusoid(), tmp_path)
     assert not (tmp_path / "config.yaml").exists()
-
-
-def test_a_last_line_of_no_text_is_cut_short_too(tmp_path: Path) -> None:
-    """As a power cut may leave it."""
-    train(sinusoid(), tmp_path)
-    with open(tmp_path / "metrics.jsonl", "ab") as file:
-        file.write(b"\x00\x00\xff")
-    train(sinusoid(iterations=4), tmp_path)
-    assert [row["iteration"] for row in metrics(tmp_path)] == [1, 2, 3, 4]
-    assert (tmp_path / "metrics.jsonl").read_bytes().isascii()
 
 
 # ---- sinks ------------------------------------------------------------------------------------
@@ -182,17 +142,6 @@ def test_a_failing_sink_never_stops_training(
     assert f"--logger wandb: no answer at {where}" in said[0]
 
 
-@pytest.mark.usefixtures("full_disk")
-def test_a_sink_is_closed_when_training_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink = Sink()
-    monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: sink)
-    with pytest.raises(UserError):
-        train(sinusoid(logger="wandb"), tmp_path)
-    assert sink.closed == 1
-
-
 def test_a_tested_run_is_tested_anew(tmp_path: Path) -> None:
     """Its earlier row of a test is not doubled."""
     for tasks in (3, 4):
@@ -202,38 +151,20 @@ def test_a_tested_run_is_tested_anew(tmp_path: Path) -> None:
     assert rows[-1]["tasks"] == 4
 
 
-class SilentSink(Sink):
-    """Waits for a server that does not answer, until the test ends."""
-
-    def __init__(self, where: str) -> None:
-        self.answer = threading.Event()
-        super().__init__(where)
-
-    def _maybe(self, where: str) -> None:
-        if where == self.fails:
-            self.answer.wait(600)
-
-
-@pytest.mark.parametrize("where", ["init", "write", "close"])
 def test_a_silent_sink_holds_nobody_up(
-    where: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It waits for a server that does not answer, until the test ends."""
+    answer = threading.Event()
+    sink = Sink()
+    sink.write = lambda row: answer.wait(600)  # type: ignore[method-assign, assignment]
     monkeypatch.setattr(log, "LAST_WORDS", 0.1)
-    sinks: list[SilentSink] = []
-    monkeypatch.setattr(
-        SilentSink, "__new__", lambda cls, _: sinks.append(object.__new__(cls)) or sinks[-1]
-    )
-    monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: SilentSink(where))
+    monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, config: sink)
     train(sinusoid(iterations=4, logger="wandb"), tmp_path)
     assert len(metrics(tmp_path)) == 4
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "--logger" in line]
-    assert (
-        said == "--logger wandb: not done after 0.1 s more, and left behind; metrics.jsonl has all"
-    )
-    sinks[0].answer.set()
+    assert said.endswith("not done after 0.1 s more, and left behind; metrics.jsonl has all")
+    answer.set()
 
 
 @pytest.mark.slow
@@ -374,21 +305,6 @@ def fill(folder: Path) -> None:
         pass
 
 
-def test_checkpoint_on_a_full_disk(small_disk: Path) -> None:
-    directory = small_disk / "run"
-    config = sinusoid(run_dir=str(directory))
-    train(config, directory)
-    fill(small_disk)
-    with pytest.raises(UserError, match="No space left") as caught:
-        train(config, directory, iterations=4, log_every=100)
-    message = str(caught.value)
-    assert message.startswith(str(directory))
-    assert len(message.splitlines()) == 1
-    assert last(directory)["iteration"] == 2
-    (small_disk / "filler").unlink()
-    assert train(config, directory, iterations=4)["iteration"] == 4
-
-
 def test_a_disk_that_fills_up_while_training(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,47 +343,3 @@ def test_a_full_disk_under_every_strategy(strategy: str, small_disk: Path) -> No
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "rror" in line or "launch/" in line]
     assert re.match(rf"error: {small_disk}/run/.*: No space left on device", line)
-
-
-def test_every_file_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    """Where files may not grow beyond some size, whichever file meets it is named in one line."""
-    code = """
-import os, resource, signal, sys
-sys.path.insert(0, os.getcwd())
-import train_maml
-from maml.processes.program import run_program
-import maml.trainer, matplotlib.pyplot
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-for i, limit in enumerate(map(int, sys.argv[2].split(","))):
-    child = os.fork()
-    if not child:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        sys.stderr.flush()
-        os.dup2(os.open(f"{sys.argv[1]}/err{i}", os.O_WRONLY), 2)
-        run_program(train_maml.main, [*sys.argv[3:], "--run-dir", f"{sys.argv[1]}/run{i}"])
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-    # Nothing fits; then config.yaml and the rows, but no checkpoint; then all but the picture.
-    limits = (100, 8_000, 40_000)
-    for i in range(len(limits)):
-        os.mkfifo(tmp_path / f"err{i}")
-    # A pipe each: the limit is for files, and standard error must not meet it.
-    readers = [
-        os.open(tmp_path / f"err{i}", os.O_RDONLY | os.O_NONBLOCK) for i in range(len(limits))
-    ]
-    flags = as_flags(with_values(sinusoid(iterations=4, test_tasks=4), resume="auto"))
-    shown = ",".join(map(str, limits))
-    done = run([sys.executable, "-c", code, str(tmp_path), shown, *flags], 120)
-    said = [os.read(reader, 1 << 20).decode() for reader in readers]
-    for reader in readers:
-        os.close(reader)
-    codes = [int(line) for line in done.stdout.splitlines() if re.fullmatch(r"-?\d+", line)]
-    assert codes == [2] * len(limits), said
-    named = []
-    for i, text in enumerate(said):
-        assert "Traceback" not in text, text
-        (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
-        assert "File too large" in line
-        named.append(line.removeprefix(f"error: {tmp_path}/run{i}/").split(":")[0])
-    assert named == ["config.yaml", "checkpoints/last.pt", "curves.png"]

@@ -27,21 +27,3 @@ def test_redirected_output_has_whole_lines(
     assert [line for line in lines if line.startswith("iteration 2: validation loss ")]
     assert [line for line in lines if line.startswith("training: 3 of 3 it, ")]
     assert [line for line in lines if line.startswith("test: 9 of 9 task, ")]
-
-
-def test_the_rate_is_that_of_recent_iterations(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not of the first one, which compiles, nor of those of long ago."""
-    monkeypatch.setattr(progress, "PLAIN", 0.0)
-    now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with progress.bar(1000, "training", "it", speaks=True) as bar:
-        for took in (60.0, *[2.0] * 9, *[0.5] * 80):
-            now += took
-            bar.update()
-    lines = capsys.readouterr().err.splitlines()
-    assert "1 of 1000 it, 60.00s/it" in lines[0]
-    assert "2 of 1000 it,  2.00s/it" in lines[1]
-    assert "10 of 1000 it,  2.00s/it" in lines[9]
-    assert "90 of 1000 it,  2.00it/s, 07:35 left" in lines[-1]

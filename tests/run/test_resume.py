@@ -48,18 +48,6 @@ def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
-def test_optimizer_of_another_version(tmp_path: Path) -> None:
-    """One line, and the checkpoints are left as they were: here, one tensor a parameter."""
-    saved = train(sinusoid(iterations=2), tmp_path)
-    state = saved["optimizer"]
-    state["state"][1] = state["state"][0]
-    path = checkpoint.last_checkpoint(tmp_path)
-    torch.save(saved, path)
-    with pytest.raises(UserError, match=r"last\.pt: its optimizer is damaged, or from another"):
-        train(sinusoid(iterations=4), tmp_path)
-    assert same(last(tmp_path), saved)
-
-
 def test_a_checkpoint_from_before_a_flag_was_there(tmp_path: Path) -> None:
     """What a version did not have, it did as the default does: resumed so, and not otherwise."""
     config = sinusoid(iterations=2, meta_optimizer="sgd")
@@ -80,13 +68,6 @@ def test_where_the_rate_falls_to_the_end_stays(tmp_path: Path) -> None:
         train(falling, tmp_path, iterations=4)
     train(sinusoid(iterations=2), tmp_path / "constant")
     train(sinusoid(iterations=2), tmp_path / "constant", iterations=4)
-
-
-def test_seconds_go_on(tmp_path: Path) -> None:
-    first = train(sinusoid(iterations=2), tmp_path)["seconds"]
-    second = train(sinusoid(iterations=4), tmp_path)["seconds"]
-    assert second > first
-    assert metrics(tmp_path)[-1]["seconds"] == second
 
 
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
@@ -180,23 +161,14 @@ def test_an_interrupted_validation_is_made_up(
     assert len([split for _, split, _ in losses[0] if split]) == 2
 
 
-def test_never_refuses_a_directory_with_a_run(tmp_path: Path) -> None:
-    config = sinusoid(resume="never")
-    first = train(config, tmp_path)
-    with pytest.raises(UserError, match=f"--resume never: {tmp_path} .*--run-dir"):
-        train(config, tmp_path)
-    assert same(first, last(tmp_path))
-
-
-def test_a_path_does_not_overwrite_another_run(tmp_path: Path) -> None:
-    first, second = (sinusoid(run_dir=str(tmp_path / name)) for name in ("first", "second"))
-    for config in (first, second):
-        assert Trainer(config).run() == 0
-    before = checkpoint.last_checkpoint(tmp_path / "second").read_bytes()
-    elsewhere = str(checkpoint.last_checkpoint(tmp_path / "first"))
-    with pytest.raises(UserError, match="already holds a run"):
-        Trainer(with_values(second, resume=elsewhere))
-    assert checkpoint.last_checkpoint(tmp_path / "second").read_bytes() == before
+def test_nothing_overwrites_another_run(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(sinusoid(), first)
+    before = train(sinusoid(), second)
+    for resume in (str(checkpoint.last_checkpoint(first)), "never"):
+        with pytest.raises(UserError, match=f"--resume {resume}: {second} already .*--run-dir"):
+            train(sinusoid(), second, resume=resume)
+    assert same(before, last(second))
 
 
 def test_from_a_path(tmp_path: Path) -> None:
@@ -217,14 +189,11 @@ def test_from_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("inner_lr", 0.5), ("inner_steps", 3), ("inner_optimizer", "adam"), ("order", "first"),
-        ("shots", 5), ("queries", 5), ("seed", 9), ("dtype", "float64"), ("meta_lr", 0.1),
-        ("meta_batch_size", 2), ("grad_clip", 1.0),
+        ("inner_lr", 0.5), ("order", "first"), ("shots", 5), ("seed", 9), ("dtype", "float64"),
+        ("meta_batch_size", 2),
     ],
 )  # fmt: skip
-def test_a_changed_flag_is_refused(
-    name: str, value: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_changed_flag_is_refused(name: str, value: Any, tmp_path: Path) -> None:
     config = sinusoid(iterations=1)
     before = train(config, tmp_path)
     flag = "--" + name.replace("_", "-")
@@ -242,14 +211,6 @@ def test_all_changed_flags_are_named_as_they_are_spelled(tmp_path: Path) -> None
     train(config, tmp_path)
     with pytest.raises(UserError, match=r"\(1 more differ\); give --no-lslr --filters 8, or "):
         train(config, tmp_path, iterations=2, lslr=True, filters=16)
-
-
-def test_another_task_is_refused(tmp_path: Path) -> None:
-    train(glyphs(iterations=1), tmp_path)
-    with pytest.raises(UserError, match="--ways is 3"):
-        train(glyphs(iterations=2, ways=3), tmp_path)
-    with pytest.raises(UserError, match=r"--network is mlp|--data is sinusoid"):
-        train(sinusoid(iterations=2), tmp_path)
 
 
 # ---- damaged checkpoints ----------------------------------------------------------------------
@@ -287,40 +248,6 @@ def test_no_checkpoint_there(path: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"--resume {re.escape(path)}: no such file"):
         train(sinusoid(iterations=1), tmp_path / "run", resume=path)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.999])
-def test_truncated_checkpoint(share: float, healthy: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
-    path.write_bytes(healthy[: int(share * len(healthy))])
-    refusal(path)
-
-
-def test_random_bytes_are_no_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
-    for seed in range(200):
-        generator = random.Random(seed)
-        path.write_bytes(generator.randbytes(generator.choice((1, 10, 100, 1000))))
-        refusal(path)
-
-
-def test_flipped_bytes_never_end_in_a_traceback(healthy: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
-    refused = 0
-    for seed in range(300):
-        generator = random.Random(seed)
-        damaged = bytearray(healthy)
-        # The pickle and the archive's directory lie at the two ends.
-        for _ in range(3):
-            ends = (generator.randrange(4000), -generator.randrange(1, 4000))
-            damaged[generator.choice(ends)] = generator.randrange(256)
-        path.write_bytes(damaged)
-        try:
-            checkpoint.load(path)
-        except UserError as error:
-            refused += 1
-            assert len(str(error).splitlines()) == 1
-    assert refused > 50
 
 
 def test_a_flipped_bit_is_never_another_model(healthy: bytes, tmp_path: Path) -> None:
@@ -362,29 +289,6 @@ def test_checkpoint_of_something_else(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     torch.save(content, path)
     assert "not a checkpoint of this project" in refusal(path)
-
-
-def test_checkpoint_with_parts_missing(healthy: bytes, tmp_path: Path) -> None:
-    """A run that meets one says so, and leaves it alone."""
-    path = checkpoint.last_checkpoint(tmp_path)
-    path.parent.mkdir()
-    path.write_bytes(healthy)
-    everything = checkpoint.load(path)
-    for part in ("model", "optimizer", "iteration", "config"):
-        torch.save({name: value for name, value in everything.items() if name != part}, path)
-        before = path.read_bytes()
-        with pytest.raises(UserError, match=f"{path}: .*{part}"):
-            train(sinusoid(iterations=2), tmp_path)
-        assert path.read_bytes() == before
-
-
-def test_damaged_checkpoint_ends_a_run_in_one_line(healthy: bytes, tmp_path: Path) -> None:
-    path = checkpoint.last_checkpoint(tmp_path)
-    path.parent.mkdir()
-    path.write_bytes(healthy[:-100])
-    with pytest.raises(UserError, match=f"^{path}: not a readable checkpoint"):
-        train(sinusoid(iterations=2), tmp_path)
-    assert path.read_bytes() == healthy[:-100]
 
 
 # ---- crashes while saving ---------------------------------------------------------------------
@@ -456,24 +360,3 @@ def test_sweeps_up_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / ".last.pt.12345.tmp").write_bytes(b"half a checkpoint")
     checkpoint.save(path, whole(1))
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
-
-
-def test_trainer_saves_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk at a checkpoint ends the run; the earlier checkpoint continues it."""
-    config = sinusoid(iterations=6, checkpoint_every=2)
-    real, saves = os.replace, []
-
-    def replace(source: Any, target: Any) -> None:
-        if str(target).endswith("last.pt"):
-            saves.append(target)
-            if len(saves) >= 2:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(source, target)
-
-    monkeypatch.setattr("os.replace", replace)
-    with pytest.raises(UserError, match="No space left"):
-        Trainer(with_values(config, run_dir=str(tmp_path / "broken"))).run()
-    assert last(tmp_path / "broken")["iteration"] == 2
-    monkeypatch.undo()
-    continued = train(config, tmp_path / "broken")
-    assert same(continued["model"], train(config, tmp_path / "straight")["model"])

@@ -128,8 +128,19 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
     return begin
 
 
+def test_a_damaged_one_is_left_out(directory: Path, capsys: Any) -> None:
+    """Where it is the last one, that is no success."""
+    for n, code in ((4, 0), (7, 1)):
+        numbered_checkpoint(directory, n).write_bytes(b"")
+        assert command(directory, "--split", ("test", "validation")[code]) == code
+        err = capsys.readouterr().err
+        assert err.count("not a readable checkpoint") == 1 + code
+    assert iterations(directory) == [2, 6, 7, 2, 6]
+    assert "after iteration 7, but its last checkpoint is damaged\n" in err
+
+
 def said(directory: Path, state: str, iteration: int = 7) -> Callable[[], None]:
-    return lambda: run_directory.write_status(directory, state, iteration, 0, CONFIG)
+    return lambda: run_directory.write_status(directory, state, iteration)
 
 
 def test_what_comes_late_or_changes(directory: Path, play: Any, capsys: Any) -> None:
@@ -164,23 +175,6 @@ def test_gone_between_listing_and_reading(directory: Path, monkeypatch: Any, cap
     assert command(directory) == 0
     assert iterations(directory) == [4, 6, 7]
     assert capsys.readouterr().err.splitlines() == [f"watching {directory}"]
-
-
-def test_a_damaged_one_is_evaluated_once_it_is_whole(
-    directory: Path, play: Any, capsys: Any
-) -> None:
-    path = numbered_checkpoint(directory, 4)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-100])
-    said(directory, "training")()
-    play(int, lambda: path.write_bytes(whole), said(directory, "finished"))
-    assert command(directory, "--poll", "5") == 0
-    assert iterations(directory) == [2, 6, 7, 4]
-    assert capsys.readouterr().err.count("not a readable checkpoint") == 1
-    # The last one: no success.
-    numbered_checkpoint(directory, 7).write_bytes(b"")
-    assert command(directory, "--split", "validation") == 1
-    assert "after iteration 7, but its last checkpoint is damaged\n" in capsys.readouterr().err
 
 
 def test_patience_and_failure(directory: Path, play: Any, capsys: Any) -> None:

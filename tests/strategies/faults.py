@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from maml.run.directory import read_status
 from maml.run.provenance import describe
 from tests.launching import SLACK, Launched, start, start_ranks, torchrun
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
@@ -162,8 +163,7 @@ def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float
         done = [launched.wait(30, expect=None) for launched in started]
     stderr = "\n".join(one.stderr.replace("\r", "\n") for one in done)
     said = [line for line in stderr.splitlines() if re.search(SAID, line)]
-    status = run_dir / "status.json"
-    state = json.loads(status.read_text())["state"] if status.exists() else "–"
+    state = (read_status(run_dir) or {"state": "–"})["state"]
     return Outcome(seconds, [one.returncode for one in done], said, stderr, pid, state)
 
 

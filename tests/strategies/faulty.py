@@ -24,7 +24,7 @@ PHASES = {
     "training": ("maml.trainer", "Trainer._step"),
     "validation": ("maml.training.validations", "evaluate"),
     "test": ("maml.training.testing", "of_tasks"),
-    "tested": ("maml.run.directory", "write_result"),
+    "tested": ("maml.run.directory", "write_json"),
     "drawing": ("maml.training.testing", "draw_curves"),
     "parting": ("maml.strategies.base", "Strategy._part"),
 }

@@ -14,7 +14,6 @@ import torch
 from maml.errors import UserError, WorkerLostError
 from maml.processes.identity import Identity
 from maml.processes.liveness import Liveness
-from maml.processes.member import Member
 from maml.processes.world import World
 from maml.strategies import shutdown
 from maml.strategies.param_server.inbox import Inbox
@@ -310,6 +309,6 @@ def test_nobody_is_left_behind_while_the_clock_stands_still(
     left.wait()
     # While it runs, one that never leaves is waited for no longer than that.
     awake.set()
-    liveness.members[1] = Member(1, Identity("elsewhere", "boot container", 1, "0"))
+    liveness.members[1] = Identity("elsewhere", "boot container", 1, "0")
     pool.submit(shutdown.Shutdown(liveness).take, [1], set(), 0.2).result(5)
     assert capsys.readouterr().err.startswith("rank 1 (host elsewhere, pid 1) did not leave in")

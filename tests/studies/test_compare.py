@@ -74,9 +74,9 @@ def test_a_run_that_went_on_after_its_test_has_none(
 ) -> None:
     """What lies there is of an earlier model, by other flags perhaps."""
     run_dir = there / "trials/0"
-    directory.write_status(run_dir, "finished", 3, 0, glyphs())
+    directory.write_status(run_dir, "finished", 3)
     assert arms.read(str(run_dir), None).scores
-    directory.write_status(run_dir, "failed", 5, 0, glyphs())
+    directory.write_status(run_dir, "failed", 5)
     with pytest.raises(UserError, match=rf"{run_dir}: went on after the test"):
         arms.read(str(run_dir), None)
     assert sorted(arms.read(f"{there}:inner_lr=0.4", None).scores) == [1, 2]

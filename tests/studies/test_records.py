@@ -242,7 +242,7 @@ def test_a_run_that_went_on_elsewhere_names_both_machines(run_dir: Path, tmp_pat
         patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
         half = with_values(directory.read_config(run_dir), run_dir=str(there), iterations=10)
         assert Trainer(half).run() == 0
-        directory.write_status(there, "stopped", 10, 0, half)
+        directory.write_status(there, "stopped", 10)
         with pytest.raises(UserError, match=f"not finished; .* with --run-dir {there} goes on"):
             record.write(there, tmp_path, 6)
         patched.setattr("maml.run.directory.machine", lambda: {"processor": "abacus"})

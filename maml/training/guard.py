@@ -1,0 +1,119 @@
+"""What is watched over at each step: that nothing is learned from what is no number, unheard.
+
+A step whose loss or gradient is not finite is not taken. A network whose weights are far away
+answers nonsense with finite numbers, so a loss that stays far above where it began is said, too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maml.errors import UserError
+from maml.run import refused
+from maml.training.run import Run
+
+SKIPPED_IN_A_ROW = 100
+"""Steps that may be skipped one after the other: no step will be taken after so many."""
+
+FAR = 4.0
+"""How many times the loss that it began with a loss is that counts as far above it."""
+
+LONG = 100
+"""Iterations that are looked at; the loss is far above for long if it is so in most of them."""
+
+
+class Guard:
+    """Looks at the loss of each step; the same in all driving processes, one of which speaks."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._beginning: float | None = None
+        self._far: deque[bool] = deque(maxlen=LONG)
+        self._loss = math.nan
+        self._in_a_row, self._said = 0, False
+
+    def look(self, loss: float, say: Callable[[str], None], *, taken: bool = True) -> None:
+        """Look at the next step, whose mean loss is ``loss``; ``say`` takes a line, once."""
+        self._in_a_row = 0 if taken else self._in_a_row
+        if math.isfinite(loss):
+            self._beginning = loss if self._beginning is None else self._beginning
+            self._loss = loss
+        # A loss that began below zero has no scale of its own: nothing is said of it.
+        beginning = self._beginning or 0.0
+        self._far.append(not math.isfinite(loss) or 0 < FAR * beginning < loss)
+        if len(self._far) == LONG and self._is_far() and not self._said:
+            self._said = True
+            if self._run.speaks:
+                say(
+                    f"the loss is {loss:.3g} at iteration {self._run.iteration + 1} and began with "
+                    f"{beginning:.3g}: for {LONG} iterations it has mostly been more than {FAR:g} "
+                    "times that, so training has diverged; a smaller --meta-lr or --inner-lr may "
+                    "help"
+                )
+
+    def refuse(self, loss: float, reason: str, tasks: Tensor, say: Callable[[str], None]) -> None:
+        """Write down the next step, which cannot be taken.
+
+        Args:
+            loss: Its mean loss.
+            reason: What is not finite.
+            tasks: ``[B]`` int64 ids of its training tasks.
+            say: Takes a line for the user.
+
+        Raises:
+            UserError: if the run ends with it: after ``--on-nonfinite stop``, or when none of the
+                last `SKIPPED_IN_A_ROW` steps could be taken; or if a file cannot be written.
+        """
+        self._in_a_row += 1
+        run, number = self._run, self._run.iteration + 1
+        action = run.config.on_nonfinite
+        endless = self._in_a_row >= SKIPPED_IN_A_ROW
+        if run.speaks:
+            row = {
+                "iteration": number, "reason": reason, "action": action, "tasks": tasks.tolist(),
+                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            }  # fmt: skip
+            refused.write(run.dir, row, run.content() | {"optimizer": {}})
+        what = f"{reason} at iteration {number}"
+        replay = f"python -m maml.replay {run.dir} shows which tasks it is"
+        if action == "skip" and not endless:
+            if self._in_a_row == 1 and run.speaks:
+                say(f"{what}: that step is skipped; {replay}")
+            self.look(loss, say, taken=False)
+            return
+        if endless:
+            what += f", as at each of the last {SKIPPED_IN_A_ROW}"
+        otherwise = "" if endless else "; --on-nonfinite skip goes on without such steps"
+        raise UserError(
+            f"{what}: training has diverged; that step was not taken; {replay}; a smaller "
+            f"--meta-lr or --inner-lr may help{otherwise}"
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Return what result.json says of a run that ends now."""
+        verdict = None
+        if self._is_far() and self._beginning is not None:
+            verdict = {"loss": self._loss, "beginning": self._beginning}
+        run = self._run
+        return {"diverged": verdict, "skipped": refused.skipped(run.dir, run.iteration)}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed run needs: plain numbers, for its checkpoint."""
+        return {"beginning": self._beginning, "far": list(self._far), "loss": self._loss}
+
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
+        """Go on from what `state` returned; empty, of an earlier version: begin here."""
+        if state:
+            self._beginning, self._loss = state["beginning"], state["loss"]
+            self._far.extend(state["far"])
+
+    def _is_far(self) -> bool:
+        """Whether most of the last `LONG` losses, or of all if they are fewer, are far above."""
+        return 2 * sum(self._far) > len(self._far)

@@ -1,4 +1,4 @@
-"""What the inner loop does: accuracy after each step, and the rates that were learned for it."""
+"""What the inner loop does: the test score after each step."""
 
 from __future__ import annotations
 
@@ -73,42 +73,4 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
             axis.axvline(values.pop(), color=GREY, linestyle=dash, label=f"steps in {what}")
     axis.xaxis.get_major_locator().set_params(integer=True)
     style.finish(axis, "inner steps", f"test {metric}", metric=metric)
-    return drawn
-
-
-def rates(model: Model) -> Any:
-    """Draw the learned inner rates of each layer, at each inner step; None where none are learned.
-
-    A dot is a tensor's mean rate, the bar its middle half, where it has a rate for each weight.
-
-    Returns:
-        The figure.
-    """
-    problem = model.learner.problem(model.meta_params, max(1, model.config.inner_steps))
-    if not problem.rates:
-        return None
-    names = list(problem.rates[0])
-    steps = problem.rates
-    shared = all(
-        torch.equal(steps[0][name].detach(), of_step[name].detach())
-        for of_step in steps
-        for name in names
-    )
-    steps = steps[:1] if shared else steps
-    looks = [
-        colour for colour, _ in style.look_of([f"step {i}" for i in range(len(steps))]).values()
-    ]
-    drawn, ((axis,),) = style.figure(size=(max(5.0, 0.45 * len(names) + 2), 4.2))
-    for i, of_step in enumerate(steps):
-        offset = 0.6 * ((i + 0.5) / len(steps) - 0.5)
-        for x, name in enumerate(names):
-            values = problem.lr * of_step[name].detach().flatten().double()
-            low, high = (float(values.quantile(q)) for q in (0.25, 0.75))
-            axis.plot((x + offset, x + offset), (low, high), color=looks[i], linewidth=3, alpha=0.5)
-            label = None if x or shared else f"step {i + 1}"
-            axis.plot(x + offset, float(values.mean()), "o", color=looks[i], label=label)
-    axis.axhline(model.config.inner_lr, color=GREY, linestyle="--", label="to begin with")
-    axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
-    whole = all(rate.numel() == 1 for of_step in steps for rate in of_step.values())
-    style.finish(axis, "", "learned inner rate" + ("" if whole else ", mean and middle half"))
     return drawn

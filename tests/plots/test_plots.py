@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import maml
@@ -106,21 +105,6 @@ def test_curves_are_means_over_seeds_with_student_s_interval(there: Path) -> Non
     assert ends.max() == pytest.approx((values.mean(0) + half).max(), rel=1e-3)
 
 
-def test_rates_begin_where_the_flag_says_and_none_are_drawn_where_none_are_learned(
-    there: Path,
-) -> None:
-    model = maml.load(there / "c-0")
-    model.meta_params = {
-        name: torch.full_like(tensor, 0.25) if name.startswith("rates.") else tensor
-        for name, tensor in model.meta_params.items()
-    }
-    axis = adaptation.rates(model).axes[0]
-    dots = [line.get_ydata()[0] for line in axis.lines if line.get_marker() == "o"]
-    assert len(dots) == len(axis.get_xticks()) > 8  # the same rates at each step: drawn once
-    assert dots == pytest.approx([0.25] * len(dots))
-    assert adaptation.rates(maml.load(there / "a-0")) is None
-
-
 def test_a_panel_s_frames_say_what_was_right(there: Path) -> None:
     model = maml.load(there / "a-0")
     figure = tasks.panel(model, 3)
@@ -141,13 +125,6 @@ def test_smoothing_does_not_lag() -> None:
     step = [0.0] * 150 + [1.0] * 150
     assert style.smooth(step)[149] + style.smooth(step)[150] == pytest.approx(1.0)
     assert style.smooth([2.0]) == [2.0]
-
-
-def test_a_method_has_one_colour_and_no_two_look_alike() -> None:
-    looks = style.look_of(["anil", "maml", "something"])
-    assert looks["maml"] == style.look_of(["maml"])["maml"]
-    many = style.look_of([*style.methods(), "a", "b", "c"])
-    assert len(set(many.values())) == len(many)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory [--json FILE]
 
-Each measurement is a process of its own, with one thread and our allocator settings; its peak is
-that of the whole process (ru_maxrss).
+Each measurement is a process of its own, with one thread; its peak is that of the whole process
+(ru_maxrss).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def measure(name: str) -> dict[str, Any]:
     """Return a peer's row: the MiB of its process after one repetition, by inner steps."""
     peaks = []
     for setting in tqdm(MEMORY, desc=name, leave=False):
-        peer = Peer(name, setting, 1, tuned=True)
+        peer = Peer(name, setting, 1)
         peaks.append(peer.ask("run")["peak_mib"])
         peer.close()
     return {"peer": name, "peak_mib": peaks}

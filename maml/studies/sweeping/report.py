@@ -16,7 +16,7 @@ from maml.run.files import write_text
 from maml.run.reading import read
 from maml.run.task_scores import NAME
 from maml.studies import tables
-from maml.studies.arms import Arm, arm_of, other_tasks
+from maml.studies.arms import arm_of, other_tasks
 from maml.studies.markdown import grid
 from maml.studies.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial
 
@@ -95,29 +95,22 @@ def _slices(sweep: Sweep) -> str:
 
 
 def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:
-    """Compare settings with the first, on test tasks; "" where they were tested on none."""
-    arms: list[Arm] = []
-    left_out: list[str] = []
-    for name, trials in [*settings.items()][:COMPARED]:
-        tested = [read(trial.run_dir) for trial in trials if (trial.run_dir / NAME).is_file()]
-        try:
-            arms += [arm_of(name, tested)] if tested else []
-        except UserError as error:  # a test whose losses are no numbers, say
-            left_out.append(f"{name} is not compared: {error}.")
-    # Of a sweep over shots, say, only those with as many are tested on the same tasks.
-    apart = [arm.name for arm in arms if other_tasks(arms[0].first, arm.first)]
-    if apart:
-        left_out.append(f"Tested on other tasks, so not compared: {', '.join(apart)}.")
-    alike = [arm for arm in arms if arm.name not in apart]
+    """Compare settings with the best, on test tasks; "" where they were tested on none."""
+    runs = {
+        name: [read(trial.run_dir) for trial in trials if (trial.run_dir / NAME).is_file()]
+        for name, trials in [*settings.items()][:COMPARED]
+    }
     try:
-        said = "".join(tables.compared(alike, folder)) if len(arms) > 1 else ""
-    except UserError as error:
+        arms = [arm_of(name, tested) for name, tested in runs.items() if tested]
+        # Of a sweep over shots, say, only those with as many are tested on the same tasks.
+        alike = [arm for arm in arms if not other_tasks(arms[0].first, arm.first)]
+        said = "".join(tables.compared(alike, folder)) if len(alike) > 1 else ""
+    except UserError as error:  # a test whose losses are no numbers, say
         said = f"Not compared on test tasks: {error}."
-    if not said and not left_out:
+    if not said:
         return ""
-    more = f" The best {COMPARED} settings." if len(settings) > COMPARED else ""
-    head = f"## Which differences hold\n\nOn test tasks, from the first.{more}"
-    return "\n\n".join(part for part in (head, said, *left_out) if part)
+    head = f"The best {COMPARED} settings at most, as far as they have the test tasks of the first."
+    return f"## Which differences hold\n\n{head}\n\n{said}"
 
 
 def _failures(sweep: Sweep) -> str:

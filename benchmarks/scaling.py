@@ -101,17 +101,16 @@ def figures(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, f
     """Return one run's figures, of its metrics after ``warm_up`` iterations."""
     first, *rest = [row for row in rows if row["iteration"] >= warm_up]
     steps = rest[-1]["iteration"] - first["iteration"]
-    found: dict[str, float] = {
-        "tasks_per_second": steps * batch / (rest[-1]["seconds"] - first["seconds"])
-    }
+    rate = steps * batch / (rest[-1]["seconds"] - first["seconds"])
+    found = {"tasks_per_second": rate, "kib": 0.0}
     for name, column, scale in (
         ("kib", "wire_bytes", 1 / 1024),
         ("server_ms", "server_seconds", 1e3),
         ("reduce_ms", "reduce_seconds", 1e3),
         ("dropped", "dropped", 1.0),
     ):
-        if column in rest[0] or name == "kib":
-            found[name] = scale * sum(row.get(column, 0) for row in rest) / steps
+        if column in rest[0]:
+            found[name] = scale * sum(row[column] for row in rest) / steps
     if "staleness" in rest[0]:
         # Mean age, in updates, of the gradients that were applied.
         counts = [(age, n) for row in rest for age, n in enumerate(row["staleness"])]
@@ -137,18 +136,12 @@ def summarise(found: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict
     rows: list[dict[str, Any]] = []
     for (topology, workers), rounds in found.items():
         rates = [row["tasks_per_second"] for row in rounds]
-        medians = {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}
-        base = rows[0]["tasks_per_second"] if rows else medians["tasks_per_second"]
-        rows.append(
-            {
-                "topology": topology,
-                "workers": workers,
-                **medians,
-                "range": [min(rates), max(rates)],
-                "times": medians["tasks_per_second"] / base,
-                "rounds": len(rounds),
-            }
-        )
+        row: dict[str, Any] = {"topology": topology, "workers": workers, "rounds": len(rounds)}
+        row |= {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+        base = rows[0] if rows else row
+        row["range"] = [min(rates), max(rates)]
+        row["times"] = row["tasks_per_second"] / base["tasks_per_second"]
+        rows.append(row)
     return rows
 
 

@@ -4,7 +4,7 @@
     python -m maml.plots runs/maml-* runs/anil-* --folder figures
     python -m maml.plots runs/sweeps/inner-rate          # all trials of a sweep
 
-Runs that differ in their seed alone are one method, drawn as their mean with an interval. What is
+Runs that differ in their seed alone are one method, drawn as their mean and each of them. What is
 drawn with a model that needs code of a user's own is left out without ``--trust``.
 """
 

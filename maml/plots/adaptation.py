@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from maml.evaluation.scores import mean_and_ci95
 from maml.library.model import Model
 from maml.plots import style
 from maml.plots.curves import line_of_seeds
@@ -38,10 +38,9 @@ def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str,
 
 
 def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
-    """Draw the test score after each number of inner steps, with 95 % intervals.
+    """Draw the test score after each number of inner steps, by method and seed.
 
-    Of several seeds as `line_of_seeds` says, of one the interval is over tasks. The steps of
-    training and of the run's own test are marked where they are the same for all.
+    The steps of training and of the run's own test are marked where they are the same for all.
 
     Returns:
         The figure.
@@ -56,12 +55,8 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
     for name, models in methods.items():
         each = [scores_by_step(model, steps, tasks) for model in models]
         metric = each[0][0]
-        means = [[sum(at) / tasks for at in of_run] for _, of_run in each]
-        line_of_seeds(axis, steps, means, looks[name], name, f"95 % over {tasks} tasks")
-        if len(each) == 1:
-            ends = [mean_and_ci95(torch.tensor(at)) for at in each[0][1]]
-            low, high = ([m + sign * (half or 0.0) for m, half in ends] for sign in (-1, 1))
-            axis.fill_between(steps, low, high, color=looks[name][0], alpha=0.2, linewidth=0)
+        means = [[fmean(at) for at in of_run] for _, of_run in each]
+        line_of_seeds(axis, steps, means, looks[name], name)
     for what, field, dash in (("training", "inner_steps", ":"), ("test", "eval_inner_steps", "--")):
         values = {getattr(config, field) for config in configs}
         if len(values) == 1:

@@ -1,10 +1,11 @@
-"""Learning curves: of one run as it ends, of many with intervals over their seeds."""
+"""Learning curves: of one run as it ends, of many by method and seed."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from datasets.episodes import Episodes
@@ -154,39 +155,12 @@ def _validated(run: Run, metric: str) -> dict[int, float]:
 
 
 def line_of_seeds(
-    axis: Any,
-    x: Sequence[float],
-    each: Sequence[Sequence[float]],
-    look: tuple[str, str],
-    name: str,
-    alone: str = "1 seed",
+    axis: Any, x: Sequence[float], each: Sequence[Sequence[float]], look: tuple[str, str], name: str
 ) -> None:
-    """Draw the mean of lines, one a seed, with Student's 95 % interval; of two, both lines instead.
-
-    The interval of two is 13 standard errors wide: true, and no picture. ``alone`` is what the
-    legend says of a line of one seed.
-    """
+    """Draw the mean of lines, one a seed, and of several each line, too, paler."""
     colour, dash = look
-    many = f"mean of {len(each)} seeds" + ", 95 %" * (len(each) > 2)
-    label = f"{name} ({many if len(each) > 1 else alone})"
-    spread = [mean_and_spread(values) for values in zip(*each, strict=True)]
-    axis.plot(x, [mean for mean, _ in spread], dash, color=colour, marker=".", label=label)
-    if len(each) == 2:
-        for values in each:
-            axis.plot(x, values, dash, color=colour, alpha=0.4, linewidth=0.8)
-    elif len(each) > 2:
-        low, high = ([mean + sign * half for mean, half in spread] for sign in (-1, 1))
-        axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-
-
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and the half-width of Student's 95 % interval; of one value that is 0."""
-    import numpy as np
-
-    many = np.asarray(values, dtype=np.float64)
-    if len(many) < 2:
-        return float(many.mean()), 0.0
-    from scipy import stats
-
-    t = stats.t.ppf(0.975, len(many) - 1)
-    return float(many.mean()), float(t * many.std(ddof=1) / len(many) ** 0.5)
+    means = [fmean(values) for values in zip(*each, strict=True)]
+    label = f"{name} ({counted(len(each), 'seed')})"
+    axis.plot(x, means, dash, color=colour, marker=".", label=label)
+    for values in each if len(each) > 1 else []:
+        axis.plot(x, values, dash, color=colour, alpha=0.4, linewidth=0.8)

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from datasets.spelling import is_theirs
-from maml.config import Config, registry
+from maml.config import Config
 from maml.errors import UserError
 from maml.evaluation.scores import headline
 from maml.run import directory, reading
@@ -147,15 +146,9 @@ def other_tasks(a: Run, b: Run) -> str:
         of_a, of_b = getattr(a.config, name), getattr(b.config, name)
         if of_a != of_b:
             return f"{name} is {of_a} for the first and {of_b} for the second"
-    if not (is_theirs(a.config.data) or registry.data_set(a.config.data).own_images):
-        return ""
-    # A folder of a user's own images that has only moved is the same one.
+    # Of a user's own images; a folder of them that has only moved is the same one.
     images = [run.result.get("test_images") for run in (a, b)]
-    of_a, of_b = a.config.data_root, b.config.data_root
-    if images[0] == images[1] if None not in images else of_a == of_b:
-        return ""
-    where = f"data_root is {of_a} for the first and {of_b} for the second"
-    return where if None in images else f"{where}, and their images differ"
+    return "" if images[0] == images[1] else "their images differ"
 
 
 def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:

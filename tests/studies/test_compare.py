@@ -108,12 +108,9 @@ def test_tasks_are_paired_by_address(tmp_path: Path) -> None:
 
 def folders(into: Path) -> None:
     """Runs on a user's own images, with what their results say of them."""
-    for i, (root, images) in enumerate(
-        [("here", None), ("there", None), ("here", "1"), ("there", "1"), ("here", "2")]
-    ):
+    for i, (root, images) in enumerate([("here", "1"), ("here", "2"), ("there", "1")]):
         run_dir = made(into / str(i), data="folder", data_root=root, inner_lr=0.1)
-        if images is not None:
-            (run_dir / "result.json").write_text(json.dumps({"test_images": images}))
+        (run_dir / "result.json").write_text(json.dumps({"test_images": images}))
 
 
 def test_arguments_of_a_component_tell_runs_apart(
@@ -150,14 +147,8 @@ def test_arguments_of_a_component_tell_runs_apart(
             "not tested on the same tasks: shots is 5 for the first and 1 for",
         ),
         (["{}/trials/0", "{}/twice"], "two runs have seed 0"),
-        (
-            ["{}/mine/2", "{}/mine/4"],
-            "is here for the first and here for the second, and their images diff",
-        ),
-        (
-            ["{}/mine", "{}/mine/1"],
-            "its runs were not all tested on the same tasks: data_root is here f",
-        ),
+        (["{}/mine/0", "{}/mine/1"], "not tested on the same tasks: their images differ"),
+        (["{}/mine", "{}/mine/1"], "its runs were not all tested on the same tasks: their images"),
         (["{}/trials/0", "{}/trials/3", "--metric", "f1"], "no f1; it has loss, accuracy"),
     ],
 )
@@ -166,9 +157,8 @@ def test_what_cannot_be_compared_is_one_line(sides: list[str], says: str, there:
     made(there / "twice" / "0")
     made(there / "twice" / "1")
     folders(there / "mine")
-    for one, other in ((2, 3), (0, 2)):  # a folder that has moved is the same
-        a, b = (arms.read(str(there / "mine" / str(i)), None) for i in (one, other))
-        assert arms.paired(a, b)[2] == [0]
+    a, b = (arms.read(str(there / "mine" / str(i)), None) for i in (0, 2))
+    assert arms.paired(a, b)[2] == [0]  # a folder that has moved is the same
     with pytest.raises(UserError, match=says) as caught:
         compare.main([side.format(there) for side in sides])
     assert "\n" not in str(caught.value) and not re.search(r"\bNone\b", str(caught.value))

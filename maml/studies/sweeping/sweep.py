@@ -100,6 +100,8 @@ class Sweep:
 
     def _misfit(self) -> str:
         """Say why the file is not that of this sweep; "" where it is, or it was extended."""
+        if any("reason" not in record.user_attrs for record in self._records()):
+            return "it was begun by an earlier version of this program"
         before = self.folder / "sweep.yaml"
         said = files.read(before).said if before.exists() else self.file.said
         for name in FIXED:

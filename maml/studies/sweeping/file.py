@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from optuna.distributions import (
@@ -54,7 +54,7 @@ class SweepFile:
     method: str
     space: dict[str, BaseDistribution]
     metric: str
-    goal: str
+    goal: Literal["minimize", "maximize"]
     command: tuple[str, ...]
     pruner: BasePruner
     trusted: bool
@@ -126,7 +126,7 @@ def _read(path: Path, said: Any, trust: bool) -> SweepFile:
     return SweepFile(path, said, method, space, metric, goal, _command(said), pruner, trust)
 
 
-def _metric(said: Any) -> tuple[str, str]:
+def _metric(said: Any) -> tuple[str, Literal["minimize", "maximize"]]:
     if not isinstance(said, dict) or said.keys() - {"goal"} != {"name"}:
         raise ValueError("metric: name one, as in {name: validation/accuracy, goal: maximize}")
     name, goal = str(said["name"]), said.get("goal", "minimize")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import optuna
@@ -89,7 +90,7 @@ def _slices(sweep: Sweep) -> str:
         return ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        drawn = plot_slice(sweep.study, names, target_name=sweep.file.metric)
+        drawn: Any = plot_slice(sweep.study, names, target_name=sweep.file.metric)
     style.save(np.ravel(drawn)[0].figure, sweep.folder / "effects")
     return "## Parameters\n\n![each trial by each parameter](effects.png)"
 

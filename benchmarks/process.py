@@ -67,7 +67,8 @@ class Peer:
             self._errors.seek(0)
             self._process.kill()
             code = self._process.wait()
-            raise UserError(f"{self.name}: exit code {code} {self._errors.read()[-2000:]}")
+            said = self._errors.read().strip().splitlines()[-1:]
+            raise UserError(f"{self.name}: exit code {code}: {''.join(said)}")
         answer: dict[str, float] = json.loads(line)
         return answer
 

@@ -117,22 +117,24 @@ def write(
             "note": note,
         }
         made |= {"division": last["division"]} if last.get("division") is not None else {}
-        _write_files(folder, checkpoint.tested(last)["model"], made, result)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copy(run_dir / "curves.png", folder / "curves.png")
+        _write_files(folder, run_dir, checkpoint.tested(last)["model"], made, result)
         recorded.read(folder)  # whoever reads it later must be able to
         if wrong := retested(run, checkpoint.tested(last)["model"], result["tasks"]):
             raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
     return target
 
 
-def _write_files(folder: Path, model: Params, made: dict[str, Any], result: dict[str, Any]) -> None:
+def _write_files(
+    folder: Path, run_dir: Path, model: Params, made: dict[str, Any], result: dict[str, Any]
+) -> None:
     """Write what a record has beside what is kept of any run."""
     kept = folder / RECORDED
     torch.save(model, kept)
     made |= {"model_sha256": digest_of(kept), "model_bytes": kept.stat().st_size}
     if made["model_bytes"] > recorded.MOST_BYTES:
         kept.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy(run_dir / "curves.png", folder / "curves.png")
     for name, content in (("result.json", result), ("record.json", made)):
         files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datasets import image_shape
+from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.learners import Learner
 from maml.networks.conv4 import Conv4, ConvBlock
@@ -76,10 +77,19 @@ def loss_function(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
     return F.mse_loss if config.data == "sinusoid" else F.cross_entropy
 
 
-def gradients_of(network: nn.Module, names: dict[str, str]) -> Params:
-    """Return the accumulated gradients by our names."""
-    gradients = {}
-    for name, parameter in network.named_parameters():
-        assert parameter.grad is not None
-        gradients[names[name]] = parameter.grad
-    return gradients
+def task_by_task(
+    network: nn.Module, names: dict[str, str], tasks: Task, backward: Callable[..., object]
+) -> Callable[[], Params]:
+    """Return a repetition: ``backward(support_x, support_y, query_x, query_y)`` of each task.
+
+    The gradients that this accumulates are returned by our names.
+    """
+
+    def repetition() -> Params:
+        network.zero_grad()
+        for task in zip(*tasks, strict=True):
+            backward(*task)
+        gradients = {names[name]: p.grad for name, p in network.named_parameters()}
+        return {name: gradient for name, gradient in gradients.items() if gradient is not None}
+
+    return repetition

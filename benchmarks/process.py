@@ -1,7 +1,6 @@
 """One peer in a process of its own: `Peer` here, and the program that it starts.
 
-``check FILE`` saves its gradient, ``run`` does a repetition; each answers with a line of JSON. The
-peers `GEMMS` are the roofline: one repetition is `GEMM_REPEATS` products of `GEMM_SIZE`.
+``check FILE`` saves its gradient, ``run`` does a repetition; each answers with a line of JSON.
 """
 
 from __future__ import annotations
@@ -16,32 +15,24 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 
+from maml.errors import UserError
 from maml.processes import allocator
-
-GEMM_SIZE, GEMM_REPEATS = 2048, 4
-GEMMS = ("gemm-blas", "gemm-onednn")
-"""A float32 product by torch's BLAS and by oneDNN; on some processors one is far the slower."""
 
 
 class Peer:
     """A peer's process.
 
     Attributes:
-        name: Of `benchmarks.peers`, or of `GEMMS`.
-        tuned: Whether it has the allocator settings of our launcher.
+        name: Of `benchmarks.peers`.
     """
 
-    def __init__(
-        self, name: str, setting: str, threads: int, *, tuned: bool = False, float64: bool = False
-    ) -> None:
-        self.name, self.tuned = name, tuned
+    def __init__(self, name: str, setting: str, threads: int, *, float64: bool = False) -> None:
+        self.name = name
         # A file: nobody reads a pipe while the peer runs.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [sys.executable, "-m", "benchmarks.process", name, setting]
-        command += ["--threads", str(threads)]
-        command += ["--tuned"] * tuned + ["--float64"] * float64
+        command += ["--threads", str(threads)] + ["--float64"] * float64
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -56,7 +47,7 @@ class Peer:
         """Send a command; return its ``seconds``, and ``peak_mib``, the process's memory so far.
 
         Raises:
-            RuntimeError: if the process has ended: for want of memory, say.
+            UserError: if the process has ended: for want of memory, say.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -76,42 +67,10 @@ class Peer:
             self._errors.seek(0)
             self._process.kill()
             code = self._process.wait()
-            raise RuntimeError(f"{self.name}: exit code {code} {self._errors.read()[-2000:]}")
+            said = self._errors.read().strip().splitlines()[-1:]
+            raise UserError(f"{self.name}: exit code {code}: {''.join(said)}")
         answer: dict[str, float] = json.loads(line)
         return answer
-
-
-def repetition_of(peer: str, name: str, threads: int, *, float64: bool) -> Callable[[], object]:
-    """Return what ``peer`` repeats in the setting ``name``."""
-    import torch
-
-    torch.set_num_threads(threads)
-    for fused in (
-        torch.backends.cuda.enable_flash_sdp,
-        torch.backends.cuda.enable_mem_efficient_sdp,
-    ):
-        fused(False)  # it has no second derivative, for peers neither
-    if peer in GEMMS:
-        a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE)
-        if peer == "gemm-onednn" and torch.backends.mkldnn.is_available():
-            a, b = a.to_mkldnn(), b.to_mkldnn()
-
-        def products() -> None:
-            for _ in range(GEMM_REPEATS):
-                torch.nn.functional.linear(a, b)
-
-        return products
-    from benchmarks.peers import build
-    from benchmarks.settings import MEMORY, SETTINGS, in_float64, make_tasks
-    from maml.learners import build_learner
-
-    setting = (SETTINGS | MEMORY)[name]
-    if float64:
-        setting = in_float64(setting)
-    if peer.startswith("ours"):
-        # The preset's own choice: a tiny network takes one thread whatever there are.
-        torch.set_num_threads(setting.config.threads or threads)
-    return build(peer, build_learner(setting.config), make_tasks(setting.config, setting.tasks))
 
 
 def main() -> None:
@@ -120,18 +79,21 @@ def main() -> None:
     parser.add_argument("peer")
     parser.add_argument("setting")
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--tuned", action="store_true", help="our allocator settings")
     parser.add_argument("--float64", action="store_true")
     options = parser.parse_args()
 
     # Libraries print notices; the parent reads this process's real standard output.
     answers, sys.stdout = sys.stdout, sys.stderr
     warnings.simplefilter("ignore")
-    if options.tuned:
+    # Each as its users run it: what `maml` sets of the process is ours.
+    if options.peer.startswith("ours"):
         allocator.tune()
     else:
-        # As its users run it: without what `maml` sets for its own threads.
         os.environ.pop("GOMP_SPINCOUNT", None)
+    import torch
+
+    from benchmarks.settings import repetition_of
+
     repetition = repetition_of(
         options.peer, options.setting, options.threads, float64=options.float64
     )
@@ -142,9 +104,6 @@ def main() -> None:
         result = repetition()
         seconds = time.perf_counter() - began
         if command == "check":
-            import torch
-
-            assert isinstance(result, dict)
             torch.save({k: v.detach() for k, v in result.items()}, arguments[0])
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps({"seconds": seconds, "peak_mib": peak_mib}), file=answers, flush=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.peers import OF_MAML, OF_MAMLPP, OF_OWN
+from benchmarks.peers import OF_MAML, OF_OWN, Repetition, build
 from datasets import image_shape, open_episodes
 from datasets.tasks import Task
 from maml.config import Config
 from maml.config.presets import PRESETS, with_values
+from maml.learners import build_learner
 
 
 class Setting(NamedTuple):
@@ -39,8 +39,6 @@ _MINIIMAGENET = with_values(
     queries=15,
 )
 
-_MAMLPP = with_values(PRESETS["mamlpp-omniglot-5way-1shot"], inner_lr=0.01)
-
 
 def _own(name: str, steps: int) -> Setting:
     """Return the setting of a network of `benchmarks.own_networks`."""
@@ -57,12 +55,6 @@ SETTINGS: dict[str, Setting] = {
     "omniglot-5w5s": Setting(_omniglot(5, 5, 1), 32, "Omniglot 5-way 5-shot, 1 step"),
     "omniglot-20w1s": Setting(_omniglot(20, 1, 5), 16, "Omniglot 20-way 1-shot, 5 steps"),
     "miniimagenet-5w1s": Setting(_MINIIMAGENET, 4, "MiniImageNet 5-way 1-shot, 5 steps"),
-    "mamlpp-5w1s": Setting(
-        with_values(_MAMLPP, msl_epochs=0), 8, "MAML++, Omniglot 5-way 1-shot", OF_MAMLPP
-    ),
-    "mamlpp-5w1s-msl": Setting(
-        _MAMLPP, 8, "MAML++, Omniglot 5-way 1-shot, query losses of all steps", OF_MAMLPP
-    ),
     **{
         f"own-{name}-{steps}": _own(name, steps)
         for name in ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "resnet18")
@@ -108,7 +100,14 @@ def make_tasks(config: Config, n_tasks: int) -> Task:
     return Task(*examples(config.shots), *examples(config.queries))
 
 
-def in_float64(setting: Setting) -> Setting:
-    """Return the same setting in float64, with few tasks: for the check of the gradient."""
-    config = dataclasses.replace(setting.config, dtype="float64")
-    return setting._replace(config=config, tasks=3)
+def repetition_of(peer: str, name: str, threads: int, *, float64: bool) -> Repetition:
+    """Return what ``peer`` repeats in a setting; in float64 of few tasks, for a check."""
+    config, n_tasks, *_ = (SETTINGS | MEMORY)[name]
+    if float64:
+        config, n_tasks = with_values(config, dtype="float64"), 3
+    # The preset's own choice: a tiny network takes one thread whatever there are.
+    torch.set_num_threads(config.threads or threads if peer.startswith("ours") else threads)
+    # They have no second derivative, for peers neither.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    return build(peer, build_learner(config), make_tasks(config, n_tasks))

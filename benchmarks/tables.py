@@ -8,7 +8,7 @@ A table that shows a measurement stands between two comments:
     <!-- table: benchmarks/records/2026-11-21-throughput-others.json sinusoid -->
     <!-- /table -->
 
-The words are those of `benchmarks.markdown.table`: a record and, where it has several, the setting.
+The words are those of `benchmarks.record.table`: a record and, where it has several, the setting.
 Below the table stands where the record is and what it was measured on. Where records are folders,
 as those of ``launch/records``, a module comes first, ``maml.studies.table``: its ``table`` and its
 ``measured_on`` take the folder and the other words.
@@ -24,12 +24,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import command_line
-from benchmarks.markdown import table
+from benchmarks.record import table
+from maml.config.parser import Parser
 from maml.errors import UserError
+from maml.processes.program import run_program
 
 REPO = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"<!-- table: (?P<call>[^\n]+?) -->\n(?P<shown>.*?)<!-- /table -->", re.DOTALL)
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LEFT_OUT = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv:\S+")
 """No measurements: commands, links, papers."""
 MEASURED = re.compile(
@@ -79,69 +81,48 @@ def measured_on(record: dict[str, Any]) -> str:
     return f"{said} {record['source']}" if "source" in record else said
 
 
-def rewritten(text: str, document: Path) -> str:
-    """Return a document's text with all of its tables made anew."""
-
-    def one(match: re.Match[str]) -> str:
-        call = match["call"]
-        return f"<!-- table: {call} -->\n{render(call, document)}<!-- /table -->"
-
-    return MARKED.sub(one, text)
-
-
 def unmarked(text: str) -> list[str]:
-    """Return the first line of each table in ``text`` that shows a measurement without a record."""
-    found: list[str] = []
-    fence: str | None = None
-    told = False
-    for line in MARKED.sub("", text).splitlines():
-        if line.startswith("```"):
-            fence, told = (line[3:] if fence is None else None), False
-            continue
-        if fence is None and line.lstrip().startswith("|"):
-            cells = LEFT_OUT.sub("", line).strip().strip("|").split("|")
-            measured = any(MEASURED.search(cell) for cell in cells)
-        elif fence == "":
-            # Text set as a table: several numbers in a line.
-            measured = len(re.findall(r"(?<!\S)\d+\.\d+(?!\S)|\d ?[±–] ?\d", line)) > 1
-        else:
-            measured = told = False
-        if measured and not told:
-            found.append(line)
-        told = told or measured
+    """Return each table's first line in ``text`` that shows a measurement without a record."""
+    found, told = [], False
+    for line in FENCED.sub("", MARKED.sub("", text)).splitlines():
+        cells = LEFT_OUT.sub("", line).strip().strip("|").split("|") if line[:1] == "|" else []
+        measured = any(MEASURED.search(cell) for cell in cells)
+        found += [line] if measured and not told else []
+        told = bool(cells) and (told or measured)
     return found
 
 
-def problems(document: Path) -> list[str]:
-    """Return a line for each table of ``document`` that is not what its record says."""
+def problems(document: Path, *, write: bool = False) -> list[str]:
+    """Return a line for each table of ``document`` that is not what its record says.
+
+    With ``write`` the tables are made anew first.
+    """
     text, name = document.read_text(), document.name
     lines = [f"{name}: a measurement without a record: {line}" for line in unmarked(text)]
     for match in MARKED.finditer(text):
+        call, shown = match["call"], match["shown"]
         try:
-            if render(match["call"], document) != match["shown"]:
-                lines.append(f"{name}: differs from its record: table: {match['call']}")
+            new = render(call, document)
         except ValueError as error:
             lines.append(f"{name}: {error}")
+            continue
+        if write:
+            begin = f"<!-- table: {call} -->\n"
+            document.write_text(document.read_text().replace(begin + shown, begin + new))
+        elif new != shown:
+            lines.append(f"{name}: differs from its record: table: {call}")
     return lines
 
 
-def main() -> None:
+def main(arguments: list[str]) -> int:
     """Write the tables, or check them."""
-    parser = command_line("tables", __doc__, record=False)
+    parser = Parser(prog="python -m benchmarks.tables", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
-    options = parser.parse_args()
-    wrong = []
-    for document in documents():
-        try:
-            if not options.check:
-                document.write_text(rewritten(document.read_text(), document))
-        except ValueError as error:
-            wrong.append(f"{document.name}: {error}")
-        else:
-            wrong += problems(document)
+    options = parser.parse_args(arguments)
+    wrong = [line for each in documents() for line in problems(each, write=not options.check)]
     print("\n".join(wrong), file=sys.stderr, end="\n" * bool(wrong))
-    sys.exit(bool(wrong))
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main, sys.argv[1:])

@@ -1,9 +1,6 @@
 """``python -m launch.record RUN_DIR``: keep what a table shows of a finished run."""
 
-import sys
-
-from maml.processes.program import run_program
-from maml.studies.record import main
+from maml.__main__ import entry
 
 if __name__ == "__main__":
-    run_program(main, sys.argv[1:])
+    entry("record")

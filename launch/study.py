@@ -1,9 +1,6 @@
 """``python -m launch.study SWEEP_FOLDER``: keep what a sweep has found."""
 
-import sys
-
-from maml.processes.program import run_program
-from maml.studies.study import main
+from maml.__main__ import entry
 
 if __name__ == "__main__":
-    run_program(main, sys.argv[1:])
+    entry("study")

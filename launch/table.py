@@ -1,9 +1,6 @@
 """``python -m launch.table``: the published tables beside ours, from the records alone."""
 
-import sys
-
-from maml.processes.program import run_program
-from maml.studies.table import main
+from maml.__main__ import entry
 
 if __name__ == "__main__":
-    run_program(main, sys.argv[1:])
+    entry("table")

@@ -38,9 +38,9 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def entry() -> None:
-    """Run what the command line says."""
-    run_program(main, sys.argv[1:])
+def entry(*program: str) -> None:
+    """Run what the command line says; of ``program``, where that is said already."""
+    run_program(main, [*program, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

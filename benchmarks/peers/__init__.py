@@ -30,10 +30,9 @@ OF_MAML = (
     *("ours", "ours-torch", "ours-compiled"),
     *("learn2learn", "higher", "torchopt", "vmap", "compiled"),
 )
-OF_MAMLPP = ("ours", "ours-torch", "ours-compiled", "mamlpp")
 OF_OWN = ("ours", "ours-vmap", "ours-tasks", "learn2learn", "higher", "torchopt", "plain")
 """The peers that can compute the meta-gradient of each learner, or of a network of one's own."""
-PEERS = tuple(dict.fromkeys((*OF_MAML, "mamlpp", *OF_OWN)))
+PEERS = tuple(dict.fromkeys((*OF_MAML, *OF_OWN)))
 
 
 def build(name: str, learner: Learner, tasks: Task) -> Repetition:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 
 import torch
+from torch import Tensor
 
-from benchmarks.network import gradients_of, loss_function, peer_network
+from benchmarks.network import loss_function, peer_network, task_by_task
 from benchmarks.peers import Repetition
 from datasets.tasks import Task
 from maml.learners import Learner
-from maml.params import Params
 
 
 def build(learner: Learner, tasks: Task) -> Repetition:
@@ -24,14 +24,11 @@ def build(learner: Learner, tasks: Task) -> Repetition:
     loss = loss_function(config)
     optimizer = torch.optim.SGD(network.parameters(), lr=config.inner_lr)
 
-    def repetition() -> Params:
-        network.zero_grad()
-        for i in range(len(tasks.support_x)):
-            context = higher.innerloop_ctx(network, optimizer, copy_initial_weights=False)
-            with context as (functional, inner):
-                for _ in range(config.inner_steps):
-                    inner.step(loss(functional(tasks.support_x[i]), tasks.support_y[i]))
-                loss(functional(tasks.query_x[i]), tasks.query_y[i]).backward()
-        return gradients_of(network, names)
+    def backward(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> None:
+        context = higher.innerloop_ctx(network, optimizer, copy_initial_weights=False)
+        with context as (functional, inner):
+            for _ in range(config.inner_steps):
+                inner.step(loss(functional(support_x), support_y))
+            loss(functional(query_x), query_y).backward()
 
-    return repetition
+    return task_by_task(network, names, tasks, backward)

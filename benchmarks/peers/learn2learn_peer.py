@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 
-from benchmarks.network import gradients_of, loss_function, peer_network
+from torch import Tensor
+
+from benchmarks.network import loss_function, peer_network, task_by_task
 from benchmarks.peers import Repetition
 from datasets.tasks import Task
 from maml.learners import Learner
-from maml.params import Params
 
 
 def build(learner: Learner, tasks: Task) -> Repetition:
@@ -22,13 +23,10 @@ def build(learner: Learner, tasks: Task) -> Repetition:
     loss = loss_function(config)
     maml = learn2learn.algorithms.MAML(network, lr=config.inner_lr, first_order=False)
 
-    def repetition() -> Params:
-        network.zero_grad()
-        for i in range(len(tasks.support_x)):
-            clone = maml.clone()
-            for _ in range(config.inner_steps):
-                clone.adapt(loss(clone(tasks.support_x[i]), tasks.support_y[i]))
-            loss(clone(tasks.query_x[i]), tasks.query_y[i]).backward()
-        return gradients_of(network, names)
+    def backward(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> None:
+        clone = maml.clone()
+        for _ in range(config.inner_steps):
+            clone.adapt(loss(clone(support_x), support_y))
+        loss(clone(query_x), query_y).backward()
 
-    return repetition
+    return task_by_task(network, names, tasks, backward)

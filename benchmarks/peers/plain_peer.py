@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from benchmarks.network import gradients_of, loss_function, peer_network
+from benchmarks.network import loss_function, peer_network, task_by_task
 from benchmarks.peers import Repetition
 from datasets.tasks import Task
 from maml.learners import Learner
-from maml.params import Params
 
 
 def build(learner: Learner, tasks: Task) -> Repetition:
@@ -16,22 +16,18 @@ def build(learner: Learner, tasks: Task) -> Repetition:
     network, names = peer_network(learner)
     config = learner.config
     loss = loss_function(config)
-    start: Params = dict(network.named_parameters())
+    start = dict(network.named_parameters())
 
-    def repetition() -> Params:
-        network.zero_grad()
-        for i in range(len(tasks.support_x)):
-            at = start
-            for _ in range(config.inner_steps):
-                outputs = torch.func.functional_call(network, at, (tasks.support_x[i],))
-                of_support = loss(outputs, tasks.support_y[i])
-                by = torch.autograd.grad(of_support, list(at.values()), create_graph=True)
-                at = {
-                    name: weight - config.inner_lr * gradient
-                    for (name, weight), gradient in zip(at.items(), by, strict=True)
-                }
-            outputs = torch.func.functional_call(network, at, (tasks.query_x[i],))
-            loss(outputs, tasks.query_y[i]).backward()
-        return gradients_of(network, names)
+    def loss_of(at: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(torch.func.functional_call(network, at, (x,)), y)
 
-    return repetition
+    def backward(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> None:
+        at: dict[str, Tensor] = {**start}
+        for _ in range(config.inner_steps):
+            of_support = loss_of(at, support_x, support_y)
+            by = torch.autograd.grad(of_support, list(at.values()), create_graph=True)
+            moved = (w - config.inner_lr * g for w, g in zip(at.values(), by, strict=True))
+            at = dict(zip(at, moved, strict=True))
+        loss_of(at, query_x, query_y).backward()
+
+    return task_by_task(network, names, tasks, backward)

@@ -4,7 +4,7 @@
     python -m maml.plots runs/maml-* runs/anil-* --folder figures
     python -m maml.plots runs/sweeps/inner-rate          # all trials of a sweep
 
-Runs that differ in their seed alone are one method, drawn as their mean with an interval. What is
+Runs that differ in their seed alone are one method, drawn as their mean and each of them. What is
 drawn with a model that needs code of a user's own is left out without ``--trust``.
 """
 
@@ -21,9 +21,8 @@ from typing import Any
 from datasets.trust import refusal
 from datasets.words import counted
 from maml.config import registry
-from maml.config.parser import Parser, add_trust, whole_number
+from maml.config.parser import Parser, add_trust, at_least
 from maml.config.saved import believed
-from maml.errors import UserError
 from maml.learners import build_learner
 from maml.library.model import Model, load
 from maml.plots import adaptation, curves, style
@@ -41,15 +40,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--folder", type=Path, help="where the pictures go")
     parser.add_argument(
-        "--tasks", type=whole_number, default=100, help="test tasks for each point (default: 100)"
+        "--tasks", type=at_least(2), default=100, help="test tasks for each point (default: 100)"
     )
     parser.add_argument(
-        "--task", type=whole_number, default=0, help="the test task that is drawn (default: 0)"
+        "--task", type=at_least(0), default=0, help="the test task that is drawn (default: 0)"
     )
     add_trust(parser, "a run's config.yaml")
     options = parser.parse_args(arguments)
-    if options.tasks < 2 or options.task < 0:
-        raise UserError("--tasks must be at least 2, and --task at least 0")
     found = reading.find(options.paths)
     methods = reading.methods(found)
     folder = options.folder
@@ -97,7 +94,6 @@ def pictures(
         if learner.tasks == "episodes":
             models = [load(run.path, trust=trust) for run in each]
             yield f"panel{of_it}", of_tasks.panel(models[0], task)
-            yield f"rates{of_it}", adaptation.rates(models[0])
             if learner.adapts_at_test:
                 adapting[name] = models
     if adapting:

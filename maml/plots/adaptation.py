@@ -1,50 +1,46 @@
-"""What the inner loop does: accuracy after each step, and the rates that were learned for it."""
+"""What the inner loop does: the test score after each step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
-from maml.evaluation.scores import mean_and_ci95
 from maml.library.model import Model
 from maml.plots import style
 from maml.plots.curves import line_of_seeds
 from maml.plots.style import GREY
-from maml.run import progress
 
 
-def scores_by_step(
-    model: Model, steps: Sequence[int], tasks: int, done: Callable[[int], object] = lambda n: None
-) -> tuple[str, list[list[float]]]:
+def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str, list[list[float]]]:
     """Return the metric's name, and each test task's score after each number of inner steps.
 
     Args:
         model: The model; its scores are normalised as its run's headline.
         steps: How many inner steps.
         tasks: How many test tasks, from the first on.
-        done: Told of each number of tasks and steps that has been scored.
     """
     learner, config = model.learner, model.config
     episodes = learner.open_tasks("test", evaluation=True)
     prefix = "" if config.transductive else "non_transductive_"
     metric = "accuracy" if "accuracy" in learner.metric_names else "loss"
     found: list[list[float]] = [[] for _ in steps]
-    for ids in torch.arange(tasks).split(config.task_batch):
+    batches = torch.arange(tasks).split(config.task_batch)
+    for ids in tqdm(batches, desc="scoring", unit="batch", leave=False):
         batch = episodes.tasks(ids)
         for at, n in zip(found, steps, strict=True):
             predictions = learner.predictions(model.meta_params, batch, n)
             at += learner.scores(predictions, batch.query_y)[prefix + metric].tolist()
-            done(len(ids))
     return metric, found
 
 
 def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
-    """Draw the test score after each number of inner steps, with 95 % intervals.
+    """Draw the test score after each number of inner steps, by method and seed.
 
-    Of several seeds as `line_of_seeds` says, of one the interval is over tasks. The steps of
-    training and of the run's own test are marked where they are the same for all.
+    The steps of training and of the run's own test are marked where they are the same for all.
 
     Returns:
         The figure.
@@ -57,58 +53,14 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     metric = "accuracy"
     for name, models in methods.items():
-        total = len(models) * len(steps) * tasks
-        with progress.bar(total, f"scoring {name}", "task", speaks=True, leave=False) as bar:
-            each = [scores_by_step(model, steps, tasks, bar.update) for model in models]
+        each = [scores_by_step(model, steps, tasks) for model in models]
         metric = each[0][0]
-        means = [[sum(at) / tasks for at in of_run] for _, of_run in each]
-        line_of_seeds(axis, steps, means, looks[name], name, f"95 % over {tasks} tasks")
-        if len(each) == 1:
-            ends = [mean_and_ci95(torch.tensor(at)) for at in each[0][1]]
-            low, high = ([m + sign * (half or 0.0) for m, half in ends] for sign in (-1, 1))
-            axis.fill_between(steps, low, high, color=looks[name][0], alpha=0.2, linewidth=0)
+        means = [[fmean(at) for at in of_run] for _, of_run in each]
+        line_of_seeds(axis, steps, means, looks[name], name)
     for what, field, dash in (("training", "inner_steps", ":"), ("test", "eval_inner_steps", "--")):
         values = {getattr(config, field) for config in configs}
         if len(values) == 1:
             axis.axvline(values.pop(), color=GREY, linestyle=dash, label=f"steps in {what}")
     axis.xaxis.get_major_locator().set_params(integer=True)
     style.finish(axis, "inner steps", f"test {metric}", metric=metric)
-    return drawn
-
-
-def rates(model: Model) -> Any:
-    """Draw the learned inner rates of each layer, at each inner step; None where none are learned.
-
-    A dot is a tensor's mean rate, the bar its middle half, where it has a rate for each weight.
-
-    Returns:
-        The figure.
-    """
-    problem = model.learner.problem(model.meta_params, max(1, model.config.inner_steps))
-    if not problem.rates:
-        return None
-    names = list(problem.rates[0])
-    steps = problem.rates
-    shared = all(
-        torch.equal(steps[0][name].detach(), of_step[name].detach())
-        for of_step in steps
-        for name in names
-    )
-    steps = steps[:1] if shared else steps
-    looks = [
-        colour for colour, _ in style.look_of([f"step {i}" for i in range(len(steps))]).values()
-    ]
-    drawn, ((axis,),) = style.figure(size=(max(5.0, 0.45 * len(names) + 2), 4.2))
-    for i, of_step in enumerate(steps):
-        offset = 0.6 * ((i + 0.5) / len(steps) - 0.5)
-        for x, name in enumerate(names):
-            values = problem.lr * of_step[name].detach().flatten().double()
-            low, high = (float(values.quantile(q)) for q in (0.25, 0.75))
-            axis.plot((x + offset, x + offset), (low, high), color=looks[i], linewidth=3, alpha=0.5)
-            label = None if x or shared else f"step {i + 1}"
-            axis.plot(x + offset, float(values.mean()), "o", color=looks[i], label=label)
-    axis.axhline(model.config.inner_lr, color=GREY, linestyle="--", label="to begin with")
-    axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
-    whole = all(rate.numel() == 1 for of_step in steps for rate in of_step.values())
-    style.finish(axis, "", "learned inner rate" + ("" if whole else ", mean and middle half"))
     return drawn

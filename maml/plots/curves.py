@@ -1,14 +1,16 @@
-"""Learning curves: of one run as it ends, of many with intervals over their seeds."""
+"""Learning curves: of one run as it ends, of many by method and seed."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from datasets.episodes import Episodes
 from datasets.tasks import Task
+from datasets.words import counted
 from maml.config import Config, registry
 from maml.config.presets import title
 from maml.evaluation.scores import headline
@@ -33,15 +35,10 @@ def draw_curves(
     figure, ((*axes,),) = style.figure(1, 2, (5.0, 3.8))
     batches = registry.learner(config.learner).tasks == "batches"
     of = "mini-batches" if batches else "tasks"
-    steps = (config.inner_steps, config.eval_inner_steps)
-    adapts = registry.learner(config.learner).adapts_at_test
-    marked = steps if adapts and steps[0] != steps[1] else None
-    _curve(axes[0], rows, result, "loss", of, marked)
+    _curve(axes[0], rows, result, "loss", of)
     metric = headline(worker.metric_names)
     if metric != "loss":
-        _curve(axes[1], rows, result, metric, of, marked)
-        if metric != "accuracy":
-            _count_episodes(axes[1], [config])
+        _curve(axes[1], rows, result, metric, of)
     else:
         axes[0].set_yscale("log")
         adapted_curve(axes[1], worker.learner, worker.evaluation("test"), meta_params)
@@ -56,18 +53,8 @@ def draw_curves(
     return style.save(figure, run_dir / "curves", ["png"])[0]
 
 
-def _curve(
-    axis: Any,
-    rows: list[Row],
-    result: dict[str, Any],
-    name: str,
-    of: str,
-    steps: tuple[int, int] | None,
-) -> None:
-    """Draw one metric; ``steps``: inner steps in training and at test, where they differ."""
-    trained, tested = ("", "")
-    if steps is not None:
-        trained, tested = (f", {n} inner step{'s' * (n != 1)}" for n in steps)
+def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: str) -> None:
+    """Draw one metric: in training, of ``of``; at validations; at the test."""
     training = [(row["iteration"], row[name]) for row in rows if "split" not in row and name in row]
     validation = [row for row in rows if row.get("split") == "validation"]
     # The rows hold both; drawn is what the test's headline is.
@@ -75,9 +62,7 @@ def _curve(
     if training:
         iterations, values = zip(*training, strict=True)
         axis.plot(iterations, values, color=BLUE, alpha=0.25, linewidth=0.8)
-        axis.plot(
-            iterations, style.smooth(values), color=BLUE, label=f"training {of}{trained}, smoothed"
-        )
+        axis.plot(iterations, style.smooth(values), color=BLUE, label=f"training {of}, smoothed")
     if validation:
         axis.errorbar(
             [row["iteration"] for row in validation],
@@ -87,28 +72,12 @@ def _curve(
             marker="o",
             markersize=3,
             capsize=2,
-            label=f"validation{tested}, 95 % interval",
+            label="validation, 95 % interval",
         )
     if result.get(name) is not None:
         shown = f"{100 * result[name]:.1f} %" if name == "accuracy" else f"{result[name]:.3g}"
-        axis.axhline(result[name], color=GREY, linestyle="--", label=f"test{tested}: {shown}")
+        axis.axhline(result[name], color=GREY, linestyle="--", label=f"test: {shown}")
     style.finish(axis, "outer-loop iteration", f"query {name}", metric=name)
-
-
-def _count_episodes(axis: Any, configs: Iterable[Config]) -> None:
-    """Say, above iterations, how many episodes of acting they are, if of all as many."""
-    counts = set()
-    for config in configs:
-        known = registry.learner(config.learner)
-        # A policy of a user's own may play others.
-        acts = known.tasks == "environments" and not known.is_theirs
-        before = config.shots * config.inner_steps
-        plays = config.queries + (before if known.adapts_at_test else 0)
-        counts.add(config.meta_batch_size * plays * acts)
-    each = counts.pop()
-    if not counts and each:
-        above = axis.secondary_xaxis("top", functions=(lambda x: x * each, lambda x: x / each))
-        above.set_xlabel("episodes, the first of each environment")
 
 
 def own_pictures(learner: Learner, episodes: Episodes, meta_params: Params) -> dict[str, Any]:
@@ -132,44 +101,24 @@ def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: 
     if task.query_x.shape[2:] != (1,) or task.query_y.shape[2:] != (1,):
         axis.set_axis_off()
         return
-    support_x, support_y = task.support_x[0], task.support_y[0]
     params = {name: tensor.cpu() for name, tensor in meta_params.items()}
     points = torch.cat([task.support_x, task.query_x], dim=1)
     x = torch.linspace(float(points.min()), float(points.max()), 201, dtype=points.dtype)[:, None]
-    dashes = {
-        0: ("before adapting", GREY, ":"),
-        1: ("1 step", ORANGE, "--"),
-        5: ("5 steps", BLUE, "-"),
-    }
-    for steps, (label, color, dash) in dashes.items():
-        adapted = learner.adapted(params, Task(*(tensor[0] for tensor in task)), steps)
+    one = Task(*(tensor[0] for tensor in task))
+    for steps, color, dash in ((0, GREY, ":"), (1, ORANGE, "--"), (5, BLUE, "-")):
+        adapted = learner.adapted(params, one, steps)
         y = learner.call_network(adapted, x)[0].detach()
+        label = counted(steps, "inner step")
         axis.plot(x[:, 0], y[:, 0], color=color, linestyle=dash, label=label)
-    order = task.query_x[0, :, 0].argsort()
-    axis.plot(
-        task.query_x[0, order, 0],
-        task.query_y[0, order, 0],
-        color="black",
-        alpha=0.35,
-        linewidth=3,
-        label="the task",
-        zorder=0,
-    )
-    axis.plot(
-        support_x[:, 0],
-        support_y[:, 0],
-        "^",
-        color="black",
-        label=f"{len(support_x)} support points",
-    )
+    axis.plot(one.query_x[:, 0], one.query_y[:, 0], ".", color=GREY, label="queries", zorder=0)
+    axis.plot(one.support_x[:, 0], one.support_y[:, 0], "^", color="black", label="support")
     style.finish(axis, "x", "y")
 
 
 def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
     """Draw each method's validations: the mean over its seeds, as `line_of_seeds` says.
 
-    Where no run has any, what was logged while training, smoothed. Policies that play as many
-    episodes in an iteration have a second axis, which counts them.
+    Where no run has any, what was logged while training, smoothed.
 
     Returns:
         The figure.
@@ -196,8 +145,6 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
         each = [[at[i][j] for i in whole] for j in range(len(of_method))]
         line_of_seeds(axis, whole, each, looks[name], name)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    if metric.endswith("return"):
-        _count_episodes(axis, [run.config for run in runs])
     y = f"{'validation' if validates else 'training'} {metric}"
     style.finish(axis, "outer-loop iteration", y, metric=metric)
     return drawn
@@ -208,39 +155,12 @@ def _validated(run: Run, metric: str) -> dict[int, float]:
 
 
 def line_of_seeds(
-    axis: Any,
-    x: Sequence[float],
-    each: Sequence[Sequence[float]],
-    look: tuple[str, str],
-    name: str,
-    alone: str = "1 seed",
+    axis: Any, x: Sequence[float], each: Sequence[Sequence[float]], look: tuple[str, str], name: str
 ) -> None:
-    """Draw the mean of lines, one a seed, with Student's 95 % interval; of two, both lines instead.
-
-    The interval of two is 13 standard errors wide: true, and no picture. ``alone`` is what the
-    legend says of a line of one seed.
-    """
+    """Draw the mean of lines, one a seed, and of several each line, too, paler."""
     colour, dash = look
-    many = f"mean of {len(each)} seeds" + ", 95 %" * (len(each) > 2)
-    label = f"{name} ({many if len(each) > 1 else alone})"
-    spread = [mean_and_spread(values) for values in zip(*each, strict=True)]
-    axis.plot(x, [mean for mean, _ in spread], dash, color=colour, marker=".", label=label)
-    if len(each) == 2:
-        for values in each:
-            axis.plot(x, values, dash, color=colour, alpha=0.4, linewidth=0.8)
-    elif len(each) > 2:
-        low, high = ([mean + sign * half for mean, half in spread] for sign in (-1, 1))
-        axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-
-
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and the half-width of Student's 95 % interval; of one value that is 0."""
-    import numpy as np
-
-    many = np.asarray(values, dtype=np.float64)
-    if len(many) < 2:
-        return float(many.mean()), 0.0
-    from scipy import stats
-
-    t = stats.t.ppf(0.975, len(many) - 1)
-    return float(many.mean()), float(t * many.std(ddof=1) / len(many) ** 0.5)
+    means = [fmean(values) for values in zip(*each, strict=True)]
+    label = f"{name} ({counted(len(each), 'seed')})"
+    axis.plot(x, means, dash, color=colour, marker=".", label=label)
+    for values in each if len(each) > 1 else []:
+        axis.plot(x, values, dash, color=colour, alpha=0.4, linewidth=0.8)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from maml.config import registry
 from maml.run.files import write_bytes
 
 BLUE, ORANGE, GREEN, RED, PINK, SKY, BLACK = COLOURS = (
@@ -21,21 +20,10 @@ GREY = "#888888"
 DASHES = ("-", "--", ":")
 
 
-def methods() -> list[str]:
-    """Return all learners: one has the same colour in every picture, that of its place here."""
-    return list(registry.known("learner"))
-
-
 def look_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return a colour and a dash for each name: a method's own, else the next one that is free."""
+    """Return a colour and a dash for each name; 21 look different."""
     looks = [(colour, dash) for dash in DASHES for colour in COLOURS]
-    own = methods()[: len(looks)]
-    found = {name: looks[own.index(name)] for name in names if name in own}
-    free = [look for look in looks if look not in found.values()]
-    others = [name for name in names if name not in found]
-    for i, name in enumerate(others):
-        found[name] = free[i % len(free)]
-    return found
+    return {name: looks[i % len(looks)] for i, name in enumerate(names)}
 
 
 def figure(
@@ -54,15 +42,6 @@ def figure(
     return drawn, axes
 
 
-def percent(axis: Any, which: str = "y") -> None:
-    """Show shares as percent, and nothing below 0 or above 100."""
-    from matplotlib.ticker import PercentFormatter
-
-    (axis.yaxis if which == "y" else axis.xaxis).set_major_formatter(PercentFormatter(1.0))
-    low, high = getattr(axis, f"get_{which}lim")()
-    getattr(axis, f"set_{which}lim")(max(low, -0.02), min(high, 1.02))
-
-
 def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
     """Say what an axis shows: its labels, a grid, and a legend of what has a label.
 
@@ -76,7 +55,11 @@ def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
     axis.set_ylabel(y)
     axis.grid(alpha=0.25)
     if metric.endswith("accuracy"):
-        percent(axis)
+        from matplotlib.ticker import PercentFormatter
+
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        low, high = axis.get_ylim()
+        axis.set_ylim(max(low, -0.02), min(high, 1.02))
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=8)
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from datasets.spelling import is_theirs
-from datasets.words import counted
-from maml.config import Config, registry
+from maml.config import Config
 from maml.errors import UserError
 from maml.evaluation.scores import headline
 from maml.run import directory, reading
+from maml.run.files import read_object
 from maml.run.reading import Run
 from maml.run.task_scores import NAME
+from maml.studies.recorded import misfit
 from maml.studies.statistics import Floats
-from maml.studies.sweeping.points import STUDY, Point, read_study, value_of
+from maml.studies.sweeping.points import Point
 
 TASKS = (
     "data", "omniglot_split", "image_size", "image_mode", "split_fractions", "ways", "shots",
     "eval_queries", "batch_size", "horizon",
 )  # fmt: skip
 """Of these the test tasks depend, beside the seed."""
+STUDY = "study.json"
+"""What `launch.study` writes."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +64,17 @@ def read(asked: str, metric: str | None) -> Arm:
     if not path.is_dir():
         raise UserError(f"{asked}: {path} is no folder")
     points = points_of(path)
-    if points and not any((run_dir / "config.yaml").is_file() for run_dir in points):
-        n = counted(len(points), "trial")
-        raise UserError(f"{asked}: no run: {n}, and none began to train (see {path / 'logs'})")
     found = reading.find([path])
     runs = [run for run in found if _has(run.config, values, asked, points.get(run.path, {}))]
     if not runs:
         raise UserError(f"{asked}: no run in {path} has these values")
     tested = [run for run in runs if (run.path / NAME).is_file()]
-    gone_on = [run for run in tested if _has_gone_on(run.path)]
-    if gone_on:
-        left = ", ".join(str(run.path) for run in gone_on[:3]) + (", …" if gone_on[3:] else "")
-        line = f"{asked}: went on after the test, and did not come to a new one: {left}"
-        if len(gone_on) == len(tested):
-            raise UserError(line)
-        print(f"left out of {line}", file=sys.stderr)
-    return arm_of(asked, [run for run in tested if run not in gone_on], metric)
-
-
-def _has_gone_on(run_dir: Path) -> bool:
-    """Say whether a run is trained further since its test, which is of an earlier model then."""
-    status = directory.read_status(run_dir)
-    return status is not None and status["state"] != "finished"
+    for run in tested:
+        # One that is trained further since has the scores of an earlier model.
+        status = directory.read_status(run.path)
+        if status is not None and status["state"] != "finished":
+            raise UserError(f"{run.path}: went on after the test, and did not come to a new one")
+    return arm_of(asked, tested, metric)
 
 
 def points_of(folder: Path) -> dict[Path, Point]:
@@ -98,8 +89,20 @@ def points_of(folder: Path) -> dict[Path, Point]:
         # Imported here: most comparisons are of no sweep, and need no Optuna.
         from maml.studies.sweeping.sweep import kept
 
-        return {trial.run_dir: trial.point for trial in kept(folder).trials()}
+        return {trial.run_dir: trial.record.params for trial in kept(folder).trials()}
     return {}
+
+
+def read_study(folder: Path) -> dict[str, Any]:
+    """Return what a kept study's study.json says.
+
+    Raises:
+        UserError: naming it, if it is missing or damaged.
+    """
+    said = read_object(folder / STUDY)
+    if wrong := misfit(said, {"trials": list, "against": str, "note": str, "hardware": dict}):
+        raise UserError(f"{folder / STUDY}: damaged: its {wrong}")
+    return said
 
 
 def arm_of(name: str, runs: list[Run], metric: str | None = None) -> Arm:
@@ -143,15 +146,9 @@ def other_tasks(a: Run, b: Run) -> str:
         of_a, of_b = getattr(a.config, name), getattr(b.config, name)
         if of_a != of_b:
             return f"{name} is {of_a} for the first and {of_b} for the second"
-    if not (is_theirs(a.config.data) or registry.data_set(a.config.data).own_images):
-        return ""
-    # A folder of a user's own images that has only moved is the same one.
+    # Of a user's own images; a folder of them that has only moved is the same one.
     images = [run.result.get("test_images") for run in (a, b)]
-    of_a, of_b = a.config.data_root, b.config.data_root
-    if images[0] == images[1] if None not in images else of_a == of_b:
-        return ""
-    where = f"data_root is {of_a} for the first and {of_b} for the second"
-    return where if None in images else f"{where}, and their images differ"
+    return "" if images[0] == images[1] else "their images differ"
 
 
 def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
@@ -179,27 +176,22 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
 
 
 def _split(asked: str) -> tuple[Path, dict[str, str]]:
-    """Return the path of ``PATH:name=value,…``, and the values; one may have commas and colons."""
+    """Return the path of ``PATH:name=value,…``, and the values.
+
+    Commas and spaces between brackets are a component's arguments.
+    """
     path, text = asked, ""
     if found := re.fullmatch(r"(.*?):([\w-]+=.*)", asked):
         path, text = found.groups()
-    parts = (part.partition("=") for part in _parts(text))
-    values = {name.lstrip("-").replace("-", "_"): value for name, _, value in parts}
-    return Path(path).expanduser(), values
-
-
-def _parts(text: str) -> list[str]:
-    """Return each ``name=value`` of a list; those between brackets are a component's arguments."""
-    parts, between = [""], ""
-    for i, piece in enumerate(re.split(r"([,\s]+)(?=[\w-]+=)", text)):
-        quoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", parts[-1])
-        if i % 2:
-            between = piece
-        elif quoted.count("(") > quoted.count(")"):
-            parts[-1] += between + piece
+    parts: list[str] = []
+    for gap, piece in re.findall(r"([,\s]*)([^,\s]+)", text):
+        if parts and ("=" not in piece or parts[-1].count("(") > parts[-1].count(")")):
+            parts[-1] += gap + piece
         else:
             parts.append(piece)
-    return [part for part in parts if part]
+    each = (part.partition("=") for part in parts)
+    values = {name.lstrip("-").replace("-", "_"): value for name, _, value in each}
+    return Path(path).expanduser(), values
 
 
 def _has(config: Config, values: dict[str, str], asked: str, point: Point) -> bool:
@@ -207,6 +199,14 @@ def _has(config: Config, values: dict[str, str], asked: str, point: Point) -> bo
         if name not in point and not hasattr(config, name):
             raise UserError(f"{asked}: no run has a value named {name}")
         has = point[name] if name in point else getattr(config, name)
-        if str(has) != value and has != value_of(value):
+        # As 1e-1 is 0.1, and true is True.
+        if str(has).lower() != value.lower() and has != _number(value):
             return False
     return True
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

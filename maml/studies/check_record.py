@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from maml.config import Config, registry
-from maml.config.parser import Parser, add_trust, whole_number
+from maml.config import registry
+from maml.config.parser import Parser, add_trust, at_least
 from maml.config.presets import with_values
 from maml.config.saved import believed
 from maml.errors import UserError
@@ -43,13 +43,11 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("record", metavar="DIR", type=Path, help="a record, or a folder of some")
     parser.add_argument(
-        "--tasks", type=whole_number, default=600, help="how many of its tasks (default: 600)"
+        "--tasks", type=at_least(1), default=600, help="how many of its tasks (default: 600)"
     )
     parser.add_argument("--data-root", help="where the data sets are (default: $MAML_DATA)")
     add_trust(parser, "a record's config.yaml")
     options = parser.parse_args(arguments)
-    if options.tasks < 1:
-        raise UserError(f"--tasks {options.tasks}: give at least 1")
     wrong = 0
     folders = recorded.folders(options.record)
     if not folders:
@@ -89,34 +87,33 @@ def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
         params = recorded_content(record.path)["model"]
     except UserError as error:
         return str(error), str(error)
-    said = {address: row for address, row in record.scores.items() if address[2] < tasks}
-    names, values = scores_of(config, params, len(said))
-    found = {
-        ("test", config.seed, index): dict(zip(names, row, strict=True))
-        for index, row in enumerate(values)
-    }
-    reason = differing(said, found)
+    tasks = min(tasks, len(record.scores))
+    reason = retested(replace(record, config=config), params, tasks)
     files = [
         f"{line} since it was recorded"
         for line in other_files(config, record.made["starts"][-1].get("own_files", {}))
     ]
     if "ensemble" in record.result:
         files.append("its ensemble is not tested again: the other models are not kept")
-    return reason, "; ".join([reason or f"{len(said)} tasks score what it says", *files])
+    return reason, "; ".join([reason or f"{tasks} tasks score what it says", *files])
 
 
-def scores_of(config: Config, params: Params, tasks: int) -> tuple[list[str], list[list[float]]]:
-    """Test ``params`` in this process: metrics' names, and their values for each task.
+def retested(record: Run, params: Params, tasks: int) -> str:
+    """Test ``params`` on a record's first tasks; return how they differ from what it says, or "".
 
     Raises:
         UserError: if the parameters are not those of the configuration's learner.
     """
-    strategy = alone(config)
-    worker = strategy.worker
+    strategy = alone(record.config)
+    worker, seed = strategy.worker, record.config.seed
     checkpoint.check_model({"model": params}, worker.learner.meta_parameters(), "the record")
     with torch.no_grad():
-        values = of_tasks(strategy, params, "test", tasks, progress=True)
-    return list(worker.evaluation_names), values.tolist()
+        values = of_tasks(strategy, params, "test", tasks, progress=True).tolist()
+    found = {
+        ("test", seed, index): dict(zip(worker.evaluation_names, row, strict=True))
+        for index, row in enumerate(values)
+    }
+    return differing({a: row for a, row in record.scores.items() if a[2] < tasks}, found)
 
 
 def differing(said: Scores, found: Scores) -> str:

@@ -1,15 +1,14 @@
 """``python -m launch.record RUN_DIR``: keep what a table shows of a finished run.
 
-    python -m launch.record runs/omniglot-5w1s --tasks 2000
+    python -m launch.record runs/omniglot-5w1s
 
-The model that the run has tested is tested again, on as many tasks as are asked for, and must score
-what the run itself has written. What stays is in `maml.studies.recorded`.
+The model that the run has tested is tested again, and must score what the run itself has written.
+What stays is in `maml.studies.recorded`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import Any
 import torch
 import yaml
 
-from datasets.spelling import is_theirs
 from maml.config import FLAGS, OF_A_HOST, Config, registry
-from maml.config.parser import Parser, add_trust, whole_number
+from maml.config.parser import Parser, add_trust, at_least
 from maml.config.presets import PRESETS, changed, published_row, spelled
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, load_best
@@ -30,10 +28,10 @@ from maml.params import Params
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import describe, digest_of
 from maml.run.reading import Run
-from maml.run.task_scores import NAME, read_tasks, write_tasks
+from maml.run.task_scores import NAME
 from maml.strategies.local import alone
 from maml.studies import recorded
-from maml.studies.check_record import differing, scores_of
+from maml.studies.check_record import retested
 
 PLACES = ("run_dir", "data_root", "resume")
 """Flags that name places of one machine."""
@@ -48,25 +46,18 @@ def main(arguments: list[str]) -> int:
     parser = Parser(prog="python -m launch.record", description="Keep the record of a run.")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     parser.add_argument(
-        "--tasks", type=whole_number, default=2000, help="test tasks to keep (default: 2000)"
-    )
-    parser.add_argument(
         "--note", default="", help="what differs from the published protocol, beside the flags"
     )
     parser.add_argument(
         "--ensemble",
         metavar="K",
-        type=whole_number,
+        type=at_least(2),
         help="test the K kept checkpoints that validated best together, too",
     )
     parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where it goes")
     parser.add_argument("--data-root", help="where the data sets are (default: as in the run)")
     add_trust(parser, "the run's config.yaml")
     options = parser.parse_args(arguments)
-    for name, least in (("tasks", 1), ("ensemble", 2)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise UserError(f"--{name} {value}: give at least {least}")
     print(f"record {write(**vars(options))}")
     return 0
 
@@ -74,7 +65,6 @@ def main(arguments: list[str]) -> int:
 def write(
     run_dir: Path,
     records: Path,
-    tasks: int,
     note: str = "",
     data_root: str | None = None,
     ensemble: int | None = None,
@@ -86,7 +76,6 @@ def write(
     Args:
         run_dir: A run that has finished.
         records: Where its folder goes.
-        tasks: Test tasks to keep.
         note: What differs from the published protocol, beside the flags.
         data_root: Where the data sets are; None: as in the run.
         ensemble: How many checkpoints make one; None: there is none.
@@ -108,12 +97,14 @@ def write(
         )
     if not config.test_tasks:
         raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
+    run = Run(run_dir, here)
+    result = files.read_object(run_dir / "result.json")
+    if wrong := recorded.other_means(run):
+        raise UserError(f"{run_dir / 'result.json'}: not what {NAME} says: {wrong}")
     last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
-    own = _own(here, starts)
-    target = records / recorded.place_of(config, own)
+    target = records / recorded.place_of(config)
     with recorded.made_anew(target, records, "--records") as folder:
-        tested = checkpoint.tested(last)["model"]
-        result = _test(folder, Run(run_dir, here), tested, tasks)
+        keep(folder, run_dir)
         # Beside the presets of this commit, which may be later than the run's.
         result |= published_row(config) | {"changed": changed(config)}
         if ensemble is not None:
@@ -126,38 +117,26 @@ def write(
             "note": note,
         }
         made |= {"division": last["division"]} if last.get("division") is not None else {}
-        made |= {"own": own} if own else {}
-        _write_files(folder, run_dir, tested, made, result)
+        _write_files(folder, run_dir, checkpoint.tested(last)["model"], made, result)
+        recorded.read(folder)  # whoever reads it later must be able to
+        if wrong := retested(run, checkpoint.tested(last)["model"], result["tasks"]):
+            raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
     return target
 
 
 def _write_files(
     folder: Path, run_dir: Path, model: Params, made: dict[str, Any], result: dict[str, Any]
 ) -> None:
-    """Write what a record has beside the scores of its tasks."""
+    """Write what a record has beside what is kept of any run."""
     kept = folder / RECORDED
     torch.save(model, kept)
     made |= {"model_sha256": digest_of(kept), "model_bytes": kept.stat().st_size}
     if made["model_bytes"] > recorded.MOST_BYTES:
         kept.unlink()
-    for name, content in (("result.json", result), ("record.json", made)):
-        files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
-    write_config(folder, run_dir)
-    write_metrics(folder, run_dir)
     with contextlib.suppress(FileNotFoundError):
         shutil.copy(run_dir / "curves.png", folder / "curves.png")
-    recorded.read(folder)  # whoever reads it later must be able to
-
-
-def _own(config: Config, starts: list[dict[str, Any]]) -> str:
-    """Return a digest of a user's own images and components, which no name tells apart; or ""."""
-    files = starts[-1].get("own_files", {})
-    images = None
-    if config.data == "folder" or is_theirs(config.data):
-        images = alone(config).worker.evaluation("test").content()
-    if not files and images is None:
-        return ""
-    return hashlib.sha256(json.dumps([files, images], sort_keys=True).encode()).hexdigest()[:8]
+    for name, content in (("result.json", result), ("record.json", made)):
+        files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
 
 
 def starts_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -169,7 +148,7 @@ def starts_of(run_dir: Path) -> list[dict[str, Any]]:
     """
     path = run_dir / "config.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if wrong := recorded.misfit(content, KEPT | {"starts": [recorded.START]}):
+    if wrong := recorded.misfit(content, KEPT | {"starts": list}):
         raise UserError(f"{path}: damaged: its {wrong}")
     found = content["starts"]
     for start in found:
@@ -184,22 +163,6 @@ def starts_of(run_dir: Path) -> list[dict[str, Any]]:
     return [{n: of[n] for n in directory.OF_A_START if n in of} for of in found]
 
 
-def _test(folder: Path, run: Run, model: Params, tasks: int) -> dict[str, Any]:
-    """Test the run's model again, keep each task's scores, and return the run's result.
-
-    Raises:
-        UserError: if it does not score what the run has written.
-    """
-    result = files.read_object(run.path / "result.json")
-    if wrong := recorded.other_means(run):
-        raise UserError(f"{run.path / 'result.json'}: not what {NAME} says: {wrong}")
-    names, values = scores_of(run.config, model, max(tasks, result["tasks"]))
-    write_tasks(folder, "test", run.config.seed, names, values)
-    if wrong := differing(run.scores, read_tasks(folder / NAME)):
-        raise UserError(f"{run.path}: its model does not score what it says: {wrong}")
-    return result
-
-
 def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str, Any]:
     """Return what the best ``count`` checkpoints score together, under names of its own.
 
@@ -210,13 +173,9 @@ def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str
     models = [one["model"] for one in saved]
     found = scored_together(alone(config), models, "test", tasks, progress=True)
     found = with_headline(found, transductive=config.transductive)
-    return {"ensemble": [one["iteration"] for one in saved]} | {
-        f"ensemble_{name}": found[name]
-        for name in (
-            *("accuracy", "ci95"),
-            *("non_transductive_accuracy", "non_transductive_accuracy_ci95"),
-        )
-    }
+    kept = ("accuracy", "ci95", "non_transductive_accuracy", "non_transductive_accuracy_ci95")
+    scores = {f"ensemble_{name}": found[name] for name in kept}
+    return {"ensemble": [one["iteration"] for one in saved]} | scores
 
 
 def _again(config: Config, start: dict[str, Any]) -> str:
@@ -234,20 +193,28 @@ def _again(config: Config, start: dict[str, Any]) -> str:
     return f"{program} {flags}{several}" + (f" --threads {threads}" if threads else "")
 
 
-def write_config(folder: Path, run_dir: Path) -> None:
-    """Write the run's config.yaml, without what is one machine's own."""
+def keep(folder: Path, run_dir: Path) -> None:
+    """Write what is kept of a run: its configuration, result and scores, and thinned metrics.
+
+    Of config.yaml, without what is one machine's own; of metrics.jsonl about `ROWS` rows of
+    training, and all others.
+
+    Raises:
+        UserError: naming the file that is missing.
+    """
+    for name in ("result.json", NAME):
+        try:
+            shutil.copy(run_dir / name, folder / name)
+        except OSError as error:
+            raise UserError(f"{run_dir / name}: {error.strerror}") from error
     content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
     kept = {name: content[name] for name in KEPT}
     config = {name: v for name, v in content["config"].items() if name not in PLACES}
     text = yaml.safe_dump({"config": config, **kept}, sort_keys=False)
     files.write_text(folder / "config.yaml", text)
-
-
-def write_metrics(folder: Path, run_dir: Path) -> None:
-    """Write about `ROWS` rows of training, and all others."""
     rows = files.read_rows(run_dir / "metrics.jsonl")
     training = [row for row in rows if "split" not in row]
     every = max(1, len(training) // ROWS)
-    kept = {id(row) for row in training[every - 1 :: every]}
-    lines = [json.dumps(row) for row in rows if "split" in row or id(row) in kept]
+    thinned = {id(row) for row in training[every - 1 :: every]}
+    lines = [json.dumps(row) for row in rows if "split" in row or id(row) in thinned]
     files.write_text(folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))

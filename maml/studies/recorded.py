@@ -4,9 +4,8 @@
 ``metrics.jsonl`` (thinned) and ``curves.png``, as a run directory does, and beside these
 ``record.json`` (how it was made) and ``model.pt`` (the parameters, where they are below 1 MB).
 
-Of an experiment that is not the preset's the first folder is ``<preset>+<field>=<value>+…``. It
-ends with a digest where that alone tells experiments apart: of a value that no file can be named
-by, of a user's own images or components.
+Of an experiment that is not the preset's the first folder is ``<preset>+<field>=<value>+…``, with
+a digest where a file cannot be named so.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import torch
@@ -40,19 +38,14 @@ LONGEST = 150
 """Letters of a folder's name; most file systems take 255 bytes."""
 
 
-def place_of(config: Config, own: str = "") -> Path:
-    """Return a run's place below all records: a folder for each experiment and seed.
-
-    Args:
-        config: Of the run.
-        own: A digest of the user's own images and components, if there are some.
-    """
+def place_of(config: Config) -> Path:
+    """Return a run's place below all records: a folder for each experiment and seed."""
     other = [f"+{name}={value}" for name, value in changed(config).items()]
     whole = "".join([config.preset, *other])
     name = re.sub(r"[^\w.+=-]+", "_", whole)
     if name != whole or len(name) > LONGEST:
         name = f"{name[:LONGEST]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
-    return Path(f"{name}-{own}" if own else name, f"seed-{config.seed}")
+    return Path(name, f"seed-{config.seed}")
 
 
 def read(folder: Path) -> Run:
@@ -61,8 +54,8 @@ def read(folder: Path) -> Run:
     Raises:
         UserError: naming the file that is missing or damaged.
     """
-    for name, shape in _SHAPES.items():
-        if wrong := misfit(read_object(folder / name), shape):
+    for name, kinds in _KINDS.items():
+        if wrong := misfit(read_object(folder / name), kinds):
             raise UserError(f"{folder / name}: damaged: its {wrong}")
     record = reading.read(folder)
     if re.fullmatch(r"seed-\d+", folder.name) and folder.name != f"seed-{record.config.seed}":
@@ -70,49 +63,21 @@ def read(folder: Path) -> Run:
     return record
 
 
-def misfit(said: Any, shape: Any, name: str = "") -> str:
-    """Return the first entry of ``said`` that is of another kind than ``shape``; "": there is none.
-
-    Args:
-        said: What a file holds.
-        shape: Its type, or several; or a dict of what an object holds, where one whose name ends in
-            "?" may be missing; or a list of the shape of each of its elements, at least one.
-        name: What ``said`` is called.
-    """
-    if isinstance(shape, dict) and isinstance(said, dict):
-        there = {key: key.removesuffix("?") for key in shape}
-        inner = [
-            misfit(said.get(key), shape[of], f"{name}.{key}".lstrip("."))
-            for of, key in there.items()
-            if of == key or key in said
-        ]
-    elif isinstance(shape, list) and isinstance(said, list) and said:
-        inner = [misfit(each, shape[0], f"{name}[{i}]") for i, each in enumerate(said)]
-    elif isinstance(shape, (dict, list)) or not isinstance(said, shape):
-        return f"{name} is {said!r}"
-    else:
-        return ""
-    return next(filter(None, inner), "")
+def misfit(said: dict[str, Any], kinds: dict[str, Any]) -> str:
+    """Return the first entry of ``said`` that is missing, or of another kind; "": there is none."""
+    wrong = (
+        f"{name} is {said.get(name)!r}"
+        for name, kind in kinds.items()
+        if not isinstance(said.get(name), kind) or said[name] == []
+    )
+    return next(wrong, "")
 
 
 _NUMBER = (int, float)
-START = {
-    "time": str, "iteration": int, "git_commit": (str, NoneType), "processes?": int,
-    "threads?": (int, NoneType), "machine?": {"processor": str}, "own_files?": dict,
-}  # fmt: skip
-"""What a start says, in a run directory, too, where the commit may not be known."""
-_SHAPES = {
-    "record.json": {
-        "starts": [START], "minutes": _NUMBER, "note": str,
-        "hardware": {"date": str, "processor": str},
-    },
-    "result.json": {
-        "tasks": int, "transductive": bool, "iterations": int, "diverged?": (dict, NoneType),
-        "skipped?": int, "ensemble?": list, "ensemble_accuracy?": _NUMBER,
-        "ensemble_ci95?": _NUMBER, "ensemble_non_transductive_accuracy?": _NUMBER,
-        "ensemble_non_transductive_accuracy_ci95?": _NUMBER,
-    },
-}  # fmt: skip
+_KINDS: dict[str, dict[str, Any]] = {
+    "record.json": {"starts": list, "minutes": _NUMBER, "note": str, "hardware": dict},
+    "result.json": {"tasks": int, "transductive": bool, "iterations": int},
+}
 """What a record's files hold."""
 
 EXACT = 1e-9
@@ -152,7 +117,7 @@ def alike(one: float, other: float, tolerance: float) -> bool:
     """Say whether two numbers are as good as equal; two that are no numbers are."""
     if math.isnan(one) or math.isnan(other):
         return math.isnan(one) and math.isnan(other)
-    return one == other or abs(one - other) <= tolerance * max(1.0, abs(other))
+    return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
 
 
 def find(folder: Path) -> list[Run]:
@@ -166,7 +131,7 @@ def find(folder: Path) -> list[Run]:
     for record in map(read, folders(folder)):
         if wrong := other_means(record):
             raise UserError(f"{record.path / 'result.json'}: damaged: {wrong}")
-        other = found.setdefault(place_of(record.config, record.made.get("own", "")), record)
+        other = found.setdefault(place_of(record.config), record)
         if other is not record:
             raise UserError(f"{record.path}: it is of the same experiment and seed as {other.path}")
     return list(found.values())
@@ -202,7 +167,7 @@ def folders(folder: Path) -> list[Path]:
     return sorted(
         {
             path.parent
-            for name in _SHAPES
+            for name in _KINDS
             for path in folder.glob(f"**/{name}")
             if name == "record.json" or path.parent.name.startswith("seed-")
         }

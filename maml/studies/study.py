@@ -21,13 +21,11 @@ from maml.errors import UserError
 from maml.run import files
 from maml.run.provenance import describe
 from maml.run.reading import read
-from maml.run.task_scores import NAME
-from maml.studies import REPOSITORY, tables
-from maml.studies.arms import Arm, arm_of
-from maml.studies.record import starts_of, write_config, write_metrics
+from maml.studies import REPOSITORY, record, tables
+from maml.studies.arms import STUDY, Arm, arm_of, read_study
 from maml.studies.recorded import made_anew
 from maml.studies.sweeping import file
-from maml.studies.sweeping.points import STUDY, read_study, settings
+from maml.studies.sweeping.points import settings
 from maml.studies.sweeping.sweep import FINISHED, Trial, kept
 
 STUDIES = REPOSITORY / "launch" / "studies"
@@ -71,8 +69,8 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
     with made_anew(target, studies, "--studies") as made:
         shutil.copy(folder / "sweep.yaml", made / "sweep.yaml")
         study = {
-            "sweep": sweep.name, "against": against, "note": note, "hardware": describe(threads=1),
-            "trials": [_kept(trial, made) for trial in trials],
+            "sweep": sweep.study.study_name, "against": against, "note": note,
+            "hardware": describe(threads=1), "trials": [_kept(trial, made) for trial in trials],
         }  # fmt: skip
         files.write_text(made / STUDY, json.dumps(study, indent=1) + "\n")
         said = sweep.file.said.get("description") or target.name
@@ -83,18 +81,12 @@ def keep(folder: Path, against: str, note: str, studies: Path) -> Path:
 
 def _kept(trial: Trial, made: Path) -> dict[str, Any]:
     """Copy what is kept of a trial; return what study.json says of it."""
-    commits = {start["git_commit"] for start in starts_of(trial.run_dir)}
+    commits = {start["git_commit"] for start in record.starts_of(trial.run_dir)}
     run = made / "trials" / trial.run_dir.name
     run.mkdir(parents=True)
-    for name in ("result.json", NAME):
-        try:
-            shutil.copy(trial.run_dir / name, run / name)
-        except OSError as error:
-            raise UserError(f"{trial.run_dir / name}: {error.strerror}") from error
-    write_config(run, trial.run_dir)
-    write_metrics(run, trial.run_dir)
+    record.keep(run, trial.run_dir)
     return {
-        "run": str(run.relative_to(made)), "point": trial.point, "value": trial.value,
+        "run": str(run.relative_to(made)), "point": trial.record.params, "value": trial.value,
         "git_commits": sorted(commits),
     }  # fmt: skip
 

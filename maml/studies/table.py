@@ -9,7 +9,6 @@ import fnmatch
 import statistics
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from datasets.words import counted
 from maml.config import Config
@@ -26,7 +25,7 @@ from maml.studies.markdown import grid
 HEADER = (
     "preset", "published", "ours", "seeds", "test tasks a seed", "non-transductive", "minutes",
 )  # fmt: skip
-DIFFERS = "What differs between a preset and the published experiment; some of it is a flag"
+DIFFERS = "What differs between a preset and the published experiment; some of it is a flag:"
 
 
 def main(arguments: list[str]) -> int:
@@ -85,24 +84,18 @@ def _below(deviating: list[str], notes: dict[str, list[str]]) -> str:
         deviating: Presets of rows with a published number.
         notes: Sentences, each with the runs that it is of.
     """
-    parts = {
-        DIFFERS: [
-            f"{', '.join(f'`{pattern}`' for pattern in patterns)}: {said}"
-            for patterns, said in DEVIATIONS
-            if any(fnmatch.filter(deviating, pattern) for pattern in patterns)
-        ],
-        "Notes on the runs": [
-            f"{of[0]}, and {len(of) - 1} more: {said}"
-            if len(of) > 3
-            else f"{'; '.join(of)}: {said}"
-            for said, of in notes.items()
-        ],
-    }
-    return "".join(
-        f"\n\n{title}:\n\n" + "\n".join(f"- {line}" for line in lines)
-        for title, lines in parts.items()
-        if lines
-    )
+    lines = [
+        f"- {', '.join(f'`{pattern}`' for pattern in patterns)}: {said}"
+        for patterns, said in DEVIATIONS
+        if any(fnmatch.filter(deviating, pattern) for pattern in patterns)
+    ]
+    text = "\n".join(["", "", DIFFERS, "", *lines]) if lines else ""
+    lines = [
+        f"- {'; '.join(of[:1] if len(of) > 3 else of)}"
+        f"{f', and {len(of) - 1} more' if len(of) > 3 else ''}: {said}"
+        for said, of in notes.items()
+    ]
+    return text + ("\n".join(["", "", "Notes on the runs:", "", *lines]) if lines else "")
 
 
 def measured_on(records: Path, *words: str) -> str:
@@ -110,25 +103,19 @@ def measured_on(records: Path, *words: str) -> str:
     made = [record.made for record in _found(records, words)]
     if not made:
         return "none of these rows was run."
-    processors = " or ".join(sorted(set().union(*map(_processors, made))))
+    # A run may have gone on elsewhere. Starts of earlier runs do not say where they were.
+    machines = [start.get("machine", of["hardware"]) for of in made for start in of["starts"]]
+    processors = " or ".join(sorted({of.get("gpu") or of["processor"] for of in machines}))
     dates = sorted({of["hardware"]["date"] for of in made})
     between = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return f"{processors}, {between}; each says its command, commit and versions."
-
-
-def _processors(made: dict[str, Any]) -> set[str]:
-    """Return the names of what a run was trained on; it may have gone on elsewhere."""
-    # Starts of earlier runs do not say it: then it is where the record was made.
-    machines = [start.get("machine", made["hardware"]) for start in made["starts"]]
-    return {of.get("gpu") or of["processor"] for of in machines}
 
 
 def _experiments(records: list[Run]) -> list[list[Run]]:
     """Return the seeds of each experiment, the preset's own first."""
     found: defaultdict[str, list[Run]] = defaultdict(list)
     for record in sorted(records, key=lambda record: len(changed(record.config))):
-        other = sorted(changed(record.config).items())
-        found[repr((other, record.made.get("own")))].append(record)
+        found[experiment(record.config)].append(record)
     return list(found.values())
 
 
@@ -162,19 +149,15 @@ def _row(preset: Config, records: list[Run]) -> tuple[str, ...]:
     claimed = "–" if changed(records[0].config) else _claim(preset)
     results = [record.result for record in records]
     judged = headline([key for key, value in results[0].items() if value is not None])
-    of_all = [
-        spread([of[name] for of in results], results[0].get(ci95), judged)
-        for name, ci95 in (
-            (judged, "ci95"),
-            (f"non_transductive_{judged}", f"non_transductive_{judged}_ci95"),
-        )
-        # What acts has no set of queries to normalise by.
-        if all(name in of for of in results)
-    ] + ["–"]
+    first = spread([of[judged] for of in results], results[0].get("ci95"), judged)
+    name, second = f"non_transductive_{judged}", "–"
+    # What acts has no set of queries to normalise by.
+    if name in results[0]:
+        second = spread([of[name] for of in results], results[0].get(f"{name}_ci95"), judged)
     seeds = ", ".join(str(record.config.seed) for record in records)
-    tasks = "–".join(sorted({f"{record.result['tasks']:,}" for record in records}))
+    tasks = "–".join(sorted({f"{result['tasks']:,}" for result in results}))
     minutes = statistics.median(record.made["minutes"] for record in records)
-    return _named(records[0]), claimed, of_all[0], seeds, tasks, of_all[1], f"{minutes:.0f}"
+    return _named(records[0]), claimed, first, seeds, tasks, second, f"{minutes:.0f}"
 
 
 def _together(preset: Config, record: Run) -> tuple[str, ...]:
@@ -184,36 +167,28 @@ def _together(preset: Config, record: Run) -> tuple[str, ...]:
     chosen_by = ("keep_best", *CHOOSING)
     alike = all(getattr(record.config, name) == getattr(preset, name) for name in chosen_by)
     claimed = alike and not changed(record.config) and models == preset.keep_best
-    scores = (
-        spread([result[f"ensemble_{name}"]], result[f"ensemble_{ci95}"])
-        for name, ci95 in (
-            ("accuracy", "ci95"),
-            ("non_transductive_accuracy", "non_transductive_accuracy_ci95"),
-        )
-    )
-    of_all, non_transductive = scores
+    name = "ensemble_non_transductive_accuracy"
     return (
         f"– ensemble of {models}",
         _claim(preset).removesuffix(" (ensemble)") if claimed else "–",
-        of_all,
+        spread([result["ensemble_accuracy"]], result["ensemble_ci95"]),
         str(record.config.seed),
         f"{result['tasks']:,}",
-        non_transductive,
+        spread([result[name]], result[f"{name}_ci95"]),
         "–",
     )
 
 
 def _went_wrong(record: Run) -> str:
     """Say why a row's numbers are not to be taken as they are; "": nothing is known."""
-    result, said = record.result, []
-    if not has_answers(result):
-        said.append("its test loss is not finite")
-    if result.get("diverged"):
-        said.append("its training has diverged")
-    if skipped := result.get("skipped"):
-        of_all = counted(result["iterations"], "step")
-        said.append(f"{skipped} of {of_all} {'was' if skipped == 1 else 'were'} skipped")
-    return "; ".join(said)
+    result = record.result
+    skipped, steps = result.get("skipped"), counted(result["iterations"], "step")
+    said = {
+        "its test loss is not finite": not has_answers(result),
+        "its training has diverged": result.get("diverged"),
+        f"{skipped} of {steps} {'was' if skipped == 1 else 'were'} skipped": skipped,
+    }
+    return "; ".join(line for line, holds in said.items() if holds)
 
 
 def _named(record: Run) -> str:

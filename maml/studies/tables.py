@@ -1,15 +1,16 @@
-"""What a comparison says: tables in Markdown, and figures."""
+"""What a comparison says: tables in Markdown, and a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from maml.plots import style
-from maml.studies import pictures
+from maml.plots.style import BLACK, BLUE, GREY
 from maml.studies.arms import Arm, paired
 from maml.studies.markdown import grid
 from maml.studies.statistics import (
@@ -18,23 +19,16 @@ from maml.studies.statistics import (
     Interval,
     as_published,
     difference,
-    over_seeds,
+    shown,
     verdicts,
 )
 
 LEGEND = """\
 Δ is the row's mean minus that of {base}, on the test tasks of both. *These runs*: of the trained
-networks on other tasks, by a BCa bootstrap over pairs of seed and task, and p by flipping signs.
-*Over seeds*: of other seeds, too, by Student's interval and p of the seeds' mean differences.
-*Detectable*: the smallest Δ that would have been shown in four studies of five. Intervals are of
-95 %.{holm}
+networks on other tasks, each pair of seed and task being an observation. *Over seeds*: of other
+seeds, too, each seed being one. Both have Student's interval of 95 % and p. *Detectable*: the
+smallest Δ that would have been shown in four studies of five.{holm}
 """
-
-ENOUGH, NEAR = 200, 0.97
-FEW = (
-    "\n\n**Too few tasks** near 100 %: {names}. Below 200 tasks a 95 % interval over tasks holds "
-    "the truth in only 89 to 92 % of studies, as most score the same. Test more (`--test-tasks`)."
-)
 
 
 @dataclass(frozen=True)
@@ -56,10 +50,8 @@ class Unit:
         """Show a difference."""
         return f"{100 * value:+.2f}" if self.percent else f"{value:+.4g}"
 
-    def between(self, interval: Interval | None) -> str:
+    def between(self, interval: Interval) -> str:
         """Show the ends of a difference's interval."""
-        if interval is None:
-            return "–"
         return f"{self.signed(interval.low)} to {self.signed(interval.high)}"
 
     def around(self, interval: Interval) -> str:
@@ -70,53 +62,43 @@ class Unit:
         return f"{mean:.4g} ± {half:.2g}"
 
 
-def means_of(arm: Arm) -> tuple[Interval, Interval | None, int, int]:
-    """Return an arm's mean with its interval over tasks and over seeds; how many of both."""
-    each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
-    seeds = np.array([of_seed.mean() for of_seed in each])
-    published = as_published(np.concatenate(each))
-    return published, over_seeds(seeds) if len(each) > 1 else None, len(each), len(each[0])
-
-
 def means_table(arms: Sequence[Arm], unit: Unit) -> str:
-    """Return a table of means, each ± its interval over tasks and over seeds, and a warning."""
-    rows, few = [["", f"{unit.metric}, ± over tasks", "± over seeds", "seeds", "tasks each"]], []
+    """Return a table of means, each ± its interval over tasks and over seeds."""
+    rows = []
     for arm in arms:
-        published, seeds, n, tasks = means_of(arm)
-        over = "–" if seeds is None else unit.around(seeds)
-        rows.append([arm.name, unit.around(published), over, str(n), str(tasks)])
-        if unit.percent and n * tasks < ENOUGH and published.mean >= NEAR:
-            few.append(arm.name)
-    return grid(rows[0], rows[1:]) + (FEW.format(names=", ".join(few)) if few else "")
+        each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
+        mean, over = unit.around(as_published(np.concatenate(each))), "–"
+        if len(each) > 1:
+            over = unit.around(shown(np.array([of_seed.mean() for of_seed in each])).interval)
+        rows.append([arm.name, mean, over, str(len(each)), str(len(each[0]))])
+    return grid(["", f"{unit.metric}, ± over tasks", "± over seeds", "seeds", "tasks each"], rows)
 
 
 def differences_table(found: dict[str, Difference], base: str, unit: Unit) -> str:
     """Return a table of differences, with what it says below."""
     if not found:
         return ""
-    said = verdicts(list(found.values()))
-    rows = [[
-        "", "Δ", "these runs", "p", "over seeds", "p", "correlation", "detectable", "verdict",
-    ]]  # fmt: skip
-    for (name, each), (p, p_seeds, verdict) in zip(found.items(), said, strict=True):
-        detectable = unit.plain(each.detectable)
-        if each.detectable_seeds is not None:
-            detectable += f"; over seeds {unit.plain(each.detectable_seeds)}"
-        rows.append(
-            [
-                name, unit.signed(each.runs.mean), unit.between(each.runs), _p(p),
-                unit.between(each.over_seeds), "–" if p_seeds is None else _p(p_seeds),
-                "–" if each.correlation is None else f"{each.correlation:.2f}", detectable,
-                verdict,
-            ]
-        )  # fmt: skip
+    rows = []
+    for (name, d), (p, p_seeds, verdict) in zip(
+        found.items(), verdicts(list(found.values())), strict=True
+    ):
+        runs, seeds = d.runs, d.over_seeds
+        cells = [unit.signed(runs.interval.mean), unit.between(runs.interval), _p(p)]
+        detectable = unit.plain(runs.detectable)
+        if seeds is None or p_seeds is None:
+            cells += ["–", "–"]
+        else:
+            cells += [unit.between(seeds.interval), _p(p_seeds)]
+            detectable += f"; over seeds {unit.plain(seeds.detectable)}"
+        rows.append([name, *cells, detectable, verdict])
+    header = ["", "Δ", "these runs", "p", "over seeds", "p", "detectable", "verdict"]
     many = (
         f" Each p is Holm's, for {len(found)} comparisons; an interval is of one alone."
         if len(found) > 1
         else ""
     )
     points = " Differences are in percentage points." if unit.percent else ""
-    return f"{grid(rows[0], rows[1:])}\n\n{LEGEND.format(base=base, holm=many + points)}"
+    return f"{grid(header, rows)}\n\n{LEGEND.format(base=base, holm=many + points)}"
 
 
 def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]:
@@ -124,10 +106,10 @@ def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]
 
     Args:
         arms: Two or more.
-        folder: Where means and differences are drawn; None: they are not.
+        folder: Where the differences are drawn; None: they are not.
 
     Returns:
-        Both tables in Markdown, and the links to what was drawn.
+        Both tables in Markdown, and the link to what was drawn.
 
     Raises:
         UserError: where two arms share no tasks.
@@ -138,16 +120,32 @@ def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]
         ours, theirs, _ = paired(arm, base)
         found[arm.name] = difference(ours, theirs)
     text = f"{means_table(arms, unit)}\n\n{differences_table(found, base.name, unit)}"
-    if folder is None:
+    if folder is None or not found:
         return text, ""
-    means = {arm.name: means_of(arm)[:2] for arm in arms}
-    apart = {f"{name}\n− {base.name}": (each.runs, each.over_seeds) for name, each in found.items()}
-    drawn = {"means": pictures.intervals(means, unit.metric)}
-    if apart:
-        drawn["differences"] = pictures.intervals(apart, unit.metric, differences=True)
-    for name, figure in drawn.items():
-        style.save(figure, folder / name)
-    return text, "".join(f"\n![{name}]({name}.png)\n" for name in drawn)
+    style.save(_drawn(found, base.name, unit), folder / "differences")
+    return text, "\n![differences](differences.png)\n"
+
+
+def _drawn(found: dict[str, Difference], base: str, unit: Unit) -> Any:
+    """Draw a difference a row, its interval over tasks, and a thinner one over seeds."""
+    drawn, ((axis,),) = style.figure(size=(7.0, 1.3 + 0.36 * len(found)))
+    scale = 100 if unit.percent else 1
+    for y, each in enumerate(found.values()):
+        for found_by, look in (
+            (each.over_seeds, {"marker": "|", "color": GREY, "linewidth": 1.2, "markersize": 8}),
+            (each.runs, {"color": BLUE, "linewidth": 4, "alpha": 0.55}),
+        ):
+            if found_by is not None:
+                axis.plot([scale * end for end in found_by.interval[1:]], (y, y), **look)
+        axis.plot(scale * each.runs.interval.mean, y, "o", color=BLUE, markersize=5)
+    axis.set_yticks(range(len(found)), [f"{name}\n− {base}" for name in found], fontsize=8)
+    axis.set_ylim(len(found) - 0.4, -0.6)
+    axis.grid(axis="x", alpha=0.25)
+    axis.axvline(0, color=BLACK, linewidth=0.8, zorder=0)
+    points = ", percentage points" if unit.percent else ""
+    axis.set_xlabel(f"difference in test {unit.metric}{points}")
+    axis.set_title("95 %: thick over tasks (these runs), thin over seeds", fontsize=7)
+    return drawn
 
 
 def _p(p: float) -> str:

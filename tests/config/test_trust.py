@@ -68,7 +68,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # As a command line that only this run was given.
         patch.setattr(sys, "argv", ["train_maml.py", *WORDS])
         assert Trainer(parse([*WORDS, "--run-dir", "mine"])).run() == 0
-        assert record.main(["mine", "--trust", "--tasks", "4", "--records", "records"]) == 0
+        assert record.main(["mine", "--trust", "--records", "records"]) == 0
         yield home
 
 
@@ -204,7 +204,7 @@ def test_with_trust_each_command_works(
         (predict.main, [made, *images]),
         (predict.main, [f"{kept}/model.pt", *images]),
         (plots.main, [made, "--folder", str(tmp_path / "drawn"), "--tasks", "2"]),
-        (record.main, [made, "--tasks", "4", "--records", str(tmp_path / "records")]),
+        (record.main, [made, "--records", str(tmp_path / "records")]),
         (check_record.main, [kept]),
         (lambda words: maml.load(*words[:1], trust="--trust" in words) and 0, [made]),
     ]

@@ -14,9 +14,8 @@ import pytest
 from maml.errors import UserError
 from maml.run import directory, reading
 from maml.run.task_scores import write_tasks
-from maml.studies import arms, compare, pictures, statistics, sweep
+from maml.studies import arms, compare, statistics
 from tests.runs import glyphs
-from tests.studies.sweeps import written
 
 NAMES = ("loss", "accuracy", "non_transductive_loss", "non_transductive_accuracy")
 
@@ -57,21 +56,18 @@ def test_a_report_says_what_the_statistics_say(
     row = next(
         line for line in said.splitlines() if line.startswith(f"| {sides[1]}") and "+" in line
     )
-    assert f"{100 * found.runs.mean:+.2f}" in row
-    assert f"{100 * found.runs.low:+.2f} to {100 * found.runs.high:+.2f}" in row
-    assert found.correlation is not None and f"{found.correlation:.2f}" in row
+    mean, low, high = (100 * each for each in found.runs.interval)
+    assert f"{mean:+.2f}" in row and f"{low:+.2f} to {high:+.2f}" in row
     assert row.rstrip(" |").endswith("holds over seeds")
     # As published: 1.96 standard errors over all tasks.
     half = 1.96 * a.reshape(-1).std(ddof=1) / 180**0.5
     assert f"{100 * a.mean():.2f} ± {100 * half:.2f} %" in said
-    for name in ("means.png", "differences.png", "means.pdf", "differences.pdf"):
+    for name in ("differences.png", "differences.pdf"):
         assert (tmp_path / "said" / name).stat().st_size > 1000
     assert "![differences](differences.png)" in report
 
 
-def test_a_run_that_went_on_after_its_test_has_none(
-    there: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:
     """What lies there is of an earlier model, by other flags perhaps."""
     run_dir = there / "trials/0"
     directory.write_status(run_dir, "finished", 3)
@@ -79,8 +75,6 @@ def test_a_run_that_went_on_after_its_test_has_none(
     directory.write_status(run_dir, "failed", 5)
     with pytest.raises(UserError, match=rf"{run_dir}: went on after the test"):
         arms.read(str(run_dir), None)
-    assert sorted(arms.read(f"{there}:inner_lr=0.4", None).scores) == [1, 2]
-    assert f"did not come to a new one: {run_dir}" in capsys.readouterr().err
 
 
 def test_one_run_each_says_nothing_of_other_seeds(there: Path, capsys: Any) -> None:
@@ -88,17 +82,7 @@ def test_one_run_each_says_nothing_of_other_seeds(there: Path, capsys: Any) -> N
     assert compare.main([str(trials / "3"), str(trials / "0"), str(trials / "0/../0")]) == 0
     said = capsys.readouterr().out
     assert said.count("holds for these runs; over seeds not shown (one seed)") == 2
-    assert "Holm's, for 2 comparisons" in said and "Too few tasks" not in said
-
-
-def test_few_tasks_near_100_percent_are_warned_of(tmp_path: Path, capsys: Any) -> None:
-    """There most tasks score the same, and intervals over tasks are too narrow."""
-    sides = [
-        str(made(tmp_path / name, edge, tasks))
-        for name, edge, tasks in (("few", 0.5, 199), ("many", 0.5, 200), ("low", 0.2, 199))
-    ]
-    assert compare.main(sides) == 0
-    assert f"**Too few tasks** near 100 %: {sides[0]}. Below" in capsys.readouterr().out
+    assert "Holm's, for 2 comparisons" in said
 
 
 def test_the_headline_is_each_run_s_own_unless_a_metric_is_named(tmp_path: Path) -> None:
@@ -124,19 +108,9 @@ def test_tasks_are_paired_by_address(tmp_path: Path) -> None:
 
 def folders(into: Path) -> None:
     """Runs on a user's own images, with what their results say of them."""
-    for i, (root, images) in enumerate(
-        [("here", None), ("there", None), ("here", "1"), ("there", "1"), ("here", "2")]
-    ):
+    for i, (root, images) in enumerate([("here", "1"), ("here", "2"), ("there", "1")]):
         run_dir = made(into / str(i), data="folder", data_root=root, inner_lr=0.1)
-        if images is not None:
-            (run_dir / "result.json").write_text(json.dumps({"test_images": images}))
-
-
-def test_a_folder_of_images_that_moved_is_the_same(tmp_path: Path) -> None:
-    folders(tmp_path)
-    for one, other in ((2, 3), (0, 2)):
-        a, b = (arms.read(str(tmp_path / str(i)), None) for i in (one, other))
-        assert arms.paired(a, b)[2] == [0]
+        (run_dir / "result.json").write_text(json.dumps({"test_images": images}))
 
 
 def test_arguments_of_a_component_tell_runs_apart(
@@ -163,11 +137,9 @@ def test_arguments_of_a_component_tell_runs_apart(
 @pytest.mark.parametrize(
     ("sides", "says"),
     [
-        (["{}/trials/0"], "nothing to compare with"),
         (["{}/trials/0", "{}/trials/0"], "named twice"),
         (["{}/trials/0", "{}/nowhere"], "nowhere is no folder"),
         (["{}/trials/0", "{}"], "differ in inner_lr: name one, as in .*:inner_lr=0.1"),
-        (["{}/trials/0", "{}:inner_lr=0.7"], "no run in .* has these values"),
         (["{}/trials/0", "{}:inner=0.7"], "no run has a value named inner"),
         (["{}/trials/0", "{}/trials/1"], r"no seed in common.*\[1\] and \[0\]"),
         (
@@ -175,15 +147,8 @@ def test_arguments_of_a_component_tell_runs_apart(
             "not tested on the same tasks: shots is 5 for the first and 1 for",
         ),
         (["{}/trials/0", "{}/twice"], "two runs have seed 0"),
-        (["{}/mine/0", "{}/mine/1"], "data_root is there for the first and here for the second$"),
-        (
-            ["{}/mine/2", "{}/mine/4"],
-            "is here for the first and here for the second, and their images diff",
-        ),
-        (
-            ["{}/mine", "{}/mine/1"],
-            "its runs were not all tested on the same tasks: data_root is here f",
-        ),
+        (["{}/mine/0", "{}/mine/1"], "not tested on the same tasks: their images differ"),
+        (["{}/mine", "{}/mine/1"], "its runs were not all tested on the same tasks: their images"),
         (["{}/trials/0", "{}/trials/3", "--metric", "f1"], "no f1; it has loss, accuracy"),
     ],
 )
@@ -192,30 +157,8 @@ def test_what_cannot_be_compared_is_one_line(sides: list[str], says: str, there:
     made(there / "twice" / "0")
     made(there / "twice" / "1")
     folders(there / "mine")
+    a, b = (arms.read(str(there / "mine" / str(i)), None) for i in (0, 2))
+    assert arms.paired(a, b)[2] == [0]  # a folder that has moved is the same
     with pytest.raises(UserError, match=says) as caught:
         compare.main([side.format(there) for side in sides])
     assert "\n" not in str(caught.value) and not re.search(r"\bNone\b", str(caught.value))
-
-
-def test_of_a_sweep_that_failed_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "fails.py").write_text("1 / 0")
-    command = ["${interpreter}", "${program}", "${args}"]
-    file = written(tmp_path, parameters={"seed": {"values": [0, 1]}}, command=command,
-                   program="fails.py")  # fmt: skip
-    assert sweep.main([str(file), "--trust", "--folder", "failed"]) == 1
-    with pytest.raises(UserError, match=r"failed: no run: 2 trials, and none began.*failed/logs"):
-        compare.main(["failed", "failed:seed=1"])
-
-
-def test_values_in_brackets_and_quotes_are_of_one_name() -> None:
-    for component in ("net:Net(a=1, b=(2, 3))", """net:Net(a="(", b=1)""", "net:Net(a=')',b=1)"):
-        _, values = arms._split(f"runs:network={component},seed=1")
-        assert values == {"network": component, "seed": "1"}
-
-
-def test_main_effects_are_the_means_of_the_levels() -> None:
-    points = [{"x": x, "y": y} for x in (1, 2) for y in ("a", "b")]
-    figure = pictures.main_effects(points, [0.1, 0.2, 0.5, 0.6], ["x", "y"], "test accuracy")
-    means = [axis.containers[0].lines[0].get_ydata() for axis in figure.axes]
-    assert means[0] == pytest.approx([0.15, 0.55]) and means[1] == pytest.approx([0.3, 0.4])

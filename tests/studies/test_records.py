@@ -28,7 +28,7 @@ from maml.learners import build_learner
 from maml.run import checkpoint, directory, provenance
 from maml.run.provenance import digest_of
 from maml.run.reading import Run
-from maml.run.task_scores import NAME, read_tasks
+from maml.run.task_scores import read_tasks
 from maml.studies import check_record, record, recorded, table
 from maml.trainer import Trainer
 from tests.launching import REPO
@@ -55,12 +55,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kept(run_dir: Path, tmp_path: Path) -> Path:
-    return record.write(run_dir, tmp_path, 10, "none", None)
+    return record.write(run_dir, tmp_path)
 
 
-def test_what_was_kept_scores_what_it_says(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_kept_scores_what_it_says(
+    kept: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [path.read_text() for path in kept.iterdir() if path.suffix not in (".pt", ".png")]
+    assert not any(place in text for text in texts for place in (str(run_dir), str(REPO)))
     assert check_record.main([str(kept), "--tasks", "10"]) == 0
-    assert "10 tasks score what it says" in capsys.readouterr().out
+    assert "6 tasks score what it says" in capsys.readouterr().out
     (row,) = [
         line for line in table.table(kept.parents[1], "bare").splitlines() if " with " in line
     ]
@@ -83,7 +87,7 @@ def test_a_record_of_what_validated_best(
     monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
     config = glyphs(test_tasks=6, run_dir=str(tmp_path / "run"), iterations=3, eval_every=2)
     assert Trainer(with_values(config, test_model="best")).run() == 0
-    kept = record.write(tmp_path / "run", tmp_path / "records", 6, "", None)
+    kept = record.write(tmp_path / "run", tmp_path / "records")
     assert check_record.main([str(kept), "--tasks", "6"]) == 0
     assert "6 tasks score what it says" in capsys.readouterr().out
     assert maml.load(kept).iteration == recorded.read(kept).result["tested_iteration"] == 2
@@ -119,13 +123,13 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     learner = "recorded_mine:Mine(why='no')"
     config = glyphs(learner=learner, test_tasks=3, run_dir="run", iterations=2)
     assert Trainer(config).run() == 0
-    kept = record.write(Path("run"), tmp_path / "records", 3, "", None, trust=True)
+    kept = record.write(Path("run"), tmp_path / "records", trust=True)
     (start,) = recorded.read(kept).made["starts"]
     assert start["own_files"] == {"learner": {"recorded_mine": digest_of(mine)}}
     # The command can be given again as it is.
     again = parse(shlex.split(recorded.read(kept).made["command"])[2:])
     assert again.learner == learner and changed(again) == changed(config)
-    assert re.search(r"\+learner=recorded_mine_Mine_why=_no_\+.*-\w{8}-\w{8}$", kept.parent.name)
+    assert re.search(r"\+learner=recorded_mine_Mine_why=_no_\+.*-\w{8}$", kept.parent.name)
     said = f"recorded_mine.py (--learner {learner}) has changed since"
     warning = f"warning: {said} this checkpoint was saved: results may differ\n"
     uses = [
@@ -145,12 +149,8 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     for use in uses:
         use()
         assert capsys.readouterr().err.count(warning) == 1
-    # In the same run directory, and in another one.
-    saved = str(Path("run/checkpoints/last.pt").absolute())
-    onward = [{"iterations": 3}, {"iterations": 3, "run_dir": "on", "resume": saved}]
-    for values in reversed(onward):
-        assert Trainer(with_values(config, **values)).run() == 0
-        assert warning in capsys.readouterr().err
+    assert Trainer(with_values(config, iterations=3)).run() == 0
+    assert warning in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", OF_MAML, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -207,22 +207,6 @@ def learn2learn_s_network(config: Config) -> Any:
     return oracle("CNN4", "vision.models")(config.ways, hidden_size=config.filters)
 
 
-def test_nothing_of_the_machine_is_kept(kept: Path, run_dir: Path) -> None:
-    text = "".join(
-        path.read_text() for path in kept.iterdir() if path.suffix in (".json", ".yaml", ".jsonl")
-    )
-    assert str(run_dir) not in text
-    assert str(REPO) not in text
-
-
-def test_one_task_has_no_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
-    assert Trainer(glyphs(test_tasks=1, run_dir=str(tmp_path / "run"), iterations=1)).run() == 0
-    kept = record.write(tmp_path / "run", tmp_path / "records", 1, "", None)
-    assert check_record.main([str(kept)]) == 0
-    assert "±" not in table.table(tmp_path / "records", "run", "bare")
-
-
 def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = torch.load(kept / "model.pt", weights_only=True)
     torch.save({name: tensor * 1.1 for name, tensor in params.items()}, kept / "model.pt")
@@ -244,19 +228,19 @@ def test_a_run_that_went_on_elsewhere_names_both_machines(run_dir: Path, tmp_pat
         assert Trainer(half).run() == 0
         directory.write_status(there, "stopped", 10)
         with pytest.raises(UserError, match=f"not finished; .* with --run-dir {there} goes on"):
-            record.write(there, tmp_path, 6)
+            record.write(there, tmp_path)
         patched.setattr("maml.run.directory.machine", lambda: {"processor": "abacus"})
         saved = str(checkpoint.last_checkpoint(there))
         whole = with_values(half, run_dir=str(onward), iterations=12, resume=saved)
         assert Trainer(whole).run() == 0
-        done = record.write(onward, tmp_path, 6, "whole")
+        done = record.write(onward, tmp_path, "whole")
     first, second = recorded.read(done).made["starts"]
     assert (first["iteration"], second["iteration"]) == (0, 10)
     processors = sorted({first["machine"]["processor"], "abacus"})
     assert table.measured_on(tmp_path).startswith(" or ".join(processors) + ", ")
     straight = torch.load(done / "model.pt", weights_only=True)
     assert same(straight, last(onward)["model"])
-    assert record.write(onward, tmp_path, 7, "again") == done
+    assert record.write(onward, tmp_path, "again") == done
     assert recorded.read(done).made["note"] == "again"
     assert table.table(tmp_path, "run", "maml-*").endswith(", seed 0: again")
 
@@ -264,7 +248,7 @@ def test_a_run_that_went_on_elsewhere_names_both_machines(run_dir: Path, tmp_pat
 def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
     run_dir: Path, tmp_path: Path
 ) -> None:
-    first = record.write(run_dir, tmp_path, 6, "", None)
+    first = record.write(run_dir, tmp_path)
     other = tmp_path / "other"
     shutil.copytree(run_dir, other)
     content = (other / "config.yaml").read_text()
@@ -284,19 +268,13 @@ def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
 def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The number that the table shows, and every file that it stands on."""
     whole = {path.name: path.read_bytes() for path in kept.iterdir()}
-    result, made = (json.loads(whole[name]) for name in ("result.json", "record.json"))
-    (start,) = made["starts"]
+    result = json.loads(whole["result.json"])
     without_any = {name: value for name, value in result.items() if "accuracy" not in name}
     edits: list[tuple[str, Any, str]] = [
         ("result.json", result | {"accuracy": 0.99}, "its accuracy is 0.99, and"),
-        ("result.json", result | {"ci95": result["ci95"] + 1e-5}, "its ci95 is"),
         ("result.json", result | {"accuracy": math.nan}, "its accuracy is nan, and"),
         ("result.json", without_any, "its accuracy is None, and"),
-        ("result.json", result | {"skipped": "few"}, "damaged: its skipped is 'few'"),
-        ("result.json", [], "result.json: damaged: no JSON object"),
         ("record.json", {}, "record.json: damaged: its starts is None"),
-        ("record.json", made | {"starts": []}, "its starts is []"),
-        ("record.json", made | {"starts": [start | {"machine": {}}]}, "[0].machine.processor is N"),
         ("record.json", None, "record.json: No such file"),
         ("test_tasks.csv", None, "test_tasks.csv: cannot read: No such"),
         ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "0 of these are in"),
@@ -321,7 +299,7 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
     # A task without a score is none of the few that may differ.
     scores = read_tasks(kept / "test_tasks.csv")
     first = next(iter(scores))
-    assert "1 of 10 tasks differ" in check_record.differing(
+    assert "1 of 6 tasks differ" in check_record.differing(
         {**scores, first: {**scores[first], "accuracy": math.nan}}, scores
     )
     # The same run is not two seeds.
@@ -341,36 +319,12 @@ def without_accuracy(text: str) -> str:
     return "\n".join([header, ",".join(cells), *others])
 
 
-def test_experiments_that_no_name_tells_apart(run_dir: Path, tmp_path: Path) -> None:
-    """Values that a file cannot be named by, and images and components of a user's own."""
-    config = directory.read_config(run_dir)
-    one, other = (with_values(config, adapt=adapt) for adapt in ("*,@head=10", "@head=10"))
-    assert recorded.place_of(one) != recorded.place_of(other)
-    assert recorded.place_of(one, "c0ffee") != recorded.place_of(one)
-    first = record.write(run_dir, tmp_path, 6, "", None)
-    second = first.with_name("seed-1")
-    shutil.copytree(first, second)
-    text = (second / "config.yaml").read_text()
-    (second / "config.yaml").write_text(text.replace("seed: 0", "seed: 1"))
-    scores = (second / NAME).read_text().replace("test,0,", "test,1,")
-    (second / NAME).write_text(scores)
-    assert len(table.table(tmp_path, "run", "bare").splitlines()) == 3
-    made = json.loads((second / "record.json").read_text())
-    (second / "record.json").write_text(json.dumps(made | {"own": "c0ffee"}))
-    assert len(table.table(tmp_path, "run", "bare").splitlines()) == 4
-    # Their files may be elsewhere now: numbers need none of them.
-    written = yaml.safe_load((second / "config.yaml").read_text())
-    written["config"]["network"] = "not_here:Net"
-    (second / "config.yaml").write_text(yaml.safe_dump(written))
-    assert "--network not_here:Net" in table.table(tmp_path, "run", "bare")
-
-
 def test_a_record_says_which_classes_it_learned_from(run_dir: Path, tmp_path: Path) -> None:
     """As a run does: an evaluation refuses a folder that has been divided anew since."""
     shutil.copytree(run_dir, tmp_path / "of a folder")
     path = checkpoint.last_checkpoint(tmp_path / "of a folder")
     torch.save(checkpoint.load(path) | {"division": "c0ffee"}, path)
-    folder = record.write(tmp_path / "of a folder", tmp_path, 6, "", None)
+    folder = record.write(tmp_path / "of a folder", tmp_path)
     with pytest.raises(UserError, match="trained on other classes"):
         checkpoint.check_division(recorded_content(folder), "another", folder)
 
@@ -401,7 +355,7 @@ def test_a_record_that_is_judged_otherwise(
     values: dict[str, Any] = {"iterations": 2, "test_tasks": 4, "eval_tasks": 4, "logger": "none"}
     values |= {"meta_batch_size": 2, "run_dir": str(tmp_path / "run"), "device": "cpu"}
     assert Trainer(with_values(PRESETS[preset], **values)).run() == 0
-    kept = record.write(tmp_path / "run", tmp_path / "records", 5, "", None)
+    kept = record.write(tmp_path / "run", tmp_path / "records")
     judged = "(loss)" if "sinusoid" in preset else "(return)"
     (row,) = table.table(tmp_path / "records", "run", "bare").splitlines()[2:]
     assert f"`{preset} with --" in row and judged in row
@@ -414,41 +368,39 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace("c0ffee", "c0ffee-dirty"))
     with pytest.raises(UserError, match="made by c0ffee-dirty: not a commit alone"):
-        record.write(copy, tmp_path, 6, "", None)
+        record.write(copy, tmp_path)
     (copy / "config.yaml").write_text(config)
     scores = (copy / "test_tasks.csv").read_text().replace(",0.", ",1.")
     (copy / "test_tasks.csv").write_text(scores)
     with pytest.raises(UserError, match=r"result\.json: not what test_tasks\.csv says: its loss"):
-        record.write(copy, tmp_path, 6, "", None)
+        record.write(copy, tmp_path)
     shutil.copy(run_dir / "test_tasks.csv", copy)
     result = json.loads((copy / "result.json").read_text())
-    for edited in (result | {"iterations": 60_000}, result | {"tasks": 7}, {}):
+    for edited in (result | {"tasks": 7}, {}):
         (copy / "result.json").write_text(json.dumps(edited))
         with pytest.raises(UserError, match=r"result\.json: not what"):
-            record.write(copy, tmp_path, 6, "", None)
+            record.write(copy, tmp_path)
     (copy / "result.json").unlink()
     with pytest.raises(UserError, match=r"result\.json: No such file"):
-        record.write(copy, tmp_path, 6, "", None)
-    # Before its model is tested, which may take an hour: result.json is still missing.
+        record.write(copy, tmp_path)
+    # Before anything is copied: result.json is still missing.
     content = yaml.safe_load(config)
     (start,) = content["starts"]
     for other, said in (
         ({"starts": []}, r"its starts is \[\]"),
         ({"starts": [start | {"iteration": 5}]}, "does not say how the run began"),
-        ({"starts": [start | {"machine": "abacus"}]}, r"its starts\[0\].machine is 'abacus'"),
         ({"versions": None}, "its versions is None"),
     ):
         (copy / "config.yaml").write_text(yaml.safe_dump(content | other))
         with pytest.raises(UserError, match=f"config.yaml: damaged: .*{said}|{said}$"):
-            record.write(copy, tmp_path, 6, "", None)
+            record.write(copy, tmp_path)
     for place in (copy / "config.yaml", copy / "config.yaml" / "below"):
         with pytest.raises(UserError, match=rf"^--records {place}: (File exists|Not a directory)"):
             record.main([str(run_dir), "--records", str(place)])
     with pytest.raises(UserError, match="no record there"):
         check_record.main([str(copy / "checkpoints")])
-    for main in (record.main, check_record.main):
-        with pytest.raises(UserError, match="--tasks 0: give at least 1"):
-            main([str(copy), "--tasks", "0"])
+    with pytest.raises(UserError, match="--tasks must be at least 1, not 0"):
+        check_record.main([str(copy), "--tasks", "0"])
     # A name that records have, too.
     copy.rename(tmp_path / "seed-0")
     for folder in (tmp_path, tmp_path / "seed-0", tmp_path / "nowhere"):

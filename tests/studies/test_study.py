@@ -45,9 +45,6 @@ def test_a_sweep_is_kept_whole_and_compared_by_its_own_parameters(
         trained(there / "trials" / f"{number:04d}", seed, EDGE if part == "all" else 0.0)
     with pytest.raises(UserError, match="no such setting; there are part=none, part=all"):
         study.main([str(there), "--against", "part=some", "--studies", str(kept)])
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"--studies .*file: File exists"):
-        study.main([str(there), "--against", "part=none", "--studies", str(tmp_path / "file")])
     assert study.main([*asked, "--note", "By hand."]) == 0
     (folder,) = kept.iterdir()
     assert folder.name == "there" and str(folder) in capsys.readouterr().out
@@ -73,7 +70,6 @@ def test_a_sweep_is_kept_whole_and_compared_by_its_own_parameters(
     with pytest.raises(UserError, match="no sweep there"):
         study.main([str(folder), "--against", "part=none"])
     assert not (folder / "journal.log").exists()
-    for damaged in ("{}", '{"trials": [{'):
-        (folder / "study.json").write_text(damaged)
-        with pytest.raises(UserError, match=r"study\.json: damaged"):
-            compare.main([f"{folder}:part=all", f"{folder}:part=none"])
+    (folder / "study.json").write_text("{}")
+    with pytest.raises(UserError, match=r"study\.json: damaged"):
+        compare.main([f"{folder}:part=all", f"{folder}:part=none"])

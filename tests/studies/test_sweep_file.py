@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from maml.errors import UserError
 from maml.studies.sweeping import choosing, command, file
-from maml.studies.sweeping.distributions import KINDS, same, values_of
+from maml.studies.sweeping.file import KINDS
 from tests.launching import REPO
 from tests.studies.sweeps import written
 
@@ -28,13 +27,10 @@ def tried(described: file.SweepFile, point: dict[str, Any], value: float | None)
     return create_trial(state=state, value=value, params=point, distributions=described.space)
 
 
-def run_to_the_end(described: file.SweepFile, most: int = 1000) -> list[dict[str, Any]]:
+def run_to_the_end(described: file.SweepFile) -> list[dict[str, Any]]:
     """Return the points of a sweep, one worker alone having run it."""
     past: list[FrozenTrial] = []
-    while len(past) < most:
-        point = choosing.next_point(described, past, "me")
-        if point is None:
-            break
+    while (point := choosing.next_point(described, past, "me")) is not None:
         past.append(tried(described, point, random.Random(len(past)).random()))
     return [trial.params for trial in past]
 
@@ -49,9 +45,7 @@ def test_ready_files_are_theirs_and_ours(path: Path) -> None:
     assert described.said == said
     command.check(described)
     assert described.method == "grid", "its points are compared below"
-    assert [same_point(p) for p in run_to_the_end(described)] == [
-        same_point(p) for p in theirs(said)
-    ]
+    assert run_to_the_end(described) == theirs(said)
 
 
 def theirs(said: dict[str, Any]) -> list[dict[str, Any]]:
@@ -62,10 +56,6 @@ def theirs(said: dict[str, Any]) -> list[dict[str, Any]]:
         suggested.state = "finished"
         runs.append(suggested)
     return [{name: value["value"] for name, value in run.config.items()} for run in runs]
-
-
-def same_point(point: dict[str, Any]) -> dict[str, str]:
-    return {name: same(value) for name, value in point.items()}
 
 
 def test_a_grid_is_theirs_point_by_point(tmp_path: Path) -> None:
@@ -81,7 +71,7 @@ def test_a_grid_is_theirs_point_by_point(tmp_path: Path) -> None:
     }
     points = run_to_the_end(file.read(written(tmp_path, **said)))
     assert len(points) == 3 * 3 * 2 * 2 == file.read(written(tmp_path, **said)).size
-    assert [same_point(point) for point in points] == [same_point(p) for p in theirs(said)]
+    assert points == theirs(said)
 
 
 DRAWN = {
@@ -119,41 +109,7 @@ def test_random_never_repeats_a_point_and_ends(tmp_path: Path) -> None:
     parameters = {"seed": {"min": 0, "max": 9}, "inner_lr": {"values": [0.1, 0.2, 0.3]}}
     described = file.read(written(tmp_path, method="random", parameters=parameters))
     points = run_to_the_end(described)
-    assert len(points) == 30 == len({choosing.key(point) for point in points})
-    endless = {"inner_lr": {"distribution": "log_uniform_values", "min": 0.01, "max": 1}}
-    described = file.read(written(tmp_path, method="random", parameters=endless))
-    drawn = [point["inner_lr"] for point in run_to_the_end(described, 200)]
-    assert min(drawn) < 0.02 and max(drawn) > 0.5 and described.size is None
-    # Uniform in the logarithm: half lie below the geometric mean of the ends.
-    assert 0.4 < sum(value < 0.1 for value in drawn) / 200 < 0.6
-
-
-def test_bayes_finds_what_random_search_does_not(tmp_path: Path) -> None:
-    """The best of 40 points for a bowl in two dimensions and a choice, over four identities."""
-    parameters = {
-        "inner_lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e2},
-        "meta_lr": {"min": 0.0, "max": 1.0},
-        "order": {"values": ["first", "second"]},
-    }
-
-    def loss(point: dict[str, Any]) -> float:
-        bowl = (math.log10(point["inner_lr"]) + 1) ** 2 + 10 * (point["meta_lr"] - 0.3) ** 2
-        return bowl + (point["order"] == "first")
-
-    best: dict[str, list[float]] = {"bayes": [], "random": []}
-    for method, found in best.items():
-        path = written(
-            tmp_path, method=method, parameters=parameters, metric={"name": "validation/loss"}
-        )
-        described = file.read(path)
-        for identity in "abcd":
-            past: list[FrozenTrial] = []
-            for _ in range(40):
-                point = choosing.next_point(described, past, identity)
-                assert point is not None
-                past.append(tried(described, point, loss(point)))
-            found.append(min(trial.value for trial in past if trial.value is not None))
-    assert sum(best["bayes"]) < 0.5 * sum(best["random"])
+    assert len(points) == 30 == len({repr(point) for point in points})
 
 
 def test_bayes_keeps_away_from_what_runs(tmp_path: Path) -> None:
@@ -169,16 +125,8 @@ def test_bayes_keeps_away_from_what_runs(tmp_path: Path) -> None:
         point = choosing.next_point(described, past, "me")
         assert point is not None
         past.append(tried(described, point, None))
-    assert len({choosing.key(trial.params) for trial in past}) == 6
+    assert len({repr(trial.params) for trial in past}) == 6
     assert choosing.next_point(described, past, "me") is None
-    # Bounds may be wider, or narrower: what lies outside then tells nothing.
-    endless = {"inner_lr": {"min": 0.0, "max": 1.0}}
-    said = {"method": "bayes", "metric": {"name": "validation/loss"}}
-    described = file.read(written(tmp_path, parameters=endless, **said))
-    past = [tried(described, {"inner_lr": lr}, lr) for lr in (0.1, 0.9)]
-    narrow = file.read(written(tmp_path, parameters={"inner_lr": {"min": 0.0, "max": 0.5}}, **said))
-    chosen = choosing.next_point(narrow, past, "me")
-    assert chosen is not None and chosen["inner_lr"] <= 0.5
 
 
 def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,15 +147,6 @@ def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.Monk
         assert found == ["train_maml.py", create_sweep_command(words[1:2])[0], *theirs[macro]]
     found = command.command_of(described, point, Path("there"))
     assert found[-1] == "--run_dir=there"
-
-
-def test_the_program_is_here_or_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep over components of a user's own is begun in their folder."""
-    described = file.read(written(tmp_path, parameters={"seed": {"value": 0}}), trust=True)
-    monkeypatch.chdir(tmp_path)
-    assert command.command_of(described, {}, None)[0] == str(REPO / "train_maml.py")
-    (tmp_path / "train_maml.py").touch()
-    assert command.command_of(described, {}, None)[0] == "train_maml.py"
 
 
 def test_arguments_of_a_component_are_values_of_a_sweep(
@@ -234,23 +173,15 @@ def test_arguments_of_a_component_are_values_of_a_sweep(
     ("said", "says"),
     [
         ({"method": "gird"}, "method: 'gird' is not one of grid, random, bayes"),
-        ({"parameters": {}}, "parameters: there are none"),
-        ({"nonsense": 1}, "nonsense: not known here"),
         ({"parameters": {"seed": 3}}, "seed: must be a mapping"),
-        ({"parameters": {"seed": {"values": []}}}, "seed: values: must be a list"),
         ({"parameters": {"seed": {"value": [1]}}}, "seed: .* no value of a flag"),
         ({"parameters": {"seed": {"min": 1}}}, "seed: uniform has min and max"),
-        ({"parameters": {"seed": {"min": 2, "max": 1}}}, "seed: min 2 must be below max 1"),
         ({"parameters": {"seed": {"distribution": "even"}}}, "distribution 'even' is not one of"),
         ({"parameters": {"inner_lr": {"min": 0.0, "max": 1.0}}}, "a grid needs an end of values"),
         ({"command": ["python"]}, r"command: has no \$\{args\}"),
-        ({"command": ["${progam}", "${args}"]}, r"command: \$\{progam\} is not known"),
-        ({"program": None}, "program: .* needs one"),
         ({"program": "nowhere.py"}, "program: there is no nowhere.py here"),
         ({"metric": None}, "metric: name one, as in"),
-        ({"metric": {"name": "accuracy"}}, "'accuracy' must begin with train/"),
         ({"run_cap": 0}, "run_cap: 0"),
-        ({"early_terminate": {"type": "median"}}, "early_terminate: must be {type: hyperband"),
         ({"early_terminate": {"type": "hyperband", "min_iter": 0.5}}, "early_terminate: must be"),
         ({"parameters": {"inner_lrr": {"value": 1}}}, "--inner-lrr.*did you mean --inner-lr"),
         ({"parameters": {"inner_lr": {"values": [0.4, -1]}}}, "with inner_lr=-1: --inner-lr"),
@@ -265,22 +196,8 @@ def test_what_cannot_be_run_is_one_line(said: dict[str, Any], says: str, tmp_pat
 
 def test_yaml_that_is_none_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
-    for text, says in (("{", "not YAML"), ("- 1", "not a sweep"), (None, "No such file")):
-        path.unlink(missing_ok=True)
+    for text, says in ((None, "No such file"), ("{", "not YAML"), ("- 1", "not a sweep")):
         if text is not None:
             path.write_text(text)
-        with pytest.raises(UserError, match=f"{path}: .*{says}") as caught:
+        with pytest.raises(UserError, match=f"^{path}: .*{says}[^\n]*$"):
             file.read(path)
-        assert "\n" not in str(caught.value)
-
-
-def test_texts_and_dates_stay_what_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.yaml"
-    path.write_text(
-        "method: grid\nprogram: train_maml.py\ndescription: 2026-11-22\n"
-        "metric: {name: validation/loss}\n"
-        "parameters: {seed: {values: ['1e-3', 1e-3]}}\n"
-    )
-    described = file.read(path)
-    assert described.said["description"] == "2026-11-22"
-    assert values_of(described.space["seed"]) == ("1e-3", 0.001)

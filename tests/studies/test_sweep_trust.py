@@ -43,23 +43,13 @@ OURS = ["${env}", "${interpreter}", "${program}", "maml-glyphs-5way-1shot", "${a
     ("said", "says"),
     [
         ({"program": "evil.py"}, "command: it runs evil.py, which is no training program of this"),
-        ({"command": ["/bin/sh", "-c", "touch MARK", "${args}"]}, "command: it runs /bin/sh, "),
         ({"command": ["${interpreter}", "-c", "1", "${args}"]}, "command: it runs -c, "),
         ({"command": ["${interpreter}", "-m", "evil", "${args}"]}, "command: it runs -m evil, "),
         ({"command": ["${interpreter}", "-m", "launch.record", "${args}"]}, "runs -m launch.re"),
         ({"command": ["${env}", "PYTHONSTARTUP=x", *OURS[1:]]}, "command: it runs PYTHONSTARTUP=x"),
-        ({"command": ["${envvar:SHELL}", "${args}"]}, "command: it runs "),
-        ({"command": ["${args}"]}, "command: it runs --seed=0, "),
         ({"command": [*OURS, "--trust"]}, "it says --trust to its trials;"),
         ({"command": [*OURS, "--data=x:y"]}, "names code to import: --data=x:y \\(no SHA"),
-        ({"command": [*OURS, "--data", "x:y(a=3)"]}, r"names code to import: x:y\(a=3\) \(no SHA"),
-        ({"parameters": {"trust": {"value": True}}}, "it says --trust=True to its trials;"),
         ({"parameters": {"network": {"values": ["conv4", "x:y"]}}}, r"import: --network=x:y \(no"),
-        (
-            {"parameters": {"network": {"value": "x:y"}},
-             "command": [*OURS[:-1], "${args_no_equals}"]},
-            "names code to import: x:y \\(no SHA",
-        ),
         ({"command": [*OURS[:3], "--config", "run", "${args}"]}, r"run/config\.yaml: it names co"),
     ],
 )  # fmt: skip

@@ -5,25 +5,17 @@ from __future__ import annotations
 import contextlib
 import random
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from maml.studies.sweeping.distributions import same
 from maml.studies.sweeping.file import SweepFile
 from maml.studies.sweeping.points import Point
 
 TRIES = 100
 """Draws of a point before those that are left are listed, where they can be."""
-
-
-def key(point: Mapping[str, Any]) -> str:
-    """Return what equal points have in common."""
-    return " ".join(f"{name}={same(point[name])}" for name in sorted(point))
 
 
 def next_point(file: SweepFile, past: Sequence[FrozenTrial], identity: str) -> Point | None:
@@ -37,18 +29,14 @@ def next_point(file: SweepFile, past: Sequence[FrozenTrial], identity: str) -> P
         past: All trials so far.
         identity: The sweep's own name: another sweep of the same file draws other points.
     """
-    seen = {key(trial.params) for trial in past}
-    if file.size is not None and len(seen) >= file.size:
-        return None
-    if file.method != "grid":
+    seen = [trial.params for trial in past]
+    if file.method != "grid" and (file.size is None or len(seen) < file.size):
         study = _study(file, past, random.Random(f"{identity} {len(past)}").getrandbits(32))
         for _ in range(TRIES):
             point = study.ask(file.space).params
-            if key(point) not in seen:
+            if point not in seen:
                 return point
-    if file.size is None:
-        return None
-    return next((point for point in file.grid() if key(point) not in seen), None)
+    return None if file.size is None else next((p for p in file.grid() if p not in seen), None)
 
 
 def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.Study:
@@ -60,7 +48,7 @@ def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.St
             # Where others still run, to come near them is as if it were known to be bad.
             sampler = TPESampler(seed=seed, constant_liar=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction=StudyDirection[file.goal.upper()], sampler=sampler)
+    study = optuna.create_study(direction=file.goal, sampler=sampler)
     for trial in past:
         # One that waits would be what is asked for next. The file may have had wider bounds.
         if trial.state != TrialState.WAITING:

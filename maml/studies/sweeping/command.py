@@ -14,8 +14,7 @@ from maml.config import cli
 from maml.errors import UserError
 from maml.studies import REPOSITORY
 from maml.studies.sweeping.choosing import next_point
-from maml.studies.sweeping.distributions import values_of
-from maml.studies.sweeping.file import SweepFile
+from maml.studies.sweeping.file import SweepFile, values_of
 from maml.studies.sweeping.points import Point, setting_of
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
@@ -80,7 +79,7 @@ def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
         "args_no_equals": [w for name in values for w in (f"--{name}", str(values[name]))],
         "args_no_boolean_flags": [f"--{no_flags[n]}" for n in values if values[n] is not False],
     }
-    words = []
+    words: list[str] = []
     for word in file.command:
         word = ENVIRONMENT.sub(lambda found: os.environ.get(found[1], found[1]), word)
         macro = re.fullmatch(r"\$\{(.*)\}", word)
@@ -96,8 +95,9 @@ def _program(file: SweepFile) -> str:
 
     A sweep over components of a user's own is begun in their folder, where ours is not.
     """
-    ours = REPOSITORY / file.program
-    return str(ours) if not Path(file.program).exists() and ours.is_file() else file.program
+    program = str(file.said.get("program", ""))
+    ours = REPOSITORY / program
+    return str(ours) if not Path(program).exists() and ours.is_file() else program
 
 
 def check(file: SweepFile) -> None:
@@ -109,7 +109,7 @@ def check(file: SweepFile) -> None:
         UserError: naming the file, the values and the flag.
     """
     if "${program}" in file.command and not Path(_program(file)).is_file():
-        raise UserError(f"{file.path}: program: there is no {file.program} here")
+        raise UserError(f"{file.path}: program: there is no {_program(file)} here")
     first = next_point(file, [], "")
     assert first is not None
     # Each value once, the others as they are in the first point.

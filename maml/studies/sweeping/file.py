@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from optuna.distributions import BaseDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
 
 from maml.errors import UserError
-from maml.studies.sweeping.distributions import read_parameter, values_of
-from maml.studies.sweeping.points import Loader, Point
+from maml.studies.sweeping.points import Point
 
 METHODS = ("grid", "random", "bayes")
 IGNORED = ("apiVersion", "kind", "controller", "description", "entity", "project", "name")
@@ -33,29 +38,25 @@ class SweepFile:
 
     Attributes:
         path: The file.
+        said: Its content, to tell later whether it has changed.
         method: One of `METHODS`.
         space: What Optuna draws each parameter from, in the order of their names, as W&B goes
             through them. A parameter is a flag of the program.
         metric: What trials are ranked by: ``<split>/<metric>``, as the loggers name it.
         goal: "maximize" or "minimize" it.
-        program: What ``${program}`` is; "" where the command does not need it.
         command: The words of the command line, macros not filled in.
         pruner: When to end trials early.
-        run_cap: How many trials at most; None where the file does not say.
-        said: The file's content, to tell later whether it has changed.
         trusted: Whether it may name other programs than ours, and code of a user's own.
     """
 
     path: Path
+    said: dict[str, Any]
     method: str
     space: dict[str, BaseDistribution]
     metric: str
-    goal: str
-    program: str
+    goal: Literal["minimize", "maximize"]
     command: tuple[str, ...]
     pruner: BasePruner
-    run_cap: int | None
-    said: dict[str, Any]
     trusted: bool
 
     def grid(self) -> Iterator[Point]:
@@ -76,6 +77,15 @@ class SweepFile:
         return [name for name, values in each.items() if values is None or len(values) > 1]
 
 
+def values_of(space: BaseDistribution) -> Sequence[Any] | None:
+    """Return all values that a parameter may have, in order; None where there is no end of them."""
+    if isinstance(space, CategoricalDistribution):
+        return space.choices
+    if isinstance(space, IntDistribution):
+        return range(space.low, space.high + 1, space.step)
+    return None
+
+
 def read(path: Path, *, trust: bool = False) -> SweepFile:
     """Read a sweep's file.
 
@@ -87,52 +97,36 @@ def read(path: Path, *, trust: bool = False) -> SweepFile:
         UserError: naming the file, and what in it cannot be.
     """
     try:
-        return _read(path, Loader(path.read_text(encoding="utf-8")).get_single_data(), trust)
+        return _read(path, yaml.safe_load(path.read_text(encoding="utf-8")), trust)
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}") from error
     except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-    except ValueError as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise UserError(f"{path}: {error}") from error
 
 
 def _read(path: Path, said: Any, trust: bool) -> SweepFile:
-    if not isinstance(said, dict):
-        raise ValueError("not a sweep: no mapping with method and parameters")
+    if not isinstance(said, dict) or not isinstance(said.get("parameters"), dict):
+        raise ValueError("not a sweep: it needs a method and a mapping of parameters")
     if more := [str(key) for key in said if key not in KNOWN]:
         raise ValueError(f"{', '.join(more)}: not known here; known are {', '.join(KNOWN)}")
-    method, parameters, run_cap = (said.get(k) for k in ("method", "parameters", "run_cap"))
+    method, run_cap = said.get("method"), said.get("run_cap", 1)
     if method not in METHODS:
         raise ValueError(f"method: {method!r} is not one of {', '.join(METHODS)}")
-    if not isinstance(parameters, dict) or not parameters:
-        raise ValueError("parameters: there are none")
-    for name in parameters:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", str(name)):
-            raise ValueError(f"parameters: {name!r} is no name of a flag")
-    if run_cap is not None and (type(run_cap) is not int or run_cap < 1):
+    if type(run_cap) is not int or run_cap < 1:
         raise ValueError(f"run_cap: {run_cap!r} is not a whole number of at least 1")
     # Sorted: the order in which W&B goes through a grid.
-    space = {name: read_parameter(name, parameters[name]) for name in sorted(parameters)}
+    space = {name: _parameter(name, facts) for name, facts in sorted(said["parameters"].items())}
     for name, each in space.items():
         if method == "grid" and values_of(each) is None:
             raise ValueError(f"parameters: {name}: a grid needs an end of values")
     metric, goal = _metric(said.get("metric"))
-    return SweepFile(
-        path=path,
-        method=method,
-        space=space,
-        metric=metric,
-        goal=goal,
-        program=str(said.get("program", "")),
-        command=_command(said),
-        pruner=_pruner(said.get("early_terminate")),
-        run_cap=run_cap,
-        said=said,
-        trusted=trust,
-    )
+    pruner = _pruner(said.get("early_terminate"))
+    return SweepFile(path, said, method, space, metric, goal, _command(said), pruner, trust)
 
 
-def _metric(said: Any) -> tuple[str, str]:
+def _metric(said: Any) -> tuple[str, Literal["minimize", "maximize"]]:
     if not isinstance(said, dict) or said.keys() - {"goal"} != {"name"}:
         raise ValueError("metric: name one, as in {name: validation/accuracy, goal: maximize}")
     name, goal = str(said["name"]), said.get("goal", "minimize")
@@ -145,7 +139,7 @@ def _metric(said: Any) -> tuple[str, str]:
 
 def _command(said: dict[str, Any]) -> tuple[str, ...]:
     command = said.get("command", USUAL_COMMAND)
-    if not isinstance(command, list) or not command:
+    if not isinstance(command, list):
         raise ValueError("command: must be a list of words")
     words = tuple(map(str, command))
     if "${program}" in words and not isinstance(said.get("program"), str):
@@ -159,13 +153,76 @@ def _pruner(said: Any) -> BasePruner:
     """Return Optuna's rule that stands for W&B's: Hyperband without its brackets."""
     if said is None:
         return NopPruner()
-    form = "must be {type: hyperband, min_iter: 2, eta: 3}, or have max_iter and s for min_iter"
-    if not isinstance(said, dict) or said.get("type") != "hyperband":
-        raise ValueError(f"early_terminate: {form}")
-    eta, asked = said.get("eta", 3), said.keys() - {"type", "eta", "strict"}
-    numbers = [eta, *(said[key] for key in asked)]
-    whole = all(type(number) is int and number > 0 for number in numbers) and eta > 1
-    if asked not in ({"min_iter"}, {"max_iter", "s"}) or not whole or not said.get("strict", True):
-        raise ValueError(f"early_terminate: {form}; whole numbers, eta above 1; strict alone")
-    first = said["min_iter"] if "min_iter" in said else said["max_iter"] // eta ** said["s"]
-    return SuccessiveHalvingPruner(min_resource=max(1, first), reduction_factor=eta)
+    form = "early_terminate: must be {type: hyperband, min_iter: 2, eta: 3}"
+    if not isinstance(said, dict) or said.keys() - {"eta"} != {"type", "min_iter"}:
+        raise ValueError(form)
+    first, eta = said["min_iter"], said.get("eta", 3)
+    if said["type"] != "hyperband" or not (type(first) is type(eta) is int) or first < 1 or eta < 2:
+        raise ValueError(form)
+    return SuccessiveHalvingPruner(first, reduction_factor=eta)
+
+
+# ---- parameters: W&B's distributions, each as one of Optuna's --------------------------------
+
+
+def _among(values: list[Any]) -> CategoricalDistribution:
+    if not isinstance(values, list) or not values:
+        raise ValueError("values: must be a list of at least one")
+    for value in values:
+        if not isinstance(value, str | int | float | None):
+            raise ValueError(f"{value!r} is no value of a flag")
+    return CategoricalDistribution(list({repr(value): value for value in values}.values()))
+
+
+def _between(min: Any, max: Any, *, log: bool = False, q: float | None = None) -> FloatDistribution:
+    low, high = float(min), float(max)  # YAML reads 1e-3 as a text
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"min {min} must be below max {max}")
+    return FloatDistribution(low, high, log=log, step=q)
+
+
+def _steps(min: Any, max: Any, q: Any = 1) -> BaseDistribution:
+    if not all(type(number) is int for number in (min, max, q)):
+        return _between(min, max, q=q)
+    if min >= max:
+        raise ValueError(f"min {min} must be below max {max}")
+    return IntDistribution(min, max, step=q)
+
+
+KINDS: dict[str, Callable[..., BaseDistribution]] = {
+    "constant": lambda value: _among([value]),
+    "categorical": lambda values: _among(values),
+    "int_uniform": lambda min, max: _steps(int(min), int(max)),
+    "uniform": lambda min, max: _between(min, max),
+    "q_uniform": lambda min, max, q=1: _steps(min, max, q),
+    "log_uniform": lambda min, max: _between(math.exp(min), math.exp(max), log=True),
+    "log_uniform_values": lambda min, max: _between(min, max, log=True),
+}
+"""The table: from what the file says of a parameter, what Optuna draws from."""
+
+
+def _parameter(name: Any, said: Any) -> BaseDistribution:
+    """Return what Optuna draws a parameter from that a file describes."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", str(name)):
+        raise ValueError(f"parameters: {name!r} is no name of a flag")
+    try:
+        if not isinstance(said, dict):
+            raise ValueError("must be a mapping, as in {values: [1, 2]}")
+        kind = said.get("distribution", _usual(said))
+        if kind not in KINDS:
+            raise ValueError(f"distribution {kind!r} is not one of {', '.join(KINDS)}")
+        facts = {str(key): value for key, value in said.items() if key != "distribution"}
+        taken = inspect.signature(KINDS[kind]).parameters
+        if not facts.keys() <= taken.keys() or len(facts) < len(taken.keys() - {"q"}):
+            raise ValueError(f"{kind} has {' and '.join(taken)}")
+        return KINDS[kind](**facts)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ValueError(f"parameters: {name}: {error}") from error
+
+
+def _usual(said: dict[str, Any]) -> str:
+    """Return the distribution that is meant where none is named, as W&B reads it."""
+    for key, kind in (("value", "constant"), ("values", "categorical")):
+        if key in said:
+            return kind
+    return "int_uniform" if all(type(said.get(k)) is int for k in ("min", "max")) else "uniform"

@@ -42,8 +42,7 @@ def journal(path: Path) -> JournalStorage:
     """
     with alone(path), open(path, "ab+") as file:
         file.seek(0)
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
+        file.truncate(file.read().rfind(b"\n") + 1)
     try:
         return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
     except (ValueError, KeyError, TypeError) as error:
@@ -56,6 +55,8 @@ def journal(path: Path) -> JournalStorage:
 class Workers:
     """The processes that work in a folder, each with a file that it locks and keeps touching.
 
+    Optuna's own heartbeat needs a database, which hosts do not share by a folder.
+
     Attributes:
         own: What the others know this process by, which begins with its machine.
     """
@@ -64,8 +65,8 @@ class Workers:
         self._folder = folder
         self._machine = Identity.own().place.partition(" ")[0]
         self.own = f"{self._machine}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        # When each has given its last sign, since when that is known, and whether it was another.
-        self._seen: dict[str, tuple[int, float, bool]] = {}
+        # The last sign of each, and since when it is known.
+        self._seen: dict[str, tuple[int, float]] = {}
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
@@ -79,27 +80,21 @@ class Workers:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def is_gone(self, worker: str) -> bool | None:
-        """Return whether a worker is gone; None: ask again later.
+    def is_gone(self, worker: str) -> bool:
+        """Return whether a worker is known to be gone.
 
         One of this machine is gone as soon as its lock is free. One of another, or of this one
         before it was started anew, when this process has seen no sign of it for `GRACE` seconds.
         """
         path = self._folder / worker
-        if not path.exists():
-            return True  # it has said goodbye
-        with contextlib.suppress(OSError):  # this folder has no locks
-            if worker.startswith(self._machine):
-                return not Lock(path).is_held()
         try:
             with open(path) as file:  # network folders may tell of an old state until it is opened
                 sign = os.fstat(file.fileno()).st_mtime_ns
         except OSError:
-            return True
-        before, since, lives = self._seen.get(worker, (sign, time.monotonic(), False))
-        if sign != before:
-            since, lives = time.monotonic(), True
-        self._seen[worker] = sign, since, lives
-        if time.monotonic() - since > GRACE:
-            return True
-        return False if lives else None
+            return True  # it has said goodbye
+        with contextlib.suppress(OSError):  # this folder has no locks
+            if worker.startswith(self._machine):
+                return not Lock(path).is_held()
+        if self._seen.get(worker, (None, 0.0))[0] != sign:
+            self._seen[worker] = sign, time.monotonic()
+        return time.monotonic() - self._seen[worker][1] > GRACE

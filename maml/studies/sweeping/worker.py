@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from optuna.pruners import NopPruner
@@ -23,9 +23,11 @@ from maml.processes.signals import SIGNALS, StopRequest
 from maml.run import directory
 from maml.run.files import read_rows
 from maml.run.reading import history
+from maml.studies.sweeping import shared
+from maml.studies.sweeping import sweep as states
 from maml.studies.sweeping.command import command_of
 from maml.studies.sweeping.points import setting_of
-from maml.studies.sweeping.sweep import FAILED, FINISHED, OVER, STOPPED, WAITING, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, FINISHED, STOPPED, WAITING, Sweep, Trial
 
 T = TypeVar("T")
 LOOK = 0.2
@@ -38,27 +40,9 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-class Share(NamedTuple):
-    """What of a machine the trials of one worker have; empty: all that this process has."""
-
-    cores: list[int]
-    gpus: list[str]
-
-
-def shares(workers: int) -> list[Share]:
-    """Return for each worker a part of this process's cores and GPUs; of too few, one alone."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = [str(i) for i in range(torch.cuda.device_count())] if seen is None else seen.split(",")
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if workers == 1:
-        return [Share([], [])]
-
-    def part(all_: list[T], worker: int) -> list[T]:
-        each = max(1, len(all_) // workers)
-        start = worker * each % max(1, len(all_))
-        return all_[start : start + each]
-
-    return [Share(part(cores, worker), part(gpus, worker)) for worker in range(workers)]
+def share(whole: list[T], worker: int, workers: int) -> list[T]:
+    """Return a worker's part of the cores or GPUs; of too few, one that others have, too."""
+    return whole[worker::workers] or whole[worker % max(1, len(whole)) :][:1]
 
 
 class Workers:
@@ -79,42 +63,55 @@ class Workers:
         with self._sweep.workers.joined(), ThreadPoolExecutor(workers) as pool:
             try:
                 for done in as_completed(
-                    [pool.submit(self._work, each) for each in shares(workers)]
+                    [pool.submit(self._work, each, workers) for each in range(workers)]
                 ):
                     done.result()
             finally:
                 self._ending = True
         return self._stop.signal
 
-    def _work(self, share: Share) -> None:
-        if share.cores:
-            os.sched_setaffinity(0, share.cores)  # this thread's, and so its trials'
+    def _work(self, worker: int, workers: int) -> None:
+        gpus = {}
+        if workers > 1:
+            seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+            count = torch.cuda.device_count() if seen is None else 0
+            whole = [*map(str, range(count))] if seen is None else seen.split(",")
+            gpus = {"CUDA_VISIBLE_DEVICES": ",".join(share(whole, worker, workers))}
+            # This thread's, and so its trials'.
+            cores = share(sorted(os.sched_getaffinity(0)), worker, workers)
+            os.sched_setaffinity(0, cores)
+        idle = None
         while not self._stop and not self._ending:
             trial = self._sweep.take(self._total)
             if trial is not None:
-                self._do(trial, share)
-            elif self._sweep.is_undecided():
-                time.sleep(1.0)
-            else:
+                idle = None
+                self._do(trial, gpus)
+                continue
+            others = {each.state for each in self._sweep.trials() if not self._sweep.is_own(each)}
+            # Who has the rest may be gone, which shows after a while on another machine.
+            idle = idle or time.monotonic()
+            waits = states.RUNNING in others and time.monotonic() - idle < shared.GRACE + 1
+            if states.LOST not in others and not waits:
                 return
+            time.sleep(1.0)
 
-    def _do(self, trial: Trial, share: Share) -> None:
+    def _do(self, trial: Trial, gpus: dict[str, str]) -> None:
         """Run a trial to its end, and record it."""
-        metric = self._sweep.file.metric
-        shown = f"trial {trial.number} ({setting_of(trial.point, self._sweep.file.varied)})"
+        file, record = self._sweep.file, trial.record
+        shown = f"trial {record.number} ({setting_of(record.params, file.varied)})"
         state, reason, value = FINISHED, "", None
         status = directory.read_status(trial.run_dir)
         # Its worker may have been killed before it could say so.
         if status is None or status["state"] != "finished":
             again = " goes on" if trial.run_dir.is_dir() else ""
             self._say(f"{shown}{again}: {trial.run_dir}")
-            state, reason = self._train(trial, share)
+            state, reason = self._train(trial, gpus)
         if state in (FINISHED, STOPPED):
-            value = value_of_run(trial.run_dir, metric)
+            value = value_of_run(trial.run_dir, file.metric)
             if value is None:
-                state, reason = FAILED, f"no {metric} in metrics.jsonl"
+                state, reason = FAILED, f"no {file.metric} in metrics.jsonl"
             elif not math.isfinite(value):
-                state, reason, value = FAILED, f"its {metric} is {value} at the end", None
+                state, reason, value = FAILED, f"its {file.metric} is {value} at the end", None
         if not self._sweep.end(trial, state, value, reason):
             self._say(f"{shown}: another worker has it now")
         elif state == WAITING:
@@ -122,19 +119,17 @@ class Workers:
             self._ending = True
             self._say(f"{shown}: it was told to stop; it waits to be continued")
         else:
-            said = f": {reason} (log {trial.log})" if reason else f", {metric} {value:.4g}"
+            said = f": {reason} (log {trial.log})" if reason else f", {file.metric} {value:.4g}"
             trials = self._sweep.trials()
-            over = sum(each.state in OVER for each in trials)
+            over = sum(each.state in states.OVER for each in trials)
             left = self._sweep.to_come(self._total, trials)
             of_all = "" if left is None else f" of {len(trials) + left}"
             self._say(f"{shown}: {state}{said}; {over}{of_all} trials over")
 
-    def _train(self, trial: Trial, share: Share) -> tuple[str, str]:
+    def _train(self, trial: Trial, gpus: dict[str, str]) -> tuple[str, str]:
         """Run a trial's command; return the state that it ends in, and why it failed."""
-        command = command_of(self._sweep.file, trial.point, trial.run_dir)
-        environment = {"WANDB_RUN_GROUP": self._sweep.name, **os.environ}
-        if share.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+        command = command_of(self._sweep.file, trial.record.params, trial.run_dir)
+        environment = {"WANDB_RUN_GROUP": self._sweep.study.study_name, **os.environ, **gpus}
         try:
             with open(trial.log, "ab") as log:
                 log.write(f"{time.strftime('%F %T')} {' '.join(command)}\n".encode())
@@ -212,8 +207,6 @@ def _reason(code: int, log: Path) -> str:
     """Say why a program ended badly: its own line about it, as far as it has one."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}" + " (out of memory?)" * (code == -9)
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    said = [line for line in lines if line.startswith("error: ")] or [
-        line for line in lines if line
-    ]
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("error: ")] or lines
     return f"exit code {code}: {said[-1].removeprefix('error: ')}"

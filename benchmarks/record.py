@@ -1,11 +1,38 @@
-"""Tables in Markdown: what every benchmark prints, and what the documents show."""
+"""What the benchmarks share: flags, and a record, in its file and as a table in Markdown.
+
+Bad flags are refused before anything is measured: that takes minutes to hours.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from maml.config.parser import Parser
 from maml.studies.markdown import grid
+
+
+def parser(name: str, description: str | None) -> Parser:
+    """Return the parser of ``python -m benchmarks.<name>``, which writes a record."""
+    made = Parser(prog=f"python -m benchmarks.{name}", description=description)
+    made.add_argument("--json", type=_new_file, help="write the records to this file")
+    return made
+
+
+def _new_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: no file in an existing folder")
+    return path
+
+
+def write(path: Path | None, record: Mapping[str, Any]) -> None:
+    """Write ``record`` as JSON, in place of an earlier one, if a file was asked for."""
+    if path is not None:
+        path.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def table(record: Mapping[str, Any], setting: str | None = None) -> str:
@@ -23,8 +50,7 @@ def table(record: Mapping[str, Any], setting: str | None = None) -> str:
         KeyError: naming what the record lacks.
     """
     if setting is not None:
-        found = {each["setting"]: each for each in record["records"]}
-        record = found[setting]
+        record = {each["setting"]: each for each in record["records"]}[setting]
     columns = {
         title: [_cell(shown, row) for row in record["rows"]]
         for title, shown in record["columns"].items()

@@ -213,9 +213,5 @@ def _check_combinations(config: Config) -> None:
                     f"{flag(name)} {getattr(config, name)} needs --ps-transport rpc: "
                     f"collectives serve {flag(name)} {only} alone"
                 )
-    if config.precision != "float32" and config.dtype != "float32":
-        raise UserError(f"--precision {config.precision} needs --dtype float32, not {config.dtype}")
-    if config.kernels == "native" and config.precision == "bf16":
-        raise UserError("--kernels native: they compute in float32, not in --precision bf16")
     if config.kernels == "native" and config.compile == "on":
         raise UserError("--compile on: with --kernels native nothing is left to compile")

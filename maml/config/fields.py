@@ -89,10 +89,6 @@ class Common:
     dtype: Literal["float32", "float64"] = _learner(
         "float32", SAME_RUN, "Floating-point type of weights, images and gradients."
     )
-    precision: Literal["float32", "tf32", "bf16"] = _learner(
-        "float32", SAME_RUN,
-        "Products inside a float32 network: exact, TF32 where the device has it, or bfloat16.",
-    )  # fmt: skip
 
     data: str = _data("glyphs", SAME_RUN, "Data set.", names=True)
     data_root: str = _data(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import torch
+
 from datasets.blame import places_of_theirs
 from datasets.errors import DataError
 from maml.errors import UserError
@@ -17,8 +19,11 @@ def alone() -> Iterator[None]:
     An exception that arose in a file of the user's own stays its cause: there is the mistake.
 
     Raises:
-        UserError: for that, and for a ``DataError``, of the same line.
+        UserError: for that, for a ``DataError``, of the same line, and in
+            ``torch.inference_mode``, whose tensors cannot be differentiated.
     """
+    if torch.is_inference_mode_enabled():
+        raise UserError("torch.inference_mode allows no adaptation; use torch.no_grad() here")
     try:
         yield
     except (UserError, DataError) as error:

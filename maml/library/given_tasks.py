@@ -65,6 +65,12 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
                 )
         for part in ("support", "query"):
             x, y = getattr(task, f"{part}_x"), getattr(task, f"{part}_y")
+            for name, tensor, like in (("x", x, task.support_x), ("y", y, task.support_y)):
+                if tensor.dtype != like.dtype:
+                    raise UserError(
+                        f"task {i}: {part}_{name} is {tensor.dtype}, and support_{name} "
+                        f"{like.dtype}; give both as one dtype"
+                    )
             if x.shape[:2] != y.shape[:2]:
                 raise UserError(
                     f"task {i}: {part}_x has {x.shape[1]} examples, and {part}_y {y.shape[1]} "

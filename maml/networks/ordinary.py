@@ -34,6 +34,11 @@ def check_parameters(network: nn.Module, name: str) -> None:
     """Refuse what would be trained otherwise than its author thinks."""
     seen: dict[int, str] = {}
     for path, module in network.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise UserError(
+                f"--network {name}: {path or 'it'} makes sparse gradients, which have no second "
+                "derivative; make it with sparse=False"
+            )
         for attribute, parameter in module._parameters.items():
             where = f"{path}.{attribute}" if path else attribute
             if parameter is None:

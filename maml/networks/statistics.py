@@ -32,8 +32,6 @@ class BatchNorm(nn.Module):
         self, x: Tensor, given: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the normalised ``x`` and the (mean, variance) that were used."""
-        # A convolution's result may be bfloat16 (--precision); statistics of it must not be.
-        x = x.to(self.weight.dtype)
         if given is None:
             variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
         else:

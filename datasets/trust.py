@@ -9,8 +9,6 @@ Nothing here imports torch, or what a file names.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import sys
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
@@ -23,12 +21,10 @@ class Said(NamedTuple):
 
     * ``file``: the file
     * ``names``: the components that it names, by flag
-    * ``digests``: the SHA-256 that it, or a file beside it, has recorded, by flag and module
     """
 
     file: Path
     names: Mapping[str, str]
-    digests: Mapping[str, Mapping[str, str]]
 
 
 class FromFile(str):
@@ -52,7 +48,7 @@ def refusal(name: str) -> str:
         return ""
     said = name.said
     each = [
-        f"{flag} {' '.join(spelled.split())} ({_told(spelled, said.digests.get(flag, {}))})"
+        f"{flag} {' '.join(spelled.split())} ({_place(spelled)})"
         for flag, spelled in said.names.items()
     ]
     return (
@@ -61,17 +57,9 @@ def refusal(name: str) -> str:
     )
 
 
-def _told(spelled: str, recorded: Mapping[str, str]) -> str:
-    """Which file a name means here, and whether that is the one which was recorded."""
-    module = spelled.partition(":")[0]
-    digest, file = None, source_of(module)
-    with contextlib.suppress(OSError):
-        digest = hashlib.sha256(file.read_bytes()).hexdigest() if file else None
-    if digest is None:
-        return "which is not here"
-    if module not in recorded:
-        return f"{file}, no SHA-256 was recorded"
-    return f"{file}, its SHA-256 is {'' if recorded[module] == digest else 'not '}the recorded one"
+def _place(spelled: str) -> str:
+    """Which file a name means here."""
+    return str(source_of(spelled.partition(":")[0]) or "which is not here")
 
 
 def search_path() -> list[str]:

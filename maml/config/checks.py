@@ -77,10 +77,6 @@ def check_bounds(name: str, value: float) -> None:
         raise UserError(f"{flag(name)} must be at most {most}, not {value}")
 
 
-MOST_NAMED = 4
-"""Components that a message names; of more it names one, and that there are others."""
-
-
 def _check_read(config: Config, preset: Config) -> None:
     """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
     given = {
@@ -97,10 +93,9 @@ def _check_read(config: Config, preset: Config) -> None:
                 if other.reads is not None and name in other.reads
             ]
             if readers and chosen.reads is not None and name not in chosen.reads:
-                few = readers if len(readers) <= MOST_NAMED else [_usual(kind, readers), "others"]
-                either = f"{', '.join(few[:-1])} or {few[-1]}" if few[1:] else few[0]
                 raise UserError(
-                    f"{flag(name)} {value} is for {flag(kind)} {either}, not {chosen.name}"
+                    f"{flag(name)} {value} is not for {flag(kind)} {chosen.name}, but for "
+                    f"{', '.join(readers)}"
                 )
             if name in chosen.ignores:
                 raise UserError(
@@ -118,12 +113,6 @@ def _check_read(config: Config, preset: Config) -> None:
             f"--epochs {config.epochs} and --iterations {config.iterations}: each says how long to "
             "train; give one of them"
         )
-
-
-def _usual(kind: str, names: list[str]) -> str:
-    """Return the component to name as an example: the default one, if it is among ``names``."""
-    usual: str = getattr(Config(), kind)
-    return usual if usual in names else names[0]
 
 
 def _check_components(config: Config) -> None:
@@ -153,7 +142,7 @@ def _check_components(config: Config) -> None:
         others = [other.name for other in known if openers[other.tasks] is not None]
         raise UserError(
             f"--data {data.name}: --learner {learner.name} learns from {what[learner.tasks]}, and "
-            f"it has none; --learner {_usual('learner', others)} learns this one"
+            f"it has none; this one is for --learner {', '.join(others)}"
         )
     points = not data.is_theirs and data.image_shape is None
     if not data.is_theirs and network.takes not in (None, "points" if points else "images"):

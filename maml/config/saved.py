@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from datasets.trust import FromFile, Said
 from maml.config import registry
@@ -59,7 +56,7 @@ def read(path: Path, *, trust: bool = False) -> Config:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         return config
-    said = Said(path, {flag(kind): name for kind, name in names.items()}, _recorded(path, content))
+    said = Said(path, {flag(kind): name for kind, name in names.items()})
     return with_values(config, **{kind: FromFile(name, said) for kind, name in names.items()})
 
 
@@ -71,17 +68,3 @@ def believed(config: Config) -> Config:
     return with_values(
         config, **{kind: str(name) for kind, name in registry.theirs(config).items()}
     )
-
-
-def _recorded(path: Path, content: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of a run's own files when it was started last, by flag and module.
-
-    Of a record they are in another file beside it. What is no such thing is not believed either.
-    """
-    try:
-        if "starts" not in content:
-            content = json.loads((path.parent / "record.json").read_text(encoding="utf-8"))
-        own = content["starts"][-1]["own_files"]
-        return {flag(kind): dict(digests) for kind, digests in own.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}

@@ -48,4 +48,3 @@ def mixes(learner: Learner, x: Tensor) -> bool:
     with alone_with(network):
         on_cpu = {name: tensor.cpu() for name, tensor in tensors(network).items()}
         return mixing.mixes(network, on_cpu, x.cpu())
-

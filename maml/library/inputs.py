@@ -6,7 +6,7 @@ Shape legend: n examples, C H W.
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -106,12 +106,11 @@ def labels(given: Any, n: int, ways: int | None) -> tuple[Tensor, list[Hashable]
     Raises:
         UserError: for more or fewer labels or classes.
     """
-    plain = given.tolist() if isinstance(given, (Tensor, np.ndarray, np.generic)) else given
-    listed = hasattr(plain, "__iter__") and hasattr(plain, "__len__")
-    # A set has no order. A generator could be read once, and a mistake be said too late.
-    if not listed or isinstance(plain, (str, bytes, Set, Mapping)):
-        shown = repr(plain) if isinstance(plain, (str, bytes, int)) else type(plain).__name__
-        raise UserError(f"support_y: {shown}; give a list with one label for each example")
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    # A set has no order, and a generator could be read once.
+    if not isinstance(plain, (list, tuple, range)):
+        kind = type(given).__name__
+        raise UserError(f"support_y: {kind}; give a list with one label for each example")
     values = [item.item() if isinstance(item, (Tensor, np.generic)) else item for item in plain]
     if len(values) != n:
         raise UserError(f"support_y: {counted(len(values), 'label')} for {counted(n, 'example')}")
@@ -169,11 +168,6 @@ def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
     """Return a PIL image, or a file that PIL opens, as the model's images are."""
     from PIL import Image
 
-    if isinstance(picture, (str, Path)) and Path(picture).expanduser().is_dir():
-        raise UserError(
-            f"{what}: {shown(picture)} is a folder: give a list of files; python -m maml.predict "
-            "takes folders"
-        )
     which = "an image" if isinstance(picture, Image.Image) else shown(picture)
     try:
         if isinstance(picture, Image.Image):

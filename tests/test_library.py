@@ -234,21 +234,10 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
     # Its own tasks need not be described again; a panel names its classes.
     task = model.episodes("test").task(0)
     assert task.support_x.shape == (2, 3, 32, 32)
-    assert model.episodes("train").episodes.names(torch.arange(1)) in (
-        [["train/a", "train/b"]], [["train/b", "train/a"]],
-    )  # fmt: skip
     drawn = panel(model)
     assert {"c", "d"} <= {text.get_text() for axis in drawn.axes for text in axis.texts}
     with pytest.raises(maml.UserError, match=r"^split 'valid': train, validation or test"):
         model.episodes("valid")
-
-
-def test_classes_may_have_any_number_of_examples(model: maml.Model, tasks: maml.Tasks) -> None:
-    task = tasks.task(1)
-    x, y = torch.cat([task.support_x, task.query_x[:2]]), [2, 0, 1, 2, 2]
-    adapted = model.adapt(x, y)
-    assert adapted.classes == [2, 0, 1]
-    assert adapted.predict(task.query_x).shape == (9, 3)
 
 
 def test_what_has_adapted_stays_when_the_model_learns_on(tmp_path: Path) -> None:
@@ -356,10 +345,9 @@ def test_of_queries_and_settings_too(model: maml.Model) -> None:
         adapted.predict(np.zeros((3, 1, 28, 28), np.uint8))
     with pytest.raises(maml.UserError, match="batch_statistics 'batch': support or query"):
         adapted.predict(GOOD, batch_statistics="batch")  # type: ignore[arg-type]
-    for steps in (-1, 1.5, 2.0, True, "2"):
+    for steps in (-1, 1.5, True):
         with pytest.raises(maml.UserError, match=f"^steps {steps!r}: give a whole number"):
             model.adapt(GOOD, NAMES, steps=steps)  # type: ignore[arg-type]
-    model.adapt(GOOD, NAMES, steps=np.int64(1))  # type: ignore[arg-type]
 
 
 # ---- on in plain torch --------------------------------------------------------------------------
@@ -472,16 +460,9 @@ def test_a_task_is_the_same_alone_and_among_others(tasks: maml.Tasks) -> None:
 
 
 def test_an_id_that_is_none(tasks: maml.Tasks) -> None:
-    for ids, says in (
-        ([1, 1.5], "id 1.5"),
-        (torch.rand(2), "id tensor"),
-        (3, "ids 3"),
-        ([-1], "id -1"),
-    ):
+    for ids, says in (([1, 1.5], "id 1.5"), (3, "ids 3"), ([-1], "id -1")):
         with pytest.raises(maml.UserError, match=f"^{says}.*: give a"):
             tasks.tasks(ids)  # type: ignore[arg-type]
-    with pytest.raises(maml.UserError, match=r"^id 1\.0: give a whole number"):
-        tasks.task(1.0)  # type: ignore[arg-type]
 
 
 # ---- the command --------------------------------------------------------------------------------
@@ -552,15 +533,6 @@ def test_mistakes_of_the_command(
     )
     assert "needs a folder for each class" in refusal(flat, flat)
     assert f"{tmp_path}/none" in refusal(support, tmp_path / "none")
-    one = next(flat.iterdir())
-    predict.main([str(run_dir), "--support", str(support), "--query", str(one)])
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"{one}\t")
-    (tmp_path / "no.png").write_text("no image")
-    assert "no.png (not an image that Pillow knows)" in refusal(support, tmp_path / "no.png")
-    assert "needs a folder for each class" in refusal(one, flat)
-    with pytest.raises(maml.UserError, match="unknown flag --step: did you mean --steps"):
-        predict.main([str(run_dir), "--step", "2", "--support", "x", "--query", "x"])
     assert "--steps must be at least 0, not -1" in refusal(support, flat, "--steps", "-1")
     assert "--json" in refusal(support, flat, "--json", str(tmp_path / "none" / "file"))
     shutil.rmtree(support / "owl")

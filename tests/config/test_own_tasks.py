@@ -54,26 +54,16 @@ def images(split): return Drawn(split, image)
 
 CHANGES = {
     "above": lambda t: t._replace(query_y=t.query_y + 3),
-    "below": lambda t: t._replace(support_y=t.support_y - 1),
     "larger": lambda t: t._replace(query_x=torch.rand(10, 1, 9, 9)),
-    "more": lambda t: t._replace(query_x=torch.rand(11, 1, 8, 8)),
-    "floats": lambda t: t._replace(query_y=t.query_y.float()),
     "list": lambda t: t._replace(query_y=t.query_y.tolist()),
     "raises": lambda t: t.no_such_part,
 }
 def bad(split, change, at=5, of="train"):
     return Drawn(split, image, CHANGES[change] if split == of else None, at)
-def alone(split):  # a batch of one alone would not be a mistake of theirs
-    made = Drawn(split, image)
-    made.tasks = lambda ids: Drawn.tasks(made, ids) if split != "train" or 5 not in ids else {}
-    return made
 
 KINDS = {
     "int32": lambda x, y: (x, y.int()),
-    "uint8 labels": lambda x, y: (x, y.byte()),
     "bytes": lambda x, y: ((255 * x).round().byte(), y),
-    "float64": lambda x, y: (x.double(), y),
-    "float16": lambda x, y: (x.half(), y),
     "points": lambda x, y: (x.double().flatten(2)[:, 0, :3], y.double()[:, None]),
 }
 def kinds(split, kind): return Drawn(split, lambda dice: KINDS[kind](*image(dice)))
@@ -147,11 +137,8 @@ def untrained(config: Config) -> float:
 
 WRONG = {
     "above": r"query_y has the label 7; of 5 ways they are from 0 to 4$",
-    "below": r"support_y has the label -1; of 5 ways they are from 0 to 4$",
     "larger": r"query_x is float32 \[1, 10, 1, 9, 9\]; that of the first task is float32 "
     r"\[1, E, 1, 8, 8\]$",
-    "more": r"query_x is float32 \[1, 11, 1, 8, 8\] and query_y int64 \[1, 10\]; give \[1, E, ",
-    "floats": r"query_y is float32 \[1, 10\]; that of the first task is int64 \[1, E\]$",
     "list": r"TypeError: .* \(.*own_tasks_\d+.py:\d+\); train task 5 of seed 0$",
     "raises": r"AttributeError: .*no_such_part.* \(.*own_tasks_\d+.py:\d+\); train task 5 of seed",
 }  # fmt: skip
@@ -171,7 +158,7 @@ def test_a_later_task_that_is_wrong_is_one_line(change: str, own: str, tmp_path:
         with pytest.raises(DataError, match=line) as caught:
             learner.open_tasks("train").tasks(torch.tensor(ids))
         assert "\n" not in str(caught.value)
-    if change in ("above", "below", "floats"):
+    if change == "above":
         return  # what labels mean is known to a learner alone
     with pytest.raises(UserError, match=line):
         maml.episodes(data, "train").tasks([4, 5])
@@ -187,18 +174,10 @@ def test_before_training_task_0_of_every_split_is_looked_at(own: str, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_no_task_is_named_with_the_tasks_that_it_is_for(own: str) -> None:
-    tasks = build_learner(parse(["maml-glyphs-5way-1shot", "--data", f"{own}:alone"])).open_tasks
-    says = rf"^--data {own}:alone: train task 5 of seed 0: dict without a tensor support_x$"
-    with pytest.raises(DataError, match=says):
-        tasks("train").tasks(torch.tensor([1, 5]))
-
-
-@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_in_every_process_it_is_one_line(strategy: str, own: str, cache_dir: Path) -> None:
+def test_in_every_process_it_is_one_line(own: str, cache_dir: Path) -> None:
     """Task 5 is rank 1's."""
     words = ["maml-glyphs-5way-1shot", "--data", f"{own}:bad(change='above')", "--network",
-             f"{own}:flat", *BRIEF, "--iterations", "3", "--strategy", strategy]  # fmt: skip
+             f"{own}:flat", *BRIEF, "--iterations", "3"]  # fmt: skip
     done = run(
         [str(REPO / "launch" / "local"), *words, "--workers", "2"], 120,
         expect=None, cwd=Path.cwd(),
@@ -213,8 +192,9 @@ def test_in_every_process_it_is_one_line(strategy: str, own: str, cache_dir: Pat
 # ---- tasks that are converted -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["int32", "uint8 labels", "bytes", "float64", "float16", "points"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("int32", "float32"), ("bytes", "float64"), ("points", "float32")]
+)
 def test_what_says_the_same_in_another_dtype_is_converted(kind: str, dtype: str, own: str) -> None:
     data = f"{own}:kinds(kind={kind!r})"
     preset = "maml-sinusoid-10shot" if kind == "points" else "maml-glyphs-5way-1shot"
@@ -249,12 +229,11 @@ def test_tasks_in_another_dtype_than_the_parameters_are_one_line(own: str) -> No
 # ---- examples that are integers -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["reverse", "mixed"])
-def test_a_network_embeds_integers(way: str, own: str, tmp_path: Path) -> None:
+def test_a_network_embeds_integers(own: str, tmp_path: Path) -> None:
     """From a command to the library, which takes integers, too, and no floats."""
     words = ["maml-sinusoid-10shot", "--data", f"{own}:words", "--ways", "5", *BRIEF]
     run_dir = tmp_path / "run"
-    command = [*words, "--network", f"{own}:Words", "--meta-gradient", way, "--inner-lr", "0.3"]
+    command = [*words, "--network", f"{own}:Words", "--meta-gradient", "mixed", "--inner-lr", "0.3"]
     config = parse([*command, "--iterations", "40", "--meta-lr", "0.01", "--run-dir", str(run_dir)])
     assert Trainer(config).run() == 0
     assert result(run_dir)["loss"] < 0.95 * untrained(config)

@@ -31,15 +31,7 @@ from maml.run import files
 def main(arguments: list[str]) -> int:
     """Adapt to the support folder, and print a line for each image of the query folder."""
     options = _parse(arguments)
-    wanted = options.iteration
-    if wanted not in (None, "best") and not wanted.isdecimal():
-        raise UserError(f"--iteration {wanted}: give a whole number, or best")
-    model = load(
-        options.run_dir,
-        wanted if wanted in (None, "best") else int(wanted),
-        options.device,
-        trust=options.trust,
-    )
+    model = load(options.run_dir, options.iteration, options.device, trust=options.trust)
     support, query = (_read(model, folder) for folder in (options.support, options.query))
     if support.classes == [""]:
         raise UserError(f"--support {options.support}: needs a folder for each class")

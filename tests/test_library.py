@@ -277,7 +277,7 @@ def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
     assert maml.load(file).iteration == 2
     with pytest.raises(maml.UserError, match=r"^iteration 3: no checkpoint of it; .* of 2, 4$"):
         maml.load(run_dir, iteration=3)
-    with pytest.raises(maml.UserError, match=r"^iteration 'newest': give a whole number"):
+    with pytest.raises(maml.UserError, match=r"^iteration newest: no checkpoint of it"):
         maml.load(run_dir, iteration="newest")
     rows = [
         {"iteration": i, "split": "validation", "loss": 1.0, "accuracy": 0.9 - i / 10}

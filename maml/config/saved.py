@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from datasets.trust import FromFile, Said
+from datasets.trust import FromFile
 from maml.config import registry
 from maml.config.checks import check_values
 from maml.config.fields import Config, flag, from_values, with_values
 from maml.errors import UserError
 
-GONE = {"precision": "float32"}
+GONE = {"precision": "float32", "eval_draws": False}
 """Fields that an earlier version had, with the value that a file may still state."""
 
 
@@ -56,7 +56,8 @@ def read(path: Path, *, trust: bool = False) -> Config:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         return config
-    said = Said(path, {flag(kind): name for kind, name in names.items()})
+    listed = (f"{flag(kind)} {' '.join(name.split())}" for kind, name in names.items())
+    said = f"{path}: it names code to import: {' and '.join(listed)}"
     return with_values(config, **{kind: FromFile(name, said) for kind, name in names.items()})
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator
 
 import torch
 
@@ -33,3 +34,13 @@ def alone() -> Iterator[None]:
         if cause is not None and not places_of_theirs(cause):
             cause = None
         raise (error if isinstance(error, UserError) else UserError(str(error))) from cause
+
+
+def in_words_of_the_library(line: str, names: Container[str]) -> str:
+    """Return a line about the program's flags as one about arguments of these names."""
+
+    def argument(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return name if name in names else found[0]
+
+    return re.sub(r"--([a-z][a-z-]*)", argument, line)

@@ -5,42 +5,32 @@ Shape legend: B tasks, E examples.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import re
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datasets.tasks import Task
-from maml.config import Config, checks, registry
-from maml.config.fields import FACTS, from_values, with_values
+from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.learners import Learner, one_by_one
-from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given
+from maml.learners.objectives import REGRESSION
 from maml.library import distribution
 from maml.library.alone import alone
+from maml.library.around import Loss, learner_around
 from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.given_tasks import GivenTasks, as_tasks
+from maml.library.given_tasks import GivenTasks, as_tasks, check_labels, ways_of
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
 from maml.metagradient.differentiate import OuterGradient
-from maml.networks.ordinary import ExplicitNorm, check_parameters, explicit, switched
+from maml.networks.ordinary import ExplicitNorm, switched
 from maml.params import Params
 from maml.seeds import kept
 
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-ORDERS = {1: "first", 2: "second", "first": "first", "second": "second"}
-NOT_HERE = (
-    *("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots"),
-    *("inner_batch", "eval_inner_batch", "keep_moment"),
-    *("msl_epochs", "first_order_epochs", "iterations_per_epoch"),
-)
-"""Flags of the program that are of its data, or of its iterations: here both are the user's."""
 TRIED = 2
 """Tasks of the first call that are computed in both ways before any are batched."""
 
@@ -96,12 +86,7 @@ class MetaLearner(nn.Module):
         super().__init__()
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
-        with _in_words_of_the_library():
-            config = self._config(module, flags)
-            objective = CLASSIFICATION._replace(loss=loss)
-            learner = self._facts().maker()(config, Given(_network(module, head), objective))
-        if not learner.meta_parameters():
-            raise UserError("module: it has no parameter that could learn")
+        learner = learner_around(type(self), module, loss, head, flags)
         trained = {m for m in learner.modules() if m.training}
         self._begin(learner, learner.last_phase, trained, batching, loss)
         distribution.same_everywhere(self)
@@ -139,49 +124,6 @@ class MetaLearner(nn.Module):
         self.learner.batching = "tasks"  # unless the first tasks tell otherwise
         for name in self.learner.frozen:
             self.learner.network.get_parameter(name).requires_grad_(False)
-
-    @classmethod
-    def _facts(cls) -> registry.LearnerFacts:
-        """Return the facts of the program's learner of this name, or of its class's name."""
-        known = registry.known("learner")
-        of_class = {facts.attribute: name for name, facts in known.items()}
-        for base in cls.__mro__:
-            name = base.__name__.lower()
-            name = name if name in known else of_class.get(base.__name__, "")
-            if name:
-                return registry.learner(name)
-        raise UserError(f"{cls.__name__} is no learner: derive it from maml.MAML or another")
-
-    def _config(self, module: nn.Module, flags: dict[str, Any]) -> Config:
-        read = self._facts().reads or ()
-        known = [name for name in ("freeze", *read) if name not in NOT_HERE]
-        for name in flags:
-            if name not in known:
-                raise UserError(
-                    f"{type(self).__name__} takes no {name}; besides module, loss, head and "
-                    f"batching it takes {', '.join(sorted(known))}"
-                )
-        if "order" in flags:
-            if flags["order"] not in ORDERS:
-                raise UserError(f"order {flags['order']!r}: 1 or 2")
-            flags["order"] = ORDERS[flags["order"]]
-        if "eval_inner_steps" in known:
-            flags.setdefault("eval_inner_steps", flags.get("inner_steps", Config().inner_steps))
-        config = from_values(flags)
-        for name, value in flags.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                checks.check_bounds(name, value)
-            refused = self._facts().refuses.get(name, {})
-            if value in refused:
-                raise UserError(f"{name} {value}: {type(self).__name__} {refused[value]}")
-        dtypes = {p.dtype for p in module.parameters()} or {torch.float32}
-        if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
-            named = ", ".join(sorted(map(str, dtypes)))
-            raise UserError(f"module: its parameters are {named}; give float32 or float64 alone")
-        dtype = str(dtypes.pop()).removeprefix("torch.")
-        return with_values(
-            config, learner=self._facts().name, network=type(module).__name__, dtype=dtype, seed=0
-        )
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -246,7 +188,7 @@ class MetaLearner(nn.Module):
         learner = self.learner if by_ways else self._measuring(tasks)
         places: dict[int | None, list[int]] = {}
         for i, task in enumerate(tasks):
-            ways = _ways(i, task) if by_ways else None
+            ways = ways_of(i, task) if by_ways else None
             places.setdefault(ways, []).append(i)
         for ways, of_ways in places.items():
             own = learner
@@ -266,7 +208,7 @@ class MetaLearner(nn.Module):
         if classes:
             for i, task in enumerate(tasks):
                 for part in ("support_y", "query_y"):
-                    _check_labels(f"task {i}: {part}", getattr(task, part), classes, learner.loss)
+                    check_labels(f"task {i}: {part}", getattr(task, part), classes, learner.loss)
         if self._loss is None or classes:  # the program's learner knows its data
             return learner
         learner = copy.copy(learner)
@@ -379,42 +321,6 @@ class _OuterLoss(torch.autograd.Function):
         return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
 
 
-def _network(module: nn.Module, head: str | None) -> nn.Module:
-    """Return a copy of a module by the protocol of `maml.networks`; its parameters are the same."""
-    shared: dict[int, Any] = {id(p): p for p in module.parameters()}
-    try:
-        network = copy.deepcopy(module, shared)
-    except RuntimeError as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"module: it cannot be copied ({line})") from error
-    check_parameters(network, type(module).__name__)
-    if head is not None:
-        network.head_prefix = f"{head.rstrip('.')}."  # type: ignore[assignment]
-    return explicit(network, type(module).__name__)
-
-
-def _ways(i: int, task: Task) -> int:
-    """Return how many classes task ``i`` has, whose learner tells any number apart."""
-    known, asked = set(task.support_y[0].tolist()), set(task.query_y[0].tolist())
-    missing = (set(range(1 + int(max(known)))) | asked) - known
-    if missing or min(known) < 0:
-        raise UserError(f"task {i}: support_y has no example of class {min(missing | known)}")
-    return len(known)
-
-
-def _check_labels(what: str, y: Tensor, classes: int, loss: Loss) -> None:
-    strange = y[(y < 0) | (y >= classes)][:1]
-    if not len(strange):
-        return
-    with contextlib.suppress(Exception):  # as one that is to be ignored
-        loss(torch.zeros(1, classes), strange.cpu())
-        return
-    raise UserError(
-        f"{what} has the label {int(strange)}; the module tells {classes} classes apart, with "
-        f"labels from 0 to {classes - 1}"
-    )
-
-
 def switch(learner: Learner, made_to_train: set[nn.Module], *, training: bool) -> None:
     """Switch a learner between training and test; batch norms stay as they were made."""
     for module in learner.modules():
@@ -428,19 +334,3 @@ def _shape(part: Tensor) -> torch.Size:
 
 def _joined(tasks: list[Task]) -> Task:
     return Task(*(torch.cat(parts) for parts in zip(*tasks, strict=True)))
-
-
-@contextlib.contextmanager
-def _in_words_of_the_library() -> Iterator[None]:
-    """Let messages name arguments in place of the program's flags."""
-    try:
-        yield
-    except UserError as error:
-
-        def argument(found: re.Match[str]) -> str:
-            name = found[1].replace("-", "_")
-            return "module" if name == "network" else name if name in FACTS else found[0]
-
-        text = re.sub(r"--([a-z][a-z-]*)", argument, str(error))
-        text = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', text)
-        raise UserError(text) from error

@@ -64,9 +64,8 @@ def load(
     config = with_values(read, strategy="local", device=device)
     registry.import_theirs(config)
     if file is None:
-        wanted = iteration if iteration in (None, "best") else inputs.whole(iteration, "iteration")
-        asked = None if wanted is None else str(wanted)
-        saved = content_of(run_dir, asked, transductive=config.transductive, flag="iteration")
+        wanted = None if iteration is None else str(iteration)
+        saved = content_of(run_dir, wanted, transductive=config.transductive, flag="iteration")
     elif file.name == RECORDED:
         saved = recorded_content(run_dir)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import re
 import shutil
@@ -89,7 +88,6 @@ COMPUTES_OTHERWISE: list[tuple[str, Any]] = [
 TRAINS_THE_SAME: list[tuple[str, Any]] = [
     *COMPUTES_OTHERWISE,
     ("partition", "chunk"),
-    ("eval_draws", True),
     ("rpc_threads", 2),
     ("timeout", 5.0),
     ("device", "cpu"),
@@ -113,8 +111,8 @@ BY_THEMSELVES = {
     "source": "test_presets.py",
     "published": "test_presets.py",
     "claim": "test_presets.py",
-    "learner": "test_learner",
-    "data": "test_data_and_network",
+    "learner": "learners",
+    "data": "test_folder",
     "horizon": "datasets/test_environments.py",
     "discount": "acting/test_policies.py",
     "test_model": "run/test_best_model.py",
@@ -232,19 +230,6 @@ def test_what_a_field_says_of_itself_is_so() -> None:
 # ---- what the others do -----------------------------------------------------------------------
 
 
-def test_seed_has_a_say_in_weights_and_tasks(tmp_path: Path) -> None:
-    workers = [Setup(sinusoid(seed=seed, run_dir=str(tmp_path))).worker for seed in (0, 1, 0)]
-    weights = [
-        {name: tensor.detach() for name, tensor in worker.learner.meta_parameters().items()}
-        for worker in workers
-    ]
-    tasks = [worker.training.tasks(torch.arange(3)) for worker in workers]
-    assert distance(weights[0], weights[1]) > 0.1
-    assert not torch.allclose(tasks[0].support_x, tasks[1].support_x)
-    assert same(weights[0], weights[2])
-    assert same(tuple(tasks[0]), tuple(tasks[2]))
-
-
 def test_grad_clip_bounds_each_element(tmp_path: Path) -> None:
     """One Adam step moves every element by the rate, whatever its size, unless it is clipped to
     where Adam's ε rules: there the step is rate · g / (g + ε).
@@ -332,20 +317,6 @@ def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_after(threads=None) == 1
 
 
-def test_learner(tmp_path: Path) -> None:
-    """The same network and data, learned by other rules; Meta-SGD learns its rates, too."""
-    few_shot = glyphs(iterations=2, dtype="float64")
-    names = ("maml", "anil", "metasgd", "imaml", "boil")
-    configs = [with_values(few_shot, learner=learner) for learner in names]
-    configs.append(with_values(few_shot, learner="supervised", batch_size=4))
-    models = [train(config, tmp_path / config.learner)["model"] for config in configs]
-    weights = models[0].keys()
-    assert models[2].keys() - weights == {k.replace("network", "rates", 1) for k in weights}
-    models[2] = {name: models[2][name] for name in weights}
-    for a, b in itertools.combinations(models, 2):
-        assert distance(a, b) > 1e-7
-
-
 @pytest.mark.parametrize(
     ("values", "says"),
     [
@@ -384,14 +355,6 @@ def test_miniimagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert saved["model"]["network.blocks.0.conv.weight"].shape == (8, 3, 3, 3)
     # One colour an image, and the classes' are far apart.
     assert result(tmp_path / "run")["accuracy"] > 0.5
-
-
-def test_data_root(data_root: Path, tmp_path: Path) -> None:
-    """The same flags but for the data set: other images, and from where --data-root says."""
-    config = glyphs(iterations=0, run_dir=str(tmp_path))
-    drawn = Setup(config).worker.training.tasks(torch.arange(2))
-    read = Setup(with_values(config, data="omniglot", data_root=str(data_root)))
-    assert not torch.equal(read.worker.training.tasks(torch.arange(2)).support_x, drawn.support_x)
 
 
 def test_folder(tmp_path: Path) -> None:

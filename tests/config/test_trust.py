@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import yaml
 from PIL import Image
 
 import maml
-from datasets.trust import FromFile, source_of
+from datasets.trust import FromFile
 from launch import workers
 from maml import evaluate, predict, replay
 from maml.config import registry, saved
@@ -204,17 +203,6 @@ def test_with_trust_each_command_works(
         parse([*WORDS, "--trust"])
 
 
-def test_the_line_says_which_file_is_meant(home: Path, tmp_path: Path) -> None:
-    shutil.copytree("mine", tmp_path / "run")
-    path = tmp_path / "run" / "config.yaml"
-    told = f"{path}: it names code to import: --network"
-    with pytest.raises(UserError, match=re.escape(f"{told} {HONEST} ({home / 'honest_net.py'}); ")):
-        maml.load(path.parent)
-    path.write_text(path.read_text().replace(HONEST, "not_here.at_all:net"))
-    with pytest.raises(UserError, match=re.escape("not_here.at_all:net (which is not here); if y")):
-        maml.load(path.parent)
-
-
 def test_what_a_file_has_said_stays_so(home: Path) -> None:
     """However its configuration is copied; and whoever else has been believed."""
     config = read_config(Path("mine"))
@@ -226,23 +214,6 @@ def test_what_a_file_has_said_stays_so(home: Path) -> None:
     assert registry.find("network", HONEST).module == "honest_net"
     assert type(believed(config).network) is str
     assert registry.find("network", believed(config).network)
-
-
-def test_where_a_module_is_is_found_without_importing_any(home: Path, tmp_path: Path) -> None:
-    for folder in ("outer/inner", "bare/deep"):
-        (home / folder).mkdir(parents=True)
-    for name in ("outer/__init__", "outer/inner/__init__", "outer/inner/leaf", "bare/leaf"):
-        (home / f"{name}.py").write_text(marking(tmp_path))
-    (home / "bare" / "deep" / "leaf.py").touch()
-    for module, path in {
-        "outer": "outer/__init__.py", "outer.inner.leaf": "outer/inner/leaf.py",
-        "bare.leaf": "bare/leaf.py", "honest_net": "honest_net.py",
-    }.items():  # fmt: skip
-        assert source_of(module) == home / path
-    for module in ("outer.gone", "honest_net.x", "bare", "gone.x"):
-        assert source_of(module) is None
-    source_of("bare.deep.leaf")
-    assert not (tmp_path / "MARK").exists() and not {"outer", "bare"} & sys.modules.keys()
 
 
 @pytest.mark.parametrize(

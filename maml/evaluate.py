@@ -264,9 +264,7 @@ class RunEvaluator:
         """
         question = self.question().items()
         rows = files.read_rows(self.rows, mended=True)
-        # Before other ways could be asked for, rows did not say theirs.
-        usual = {"ways": self._of_run.ways}
-        return {row["iteration"] for row in rows if question <= (usual | row).items()}
+        return {row["iteration"] for row in rows if question <= row.items()}
 
     def evaluate(self, saved: dict[str, Any], together: Sequence[dict[str, Any]] = ()) -> None:
         """Evaluate a checkpoint's content, append the row and print it.

@@ -102,10 +102,10 @@ def _check_read(config: Config, preset: Config) -> None:
                     f"{flag(name)} {value}: {flag(kind)} {chosen.name} {chosen.ignores[name]}"
                 )
     for name, value in given.items():
-        with_field, needed = FACTS[name].read_with or ("", None)
-        if with_field and getattr(config, with_field) != needed:
+        with_field, *needed = FACTS[name].read_with or ("",)
+        if needed and getattr(config, with_field) not in needed:
             raise UserError(
-                f"{flag(name)} {value} is for {flag(with_field)} {needed}, not "
+                f"{flag(name)} {value} is for {flag(with_field)} {' or '.join(needed)}, not "
                 f"{getattr(config, with_field)}"
             )
     if "iterations" in given and config.epochs is not None:
@@ -188,13 +188,6 @@ def _check_combinations(config: Config) -> None:
     keeps = config.keep_moment and config.inner_optimizer == "adam0"
     if keeps and (reads is None or "keep_moment" in reads):
         _check_weighted_means(config)
-    if config.meta_momentum and config.meta_optimizer != "sgd":
-        raise UserError(f"--meta-momentum: --meta-optimizer {config.meta_optimizer} has none")
-    if config.meta_lr_end and config.meta_schedule not in ("linear", "cosine"):
-        raise UserError(
-            f"--meta-lr-end {config.meta_lr_end}: is for --meta-schedule linear or cosine, not "
-            f"{config.meta_schedule}"
-        )
     if config.ps_transport == "collective":
         for name, only in (("ps_mode", "sync"), ("ps_forward", "local")):
             if getattr(config, name) != only:

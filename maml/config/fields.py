@@ -140,8 +140,9 @@ class Common:
         "How --meta-lr falls to --meta-lr-end over the whole run, or halves now and then.",
     )  # fmt: skip
     meta_lr_end: float = _outer_loop(
-        0.0, SAME_RUN, "linear, cosine: what --meta-lr falls to.", least=0
-    )
+        0.0, SAME_RUN, "linear, cosine: what --meta-lr falls to.",
+        least=0, read_with=("meta_schedule", "linear", "cosine"),
+    )  # fmt: skip
     meta_halve_every: int = _outer_loop(
         2000, SAME_RUN, "Iterations after which --meta-lr halves, again and again.",
         least=1, read_with=("meta_schedule", "halving"),
@@ -155,8 +156,9 @@ class Common:
         above=0, read_with=("meta_optimizer", "adam"),
     )  # fmt: skip
     meta_momentum: float = _outer_loop(
-        0.0, SAME_RUN, "sgd: momentum of the outer loop.", least=0, below=1
-    )
+        0.0, SAME_RUN, "sgd: momentum of the outer loop.",
+        least=0, below=1, read_with=("meta_optimizer", "sgd"),
+    )  # fmt: skip
     grad_clip: float | None = _outer_loop(
         None, SAME_RUN, "Clip every element of the meta-gradient to this magnitude.", above=0
     )

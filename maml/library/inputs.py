@@ -182,22 +182,18 @@ def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
 
 def _stacked(given: Any, what: str) -> NDArray[Any]:
     """Return an array, a tensor, or a list of some, as one array."""
-    listed = isinstance(given, (list, tuple))
-    parts: Sequence[Any] = given if listed else [given]
+    parts = given if isinstance(given, (list, tuple)) else [given]
     try:
-        plain = [
-            part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
-            for part in parts
+        arrays = [
+            p.detach().cpu().numpy() if isinstance(p, Tensor) else np.asarray(p) for p in parts
         ]
-        if listed and plain and any(part.shape != plain[0].shape for part in plain):
-            shapes = ", ".join(dict.fromkeys(str(list(part.shape)) for part in plain))
-            raise UserError(f"{what}: arrays of different shapes: {shapes}")
+        array = np.stack(arrays) if parts is given else arrays[0]
     except (TypeError, ValueError) as error:
-        # Lists of lists of different lengths; types that numpy lacks.
+        # Arrays, or lists, of different lengths; types that numpy lacks; an empty list.
         raise UserError(f"{what}: no array of numbers: {str(error).splitlines()[0]}") from error
-    if not plain or (not listed and plain[0].shape[:1] == (0,)):
+    if array.shape[:1] == (0,):
         raise UserError(f"{what}: empty; at least one example is needed")
-    return np.stack(plain) if listed else plain[0]
+    return array
 
 
 def _joined(sizes: Sequence[int]) -> str:

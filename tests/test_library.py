@@ -322,7 +322,7 @@ GOOD = torch.rand(3, 1, 28, 28)
         ),
         (GOOD[:0], [], "support_x: empty"),
         ([], [], "support_x: no array of numbers"),
-        ([GOOD[0], GOOD[0, 0]], NAMES, "support_x: no array of numbers: all input arrays must have"),
+        ([GOOD[0], GOOD[0, 0]], NAMES, "support_x: no array of numbers: all input arrays must"),
         ([Image.new("L", (28, 28)), GOOD[0]], NAMES, "support_x: pictures (PIL images, paths) and"),
         (["nowhere.png"] * 3, NAMES, "support_x: nowhere.png cannot be read: No such file"),
         (GOOD, NAMES[:2], "support_y: 2 labels for 3 examples"),

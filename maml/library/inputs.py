@@ -184,9 +184,8 @@ def _stacked(given: Any, what: str) -> NDArray[Any]:
     """Return an array, a tensor, or a list of some, as one array."""
     parts = given if isinstance(given, (list, tuple)) else [given]
     try:
-        arrays = [
-            p.detach().cpu().numpy() if isinstance(p, Tensor) else np.asarray(p) for p in parts
-        ]
+        plain = [part.detach().cpu() if isinstance(part, Tensor) else part for part in parts]
+        arrays = list(map(np.asarray, plain))
         array = np.stack(arrays) if parts is given else arrays[0]
     except (TypeError, ValueError) as error:
         # Arrays, or lists, of different lengths; types that numpy lacks; an empty list.

@@ -262,7 +262,7 @@ def test_data_root_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (f"{GLYPHS} --learner protonet --head-init normal", ": --learner protonet takes the"),
         (
             f"{GLYPHS} --meta-momentum 0.5",
-            "--meta-momentum 0.5 is for --meta-optimizer sgd, not adam",
+            "--meta-momentum 0.5 is for --meta-optimizer sgd, not",
         ),
         (f"{GLYPHS} --meta-lr-end 0.5", "--meta-lr-end 0.5 is for --meta-schedule linear or co"),
         (f"{GLYPHS} --learner metasgd --inner-steps 0", "--inner-steps 0.*metasgd"),

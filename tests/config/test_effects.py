@@ -15,7 +15,6 @@ from PIL import Image
 
 from maml import evaluate
 from maml.config import MUST_MATCH
-from maml.config.cli import parse
 from maml.config.fields import Common
 from maml.config.presets import with_values
 from maml.errors import UserError
@@ -23,9 +22,7 @@ from maml.metagradient.optimizers import OPTIMIZERS
 from maml.run import checkpoint
 from maml.trainer import Trainer
 from maml.training.setup import Setup
-from tests.datasets import tiny_miniimagenet
 from tests.runs import (
-    as_flags,
     glyphs,
     metrics,
     name_of,
@@ -332,29 +329,6 @@ def test_says_why_the_kernels_do_not_serve(
     assert len(found) == (says is not None)
     slower = ": it is differentiated by torch, which is slower"
     assert says is None or found[0].endswith(f"{says}{slower}")
-
-
-def test_miniimagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In miniature, from archives to a test: its network sees 84×84 pixels in colour."""
-    from datasets import miniimagenet
-
-    for name in ("train", "val", "test"):
-        tiny_miniimagenet.write_csv(tmp_path / "data" / "miniimagenet", name=name)
-        tiny_miniimagenet.write_archive(tmp_path / "data" / "miniimagenet", name=name)
-
-    def open_images(data_root: Path, split: str) -> Any:
-        return miniimagenet.open_split(data_root / "miniimagenet", split, 3, 4)
-
-    monkeypatch.setattr(miniimagenet, "open_images", open_images)
-    config = glyphs(
-        data="miniimagenet", data_root=str(tmp_path / "data"), network="conv4-pool", eval_every=1,
-        test_tasks=4, run_dir=str(tmp_path / "run"), device="cpu",
-    )  # fmt: skip
-    assert parse(as_flags(config)) == config
-    saved = train(config, tmp_path / "run")
-    assert saved["model"]["network.blocks.0.conv.weight"].shape == (8, 3, 3, 3)
-    # One colour an image, and the classes' are far apart.
-    assert result(tmp_path / "run")["accuracy"] > 0.5
 
 
 def test_folder(tmp_path: Path) -> None:

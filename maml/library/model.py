@@ -24,6 +24,7 @@ from maml.library.alone import alone
 from maml.library.fast_module import BatchStatistics, FastModule, adapted, unadapted
 from maml.library.meta_learner import MetaLearner, switch
 from maml.library.tasks import Tasks
+from maml.networks.ordinary import switched
 from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.world import World
@@ -167,7 +168,7 @@ class Model:
                 learner.config = with_values(self.config, ways=len(classes))
         y = y.to(self._device)
         # Adapting reads the support set alone; queries come with `AdaptedModel.predict`.
-        with torch.no_grad():
+        with torch.no_grad(), switched(learner.network, training=False):
             fast = adapted(learner, self.meta_params, Task(x, y, x[:0], y[:0]), steps)
         return AdaptedModel(self, fast.eval(), classes)
 

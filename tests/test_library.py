@@ -344,7 +344,7 @@ def test_of_queries_and_settings_too(model: maml.Model) -> None:
     adapted = model.adapt(GOOD, NAMES)
     with pytest.raises(maml.UserError, match="query_x: uint8 of shape"):
         adapted.predict(np.zeros((3, 1, 28, 28), np.uint8))
-    with pytest.raises(maml.UserError, match="batch_statistics 'batch': support or query"):
+    with pytest.raises(maml.UserError, match="batch_statistics 'batch': query or support"):
         adapted.predict(GOOD, batch_statistics="batch")  # type: ignore[arg-type]
     for steps in (-1, 1.5, True):
         with pytest.raises(maml.UserError, match=f"^steps {steps!r}: give a whole number"):

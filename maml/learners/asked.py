@@ -14,6 +14,7 @@ from maml.learners.results import Predictions
 from maml.networks import mixing
 from maml.networks.alone import alone_with
 from maml.networks.norms import tensors
+from maml.networks.ordinary import switched
 from maml.params import Params
 
 
@@ -45,6 +46,7 @@ def mixes(learner: Learner, x: Tensor) -> bool:
     stated = kind.answers.__module__.startswith("maml.")
     if not stated or kind.call_network is not Learner.call_network:
         return False
-    with alone_with(network):
+    # Not in training mode, in which dropout looks like it.
+    with alone_with(network), switched(network, training=False):
         on_cpu = {name: tensor.cpu() for name, tensor in tensors(network).items()}
         return mixing.mixes(network, on_cpu, x.cpu())

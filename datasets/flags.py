@@ -50,8 +50,8 @@ class FieldFacts:
         below: What its value must stay below.
         most: The greatest value that it may have.
         names: Whether its values are names of components, of the kind that is called as it is.
-        read_with: ``(field, value)``: it has an effect only where that field has that value. Which
-            component reads it is said by the component.
+        read_with: ``(field, value, …)``: it has an effect only where that field has one of these
+            values. Which component reads it is said by the component.
         chooses: Whether validations, and so the model that validated best, depend on it.
     """
 
@@ -63,7 +63,7 @@ class FieldFacts:
     below: float | None = None
     most: float | None = None
     names: bool = False
-    read_with: tuple[str, str] | None = None
+    read_with: tuple[str, ...] | None = None
     chooses: bool = False
 
 

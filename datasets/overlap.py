@@ -22,39 +22,25 @@ _COMPARED = 8
 def shared_classes(data: str, splits: Sequence[Episodes], new: str = "classes") -> str:
     """A warning where a split of a user's own data has classes of one before it, or "".
 
-    They have the same images, or else the same name. ``new`` is what a test ought to be of, for
-    the message.
+    ``new`` is what a test ought to be of, for the message.
     """
     if not is_theirs(data):
         return ""
-    said = []
-    # The split where images, by their digest, or a name, were met first.
-    met: dict[bytes | str, str] = {}
+    said: list[str] = []
+    met: dict[bytes, str] = {}  # the split where images were met first, by their digest
     for episodes in splits:
-        digests, names = _digests(episodes), _names(episodes)
-        # A user's own episodes may tell names or images alone.
-        count = max(len(digests), len(names))
-        marks = list(zip(digests or [b""] * count, names or [""] * count, strict=False))
-        found: Counter[tuple[str, str]] = Counter()
-        for digest, name in marks:
-            if digest in met:
-                found["images", met[digest]] += 1
-            elif name in met:
-                found["name", met[name]] += 1
+        digests = _digests(episodes)
+        found = Counter(met[digest] for digest in digests if digest in met)
         said += [
-            f"{n} of {count} {episodes.split} classes have the same {what} as a class of {earlier}"
-            for (what, earlier), n in found.items()
+            f"{n} of {len(digests)} {episodes.split} classes have the same images as a class of "
+            f"{earlier}"
+            for earlier, n in found.items()
         ]
-        met = {mark: episodes.split for pair in marks for mark in pair if mark} | met
+        met = dict.fromkeys(digests, episodes.split) | met
     if not said:
         return ""
     says_nothing = f"the accuracy on them says nothing about new {new}"
     return f"warning: {FLAG} {data}: {', and '.join(said)}: {says_nothing}"
-
-
-def _names(episodes: Episodes) -> list[str]:
-    """The classes' names, "" for one without: a number is a place in a list, and no name."""
-    return ["" if name.isdecimal() else name for name in episodes.class_names or ()]
 
 
 def _digests(episodes: Episodes) -> list[bytes]:

@@ -9,40 +9,22 @@ Nothing here imports torch, or what a file names.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import sys
-from collections.abc import Mapping
-from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import NamedTuple
-
-
-class Said(NamedTuple):
-    """What a file says of a user's own components.
-
-    * ``file``: the file
-    * ``names``: the components that it names, by flag
-    * ``digests``: the SHA-256 that it, or a file beside it, has recorded, by flag and module
-    """
-
-    file: Path
-    names: Mapping[str, str]
-    digests: Mapping[str, Mapping[str, str]]
 
 
 class FromFile(str):
     """A component's name that a file has said, and nobody else; ``str()`` of it is believed."""
 
-    said: Said
+    said: str
 
-    def __new__(cls, name: str, said: Said) -> FromFile:
-        """``name``, as ``said`` has it."""
+    def __new__(cls, name: str, said: str) -> FromFile:
+        """``name``; ``said`` is the file, with what of a user's own it names."""
         found = super().__new__(cls, name)
         found.said = said
         return found
 
-    def __getnewargs__(self) -> tuple[str, Said]:  # type: ignore[override]
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return str(self), self.said
 
 
@@ -50,28 +32,7 @@ def refusal(name: str) -> str:
     """A line about the file that has said ``name``, and what it would import; "" if none has."""
     if not isinstance(name, FromFile):
         return ""
-    said = name.said
-    each = [
-        f"{flag} {' '.join(spelled.split())} ({_told(spelled, said.digests.get(flag, {}))})"
-        for flag, spelled in said.names.items()
-    ]
-    return (
-        f"{said.file}: it names code to import: {' and '.join(each)}; if you trust it, give "
-        "--trust, or trust=True in Python"
-    )
-
-
-def _told(spelled: str, recorded: Mapping[str, str]) -> str:
-    """Which file a name means here, and whether that is the one which was recorded."""
-    module = spelled.partition(":")[0]
-    digest, file = None, source_of(module)
-    with contextlib.suppress(OSError):
-        digest = hashlib.sha256(file.read_bytes()).hexdigest() if file else None
-    if digest is None:
-        return "which is not here"
-    if module not in recorded:
-        return f"{file}, no SHA-256 was recorded"
-    return f"{file}, its SHA-256 is {'' if recorded[module] == digest else 'not '}the recorded one"
+    return f"{name.said}; if you trust it, give --trust, or trust=True in Python"
 
 
 def search_path() -> list[str]:
@@ -82,23 +43,3 @@ def search_path() -> list[str]:
     here = str(Path.cwd())
     known = here in sys.path or "" in sys.path
     return [*sys.path] if known else [*sys.path[:1], here, *sys.path[1:]]
-
-
-def source_of(module: str) -> Path | None:
-    """The file that a module would be imported from. No package that it is in is imported, either.
-
-    None if there is no such file.
-    """
-    if module in sys.modules:
-        file = getattr(sys.modules[module], "__file__", None)
-        return Path(file) if file else None
-    places, parts, spec = search_path(), module.split("."), None
-    for i in range(len(parts)):
-        try:
-            spec = PathFinder.find_spec(".".join(parts[: i + 1]), places)
-        except KeyError:  # a package without a file, in another one that is not imported
-            return None
-        if spec is None:
-            return None
-        places = [*(spec.submodule_search_locations or ())]
-    return Path(spec.origin) if spec and spec.origin else None

@@ -10,6 +10,7 @@ Names are imported when they are asked for: ``import maml`` loads no torch, for 
 and a mistyped flag do not wait.
 """
 
+# ruff: noqa: F401, names for editors and type checkers
 from __future__ import annotations
 
 import importlib
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from maml.library.gradient import meta_gradient
     from maml.library.meta_learner import MetaLearner
-    from maml.library.module import MetaModule, set_gradients
     from maml.library.tasks import Tasks, episodes
     from maml.metagradient.differentiate import OuterGradient
     from maml.metagradient.problem import Implicit, Problem
@@ -49,41 +49,15 @@ _FROM = {
         *("ANIL", "BOIL", "CAVIA", "IMAML", "MAML", "MAMLpp", "MetaCurvature"),
         *("MetaSGD", "ProtoNet", "R2D2", "Reptile"),
     ),
+    "maml.library.fast_module": ("FastModule",),
     "maml.library.meta_learner": ("MetaLearner",),
-    "maml.library.module": ("MetaModule", "set_gradients"),
     "maml.library.tasks": ("Tasks", "episodes"),
     "maml.metagradient.differentiate": ("OuterGradient",),
     "maml.metagradient.problem": ("Implicit", "Problem"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 
-__all__ = [
-    "ANIL",
-    "BOIL",
-    "CAVIA",
-    "IMAML",
-    "MAML",
-    "R2D2",
-    "AdaptedModel",
-    "Implicit",
-    "MAMLpp",
-    "MetaCurvature",
-    "MetaLearner",
-    "MetaModule",
-    "MetaSGD",
-    "Model",
-    "OuterGradient",
-    "Problem",
-    "ProtoNet",
-    "Reptile",
-    "Tasks",
-    "UserError",
-    "distributed",
-    "episodes",
-    "load",
-    "meta_gradient",
-    "set_gradients",
-]
+__all__ = sorted(_MODULE_OF)
 
 # Here, because it counts only where torch is not loaded yet.
 scheduling.spin_briefly()
@@ -97,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     # What is offered; not the modules that it comes from.
-    return sorted(__all__)
+    return __all__

@@ -31,13 +31,11 @@ from maml.config import Config, default_data_root, flag, registry
 from maml.config.parser import Parser, add_trust, at_least, positive
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.evaluation import by_class
 from maml.evaluation.best import RECORDED, content_of, load_best
 from maml.evaluation.scores import (
     check_headline,
     ensemble,
     evaluate,
-    few_classes,
     no_answers,
     summary,
     there_are,
@@ -77,8 +75,7 @@ def main(arguments: list[str]) -> int:
     evaluator.build(config)
     evaluator.evaluate(saved, together)
     if not evaluator.of_record:
-        also = f" and {options.run_dir / by_class.NAME}" if options.by_class else ""
-        print(f"written to {evaluator.rows}{also}", file=sys.stderr, flush=True)
+        print(f"written to {evaluator.rows}", file=sys.stderr, flush=True)
     return 0
 
 
@@ -113,12 +110,6 @@ def _parser() -> Parser:
     for name, (_, kind, what) in ASKED.items():
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
     parser.add_argument(
-        "--by-class",
-        action="store_true",
-        help="print the accuracy of each class, too, and what it is most often taken for; all "
-        f"counts are in RUN_DIR/{by_class.NAME}",
-    )
-    parser.add_argument(
         "--data-root",
         help="where the data sets are now (default: as in the run; of another --data than one's "
         "own images: $MAML_DATA, then ~/.cache/maml)",
@@ -145,8 +136,8 @@ def _parser() -> Parser:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     options = _parser().parse_args(arguments)
-    for name in ("iteration", "ensemble", "by_class"):
-        if getattr(options, name) not in (None, False) and options.watch:
+    for name in ("iteration", "ensemble"):
+        if getattr(options, name) is not None and options.watch:
             raise UserError(f"{flag(name)}: --watch evaluates every checkpoint")
     if options.data_root == "":
         raise UserError('--data-root "": empty; was a shell variable not set?')
@@ -172,13 +163,8 @@ class RunEvaluator:
         self.of_record = (options.run_dir / RECORDED).is_file()
         if self.of_record and options.watch:
             raise UserError(f"--watch: {options.run_dir} is a record; its training is over")
-        # Not after an evaluation that takes an hour.
-        for path, is_written in (
-            (self.rows, True),
-            (options.run_dir / by_class.NAME, options.by_class),
-        ):
-            if is_written and path.is_dir():
-                raise UserError(f"{path}: is a folder")
+        if self.rows.is_dir():  # not after an evaluation that takes an hour
+            raise UserError(f"{self.rows}: is a folder")
         self.config: Config | None = None
         # Once, not with every checkpoint that is watched.
         self._warned: set[str] = set()
@@ -220,10 +206,7 @@ class RunEvaluator:
             worker.evaluation(self.options.split)
         transductive = _transductive(self.options, config)
         split = self.options.split
-        if self.options.by_class:
-            by_class.check(worker, split)
-        headline = check_headline(worker, split, transductive, "--non-transductive")
-        for line in filter(None, (headline, few_classes(worker, split))):
+        if line := check_headline(worker, split, transductive, "--non-transductive"):
             print(line, file=sys.stderr, flush=True)
         self.strategy = strategy
         self.config = config
@@ -281,9 +264,7 @@ class RunEvaluator:
         """
         question = self.question().items()
         rows = files.read_rows(self.rows, mended=True)
-        # Before other ways could be asked for, rows did not say theirs.
-        usual = {"ways": self._of_run.ways}
-        return {row["iteration"] for row in rows if question <= (usual | row).items()}
+        return {row["iteration"] for row in rows if question <= row.items()}
 
     def evaluate(self, saved: dict[str, Any], together: Sequence[dict[str, Any]] = ()) -> None:
         """Evaluate a checkpoint's content, append the row and print it.
@@ -326,8 +307,6 @@ class RunEvaluator:
             before = self.rows.read_bytes() if self.rows.is_file() else b""
             mend = "\n" if before and not before.endswith(b"\n") else ""
             files.append_line(self.rows, mend + json.dumps(row))
-        if options.by_class:
-            self._by_class(saved, progress=progress)
 
     def _check(self, contents: Sequence[dict[str, Any]]) -> None:
         """Refuse checkpoints, the first of which is the run's, that do not fit what is asked."""
@@ -352,21 +331,6 @@ class RunEvaluator:
             learner.config = self._of_run
             division = learner.open_tasks("train").division
             checkpoint.check_division(contents[0], division, options.run_dir)
-
-    def _by_class(self, saved: dict[str, Any], *, progress: bool) -> None:
-        """Print how good the answers are for each class; write all counts but of a record."""
-        options = self.options
-        found = by_class.by_class(
-            self.strategy,
-            saved["model"],
-            options.split,
-            options.tasks,
-            transductive=self.question()["transductive"],
-            progress=progress,
-        )
-        print("\n".join(by_class.lines(found)), flush=True)
-        if not self.of_record:
-            by_class.write(options.run_dir / by_class.NAME, found)
 
     def _line(self, who: str, result: dict[str, Any]) -> str:
         assert self.config is not None

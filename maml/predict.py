@@ -10,7 +10,6 @@ an image: file, class, probability, with tabs between them.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -18,32 +17,21 @@ from typing import Any, get_args
 
 import numpy as np
 
-from datasets.folder import FolderImages, own_name, read_images
+from datasets.folder import FolderImages, read_images
 from datasets.image_files import shown
 from datasets.pixels import as_in
 from datasets.words import counted
 from maml.config.parser import Parser, add_trust, at_least
 from maml.errors import UserError
-from maml.library.model import AdaptedModel, BatchStatistics, Model, find, load
-from maml.run import directory, files
-from maml.run.provenance import digest_of
-
-NAMED = 6
-"""Classes that a line names."""
+from maml.library.fast_module import BatchStatistics
+from maml.library.model import AdaptedModel, Model, load
+from maml.run import files
 
 
 def main(arguments: list[str]) -> int:
     """Adapt to the support folder, and print a line for each image of the query folder."""
     options = _parse(arguments)
-    wanted = options.iteration
-    if wanted not in (None, "best") and not wanted.isdecimal():
-        raise UserError(f"--iteration {wanted}: give a whole number, or best")
-    model = load(
-        options.run_dir,
-        wanted if wanted in (None, "best") else int(wanted),
-        options.device,
-        trust=options.trust,
-    )
+    model = load(options.run_dir, options.iteration, options.device, trust=options.trust)
     support, query = (_read(model, folder) for folder in (options.support, options.query))
     if support.classes == [""]:
         raise UserError(f"--support {options.support}: needs a folder for each class")
@@ -57,8 +45,6 @@ def main(arguments: list[str]) -> int:
             f"--support {options.support}: {counted(len(support.classes), 'class', 'classes')}; "
             f"the model tells {model.ways} apart"
         )
-    for line in filter(None, (_known(options, support), _in_both(options, support, query))):
-        print(f"warning: {line}", file=sys.stderr, flush=True)
     x, labels, _ = _flat(model, support)
     adapted = model.adapt(x, labels, options.steps)
     report = _predict(adapted, model, query, options.batch_statistics)
@@ -126,34 +112,6 @@ def _read(model: Model, place: Path) -> FolderImages:
     if shape is None or shape[1] != shape[2]:
         raise UserError(f"a model of --data {model.config.data} takes no pictures")
     return read_images(place, shape[1], "rgb" if shape[0] == 3 else "grey")
-
-
-def _known(options: argparse.Namespace, support: FolderImages) -> str:
-    """Say which classes the run was trained on, by their names; "" if none is known to be."""
-    run_dir, _ = find(options.run_dir)
-    trained = directory.read_json(run_dir / "classes.json").get("train", [])
-    names = set(map(own_name, trained))
-    found = [shown(name) for name in support.classes if name in names]
-    if not found:
-        return ""
-    few = ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} more" if found[NAMED:] else "")
-    return (
-        f"--support {options.support}: the run was trained on classes of these names: {few}; "
-        "on classes that are new to it expect more mistakes"
-    )
-
-
-def _in_both(options: argparse.Namespace, support: FolderImages, query: FolderImages) -> str:
-    """Say how many query images are support images, too, as files; "" if none is."""
-    given, asked = (list(itertools.chain(*images.files)) for images in (support, query))
-    digests = {digest_of(Path(file)) for file in given}
-    both = [file for file in asked if digest_of(Path(file)) in digests]
-    if not both:
-        return ""
-    return (
-        f"--query {options.query}: {len(both)} of {counted(len(asked), 'image')} are in --support, "
-        f"too, as {shown(both[0])}: the model was given their classes"
-    )
 
 
 def _flat(model: Model, found: FolderImages) -> tuple[Any, list[str], list[str]]:

@@ -21,7 +21,7 @@ from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.execution import compiled, precision
+from maml.execution import compiled
 from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
 from maml.learners import Learner, asked, build_learner, one_by_one
@@ -100,9 +100,10 @@ class Worker:
         if device.type == "cuda":
             # Before the first operation: libraries make their contexts on the device that is set.
             torch.cuda.set_device(device)
+            # Torch's own default is True: convolutions in TF32 without being asked.
+            torch.backends.cudnn.allow_tf32 = False
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.learner = build_learner(config)
-        precision.use(config.precision)
         with self._naming_theirs():
             self.learner.prepare(device)
         self._in_torch = self.learner.in_torch(self.device)
@@ -325,17 +326,6 @@ class Worker:
             learner, split, ids, lambda own, tasks: asked.evaluate_together(own, here, tasks)
         )
 
-    def confusions(
-        self, meta_params: Params, split: str, ids: Tensor, learner: Learner, *, transductive: bool
-    ) -> Tensor:
-        """Return ``[T, N, N]``, as `asked.confusions` does for tasks at hand; raises as that."""
-        params = self._here(meta_params)
-
-        def of(own: Learner, tasks: Any) -> Tensor:
-            return asked.confusions(own, params, tasks, transductive=transductive)
-
-        return torch.cat(self.evaluated(learner, split, ids, of)).cpu()
-
     def _here(self, params: Params) -> Params:
         return {name: tensor.detach().to(self.device) for name, tensor in params.items()}
 
@@ -362,9 +352,7 @@ class Worker:
         """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
         batches, found = self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
-        # Dropout is off at test, unless it is asked for.
-        learner.draws = learner.draws or self.config.eval_draws
-        with switched(learner.network, training=self.config.eval_draws):
+        with switched(learner.network, training=False):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
                 if self._one_by_one(learner, tasks):
                     found += one_by_one.each(

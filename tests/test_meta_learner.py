@@ -215,9 +215,21 @@ def test_kernels_serve_conv4_and_any_loss_and_targets_do() -> None:
     regression = maml.MAML(net, loss=F.l1_loss)
     regression(points).backward()
     assert regression.metrics == {}
-    smooth = maml.MAML(network, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
-    smooth(tasks).backward()
-    assert smooth.metrics["accuracy"].shape == (2,)
+    # Integer targets are classes, whatever the loss.
+    weighted = maml.MAML(network, loss=nn.CrossEntropyLoss(weight=torch.rand(5)))
+    weighted(tasks).backward()
+    assert weighted.metrics["accuracy"].shape == (2,)
+    words = [tuple(torch.randint(7, (4, 6)) for _ in range(4))] * 2
+    tokens = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7), Transposed())
+    maml.MAML(tokens)(words).backward()  # type: ignore[arg-type]
+
+
+class Transposed(nn.Module):
+    """Puts the classes where torch's cross-entropy of sequences has them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[E, T, N]`` to ``[E, N, T]``."""
+        return x.mT
 
 
 class Tied(nn.Module):
@@ -363,6 +375,11 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         maml.MAML(Counting().double())(made(sizes))
 
 
+def in_inference_mode() -> None:
+    with torch.inference_mode():
+        maml.MAML(dense()).adapt(*made()[0][:2])
+
+
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [
@@ -383,6 +400,13 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          "task 0: support_x has 6 examples, and support_y 2 targets"),
         (lambda: maml.ProtoNet(dense())([(t[0], t[1] + 1, *t[2:]) for t in made()]),
          "task 0: support_y has no example of class 0"),
+        (lambda: maml.MAML(dense())([(*t[:3], t[3] + 1) for t in made()]),
+         "task 0: query_y has the label 3; the module tells 3 classes apart, .* from 0 to 2"),
+        (lambda: maml.MAML(dense())([(*t[:2], t[2].long(), t[3]) for t in made()]),
+         "task 0: query_x is torch.int64, and support_x torch.float64"),
+        (lambda: maml.MAML(nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 3))),
+         "0 makes sparse gradients.* sparse=False"),
+        (in_inference_mode, r"torch.inference_mode .* use torch.no_grad\(\)"),
         (lambda: maml.MAML(dense().bfloat16()), "module: its parameters are torch.bfloat16"),
         (lambda: maml.MAML(dense(), batching="all"), "batching 'all': auto, vmap or tasks"),
         (lambda: maml.MAML(dense())([(t[0].clone().requires_grad_(), *t[1:]) for t in made()]),

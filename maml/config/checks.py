@@ -77,10 +77,6 @@ def check_bounds(name: str, value: float) -> None:
         raise UserError(f"{flag(name)} must be at most {most}, not {value}")
 
 
-MOST_NAMED = 4
-"""Components that a message names; of more it names one, and that there are others."""
-
-
 def _check_read(config: Config, preset: Config) -> None:
     """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
     given = {
@@ -97,20 +93,19 @@ def _check_read(config: Config, preset: Config) -> None:
                 if other.reads is not None and name in other.reads
             ]
             if readers and chosen.reads is not None and name not in chosen.reads:
-                few = readers if len(readers) <= MOST_NAMED else [_usual(kind, readers), "others"]
-                either = f"{', '.join(few[:-1])} or {few[-1]}" if few[1:] else few[0]
                 raise UserError(
-                    f"{flag(name)} {value} is for {flag(kind)} {either}, not {chosen.name}"
+                    f"{flag(name)} {value} is not for {flag(kind)} {chosen.name}, but for "
+                    f"{', '.join(readers)}"
                 )
             if name in chosen.ignores:
                 raise UserError(
                     f"{flag(name)} {value}: {flag(kind)} {chosen.name} {chosen.ignores[name]}"
                 )
     for name, value in given.items():
-        with_field, needed = FACTS[name].read_with or ("", None)
-        if with_field and getattr(config, with_field) != needed:
+        with_field, *needed = FACTS[name].read_with or ("",)
+        if needed and getattr(config, with_field) not in needed:
             raise UserError(
-                f"{flag(name)} {value} is for {flag(with_field)} {needed}, not "
+                f"{flag(name)} {value} is for {flag(with_field)} {' or '.join(needed)}, not "
                 f"{getattr(config, with_field)}"
             )
     if "iterations" in given and config.epochs is not None:
@@ -118,12 +113,6 @@ def _check_read(config: Config, preset: Config) -> None:
             f"--epochs {config.epochs} and --iterations {config.iterations}: each says how long to "
             "train; give one of them"
         )
-
-
-def _usual(kind: str, names: list[str]) -> str:
-    """Return the component to name as an example: the default one, if it is among ``names``."""
-    usual: str = getattr(Config(), kind)
-    return usual if usual in names else names[0]
 
 
 def _check_components(config: Config) -> None:
@@ -153,7 +142,7 @@ def _check_components(config: Config) -> None:
         others = [other.name for other in known if openers[other.tasks] is not None]
         raise UserError(
             f"--data {data.name}: --learner {learner.name} learns from {what[learner.tasks]}, and "
-            f"it has none; --learner {_usual('learner', others)} learns this one"
+            f"it has none; this one is for --learner {', '.join(others)}"
         )
     points = not data.is_theirs and data.image_shape is None
     if not data.is_theirs and network.takes not in (None, "points" if points else "images"):
@@ -199,13 +188,6 @@ def _check_combinations(config: Config) -> None:
     keeps = config.keep_moment and config.inner_optimizer == "adam0"
     if keeps and (reads is None or "keep_moment" in reads):
         _check_weighted_means(config)
-    if config.meta_momentum and config.meta_optimizer != "sgd":
-        raise UserError(f"--meta-momentum: --meta-optimizer {config.meta_optimizer} has none")
-    if config.meta_lr_end and config.meta_schedule not in ("linear", "cosine"):
-        raise UserError(
-            f"--meta-lr-end {config.meta_lr_end}: is for --meta-schedule linear or cosine, not "
-            f"{config.meta_schedule}"
-        )
     if config.ps_transport == "collective":
         for name, only in (("ps_mode", "sync"), ("ps_forward", "local")):
             if getattr(config, name) != only:
@@ -213,9 +195,5 @@ def _check_combinations(config: Config) -> None:
                     f"{flag(name)} {getattr(config, name)} needs --ps-transport rpc: "
                     f"collectives serve {flag(name)} {only} alone"
                 )
-    if config.precision != "float32" and config.dtype != "float32":
-        raise UserError(f"--precision {config.precision} needs --dtype float32, not {config.dtype}")
-    if config.kernels == "native" and config.precision == "bf16":
-        raise UserError("--kernels native: they compute in float32, not in --precision bf16")
     if config.kernels == "native" and config.compile == "on":
         raise UserError("--compile on: with --kernels native nothing is left to compile")

@@ -89,10 +89,6 @@ class Common:
     dtype: Literal["float32", "float64"] = _learner(
         "float32", SAME_RUN, "Floating-point type of weights, images and gradients."
     )
-    precision: Literal["float32", "tf32", "bf16"] = _learner(
-        "float32", SAME_RUN,
-        "Products inside a float32 network: exact, TF32 where the device has it, or bfloat16.",
-    )  # fmt: skip
 
     data: str = _data("glyphs", SAME_RUN, "Data set.", names=True)
     data_root: str = _data(
@@ -144,8 +140,9 @@ class Common:
         "How --meta-lr falls to --meta-lr-end over the whole run, or halves now and then.",
     )  # fmt: skip
     meta_lr_end: float = _outer_loop(
-        0.0, SAME_RUN, "linear, cosine: what --meta-lr falls to.", least=0
-    )
+        0.0, SAME_RUN, "linear, cosine: what --meta-lr falls to.",
+        least=0, read_with=("meta_schedule", "linear", "cosine"),
+    )  # fmt: skip
     meta_halve_every: int = _outer_loop(
         2000, SAME_RUN, "Iterations after which --meta-lr halves, again and again.",
         least=1, read_with=("meta_schedule", "halving"),
@@ -159,8 +156,9 @@ class Common:
         above=0, read_with=("meta_optimizer", "adam"),
     )  # fmt: skip
     meta_momentum: float = _outer_loop(
-        0.0, SAME_RUN, "sgd: momentum of the outer loop.", least=0, below=1
-    )
+        0.0, SAME_RUN, "sgd: momentum of the outer loop.",
+        least=0, below=1, read_with=("meta_optimizer", "sgd"),
+    )  # fmt: skip
     grad_clip: float | None = _outer_loop(
         None, SAME_RUN, "Clip every element of the meta-gradient to this magnitude.", above=0
     )
@@ -220,10 +218,6 @@ class Common:
     test_model: Literal["last", "best"] = _evaluation(
         "last", SAME_RUN,
         "What is tested at the end: the last model, or the one that validated best.",
-    )  # fmt: skip
-    eval_draws: bool = _evaluation(
-        False, RESULT, "Let the network draw at validation and test, too, as dropout does.",
-        chooses=True,
     )  # fmt: skip
     transductive: bool = _evaluation(
         True, RESULT,

@@ -36,8 +36,9 @@ class Parser(argparse.ArgumentParser):
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}")
-            near = _near(word.partition("=")[0], [*self._option_string_actions, *self._also])
-            hint = f": did you mean {' or '.join(near)}?" if near else "; --help lists all flags"
+            flags = [*self._option_string_actions, *self._also]
+            near = difflib.get_close_matches(word.partition("=")[0], flags, n=1, cutoff=0.7)
+            hint = f": did you mean {near[0]}?" if near else "; --help lists all flags"
             self.error(f"unknown flag {word}{hint}")
         return found
 
@@ -49,22 +50,6 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """Print the help; a reader that has seen enough of it, as ``head``, may go."""
         show(self.format_help())
-
-
-MOST_ENDING = 3
-
-
-def _near(word: str, flags: list[str]) -> list[str]:
-    """Return what a mistyped flag may be: those that end so, or else the nearest ones.
-
-    A second one is hardly farther than the first.
-    """
-    ending = [flag for flag in flags if flag.endswith(word[1:])]
-    if 0 < len(ending) <= MOST_ENDING:
-        return ending
-    found = difflib.get_close_matches(word, flags, n=2, cutoff=0.7)
-    far = [1 - difflib.SequenceMatcher(None, each, word).ratio() for each in found]
-    return [flag for flag, away in zip(found, far, strict=True) if away < 2 * far[0]]
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from maml.config import Config, flag, registry, settings
+from maml.config import Config, flag, settings
 from maml.config.fields import with_values
 from maml.config.rows import ROWS
 from maml.config.rows.deviations import deviations
@@ -103,45 +102,9 @@ def published_row(config: Config) -> dict[str, Any]:
 
 def hint(name: str) -> str:
     """Return what to do about a preset's name that there is not."""
-    asked = re.fullmatch(r"(\w+)-(.+?)-(\d+)way-(\d+)shot", name)
-    if asked and asked[1] in registry.known("learner") and asked[2] in registry.known("data"):
-        return _by_flags(asked[1], asked[2], int(asked[3]), int(asked[4]))
     near = difflib.get_close_matches(name, PRESETS, n=1)
-    if near:
-        return f"did you mean {near[0]}?"
-    parts = set(name.split("-"))
-    for kind in ("data", "learner"):
-        for there in parts & registry.known(kind).keys():
-            of_it = [each for each, config in PRESETS.items() if getattr(config, kind) == there]
-            if of_it:
-                return f"those of --{kind} {there} are {_some(of_it)}"
-            return (
-                f"none is of --{kind} {there}; begin with the one that is most like your "
-                f"experiment, as in maml-omniglot-5way-1shot --{kind} {there}"
-            )
-    return "--presets lists them all"
-
-
-def _by_flags(learner: str, data: str, ways: int, shots: int) -> str:
-    """Say how a few-shot experiment that is no preset is had from the one that is most like it."""
-    values = {"learner": learner, "data": data, "ways": ways, "shots": shots}
-
-    def other(config: Config) -> dict[str, Any]:
-        return {n: value for n, value in values.items() if getattr(config, n) != value}
-
-    few_shot = [config for config in PRESETS.values() if config.preset.endswith("shot")]
-    # The fewest changes first, then the same data, then a published number.
-    base = min(few_shot, key=lambda c: (len(other(c)), "data" in other(c), c.published is None))
-    flags = " ".join(f"{flag(n)} {value}" for n, value in other(base).items())
-    of_data = [config.preset for config in few_shot if config.data == data]
-    there = f"; those of --data {data} are {_some(of_data)}" if of_data else ""
+    other = f"did you mean {near[0]}? " if near else ""
     return (
-        f"no preset; {base.preset} {flags} is most like it, with all else of {base.preset}, which "
-        f"may not suit{there}"
+        f"{other}--presets lists them all; any other experiment is a preset with flags, as in "
+        "maml-omniglot-5way-1shot --learner anil --data folder --ways 3"
     )
-
-
-def _some(names: list[str]) -> str:
-    """List names, but not a screen of them."""
-    more = len(names) - 6
-    return ", ".join(names[:6]) + (f" and {more} more (--presets)" if more > 0 else "")

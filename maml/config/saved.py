@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from datasets.trust import FromFile, Said
+from datasets.trust import FromFile
 from maml.config import registry
 from maml.config.checks import check_values
 from maml.config.fields import Config, flag, from_values, with_values
 from maml.errors import UserError
+
+GONE = {"precision": "float32", "eval_draws": False}
+"""Fields that an earlier version had, with the value that a file may still state."""
 
 
 def read(path: Path, *, trust: bool = False) -> Config:
@@ -35,7 +35,9 @@ def read(path: Path, *, trust: bool = False) -> Config:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise UserError("damaged or empty: no mapping of values called config")
-        config = from_values(content["config"])
+        config = from_values(
+            {n: v for n, v in content["config"].items() if n not in GONE or GONE[n] != v}
+        )
         if not re.fullmatch(r"[\w.+-]*\w|", config.preset):
             raise UserError(f"preset {config.preset!r}: no name of a folder")  # of what is made
         check_values(config, own=False)
@@ -54,7 +56,8 @@ def read(path: Path, *, trust: bool = False) -> Config:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         return config
-    said = Said(path, {flag(kind): name for kind, name in names.items()}, _recorded(path, content))
+    listed = (f"{flag(kind)} {' '.join(name.split())}" for kind, name in names.items())
+    said = f"{path}: it names code to import: {' and '.join(listed)}"
     return with_values(config, **{kind: FromFile(name, said) for kind, name in names.items()})
 
 
@@ -66,17 +69,3 @@ def believed(config: Config) -> Config:
     return with_values(
         config, **{kind: str(name) for kind, name in registry.theirs(config).items()}
     )
-
-
-def _recorded(path: Path, content: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of a run's own files when it was started last, by flag and module.
-
-    Of a record they are in another file beside it. What is no such thing is not believed either.
-    """
-    try:
-        if "starts" not in content:
-            content = json.loads((path.parent / "record.json").read_text(encoding="utf-8"))
-        own = content["starts"][-1]["own_files"]
-        return {flag(kind): dict(digests) for kind, digests in own.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}

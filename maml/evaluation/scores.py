@@ -25,21 +25,6 @@ def there_are(tasks: int, worker: Worker, split: str) -> int:
     return min(tasks, worker.evaluation(split).one_pass or tasks)
 
 
-def few_classes(worker: Worker, split: str) -> str:
-    """Return a warning where the tasks of ``split`` share most of their classes, or "".
-
-    An interval over tasks is of tasks like these. It tells little of other classes then.
-    """
-    count, ways = worker.evaluation(split).class_count, worker.config.ways
-    if count is None or count >= 2 * ways:
-        return ""
-    share = "all tasks have the same classes" if count == ways else "tasks share most classes"
-    return (
-        f"warning: the {split} split has {counted(count, 'class', 'classes')} for --ways {ways}: "
-        f"{share}, and the interval over tasks says little about others"
-    )
-
-
 def same_classes(worker: Worker, splits: Sequence[str]) -> str:
     """Return a warning where ``splits`` have classes of the training split, or of one another."""
     config = worker.config

@@ -50,8 +50,6 @@ In float32 another order of rounding may turn a ReLU, and so move the gradient i
 FLOOR = 0.1
 """To a tensor's own norm comes so much of that of all beside it (all gradients, say): some consist
 of rounding alone, as those of biases that a batch norm subtracts again."""
-BF16_TOLERANCE = 0.5
-"""The same under ``--precision bf16``: generated code leaves intermediate roundings out."""
 
 
 class _Form(NamedTuple):
@@ -68,12 +66,9 @@ class Compiled:
     it.
     """
 
-    def __init__(
-        self, stage: Stage, *, tolerance: float | None = None, speaks: bool = True
-    ) -> None:
-        """``tolerance`` replaces `TOLERANCE`; ``speaks``: say on stderr what was compiled."""
+    def __init__(self, stage: Stage, *, speaks: bool = True) -> None:
+        """``speaks``: say on stderr what was compiled."""
         self._stage = stage
-        self._tolerance = tolerance
         self._speaks = speaks
         self._lock = threading.Lock()
         self._forms: dict[Any, _Form | None] = {}
@@ -137,7 +132,7 @@ class Compiled:
             sizes = [b.norm().item() for _, b in floating]
             floor = FLOOR * math.hypot(*sizes)
             for (a, b), size in zip(floating, sizes, strict=True):
-                tolerance = self._tolerance or TOLERANCE[b.dtype]
+                tolerance = TOLERANCE[b.dtype]
                 difference = (a - b).norm().item()
                 # `not` a `<=`: a difference that is not a number is one.
                 if math.isfinite(floor) and not difference <= tolerance * (size + floor):
@@ -196,8 +191,7 @@ def choose(config: Config, device: torch.device, *, in_torch: bool) -> Compiled 
     long = config.iterations * config.meta_batch_size >= LONG_RUN and device.type == "cpu"
     if not in_torch or not (config.compile == "on" or (config.compile == "auto" and long)):
         return None
-    tolerance = BF16_TOLERANCE if config.precision == "bf16" else None
-    return Compiled(inductor, tolerance=tolerance, speaks=os.environ.get("RANK", "0") == "0")
+    return Compiled(inductor, speaks=os.environ.get("RANK", "0") == "0")
 
 
 @contextlib.contextmanager

@@ -169,7 +169,7 @@ class Learner(nn.Module, ABC):
     ) -> tuple[Tensor, Statistics]:
         """Apply the network with ``params`` (names without prefix) to ``x [E, …]``."""
         own = {name: params[name] for name in tensors(self.network) if name in params}
-        return apply(self.network, own, x, statistics, precision_=self.config.precision)
+        return apply(self.network, own, x, statistics)
 
     def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None
@@ -261,7 +261,7 @@ class Learner(nn.Module, ABC):
     def _stated(self, part: Any) -> Any:
         if not all(map(self._is_own, (f"{part}_loss", "set_loss", "loss", "call_network"))):
             return getattr(self, f"{part}_loss")
-        return NetworkLoss(self.network, part, self.objective.loss, self.config.precision)
+        return NetworkLoss(self.network, part, self.objective.loss)
 
     def outer_gradient(
         self,
@@ -360,7 +360,7 @@ class Learner(nn.Module, ABC):
         """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
         if device.type != "cpu":
             return f"the compiled kernels run on the CPU, not on --device {device.type}"
-        return serving.obstacle(self.network, self.config.precision)
+        return serving.obstacle(self.network)
 
     def in_torch(self, device: torch.device) -> bool:
         """Say whether `outer_gradient` is made of torch's operations alone.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Container, Iterator
+
+import torch
 
 from datasets.blame import places_of_theirs
 from datasets.errors import DataError
@@ -17,8 +20,11 @@ def alone() -> Iterator[None]:
     An exception that arose in a file of the user's own stays its cause: there is the mistake.
 
     Raises:
-        UserError: for that, and for a ``DataError``, of the same line.
+        UserError: for that, for a ``DataError``, of the same line, and in
+            ``torch.inference_mode``, whose tensors cannot be differentiated.
     """
+    if torch.is_inference_mode_enabled():
+        raise UserError("torch.inference_mode allows no adaptation; use torch.no_grad() here")
     try:
         yield
     except (UserError, DataError) as error:
@@ -28,3 +34,13 @@ def alone() -> Iterator[None]:
         if cause is not None and not places_of_theirs(cause):
             cause = None
         raise (error if isinstance(error, UserError) else UserError(str(error))) from cause
+
+
+def in_words_of_the_library(line: str, names: Container[str]) -> str:
+    """Return a line about the program's flags as one about arguments of these names."""
+
+    def argument(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return name if name in names else found[0]
+
+    return re.sub(r"--([a-z][a-z-]*)", argument, line)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -65,6 +66,12 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
                 )
         for part in ("support", "query"):
             x, y = getattr(task, f"{part}_x"), getattr(task, f"{part}_y")
+            for name, tensor, like in (("x", x, task.support_x), ("y", y, task.support_y)):
+                if tensor.dtype != like.dtype:
+                    raise UserError(
+                        f"task {i}: {part}_{name} is {tensor.dtype}, and support_{name} "
+                        f"{like.dtype}; give both as one dtype"
+                    )
             if x.shape[:2] != y.shape[:2]:
                 raise UserError(
                     f"task {i}: {part}_x has {x.shape[1]} examples, and {part}_y {y.shape[1]} "
@@ -82,3 +89,28 @@ def _task(item: Any, what: str) -> Task:
         kinds = ", ".join(type(part).__name__ for part in parts[:6])
         raise UserError(f"{what} is ({kinds}); {FORM}")
     return Task(*parts)
+
+
+def ways_of(i: int, task: Task) -> int:
+    """Return how many classes task ``i`` has, whose learner tells any number apart."""
+    known, asked = set(task.support_y[0].tolist()), set(task.query_y[0].tolist())
+    missing = (set(range(1 + int(max(known)))) | asked) - known
+    if missing or min(known) < 0:
+        raise UserError(f"task {i}: support_y has no example of class {min(missing | known)}")
+    return len(known)
+
+
+def check_labels(
+    what: str, y: Tensor, classes: int, loss: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    """Refuse labels that are no class, and that the loss does not take as ones to ignore."""
+    strange = y[(y < 0) | (y >= classes)][:1]
+    if not len(strange):
+        return
+    with contextlib.suppress(Exception):  # as one that is to be ignored
+        loss(torch.zeros(1, classes), strange.cpu())
+        return
+    raise UserError(
+        f"{what} has the label {int(strange)}; the module tells {classes} classes apart, with "
+        f"labels from 0 to {classes - 1}"
+    )

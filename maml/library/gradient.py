@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
+from maml.library.alone import alone
 from maml.metagradient import differentiate
 from maml.metagradient.batching import batching_of
 from maml.metagradient.by_task import Batching
@@ -28,6 +29,7 @@ HELD = 10_000
 """Objects that are looked at, at most, to tell a problem from others."""
 
 
+@alone()
 def meta_gradient(
     state: Callable[[Params], Problem],
     meta_params: Params,

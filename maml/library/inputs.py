@@ -6,7 +6,7 @@ Shape legend: n examples, C H W.
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -106,12 +106,11 @@ def labels(given: Any, n: int, ways: int | None) -> tuple[Tensor, list[Hashable]
     Raises:
         UserError: for more or fewer labels or classes.
     """
-    plain = given.tolist() if isinstance(given, (Tensor, np.ndarray, np.generic)) else given
-    listed = hasattr(plain, "__iter__") and hasattr(plain, "__len__")
-    # A set has no order. A generator could be read once, and a mistake be said too late.
-    if not listed or isinstance(plain, (str, bytes, Set, Mapping)):
-        shown = repr(plain) if isinstance(plain, (str, bytes, int)) else type(plain).__name__
-        raise UserError(f"support_y: {shown}; give a list with one label for each example")
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    # A set has no order, and a generator could be read once.
+    if not isinstance(plain, (list, tuple, range)):
+        kind = type(given).__name__
+        raise UserError(f"support_y: {kind}; give a list with one label for each example")
     values = [item.item() if isinstance(item, (Tensor, np.generic)) else item for item in plain]
     if len(values) != n:
         raise UserError(f"support_y: {counted(len(values), 'label')} for {counted(n, 'example')}")
@@ -166,11 +165,6 @@ def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
     """Return a PIL image, or a file that PIL opens, as the model's images are."""
     from PIL import Image
 
-    if isinstance(picture, (str, Path)) and Path(picture).expanduser().is_dir():
-        raise UserError(
-            f"{what}: {shown(picture)} is a folder: give a list of files; python -m maml.predict "
-            "takes folders"
-        )
     which = "an image" if isinstance(picture, Image.Image) else shown(picture)
     try:
         if isinstance(picture, Image.Image):
@@ -185,22 +179,17 @@ def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
 
 def _stacked(given: Any, what: str) -> NDArray[Any]:
     """Return an array, a tensor, or a list of some, as one array."""
-    listed = isinstance(given, (list, tuple))
-    parts: Sequence[Any] = given if listed else [given]
+    parts = given if isinstance(given, (list, tuple)) else [given]
     try:
-        plain = [
-            part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
-            for part in parts
-        ]
-        if listed and plain and any(part.shape != plain[0].shape for part in plain):
-            shapes = ", ".join(dict.fromkeys(str(list(part.shape)) for part in plain))
-            raise UserError(f"{what}: arrays of different shapes: {shapes}")
+        plain = [part.detach().cpu() if isinstance(part, Tensor) else part for part in parts]
+        arrays = list(map(np.asarray, plain))
+        array = np.stack(arrays) if parts is given else arrays[0]
     except (TypeError, ValueError) as error:
-        # Lists of lists of different lengths; types that numpy lacks.
+        # Arrays, or lists, of different lengths; types that numpy lacks; an empty list.
         raise UserError(f"{what}: no array of numbers: {str(error).splitlines()[0]}") from error
-    if not plain or (not listed and plain[0].shape[:1] == (0,)):
+    if array.shape[:1] == (0,):
         raise UserError(f"{what}: empty; at least one example is needed")
-    return np.stack(plain) if listed else plain[0]
+    return array
 
 
 def _joined(sizes: Sequence[int]) -> str:

@@ -5,41 +5,32 @@ Shape legend: B tasks, E examples.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import re
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datasets.tasks import Task
-from maml.config import Config, checks, registry
-from maml.config.fields import FACTS, from_values, with_values
+from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.learners import Learner, one_by_one
-from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given
+from maml.learners.objectives import REGRESSION
 from maml.library import distribution
 from maml.library.alone import alone
-from maml.library.fast_module import FastModule
-from maml.library.given_tasks import GivenTasks, as_tasks
+from maml.library.around import Loss, learner_around
+from maml.library.fast_module import FastModule, adapted, unadapted
+from maml.library.given_tasks import GivenTasks, as_tasks, check_labels, ways_of
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
 from maml.metagradient.differentiate import OuterGradient
-from maml.networks.ordinary import ExplicitNorm, check_parameters, explicit
+from maml.networks.ordinary import ExplicitNorm, switched
 from maml.params import Params
+from maml.seeds import kept
 
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-ORDERS = {1: "first", 2: "second", "first": "first", "second": "second"}
-NOT_HERE = (
-    *("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots"),
-    *("inner_batch", "eval_inner_batch", "keep_moment"),
-    *("msl_epochs", "first_order_epochs", "iterations_per_epoch"),
-)
-"""Flags of the program that are of its data, or of its iterations: here both are the user's."""
 TRIED = 2
 """Tasks of the first call that are computed in both ways before any are batched."""
 
@@ -93,67 +84,46 @@ class MetaLearner(nn.Module):
             UserError: for an argument that the learner does not read, or that has no such value.
         """
         super().__init__()
-        self.metrics: dict[str, Tensor] = {}
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
-        self._asked: Batching | None = None if batching == "auto" else batching
-        # By the mode, as dropout is of one alone.
-        self._found: dict[bool, Found] = {}
-        self._told = set[bool]()
-        with _in_words_of_the_library():
-            config = self._config(module, flags)
-            objective = (CLASSIFICATION if _of_classes(loss) else REGRESSION)._replace(loss=loss)
-            self.learner: Learner = self._facts().maker()(
-                config, Given(_network(module, head), objective)
-            )
-        self.learner.batching = "tasks"  # unless the first tasks tell otherwise
-        for name in self.learner.frozen:
-            self.learner.network.get_parameter(name).requires_grad_(False)
-        self._made_to_train = {m for m in self.learner.modules() if m.training}
+        learner = learner_around(type(self), module, loss, head, flags)
+        trained = {m for m in learner.modules() if m.training}
+        self._begin(learner, learner.last_phase, trained, batching, loss)
         distribution.same_everywhere(self)
 
     @classmethod
-    def _facts(cls) -> registry.LearnerFacts:
-        """Return the facts of the program's learner of this name, or of its class's name."""
-        known = registry.known("learner")
-        of_class = {facts.attribute: name for name, facts in known.items()}
-        for base in cls.__mro__:
-            name = base.__name__.lower()
-            name = name if name in known else of_class.get(base.__name__, "")
-            if name:
-                return registry.learner(name)
-        raise UserError(f"{cls.__name__} is no learner: derive it from maml.MAML or another")
+    def around(cls, learner: Learner, phase: int, made_to_train: set[nn.Module]) -> MetaLearner:
+        """Return a meta-learner around a learner of the program.
 
-    def _config(self, module: nn.Module, flags: dict[str, Any]) -> Config:
-        read = self._facts().reads or ()
-        known = [name for name in ("freeze", *read) if name not in NOT_HERE]
-        for name in flags:
-            if name not in known:
-                raise UserError(
-                    f"{type(self).__name__} takes no {name}; besides module, loss, head and "
-                    f"batching it takes {', '.join(sorted(known))}"
-                )
-        if "order" in flags:
-            if flags["order"] not in ORDERS:
-                raise UserError(f"order {flags['order']!r}: 1 or 2")
-            flags["order"] = ORDERS[flags["order"]]
-        if "eval_inner_steps" in known:
-            flags.setdefault("eval_inner_steps", flags.get("inner_steps", Config().inner_steps))
-        config = from_values(flags)
-        for name, value in flags.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                checks.check_bounds(name, value)
-            refused = self._facts().refuses.get(name, {})
-            if value in refused:
-                raise UserError(f"{name} {value}: {type(self).__name__} {refused[value]}")
-        dtypes = {p.dtype for p in module.parameters()} or {torch.float32}
-        if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
-            named = ", ".join(sorted(map(str, dtypes)))
-            raise UserError(f"module: its parameters are {named}; give float32 or float64 alone")
-        dtype = str(dtypes.pop()).removeprefix("torch.")
-        return with_values(
-            config, learner=self._facts().name, network=type(module).__name__, dtype=dtype, seed=0
-        )
+        Args:
+            learner: The learner, whose parameters learn.
+            phase: Of which phase its training problem is (`Learner.phase`).
+            made_to_train: Which of its modules are in training mode when it is.
+        """
+        self = cls.__new__(cls)
+        nn.Module.__init__(self)
+        self._begin(copy.copy(learner), phase, made_to_train)
+        return self.train()
+
+    def _begin(
+        self,
+        learner: Learner,
+        phase: int,
+        made_to_train: set[nn.Module],
+        batching: Literal["auto", "vmap", "tasks"] = "auto",
+        loss: Loss | None = None,
+    ) -> None:
+        self.learner, self._phase, self._made_to_train = learner, phase, made_to_train
+        self.metrics: dict[str, Tensor] = {}
+        self._asked: Batching | None = None if batching == "auto" else batching
+        self._loss = loss
+        # By the mode, as dropout is of one alone.
+        self._found: dict[bool, Found] = {}
+        self._told = set[bool]()
+        self._told_apart: dict[int, int] = {}
+        self.learner.batching = "tasks"  # unless the first tasks tell otherwise
+        for name in self.learner.frozen:
+            self.learner.network.get_parameter(name).requires_grad_(False)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -201,33 +171,59 @@ class MetaLearner(nn.Module):
         found = self._way(own, params, tasks)
         own.draws = found.draws
         if found.batching == "tasks" or len({tuple(p.shape for p in t) for t in tasks}) > 1:
-            of_all = one_by_one.outer_gradient(own, params, tasks, addresses, own.last_phase)
+            of_all = one_by_one.outer_gradient(own, params, tasks, addresses, self._phase)
             # Control flow may draw in later tasks alone.
             self._found[self.training] = found._replace(draws=own.draws)
             return of_all
         own = copy.copy(own)
         own.batching = "vmap"
-        return own.outer_gradient(params, _joined(tasks), own.last_phase)
+        return own.outer_gradient(params, _joined(tasks), self._phase)
 
     def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:
         """Yield a learner for each number of classes, where it needs to know, and its tasks."""
-        if not self.learner.any_ways or self.learner.objective is REGRESSION:
-            if tasks:
-                yield self.learner, list(range(len(tasks)))
+        if not tasks:
             return
-        places: dict[int, list[int]] = {}
+        # Mini-batches of all classes have no support set.
+        by_ways = self.learner.any_ways and tasks[0].support_y.numel()
+        learner = self.learner if by_ways else self._measuring(tasks)
+        places: dict[int | None, list[int]] = {}
         for i, task in enumerate(tasks):
-            ways = 1 + int(task.support_y.max())
-            missing = set(range(ways)) - set(task.support_y[0].tolist())
-            if missing:
-                raise UserError(f"task {i}: support_y has no example of class {min(missing)}")
-            if int(task.query_y.max()) >= ways:
-                raise UserError(f"task {i}: support_y has no example of query_y's last class")
+            ways = ways_of(i, task) if by_ways else None
             places.setdefault(ways, []).append(i)
         for ways, of_ways in places.items():
-            learner = copy.copy(self.learner)
-            learner.config = with_values(learner.config, ways=ways, train_ways=None)
-            yield learner, of_ways
+            own = learner
+            if ways is not None:
+                own = copy.copy(learner)
+                own.config = with_values(own.config, ways=ways, train_ways=None)
+            yield own, of_ways
+
+    def _measuring(self, tasks: list[Task]) -> Learner:
+        """Return a learner that measures accuracy where integer targets are classes of outputs.
+
+        Raises:
+            UserError: for a label that is no class, and that the loss does not take.
+        """
+        learner, y = self.learner, tasks[0].query_y[0]
+        classes = 0 if y.is_floating_point() else self._classes(learner, tasks[0].query_x[0], y)
+        if classes:
+            for i, task in enumerate(tasks):
+                for part in ("support_y", "query_y"):
+                    check_labels(f"task {i}: {part}", getattr(task, part), classes, learner.loss)
+        if self._loss is None or classes:  # the program's learner knows its data
+            return learner
+        learner = copy.copy(learner)
+        learner.objective, learner.metric_names = REGRESSION._replace(loss=self._loss), ()
+        return learner
+
+    def _classes(self, learner: Learner, x: Tensor, y: Tensor) -> int:
+        """Return how many classes outputs for ``x [E, …]`` tell apart; 0: ``y`` are no classes."""
+        if y.dim() not in self._told_apart:
+            with torch.no_grad(), kept(), switched(learner.network, training=False):
+                params = unadapted(learner, learner.meta_parameters()).params
+                outputs, _ = learner.call_network(params, x)
+            alike = outputs.shape[:-1] == y.shape
+            self._told_apart[y.dim()] = outputs.shape[-1] if alike else 0
+        return self._told_apart[y.dim()]
 
     def _way(self, own: Learner, params: Params, tasks: list[Task]) -> Found:
         """Return how tasks are computed, found out at the first call of a mode.
@@ -240,10 +236,10 @@ class MetaLearner(nn.Module):
         tells = len(alike) >= TRIED and self.training not in self._told
         if known is not None and not tells:
             return known
-        one_by_one.check(own, params, tasks, own.last_phase)
+        one_by_one.check(own, params, tasks, self._phase)
         some = _joined(alike[:TRIED])
         found = batching_of(
-            lambda at: own.training_problem(at, own.last_phase), params, some, checked=True
+            lambda at: own.training_problem(at, self._phase), params, some, checked=True
         )
         if self._asked is not None:
             found = found._replace(batching=self._asked)
@@ -275,7 +271,8 @@ class MetaLearner(nn.Module):
         (task,) = as_tasks([(x, y, x, y)], self._dtype, leaves=False)
         ((own, _),) = self._of_each_size([task])
         steps = own.config.eval_inner_steps if steps is None else steps
-        return FastModule(own, Task(*(part[0] for part in task)), steps)
+        support = Task(*(part[0] for part in task))
+        return adapted(own, own.meta_parameters(), support, steps)
 
     @alone()
     @torch.no_grad()
@@ -302,9 +299,7 @@ class MetaLearner(nn.Module):
     def train(self, mode: bool = True) -> MetaLearner:
         """Switch between training and evaluation; batch norms stay as they were made."""
         self.training = mode
-        for module in self.learner.modules():
-            if not isinstance(module, ExplicitNorm):
-                module.training = mode and module in self._made_to_train
+        switch(self.learner, self._made_to_train, training=mode)
         return self
 
 
@@ -326,25 +321,11 @@ class _OuterLoss(torch.autograd.Function):
         return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
 
 
-def _network(module: nn.Module, head: str | None) -> nn.Module:
-    """Return a copy of a module by the protocol of `maml.networks`; its parameters are the same."""
-    shared: dict[int, Any] = {id(p): p for p in module.parameters()}
-    try:
-        network = copy.deepcopy(module, shared)
-    except RuntimeError as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"module: it cannot be copied ({line})") from error
-    check_parameters(network, type(module).__name__)
-    if head is not None:
-        network.head_prefix = f"{head.rstrip('.')}."  # type: ignore[assignment]
-    return explicit(network, type(module).__name__)
-
-
-def _of_classes(loss: Loss) -> bool:
-    """Whether a loss takes targets that are classes: it is tried on some."""
-    with contextlib.suppress(Exception):
-        return loss(torch.zeros(2, 3), torch.tensor([0, 1])).dim() == 0
-    return False
+def switch(learner: Learner, made_to_train: set[nn.Module], *, training: bool) -> None:
+    """Switch a learner between training and test; batch norms stay as they were made."""
+    for module in learner.modules():
+        if not isinstance(module, ExplicitNorm):
+            module.training = training and module in made_to_train
 
 
 def _shape(part: Tensor) -> torch.Size:
@@ -353,19 +334,3 @@ def _shape(part: Tensor) -> torch.Size:
 
 def _joined(tasks: list[Task]) -> Task:
     return Task(*(torch.cat(parts) for parts in zip(*tasks, strict=True)))
-
-
-@contextlib.contextmanager
-def _in_words_of_the_library() -> Iterator[None]:
-    """Let messages name arguments in place of the program's flags."""
-    try:
-        yield
-    except UserError as error:
-
-        def argument(found: re.Match[str]) -> str:
-            name = found[1].replace("-", "_")
-            return "module" if name == "network" else name if name in FACTS else found[0]
-
-        text = re.sub(r"--([a-z][a-z-]*)", argument, str(error))
-        text = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', text)
-        raise UserError(text) from error

@@ -6,11 +6,10 @@ import copy
 from collections.abc import Hashable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
 from datasets.words import counted
@@ -19,23 +18,18 @@ from maml.config.presets import title, with_values
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of, recorded_content
 from maml.learners import Learner, asked, build_learner
-from maml.learners.data import training_task
 from maml.learners.objectives import REGRESSION
-from maml.library import inputs, module
+from maml.library import inputs
 from maml.library.alone import alone
-from maml.library.module import AdaptedModule, MetaModule
+from maml.library.fast_module import BatchStatistics, FastModule, adapted, unadapted
+from maml.library.meta_learner import MetaLearner, switch
 from maml.library.tasks import Tasks
-from maml.metagradient.differentiate import OuterGradient
+from maml.networks.ordinary import switched
 from maml.params import Params
 from maml.processes.device import choose_device
 from maml.processes.world import World
 from maml.run import checkpoint, directory
 from maml.run.provenance import warn_of_edits
-
-BatchStatistics = Literal["support", "query"]
-"""Whose mean and variance normalise the queries inside the network. support: the support set's, so
-that one query's answer depends on no other (non-transductive). query: those of all queries that are
-asked together, as in MAML's released code (transductive)."""
 
 
 @alone()
@@ -71,9 +65,8 @@ def load(
     config = with_values(read, strategy="local", device=device)
     registry.import_theirs(config)
     if file is None:
-        wanted = iteration if iteration in (None, "best") else inputs.whole(iteration, "iteration")
-        asked = None if wanted is None else str(wanted)
-        saved = content_of(run_dir, asked, transductive=config.transductive, flag="iteration")
+        wanted = None if iteration is None else str(iteration)
+        saved = content_of(run_dir, wanted, transductive=config.transductive, flag="iteration")
     elif file.name == RECORDED:
         saved = recorded_content(run_dir)
     else:
@@ -125,6 +118,9 @@ class Model:
         self.ways = None if learner.objective is REGRESSION else learner.config.ways
         self.meta_params = {name: tensor.to(device) for name, tensor in meta_params.items()}
         learner.hold_buffers(device)
+        # Once, not at each call: threads may share a model.
+        self._made_to_train = {m for m in learner.modules() if m.training}
+        switch(learner, self._made_to_train, training=False)
         self._device = device
         self._dtype: torch.dtype = getattr(torch, learner.config.dtype)
 
@@ -170,43 +166,34 @@ class Model:
             if len(classes) != self.ways:
                 learner = copy.copy(self.learner)
                 learner.config = with_values(self.config, ways=len(classes))
-        x, y = x[None], y[None].to(self._device)
+        y = y.to(self._device)
         # Adapting reads the support set alone; queries come with `AdaptedModel.predict`.
-        task = Task(x, y, x[:, :0], y[:, :0])
-        return AdaptedModel(self, learner, task, steps, classes)
+        with torch.no_grad(), switched(learner.network, training=False):
+            fast = adapted(learner, self.meta_params, Task(x, y, x[:0], y[:0]), steps)
+        return AdaptedModel(self, fast.eval(), classes)
 
     @cached_property
-    def module(self) -> MetaModule:
-        """The meta-parameters as a module of torch, whose parameters are the model's own memory."""
-        return MetaModule(self.learner, self.meta_params)
+    def module(self) -> MetaLearner:
+        """The learner as a module of torch, to go on in a loop of one's own.
 
-    @alone()
-    def network_state(self) -> Params:
-        """Return the network's parameters, as adaptation begins with them, for its own class.
-
-        ``network.load_state_dict(state, strict=False)`` takes them. Not strictly: there are no
-        running statistics (so call it in training mode, where it normalises by the batch), and no
-        output layer where the learner has none.
+        Its parameters are the meta-parameters in the model's own memory: a step of any optimizer is
+        a step of the model. Called with tasks of `episodes` it returns their mean outer loss.
         """
-        return module.own_names(self.learner, module.unadapted(self.learner, self.meta_params))
+        for name, parameter in self.learner.meta_parameters().items():
+            parameter.data = self.meta_params[name]
+        phase = self.learner.phase(self.iteration)
+        return MetaLearner.around(self.learner, phase, self._made_to_train)
+
+    def network_state(self) -> Params:
+        """Return `FastModule.network_state`, as adaptation begins with it."""
+        return unadapted(self.learner, self.meta_params).network_state()
 
     @alone()
     def features(self, x: inputs.Images) -> Tensor:
-        """Return what the output layer sees of examples before any adaptation.
-
-        Args:
-            x: E examples, as in `adapt`. A network that normalises does so by their own statistics:
-                give many at once.
-
-        Returns:
-            ``[E, F]``, on the CPU.
-
-        Raises:
-            UserError: for what does not fit, or a network that has no output layer apart.
-        """
-        params = module.unadapted(self.learner, self.meta_params)
+        """Return `FastModule.features` before any adaptation, on the CPU; ``x`` as in `adapt`."""
         with torch.no_grad():
-            return self.learner.features_of(params, self.examples(x, "x"))[0].cpu()
+            fast = unadapted(self.learner, self.meta_params).eval()
+            return fast.features(self.examples(x, "x")).cpu()
 
     @alone()
     def episodes(self, split: str = "test", *, training: bool = False) -> Tasks:
@@ -214,8 +201,8 @@ class Model:
 
         Args:
             split: "train", "validation" or "test".
-            training: Tasks as the run learns from, for `meta_gradient`: they may have other ways
-                and shots (``--train-ways``, ``--train-shots``).
+            training: Tasks as the run learns from, for `module`: they may have other ways and
+                shots (``--train-ways``, ``--train-shots``).
 
         Raises:
             UserError: for another split, or if the data is not where it was.
@@ -223,56 +210,6 @@ class Model:
         if split not in ("train", "validation", "test"):
             raise UserError(f"split {split!r}: train, validation or test")
         return Tasks(self.learner.open_tasks(split, evaluation=not training))
-
-    @alone()
-    def meta_gradient(self, tasks: Task) -> OuterGradient:
-        """Differentiate the outer loss summed over tasks, as a step of training does.
-
-        Args:
-            tasks: B tasks to learn from, as ``model.episodes("train", training=True).tasks(ids)``
-                returns.
-
-        Returns:
-            Sums by the names of `meta_params`, and each task's loss and metrics;
-            `maml.set_gradients` puts the mean where an optimizer of torch looks for it.
-
-        Raises:
-            UserError: for tasks of other examples than the model's, of more or fewer classes, or
-                one task alone.
-        """
-        shape = (self.learner.contents.point[0],) if self.image_shape is None else self.image_shape
-        if tasks.support_x.shape[2:] != shape:
-            raise UserError(
-                f"tasks: support_x is {list(tasks.support_x.shape)}; give a batch of tasks, "
-                f"[B, n, {', '.join(map(str, shape))}]"
-            )
-        if self.ways is not None:
-            self._check_classes(tasks, training_task(self.config)[0])
-
-        def here(part: Tensor) -> Tensor:
-            return part.to(self._device, self._dtype if part.is_floating_point() else None)
-
-        made = self.learner.materialise(self.meta_params, pytree.tree_map(here, tasks))
-        phase = self.learner.phase(self.iteration)
-        return self.learner.outer_gradient(self.meta_params, made, phase)
-
-    def _check_classes(self, tasks: Task, ways: int) -> None:
-        """Refuse tasks of other ways than the model learns from: their loss is another one's."""
-        learns = f"the model learns from {ways}-way tasks"
-        for part in ("support_y", "query_y"):
-            for label in getattr(tasks, part).unique().tolist():
-                if not 0 <= label < ways:
-                    raise UserError(
-                        f"tasks: {part} has the class {label}; {learns}, with classes from 0 to "
-                        f"{ways - 1}"
-                    )
-        for labels in tasks.support_y:
-            # Mini-batches of all classes have no support set.
-            if len(labels) and len(labels.unique()) < ways:
-                n = counted(len(labels.unique()), "class", "classes")
-                raise UserError(
-                    f'tasks: one has {n}; {learns}, as model.episodes("train", training=True) gives'
-                )
 
     def examples(self, given: Any, what: str) -> Tensor:
         """Return examples ``[n, …]`` as the network takes them, on its device.
@@ -298,63 +235,18 @@ class AdaptedModel:
     Attributes:
         classes: What the labels were, in order of first appearance: class i of the predictions.
             None for a regression.
+        module: The adapted network, for tensors ``[E, …]``: its outputs, features and parameters.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        learner: Learner,
-        task: Task,
-        steps: int,
-        classes: list[Hashable] | None,
-    ) -> None:
-        self.classes = classes
-        self._model, self._learner, self._task, self._steps = model, learner, task, steps
-        # A copy: the model may be trained on, in place.
-        self._params = {name: tensor.detach().clone() for name, tensor in model.meta_params.items()}
-        self._adapted = learner.adapt(self._params, task, steps)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Compiled kernels are this process's own.
-        return {k: v for k, v in self.__dict__.items() if k not in ("_adapted", "module")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Adapt again, to the same."""
-        self.__dict__.update(state)
-        self._adapted = self._learner.adapt(self._params, self._task, self._steps)
+    def __init__(self, model: Model, module: FastModule, classes: list[Hashable] | None) -> None:
+        self.classes, self.module, self._model = classes, module, model
 
     def __repr__(self) -> str:
-        n, config = self._task.support_x.shape[1], self._model.config
-        to = f"{n} examples"
+        config, to = self._model.config, "a support set"
         if self.classes is not None:
             some = ", ".join(map(repr, self.classes[:6])) + (", …" if len(self.classes) > 6 else "")
             to += f" of {some}"
         return f"<{config.learner} of {title(config)}, adapted to {to}>"
-
-    @cached_property
-    def module(self) -> AdaptedModule:
-        """The adapted network as a module of torch, for its parameters, its features, its export.
-
-        A network that normalises does so by the examples that it is called with; `logits` can take
-        the support set's statistics.
-        """
-        support = Task(*(part[0] for part in self._task))
-        found = self._learner.adapted(self._params, support, self._steps)
-        params = {name: tensor.detach().clone() for name, tensor in found.items()}
-        return AdaptedModule(self._learner, params)
-
-    @alone()
-    def network_state(self) -> Params:
-        """Return the adapted network's parameters for its own class, as `Model.network_state`."""
-        params = self._learner.modulated(dict(self.module.named_parameters()))
-        return module.own_names(self._learner, params)
-
-    @alone()
-    def features(self, x: inputs.Images) -> Tensor:
-        """Return what the output layer sees of examples, as `Model.features` before adaptation."""
-        params = {name: p.detach() for name, p in self.module.named_parameters()}
-        with torch.no_grad():
-            return self._learner.features_of(params, self._model.examples(x, "x"))[0].cpu()
 
     @alone()
     def predict(
@@ -383,18 +275,12 @@ class AdaptedModel:
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
     ) -> Tensor:
         """Return the outputs ``[E, N]`` that `predict` makes probabilities of, on the CPU."""
-        if batch_statistics not in ("support", "query"):
-            raise UserError(f"batch_statistics {batch_statistics!r}: support or query")
         model = self._model
-        x = model.examples(query_x, "query_x")[None]
-        if batch_statistics == "support" and asked.mixes(self._learner, x[0]):
+        x = model.examples(query_x, "query_x")
+        if batch_statistics == "support" and asked.mixes(model.learner, x):
             raise UserError(
                 f'batch_statistics "support": --network {model.config.network} answers an example '
                 'by the others that are asked together with it; ask for "query"'
             )
-        # No learner's answer reads the queries' targets.
-        y = self._task.support_y
-        task = self._task._replace(query_x=x, query_y=y.new_zeros(1, x.shape[1], *y.shape[2:]))
-        answers = self._learner.predict(self._adapted, task)
-        outputs = answers.transductive if batch_statistics == "query" else answers.non_transductive
-        return outputs[0].cpu()
+        with torch.no_grad():
+            return self.module(x, batch_statistics).cpu()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from datasets.opening import options_of
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.library import inputs
-from maml.library.alone import alone
+from maml.library.alone import alone, in_words_of_the_library
 
 
 class Tasks:
@@ -105,14 +104,4 @@ def episodes(
         )
     except DataError as error:
         given = {"data", "ways", "shots", "queries", "seed", "data_root", "split", *options}
-        raise UserError(_of_arguments(str(error), given | (known or set()))) from error
-
-
-def _of_arguments(line: str, names: set[str]) -> str:
-    """Return a line about flags as one about the arguments of those names: --data-root, data_root.
-
-    Data sets know what they are asked for by the flags of the program alone.
-    """
-    for name in names:
-        line = re.sub(rf"--{name.replace('_', '-')}(?![\w-])", name, line)
-    return line
+        raise UserError(in_words_of_the_library(str(error), given | (known or set()))) from error

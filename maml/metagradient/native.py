@@ -40,7 +40,7 @@ def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None
     for part, loss in stated.items():
         if not isinstance(loss, NetworkLoss) or loss.part != part:
             return None
-        if loss.loss is not F.cross_entropy or loss.precision == "bf16":
+        if loss.loss is not F.cross_entropy:
             return None
     query, support = problem.query, stated.get("support")
     assert isinstance(query, NetworkLoss)

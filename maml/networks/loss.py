@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from datasets import addresses
 from datasets.tasks import Task
-from maml.execution import precision
 from maml.networks.alone import alone_with
 from maml.networks.statistics import Statistics
 from maml.params import Params
@@ -69,14 +68,12 @@ class NetworkLoss:
         network: A module by the protocol of `maml.networks`.
         part: Which set.
         loss: ``(outputs [E, …], targets [E, …]) → scalar``.
-        precision: ``--precision``.
         batches: Which of the examples each step sees; None: all.
     """
 
     network: nn.Module
     part: Literal["support", "query"]
     loss: Callable[[Tensor, Tensor], Tensor]
-    precision: str = "float32"
     batches: MiniBatches | None = None
 
     @property
@@ -95,7 +92,7 @@ class NetworkLoss:
         if self.batches is not None:
             places = self.batches.places(step, len(y), y.device)
             x, y = x[places], y[places]
-        outputs, _ = apply(self.network, params, x, precision_=self.precision)
+        outputs, _ = apply(self.network, params, x)
         return self.loss(outputs, y), outputs
 
 
@@ -119,19 +116,14 @@ def part_of(task: Task, part: str) -> tuple[Tensor, Tensor]:
 
 
 def apply(
-    network: nn.Module,
-    params: Params,
-    x: Tensor,
-    statistics: Statistics | None = None,
-    *,
-    precision_: str = "float32",
+    network: nn.Module, params: Params, x: Tensor, statistics: Statistics | None = None
 ) -> tuple[Tensor, Statistics]:
     """Apply ``network`` with ``params`` (its own names) to ``x [E, …]``.
 
     What the network writes into its buffers is gone after the call: tasks share nothing. Threads
     that call one network wait for each other.
     """
-    with alone_with(network), precision.products(precision_):
+    with alone_with(network):
         buffers = {
             name: buffer.clone() for name, buffer in network.named_buffers() if name not in params
         }

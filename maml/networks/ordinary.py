@@ -30,6 +30,12 @@ def own_name(network: nn.Module, name: str) -> str:
 
 def check_parameters(network: nn.Module, name: str) -> None:
     """Refuse parameters that cannot learn."""
+    for path, module in network.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise UserError(
+                f"--network {name}: {path or 'it'} makes sparse gradients, which have no second "
+                "derivative; make it with sparse=False"
+            )
     for where, parameter in network.named_parameters():
         if not parameter.is_floating_point():
             raise UserError(

@@ -16,19 +16,12 @@ def allow_kernels(network: nn.Module, allowed: bool) -> None:
         part.kernels = allowed
 
 
-def obstacle(network: nn.Module, precision: str) -> str | None:
-    """Say why compiled kernels do not serve ``network`` on the CPU, or return None.
-
-    Args:
-        network: With all its layers.
-        precision: ``--precision``.
-    """
+def obstacle(network: nn.Module) -> str | None:
+    """Say why compiled kernels do not serve ``network`` on the CPU, or return None."""
     parts = list(_parts(network))
     if not parts:
         stated = network.module if isinstance(network, Ordinary) else network
         return f"there are no compiled kernels for the network {type(stated).__name__}"
-    if precision == "bf16":
-        return "the compiled kernels compute in float32, not in --precision bf16"
     return next((why for part in parts if (why := part.why_torch())), None)
 
 

@@ -109,8 +109,7 @@ class BatchNorm(nn.Module):
         self, x: Tensor, given: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the normalised ``x`` and the (mean, variance) that were used."""
-        # A convolution's result may be bfloat16 (--precision); statistics of it must not be.
-        return normalise(x.to(self.weight.dtype), given, self.weight, self.bias, self.eps)
+        return normalise(x, given, self.weight, self.bias, self.eps)
 
 
 class InTurn:

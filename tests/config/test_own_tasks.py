@@ -6,7 +6,6 @@ import itertools
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -54,26 +53,16 @@ def images(split): return Drawn(split, image)
 
 CHANGES = {
     "above": lambda t: t._replace(query_y=t.query_y + 3),
-    "below": lambda t: t._replace(support_y=t.support_y - 1),
     "larger": lambda t: t._replace(query_x=torch.rand(10, 1, 9, 9)),
-    "more": lambda t: t._replace(query_x=torch.rand(11, 1, 8, 8)),
-    "floats": lambda t: t._replace(query_y=t.query_y.float()),
     "list": lambda t: t._replace(query_y=t.query_y.tolist()),
     "raises": lambda t: t.no_such_part,
 }
 def bad(split, change, at=5, of="train"):
     return Drawn(split, image, CHANGES[change] if split == of else None, at)
-def alone(split):  # a batch of one alone would not be a mistake of theirs
-    made = Drawn(split, image)
-    made.tasks = lambda ids: Drawn.tasks(made, ids) if split != "train" or 5 not in ids else {}
-    return made
 
 KINDS = {
     "int32": lambda x, y: (x, y.int()),
-    "uint8 labels": lambda x, y: (x, y.byte()),
     "bytes": lambda x, y: ((255 * x).round().byte(), y),
-    "float64": lambda x, y: (x.double(), y),
-    "float16": lambda x, y: (x.half(), y),
     "points": lambda x, y: (x.double().flatten(2)[:, 0, :3], y.double()[:, None]),
 }
 def kinds(split, kind): return Drawn(split, lambda dice: KINDS[kind](*image(dice)))
@@ -100,24 +89,9 @@ class Gaussian(MAML):
         return 0.5 * (log_variance + (mean - y).square() / log_variance.exp()).mean()
     def metrics(self, outputs, y):
         return {"error": (outputs.chunk(2, -1)[0] - y).abs().mean((-2, -1))}
-class OnlySets(MAML):
-    def set_loss(self, params, x, y): return Gaussian.set_loss(self, params, x, y)
 
-def tags(split):
-    def of(dice):
-        x = torch.randn(20, 1, 8, 8, generator=dice)
-        return x, (x[:, 0, :3, 0] + x[:, 0, 3:6, 0] > 0).double()
-    return Drawn(split, of)
 def flat(shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
-class Tags(MAML):
-    def __init__(self, config):
-        super().__init__(config)
-        self.metric_names = ("right",)
-    def loss(self, outputs, y): return F.binary_cross_entropy_with_logits(outputs, y)
-    def metrics(self, outputs, y):
-        return {"right": ((outputs > 0) == (y > 0)).to(outputs.dtype).mean((-2, -1))}
-
 class Weighted(MAML):
     def __init__(self, config):
         super().__init__(config)
@@ -147,11 +121,8 @@ def untrained(config: Config) -> float:
 
 WRONG = {
     "above": r"query_y has the label 7; of 5 ways they are from 0 to 4$",
-    "below": r"support_y has the label -1; of 5 ways they are from 0 to 4$",
     "larger": r"query_x is float32 \[1, 10, 1, 9, 9\]; that of the first task is float32 "
     r"\[1, E, 1, 8, 8\]$",
-    "more": r"query_x is float32 \[1, 11, 1, 8, 8\] and query_y int64 \[1, 10\]; give \[1, E, ",
-    "floats": r"query_y is float32 \[1, 10\]; that of the first task is int64 \[1, E\]$",
     "list": r"TypeError: .* \(.*own_tasks_\d+.py:\d+\); train task 5 of seed 0$",
     "raises": r"AttributeError: .*no_such_part.* \(.*own_tasks_\d+.py:\d+\); train task 5 of seed",
 }  # fmt: skip
@@ -171,7 +142,7 @@ def test_a_later_task_that_is_wrong_is_one_line(change: str, own: str, tmp_path:
         with pytest.raises(DataError, match=line) as caught:
             learner.open_tasks("train").tasks(torch.tensor(ids))
         assert "\n" not in str(caught.value)
-    if change in ("above", "below", "floats"):
+    if change == "above":
         return  # what labels mean is known to a learner alone
     with pytest.raises(UserError, match=line):
         maml.episodes(data, "train").tasks([4, 5])
@@ -187,18 +158,10 @@ def test_before_training_task_0_of_every_split_is_looked_at(own: str, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_no_task_is_named_with_the_tasks_that_it_is_for(own: str) -> None:
-    tasks = build_learner(parse(["maml-glyphs-5way-1shot", "--data", f"{own}:alone"])).open_tasks
-    says = rf"^--data {own}:alone: train task 5 of seed 0: dict without a tensor support_x$"
-    with pytest.raises(DataError, match=says):
-        tasks("train").tasks(torch.tensor([1, 5]))
-
-
-@pytest.mark.parametrize("strategy", ["rpc", "allreduce"])
-def test_in_every_process_it_is_one_line(strategy: str, own: str, cache_dir: Path) -> None:
+def test_in_every_process_it_is_one_line(own: str, cache_dir: Path) -> None:
     """Task 5 is rank 1's."""
     words = ["maml-glyphs-5way-1shot", "--data", f"{own}:bad(change='above')", "--network",
-             f"{own}:flat", *BRIEF, "--iterations", "3", "--strategy", strategy]  # fmt: skip
+             f"{own}:flat", *BRIEF, "--iterations", "3"]  # fmt: skip
     done = run(
         [str(REPO / "launch" / "local"), *words, "--workers", "2"], 120,
         expect=None, cwd=Path.cwd(),
@@ -213,8 +176,9 @@ def test_in_every_process_it_is_one_line(strategy: str, own: str, cache_dir: Pat
 # ---- tasks that are converted -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["int32", "uint8 labels", "bytes", "float64", "float16", "points"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("int32", "float32"), ("bytes", "float64"), ("points", "float32")]
+)
 def test_what_says_the_same_in_another_dtype_is_converted(kind: str, dtype: str, own: str) -> None:
     data = f"{own}:kinds(kind={kind!r})"
     preset = "maml-sinusoid-10shot" if kind == "points" else "maml-glyphs-5way-1shot"
@@ -231,30 +195,14 @@ def test_what_says_the_same_in_another_dtype_is_converted(kind: str, dtype: str,
     assert found.losses.isfinite().all() and found.losses.dtype == getattr(torch, dtype)
 
 
-def test_tasks_in_another_dtype_than_the_parameters_are_one_line(own: str) -> None:
-    """A problem of one's own: nobody knows which of the two is meant."""
-    tasks = maml.episodes(f"{own}:images", "train", dtype=torch.float64).tasks([0, 1])
-
-    def loss(params: Any, task: Any, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs = task.support_x.flatten(1) @ params["w"]
-        return torch.nn.functional.cross_entropy(outputs, task.support_y), outputs
-
-    weights = {"w": torch.zeros(64, 5)}
-    says = r"^tasks: they are torch.float64, and the parameters torch.float32; give both as one dt"
-    with pytest.raises(UserError, match=says) as caught:
-        maml.meta_gradient(lambda p: maml.Problem(p, loss, loss), weights, tasks)
-    assert "\n" not in str(caught.value) and caught.value.__suppress_context__
-
-
 # ---- examples that are integers -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["reverse", "mixed"])
-def test_a_network_embeds_integers(way: str, own: str, tmp_path: Path) -> None:
+def test_a_network_embeds_integers(own: str, tmp_path: Path) -> None:
     """From a command to the library, which takes integers, too, and no floats."""
     words = ["maml-sinusoid-10shot", "--data", f"{own}:words", "--ways", "5", *BRIEF]
     run_dir = tmp_path / "run"
-    command = [*words, "--network", f"{own}:Words", "--meta-gradient", way, "--inner-lr", "0.3"]
+    command = [*words, "--network", f"{own}:Words", "--meta-gradient", "mixed", "--inner-lr", "0.3"]
     config = parse([*command, "--iterations", "40", "--meta-lr", "0.01", "--run-dir", str(run_dir)])
     assert Trainer(config).run() == 0
     assert result(run_dir)["loss"] < 0.95 * untrained(config)
@@ -279,7 +227,6 @@ def test_a_network_embeds_integers(way: str, own: str, tmp_path: Path) -> None:
     ("preset", "learner", "network", "data", "better"),
     [
         ("maml-sinusoid-10shot", "Gaussian", "two", None, "error"),
-        ("maml-glyphs-5way-1shot", "Tags", "flat", "tags", "right"),
         ("maml-glyphs-5way-1shot", "Weighted", "flat", "images", "accuracy"),
     ],
 )
@@ -306,18 +253,3 @@ def test_a_loss_of_one_s_own_takes_any_outputs_and_targets(
     scored = learned.evaluate(params, task)["loss"]
     for i in range(3):
         torch.testing.assert_close(scored[i], learned.loss(outputs[i], task.query_y[i]))
-
-
-def test_other_outputs_without_a_loss_for_them_are_refused(own: str) -> None:
-    """By a learner of ours, and by one whose tests are scored by the data set's own loss."""
-    for learner in ("maml", f"{own}:OnlySets"):
-        words = ["maml-sinusoid-10shot", "--learner", learner, "--network", f"{own}:two"]
-        with pytest.raises(UserError) as caught:
-            build_learner(parse(words))
-        says = (
-            "two examples became [2, 2]; outputs must be [2, 1], one for each number of an answer"
-        )
-        assert f"--network {own}:two: {says} (others are for a learner" in str(caught.value)
-    images = ["maml-glyphs-5way-1shot", "--network", f"{own}:two", "--data", f"{own}:tags"]
-    with pytest.raises((UserError, DataError), match="two"):
-        build_learner(parse(images))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import re
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from maml.config import Config
 from maml.config.checks import check
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, describe, experiment, published_row, title, with_values
 from maml.config.rows.deviations import DEVIATIONS
 from maml.learners.data import training_task
-from maml.metagradient.outer_optimizer import rate_at
 from maml.worker import Worker
 
 # MAML on Omniglot as its released code and tables have it (arXiv:1703.03400): meta-batch, inner
@@ -126,56 +123,6 @@ def test_miniimagenet_follows_the_published_protocol(
     assert (config.head_init, config.test_model) == ("xavier", "best")
 
 
-@pytest.mark.parametrize("shots", [1, 5])
-def test_released_defaults_of_miniimagenet_s_other_learners(shots: int) -> None:
-    """Of BOIL's main.py, CAVIA's arguments.py, and LibFewShot's reproduce/R2D2."""
-    boil, cavia, r2d2 = (
-        PRESETS[f"{name}-miniimagenet-5way-{shots}shot"] for name in ("boil", "cavia", "r2d2")
-    )
-    assert (boil.inner_lr, boil.inner_steps, boil.eval_inner_steps) == (0.5, 1, 1)
-    assert (boil.meta_batch_size, boil.filters, boil.iterations) == (4, 64, 30_000)
-    assert (cavia.inner_lr, cavia.inner_steps, cavia.eval_inner_steps) == (1.0, 2, 2)
-    assert (cavia.context, cavia.grad_clip, cavia.iterations) == (100, 10.0, 60_000)
-    assert rate_at(cavia, 59_999) == pytest.approx(1e-3 * 0.9**11)
-    assert (r2d2.meta_optimizer, r2d2.meta_momentum, r2d2.meta_lr) == ("sgd", 0.9, 0.1)
-    assert rate_at(r2d2, 25_000) == pytest.approx(0.05)
-    for config in (boil, cavia, r2d2):
-        assert (config.queries, config.eval_queries, config.network) == (15, 15, "conv4-pool")
-
-
-@pytest.mark.parametrize(("ways", "shots"), OMNIGLOT)
-def test_imaml_follows_the_published_protocol(ways: int, shots: int) -> None:
-    """Table 2 of arXiv:1909.04630 with its caption; the rest from the released code's command."""
-    config = PRESETS[f"imaml-omniglot-{ways}way-{shots}shot"]
-    published = {(5, 1): 0.9916, (5, 5): 0.9967, (20, 1): 0.9446, (20, 5): 0.9869}
-    assert config.published == published[ways, shots]
-    assert config.inner_steps == config.eval_inner_steps == {5: 16, 20: 25}[ways]
-    assert (config.inner_lr, config.meta_lr, config.meta_batch_size) == (0.1, 1e-3, 32)
-    assert (config.proximal, config.cg_steps, config.cg_damping) == (2.0, 5, 1.0)
-    # Its lam_damping is added to λ where the Hessian is divided; the pull is a step of its own.
-    assert (config.cg_lambda, config.pull, config.eval_proximal) == (2.0 + 10, "end", 0.0)
-    assert config.meta_eps == 1e-3
-    # A support and a query set of as many images a class.
-    assert config.queries == config.eval_queries == shots
-    assert config.iterations == 20_000
-    assert config.network == "conv4-flat"
-
-
-@pytest.mark.parametrize(("ways", "shots"), OMNIGLOT)
-def test_reptile_follows_the_published_protocol(ways: int, shots: int) -> None:
-    """Tables 2 and 3 of arXiv:1803.02999, and the released commands."""
-    config = PRESETS[f"reptile-omniglot-{ways}way-{shots}shot"]
-    published = {(5, 1): 0.9768, (5, 5): 0.9948, (20, 1): 0.8943, (20, 5): 0.9712}
-    assert config.published == published[ways, shots]
-    rate, batch, steps, iterations, eval_batch = {
-        5: (1e-3, 10, 5, 100_000, 5), 20: (5e-4, 20, 10, 200_000, 10),
-    }[ways]  # fmt: skip
-    assert (config.inner_lr, config.inner_batch, config.inner_steps) == (rate, batch, steps)
-    assert (config.eval_inner_steps, config.eval_inner_batch) == (50, eval_batch)
-    assert (config.train_shots, config.iterations) == (10, iterations)
-    assert (config.meta_lr, config.meta_batch_size) == (1.0, 5)
-
-
 def test_what_a_preset_deviates_in_is_said() -> None:
     """Every pattern is of presets, and every few-shot image row has a sentence."""
     for patterns, _ in DEVIATIONS:
@@ -184,23 +131,6 @@ def test_what_a_preset_deviates_in_is_said() -> None:
     for name, config in PRESETS.items():
         if config.published is not None and config.learner != "supervised":
             assert published_row(config)["deviations"], name
-
-
-def test_sinusoid_follows_the_published_protocol() -> None:
-    config = PRESETS["maml-sinusoid-10shot"]
-    assert (config.shots, config.inner_steps, config.inner_lr) == (10, 1, 0.01)
-    # The released code draws 2 K points a task, half of them to adapt to.
-    assert config.queries == 10
-    assert (config.meta_batch_size, config.iterations, config.meta_lr) == (25, 70_000, 1e-3)
-    assert config.network == "mlp"
-    assert config.inner_optimizer == "sgd"
-    assert config.order == "second"
-    assert config.grad_clip is None
-    assert config.meta_optimizer == "adam"
-    # Its evaluation while it trains; where it only tests, it goes on to ten.
-    assert config.eval_inner_steps == 5
-    # No one's protocol, but what the documented errors are over.
-    assert config.eval_queries == 100
 
 
 def test_a_run_of_another_row_has_no_published_number() -> None:
@@ -220,25 +150,6 @@ def test_a_run_of_another_row_has_no_published_number() -> None:
         "maml-omniglot-5way-1shot with --network my:Net --adapt '*,@norm=0' --iterations 7 "
         "--no-transductive"
     )
-
-
-def test_presets_share_the_defaults_that_are_no_one_s_protocol() -> None:
-    default = Config()
-    fields = [field.name for field in dataclasses.fields(Config)]
-    unpublished = (
-        "seed",
-        "strategy",
-        "partition",
-        "dtype",
-        "device",
-        "resume",
-        "logger",
-        "run_dir",
-    )
-    assert set(unpublished) <= set(fields)
-    for config in PRESETS.values():
-        for name in unpublished:
-            assert getattr(config, name) == getattr(default, name)
 
 
 def test_only_a_learner_that_reads_them_trains_at_other_ways_and_shots() -> None:

@@ -38,31 +38,6 @@ def test_facts_are_of_what_there_is(kind: str, name: str) -> None:
         assert callable(found.load())
 
 
-def test_the_components_are_these() -> None:
-    learners = {
-        "maml",
-        "anil",
-        "boil",
-        "mamlpp",
-        "protonet",
-        "r2d2",
-        "metasgd",
-        "imaml",
-        "supervised",
-    }
-    learners |= {"reptile", "cavia", "metacurv", "noadapt", "finetune"}
-    few_shot = {"glyphs", "omniglot", "miniimagenet", "cifarfs", "fc100", "sinusoid"}
-    classified = {"glyphs", "omniglot", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"}
-    assert learners <= registry.known("learner").keys()
-    assert {"conv4", "conv4-pool", "mlp", "lenet", "resnet18"} <= registry.known("network").keys()
-    assert {"auto", "local", "rpc", "allreduce", "param-server", "observers"} == registry.known(
-        "strategy"
-    ).keys()
-    data = registry.known("data")
-    assert few_shot <= {name for name in data if data[name].episodes}
-    assert classified <= {name for name in data if data[name].examples}
-
-
 def test_a_component_is_a_file_and_nothing_else(tmp_path: Path) -> None:
     """Read as text: what the file imports, or does, has no say."""
     first, second = tmp_path / "some", tmp_path / "where" / "else"

@@ -5,22 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from maml.config.fields import Config, with_values
-from maml.config.rows.released import (
-    ANTONIOU,
-    BERTINETTO,
-    CHEN,
-    FINN,
-    LI,
-    MAMLPP,
-    NICHOL,
-    OH,
-    PARK,
-    RAGHU,
-    RAJESWARAN,
-    REPTILE,
-    SNELL,
-    ZINTGRAF,
-)
+from maml.config.rows import released
 
 
 def _glyphs(
@@ -29,7 +14,7 @@ def _glyphs(
     *,
     learner: str = "maml",
     name: str | None = None,
-    source: str = FINN,
+    source: str = released.FINN,
     **values: Any,
 ) -> Config:
     config = Config(
@@ -58,27 +43,27 @@ ROWS = (
     _glyphs(20, 1),
     _glyphs(20, 5),
     _glyphs(5, 1, name="fomaml", order="first"),
-    _glyphs(5, 1, learner="anil", source=RAGHU),
-    _glyphs(5, 1, learner="boil", source=OH),
+    _glyphs(5, 1, learner="anil", source=released.RAGHU),
+    _glyphs(5, 1, learner="boil", source=released.OH),
     # The published schedules, with epochs of ten iterations.
     _glyphs(
         5,
         1,
-        source=ANTONIOU,
-        **MAMLPP
+        source=released.ANTONIOU,
+        **released.MAMLPP
         | {"iterations": 1000, "eval_every": 100, "checkpoint_every": 100, "eval_tasks": 100},
         iterations_per_epoch=10,
         meta_schedule="cosine",
         meta_lr_end=1e-5,
     ),
-    _glyphs(5, 1, learner="protonet", source=SNELL, train_ways=20, meta_batch_size=4),
-    _glyphs(5, 1, learner="r2d2", source=BERTINETTO),
+    _glyphs(5, 1, learner="protonet", source=released.SNELL, train_ways=20, meta_batch_size=4),
+    _glyphs(5, 1, learner="r2d2", source=released.BERTINETTO),
     _glyphs(
         5,
         1,
-        source=NICHOL,
+        source=released.NICHOL,
         # The released Adam at 1e-3 learns 48 % in so short a training, plain steps 90 %.
-        **REPTILE
+        **released.REPTILE
         | {"iterations": 1000, "queries": 5, "eval_queries": 5}
         | {"inner_optimizer": "sgd", "inner_lr": 0.3, "keep_moment": False, "head_init": "small"},
         inner_steps=10,
@@ -89,19 +74,19 @@ ROWS = (
         5,
         1,
         learner="cavia",
-        source=ZINTGRAF,
+        source=released.ZINTGRAF,
         inner_lr=3.0,
         inner_steps=2,
         eval_inner_steps=2,
         meta_lr=3e-3,
     ),
-    _glyphs(5, 1, learner="metacurv", source=PARK),
-    _glyphs(5, 1, learner="noadapt", source=f"the floor; {FINN}, section 5.1"),
+    _glyphs(5, 1, learner="metacurv", source=released.PARK),
+    _glyphs(5, 1, learner="noadapt", source=f"the floor; {released.FINN}, section 5.1"),
     _glyphs(
         5,
         1,
         learner="finetune",
-        source=f"a baseline; {CHEN}",
+        source=f"a baseline; {released.CHEN}",
         train_ways=800,
         batch_size=64,
         meta_batch_size=2,
@@ -109,12 +94,12 @@ ROWS = (
         eval_inner_steps=100,
     ),
     # Its rates are learned for as many steps as it trains with.
-    _glyphs(5, 1, learner="metasgd", source=LI, eval_inner_steps=1),
+    _glyphs(5, 1, learner="metasgd", source=released.LI, eval_inner_steps=1),
     _glyphs(
         5,
         1,
         learner="imaml",
-        source=RAJESWARAN,
+        source=released.RAJESWARAN,
         inner_lr=0.1,
         inner_steps=16,
         eval_inner_steps=16,

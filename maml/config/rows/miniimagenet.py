@@ -5,26 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from maml.config.fields import Config, with_values
-from maml.config.rows.released import (
-    ANIL,
-    ANTONIOU,
-    BERTINETTO,
-    CHEN,
-    FINN,
-    LI,
-    LIBFEWSHOT,
-    MAMLPP,
-    NICHOL,
-    OH,
-    PARK,
-    PROTONET,
-    RAGHU,
-    REPTILE,
-    SNELL,
-    YE,
-    ZINTGRAF,
-    claimed,
-)
+from maml.config.rows import released
 
 
 def _miniimagenet(
@@ -33,7 +14,7 @@ def _miniimagenet(
     *,
     learner: str = "maml",
     name: str | None = None,
-    source: str = f"{FINN}, table 1",
+    source: str = f"{released.FINN}, table 1",
     **values: Any,
 ) -> Config:
     # Section 5.2 and the released command. The raw rate 0.01 and the clip at 10 are of sums over
@@ -41,7 +22,7 @@ def _miniimagenet(
     config = Config(
         preset=f"{name or learner}-miniimagenet-5way-{shots}shot",
         source=f"{source}, MiniImageNet 5-way {shots}-shot",
-        **claimed(claim),
+        **released.claimed(claim),
         learner=learner,
         data="miniimagenet",
         network="conv4-pool",
@@ -71,7 +52,7 @@ def _finn(shots: int, claim: str | None, **values: Any) -> Config:
     return _miniimagenet(shots, claim, **values)
 
 
-CIFARFS = f"{FINN}, as measured by {BERTINETTO}, table 1"
+CIFARFS = f"{released.FINN}, as measured by {released.BERTINETTO}, table 1"
 
 
 def _cifar(data: str, source: str, shots: int, claim: str | None = None) -> Config:
@@ -81,7 +62,7 @@ def _cifar(data: str, source: str, shots: int, claim: str | None = None) -> Conf
         preset=f"maml-{data}-5way-{shots}shot",
         data=data,
         source=f"{source}, 5-way {shots}-shot",
-        **claimed(claim),
+        **released.claimed(claim),
     )
 
 
@@ -90,8 +71,8 @@ def _mamlpp(shots: int, claim: str) -> Config:
     return _miniimagenet(
         shots,
         claim,
-        source=f"{ANTONIOU}, table 2 (an ensemble of five)",
-        **MAMLPP,
+        source=f"{released.ANTONIOU}, table 2 (an ensemble of five)",
+        **released.MAMLPP,
         filters=48,
         eval_queries=15,
         grad_clip=10.0,
@@ -105,8 +86,8 @@ def _protonet(shots: int, claim: str, train_ways: int) -> Config:
     return _miniimagenet(
         shots,
         f"{claim} (non-transductive)",
-        source=f"{SNELL}, table 2",
-        **PROTONET,
+        source=f"{released.SNELL}, table 2",
+        **released.PROTONET,
         train_ways=train_ways,
         eval_queries=15,
     )
@@ -117,8 +98,8 @@ def _reptile(shots: int, claim: str, alone: str) -> Config:
     return _miniimagenet(
         shots,
         f"{claim} (non-transductive {alone})",
-        source=f"{NICHOL}, table 1",
-        **REPTILE,
+        source=f"{released.NICHOL}, table 1",
+        **released.REPTILE,
         inner_steps=8,
         train_shots=15,
         eval_inner_batch=5 if shots == 1 else 15,
@@ -132,7 +113,7 @@ def _boil(shots: int, claim: str) -> Config:
         shots,
         claim,
         learner="boil",
-        source=f"{OH}, table 1",
+        source=f"{released.OH}, table 1",
         filters=64,
         norm_eps=1e-5,
         inner_lr=0.5,
@@ -151,7 +132,7 @@ def _r2d2(shots: int, claim: str) -> Config:
         shots,
         f"{claim} (non-transductive)",
         learner="r2d2",
-        source=f"{BERTINETTO}, {LIBFEWSHOT}",
+        source=f"{released.BERTINETTO}, {released.LIBFEWSHOT}",
         filters=64,
         norm_eps=1e-5,
         inner_lr=0.4,  # as nobody reads it, the default
@@ -177,7 +158,7 @@ def _cavia(shots: int, claim: str, filters: int) -> Config:
         shots,
         claim,
         learner="cavia",
-        source=f"{ZINTGRAF}, table 3, with {filters} filters",
+        source=f"{released.ZINTGRAF}, table 3, with {filters} filters",
         filters=filters,
         norm_eps=1e-5,
         inner_lr=1.0,
@@ -201,7 +182,7 @@ def _finetune(shots: int) -> Config:
         shots,
         None,
         learner="finetune",
-        source=f"a baseline, no published row; {CHEN}",
+        source=f"a baseline, no published row; {released.CHEN}",
         train_ways=64,
         batch_size=64,
         meta_batch_size=1,
@@ -220,7 +201,7 @@ def _metasgd(shots: int, claim: str) -> Config:
         shots,
         f"{claim} (kind not stated)",
         learner="metasgd",
-        source=f"{LI}, table 3",
+        source=f"{released.LI}, table 3",
         inner_steps=1,
         eval_inner_steps=1,
     )
@@ -229,7 +210,7 @@ def _metasgd(shots: int, claim: str) -> Config:
 def _metacurv(shots: int, claim: str) -> Config:
     # The source's release has no MiniImageNet: all but the network is MAML's. Its table's MC2† is
     # an ensemble; on the authors' poster that is of three models.
-    source = f"{PARK}, table 3 (MC2†), with 128 filters"
+    source = f"{released.PARK}, table 3 (MC2†), with 128 filters"
     return _finn(shots, f"{claim} (ensemble)", learner="metacurv", source=source, filters=128)
 
 
@@ -245,8 +226,8 @@ def _deep_protonet(shots: int, claim: str) -> Config:
         _miniimagenet(
             shots,
             f"{claim} (non-transductive)",
-            source=f"{SNELL}, {LIBFEWSHOT}",
-            **PROTONET | {"meta_halve_every": 20_000, "iterations": 200_000},
+            source=f"{released.SNELL}, {released.LIBFEWSHOT}",
+            **released.PROTONET | {"meta_halve_every": 20_000, "iterations": 200_000},
             eval_queries=15,
             test_model="best",
             eval_tasks=600,
@@ -262,7 +243,7 @@ def _deep_anil(shots: int, claim: str) -> Config:
             shots,
             claim,
             learner="anil",
-            source=f"{RAGHU}, {LIBFEWSHOT}",
+            source=f"{released.RAGHU}, {released.LIBFEWSHOT}",
             inner_lr=1e-3,
             eval_queries=15,
             grad_clip=None,
@@ -278,7 +259,7 @@ def _deep_maml(shots: int, claim: str) -> Config:
             shots,
             f"{claim} (non-transductive, pre-trained)",
             name="fomaml",
-            source=YE,
+            source=released.YE,
             order="first",
             inner_lr=0.05 if shots == 1 else 0.1,
             inner_steps=15 if shots == 1 else 20,
@@ -304,8 +285,8 @@ ROWS = (
     _finn(5, "63.11 ± 0.92 %"),
     _finn(1, "48.07 ± 1.75 %", name="fomaml", order="first"),
     _finn(5, "63.15 ± 0.91 %", name="fomaml", order="first"),
-    _finn(1, "46.7 ± 0.4 %", learner="anil", source=ANIL),
-    _finn(5, "61.5 ± 0.5 %", learner="anil", source=ANIL),
+    _finn(1, "46.7 ± 0.4 %", learner="anil", source=released.ANIL),
+    _finn(5, "61.5 ± 0.5 %", learner="anil", source=released.ANIL),
     _boil(1, "49.61 ± 0.16 %"),
     _boil(5, "66.45 ± 0.37 %"),
     _metasgd(1, "50.47 ± 1.87 %"),
@@ -336,6 +317,6 @@ ROWS = (
     _finetune(5),
     _cifar("cifarfs", CIFARFS, 1, "58.9 ± 1.9 % (kind not stated)"),
     _cifar("cifarfs", CIFARFS, 5, "71.5 ± 1.0 % (kind not stated)"),
-    _cifar("fc100", f"no published row; {FINN}", 1),
-    _cifar("fc100", f"no published row; {FINN}", 5),
+    _cifar("fc100", f"no published row; {released.FINN}", 1),
+    _cifar("fc100", f"no published row; {released.FINN}", 5),
 )

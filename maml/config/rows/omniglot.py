@@ -5,20 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from maml.config.fields import Config, with_values
-from maml.config.rows.released import (
-    ANIL,
-    ANTONIOU,
-    FINN,
-    LI,
-    MAMLPP,
-    NICHOL,
-    PROTONET,
-    RAGHU,
-    RAJESWARAN,
-    REPTILE,
-    SNELL,
-    claimed,
-)
+from maml.config.rows import released
 
 
 def _omniglot(
@@ -28,7 +15,7 @@ def _omniglot(
     *,
     learner: str = "maml",
     name: str | None = None,
-    source: str = f"{FINN}, table 1",
+    source: str = f"{released.FINN}, table 1",
     **values: Any,
 ) -> Config:
     # Section 5.2 and appendix A.1. The paper's raw rates (0.4; 0.1) multiply the gradient of a
@@ -37,7 +24,7 @@ def _omniglot(
     config = Config(
         preset=f"{name or learner}-omniglot-{ways}way-{shots}shot",
         source=f"{source}, {ways}-way {shots}-shot",
-        **claimed(claim),
+        **released.claimed(claim),
         learner=learner,
         data="omniglot",
         ways=ways,
@@ -61,8 +48,8 @@ def _mamlpp(ways: int, shots: int, claim: str) -> Config:
         ways,
         shots,
         claim,
-        source=ANTONIOU + (", table 1" if ways == 20 else "") + " (an ensemble of five)",
-        **MAMLPP,
+        source=released.ANTONIOU + (", table 1" if ways == 20 else "") + " (an ensemble of five)",
+        **released.MAMLPP,
         omniglot_split="mamlpp",
         queries=1,
         eval_queries=1,
@@ -80,8 +67,8 @@ def _protonet(ways: int, shots: int, claim: str) -> Config:
         ways,
         shots,
         f"{claim} (non-transductive)",
-        source=f"{SNELL}, table 1",
-        **PROTONET,
+        source=f"{released.SNELL}, table 1",
+        **released.PROTONET,
         omniglot_split="vinyals",
         train_ways=60,
         queries=5,
@@ -98,7 +85,9 @@ def _reptile(ways: int, shots: int, claim: str, alone: str) -> Config:
     if twenty:
         values |= {"inner_lr": 5e-4, "inner_batch": 20, "iterations": 200_000}
     claim = f"{claim} (non-transductive {alone})"
-    return _omniglot(ways, shots, claim, source=f"{NICHOL}, table 2", **REPTILE | values)
+    return _omniglot(
+        ways, shots, claim, source=f"{released.NICHOL}, table 2", **released.REPTILE | values
+    )
 
 
 def _imaml(ways: int, shots: int, claim: str) -> Config:
@@ -112,7 +101,7 @@ def _imaml(ways: int, shots: int, claim: str) -> Config:
         shots,
         claim,
         learner="imaml",
-        source=f"{RAJESWARAN}, table 2 (GD)",
+        source=f"{released.RAJESWARAN}, table 2 (GD)",
         network="conv4-flat",
         inner_lr=0.1,
         inner_steps=steps,
@@ -131,7 +120,7 @@ def _imaml(ways: int, shots: int, claim: str) -> Config:
 
 def _first_order(ways: int, shots: int, claim: str) -> Config:
     # MAML's code and flags, as run by Reptile's authors.
-    source = f"{FINN}, first order; measured by {NICHOL}, table 2"
+    source = f"{released.FINN}, first order; measured by {released.NICHOL}, table 2"
     return _omniglot(ways, shots, claim, name="fomaml", order="first", source=source)
 
 
@@ -143,7 +132,7 @@ def _metasgd(ways: int, shots: int, claim: str) -> Config:
         shots,
         f"{claim} (kind not stated)",
         learner="metasgd",
-        source=f"{LI}, table 2",
+        source=f"{released.LI}, table 2",
         network="conv4-pool",
         inner_steps=1,
         eval_inner_steps=1,
@@ -161,9 +150,9 @@ ROWS = (
     _first_order(20, 1, "89.4 ± 0.5 %"),
     _first_order(20, 5, "97.9 ± 0.1 %"),
     # The paper has no row of 5 ways: this one is to stand beside MAML's.
-    _omniglot(5, 1, None, learner="anil", source=f"no published row; {RAGHU}"),
-    _omniglot(20, 1, "96.2 ± 0.5 %", learner="anil", source=ANIL),
-    _omniglot(20, 5, "98.0 ± 0.3 %", learner="anil", source=ANIL),
+    _omniglot(5, 1, None, learner="anil", source=f"no published row; {released.RAGHU}"),
+    _omniglot(20, 1, "96.2 ± 0.5 %", learner="anil", source=released.ANIL),
+    _omniglot(20, 5, "98.0 ± 0.3 %", learner="anil", source=released.ANIL),
     _metasgd(5, 1, "99.53 ± 0.26 %"),
     _metasgd(5, 5, "99.93 ± 0.09 %"),
     _metasgd(20, 1, "95.93 ± 0.38 %"),

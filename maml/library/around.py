@@ -1,0 +1,107 @@
+"""A learner of the program around a module at hand."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from maml.config import Config, checks, registry
+from maml.config.fields import FACTS, from_values, with_values
+from maml.errors import UserError
+from maml.learners import Learner
+from maml.learners.objectives import CLASSIFICATION, Given
+from maml.library.alone import in_words_of_the_library
+from maml.networks.ordinary import check_parameters, explicit
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+ORDERS = {1: "first", 2: "second", "first": "first", "second": "second"}
+NOT_HERE = (
+    *("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots"),
+    *("inner_batch", "eval_inner_batch", "keep_moment"),
+    *("msl_epochs", "first_order_epochs", "iterations_per_epoch"),
+)
+"""Flags of the program that are of its data, or of its iterations: here both are the user's."""
+
+
+def learner_around(
+    kind: type, module: nn.Module, loss: Loss, head: str | None, flags: dict[str, Any]
+) -> Learner:
+    """Return the learner that the program trains under the name of ``kind``, or of a base of it.
+
+    The other arguments, and errors, are those of `MetaLearner`.
+    """
+    try:
+        config = _config(kind, module, flags)
+        objective = CLASSIFICATION._replace(loss=loss)
+        learner: Learner = _facts(kind).maker()(config, Given(_network(module, head), objective))
+    except UserError as error:
+        line = in_words_of_the_library(str(error), FACTS).replace("network ", "module ", 1)
+        line = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', line)
+        raise UserError(line) from error
+    if not learner.meta_parameters():
+        raise UserError("module: it has no parameter that could learn")
+    return learner
+
+
+def _facts(kind: type) -> registry.LearnerFacts:
+    """Return the facts of the program's learner of this name, or of its class's name."""
+    known = registry.known("learner")
+    of_class = {facts.attribute: name for name, facts in known.items()}
+    for base in kind.__mro__:
+        name = base.__name__.lower()
+        name = name if name in known else of_class.get(base.__name__, "")
+        if name:
+            return registry.learner(name)
+    raise UserError(f"{kind.__name__} is no learner: derive it from maml.MAML or another")
+
+
+def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
+    facts = _facts(kind)
+    read = facts.reads or ()
+    known = [name for name in ("freeze", *read) if name not in NOT_HERE]
+    for name in flags:
+        if name not in known:
+            raise UserError(
+                f"{kind.__name__} takes no {name}; besides module, loss, head and "
+                f"batching it takes {', '.join(sorted(known))}"
+            )
+    if "order" in flags:
+        if flags["order"] not in ORDERS:
+            raise UserError(f"order {flags['order']!r}: 1 or 2")
+        flags["order"] = ORDERS[flags["order"]]
+    if "eval_inner_steps" in known:
+        flags.setdefault("eval_inner_steps", flags.get("inner_steps", Config().inner_steps))
+    config = from_values(flags)
+    for name, value in flags.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            checks.check_bounds(name, value)
+        refused = facts.refuses.get(name, {})
+        if value in refused:
+            raise UserError(f"{name} {value}: {kind.__name__} {refused[value]}")
+    dtypes = {p.dtype for p in module.parameters()} or {torch.float32}
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+        named = ", ".join(sorted(map(str, dtypes)))
+        raise UserError(f"module: its parameters are {named}; give float32 or float64 alone")
+    dtype = str(dtypes.pop()).removeprefix("torch.")
+    return with_values(
+        config, learner=facts.name, network=type(module).__name__, dtype=dtype, seed=0
+    )
+
+
+def _network(module: nn.Module, head: str | None) -> nn.Module:
+    """Return a copy of a module by the protocol of `maml.networks`; its parameters are the same."""
+    shared: dict[int, Any] = {id(p): p for p in module.parameters()}
+    try:
+        network = copy.deepcopy(module, shared)
+    except RuntimeError as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"module: it cannot be copied ({line})") from error
+    check_parameters(network, type(module).__name__)
+    if head is not None:
+        network.head_prefix = f"{head.rstrip('.')}."  # type: ignore[assignment]
+    return explicit(network, type(module).__name__)

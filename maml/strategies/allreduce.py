@@ -63,10 +63,6 @@ class AllReduce(Collective):
         """Return the signal that any rank had received by the latest collective."""
         return self._agreed
 
-    def share_sizes(self) -> set[int]:
-        """This rank's part of every meta-batch."""
-        return {self.part_size(self.world.rank, self.world.size)}
-
     def from_rank_zero(self, value: T) -> T:
         """Broadcast ``value`` (pickled: between the processes of one run alone)."""
         box: list[Any] = [value]

@@ -33,6 +33,7 @@ class Strategy(ABC):
     Attributes:
         stop: The process's stop signals, which every driving process heeds at the same iteration.
         liveness: Who takes part, and who lives.
+        computing: The ranks that differentiate, each a part of a meta-batch.
         wire_bytes: Bytes of tensors sent between processes so far, as far as this process knows
             of them; headers and retransmissions come on top.
     """
@@ -43,6 +44,7 @@ class Strategy(ABC):
         self.worker = worker
         self.stop = StopRequest()
         self.liveness = Liveness(world, config.timeout)
+        self.computing = range(world.size)
         self.wire_bytes = 0
         self._transport = ExitStack()
 
@@ -142,14 +144,15 @@ class Strategy(ABC):
         except RuntimeError as error:
             raise self.liveness.explain(error) from error
 
+    def part_size(self, rank: int) -> int:
+        """Return how many tasks of a meta-batch a computing rank has, as `Tensor.tensor_split`."""
+        size, left_over = divmod(self.config.meta_batch_size, len(self.computing))
+        return size + (self.computing.index(rank) < left_over)
+
     def share_sizes(self) -> set[int]:
         """Return how many training tasks a call of this process's worker may hold."""
-        return {self.config.meta_batch_size}
-
-    def part_size(self, part: int, parts: int) -> int:
-        """Return how many tasks of a meta-batch are in a part that `Tensor.tensor_split` cuts."""
-        size, left_over = divmod(self.config.meta_batch_size, parts)
-        return size + (part < left_over)
+        rank = self.world.rank
+        return {self.part_size(rank)} if rank in self.computing else set()
 
     def serve(self) -> None:
         """Serve the driving process until it is done; returns at once where all drive."""

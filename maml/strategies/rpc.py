@@ -130,10 +130,6 @@ class Rpc(OverRpc):
         self.gathering = Gathering(reported(self._gathered_rows))
         self._taught = False
 
-    def share_sizes(self) -> set[int]:
-        """As many as the partitioners hand this rank."""
-        return {self.part_size(self.world.rank, self.world.size)}
-
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or for each other worker's chunk."""
         by = self._by_autograd if self.config.partition == "exclusive" else self._by_chunks
@@ -182,7 +178,7 @@ class Rpc(OverRpc):
             torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
             self._taught = True
 
-    def _gathered_rows(self, tasks: list[int], _: list[None], flat: Tensor) -> list[Tensor]:
+    def _gathered_rows(self, tasks: list[int], flat: Tensor) -> list[Tensor]:
         """Answer the calls of a step that this rank has gathered: a row for each task."""
         if self.arrived is None:
             raise RuntimeError("a task came before its learner")
@@ -199,14 +195,10 @@ class Rpc(OverRpc):
         # Views without a graph: it is `flat` that leads home.
         params = self.packing.to_params(flat.detach())
 
-        def share_of(ids: Tensor) -> Share:
-            return self.worker.share(params, ids, learner)
-
-        def alone(place: int) -> Share:
-            return share_of(ids[place : place + 1])
-
         with torch.enable_grad():
-            rows: Tensor = OuterLosses.apply(lambda: share_of(ids), alone, self.packing, flat)
+            rows: Tensor = OuterLosses.apply(
+                lambda: self.worker.share(params, ids, learner), self.packing, flat
+            )
         return rows
 
     def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:

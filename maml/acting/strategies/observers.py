@@ -89,6 +89,7 @@ class Observers(OverRpc):
         if world.size == 1:
             raise UserError("--strategy observers: needs 2 processes: an agent, and who observes")
         self.learner = worker.learner
+        self.computing = range(1)
         self.number = 0
         if self.drives:
             self.liveness.survives = self._survives
@@ -104,10 +105,6 @@ class Observers(OverRpc):
             self.batches = Batches(self.inference, self.config.batch_wait)
         else:
             self._environment = self.learner.environment.of_library()
-
-    def share_sizes(self) -> set[int]:
-        """Only the agent differentiates."""
-        return {self.config.meta_batch_size} if self.drives else set()
 
     # ---- the agent ----------------------------------------------------------------------------
 

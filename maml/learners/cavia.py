@@ -20,6 +20,7 @@ from maml.seeds import drawn
 
 COMPONENTS = {
     "cavia": {
+        "like": "maml",
         "attribute": "CAVIA",
         "help": "a small context adapts, which modulates one layer of the network",
         "reads": (

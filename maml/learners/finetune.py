@@ -19,10 +19,9 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.base import Learner
+from maml.learners.base import Adapted, Learner
 from maml.learners.embedding import one_hot
 from maml.learners.protonet import prototypes, squared_distances
-from maml.learners.results import Adapted
 from maml.metagradient import unrolled
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem

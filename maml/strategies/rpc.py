@@ -57,24 +57,6 @@ def _begin(step: int, flat: Tensor, calls: int) -> None:
     this(Rpc).gathering.begin(step, flat, calls)
 
 
-@reported
-def _share(ids: Tensor, flat: Tensor) -> Tensor:
-    """Run on a worker: the packed share of the tasks ``ids`` at the parameters ``flat [P]``."""
-    worker, packing = this(Rpc).worker, this(Rpc).packing
-    params = packing.to_params(flat)
-    share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
-    # Not before the share is on its way.
-    worker.look_ahead(ids, delay=0.001)
-    return packing.share(share).cpu()
-
-
-@reported
-def _evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
-    """Run on a worker: per-task metrics of ``split``'s tasks ``ids`` at ``flat [P]``."""
-    worker, params = this(Rpc).worker, this(Rpc).packing.to_params(flat)
-    return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
-
-
 def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, ...], Any]]:
     """One call a worker but rank 0: split the first argument, ids ``[B]``, as evenly as B allows.
 
@@ -109,15 +91,23 @@ def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)
+@reported
 def chunk_shares(ids: Tensor, flat: Tensor) -> Tensor:
-    """One call a worker: the sum over calls of `_share`."""
-    return _share(ids, flat)
+    """One call a worker: the sum over calls of the packed share of ``ids`` at ``flat [P]``."""
+    worker, packing = this(Rpc).worker, this(Rpc).packing
+    params = packing.to_params(flat)
+    share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
+    # Not before the share is on its way.
+    worker.look_ahead(ids, delay=0.001)
+    return packing.share(share).cpu()
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=list)
+@reported
 def chunk_evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
-    """One call a worker: the list of `_evaluations`."""
-    return _evaluations(ids, flat, split)
+    """One call a worker: the list of per-task metrics of ``split``'s tasks at ``flat [P]``."""
+    worker, params = this(Rpc).worker, this(Rpc).packing.to_params(flat)
+    return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
 
 
 class Rpc(OverRpc):

@@ -150,7 +150,8 @@ class Stated(nn.Module, ABC):
         self, params: Params, x: Tensor, statistics: Statistics | None = None
     ) -> tuple[Tensor, Statistics]:
         """Apply the network with ``params`` (names without prefix) to ``x [E, …]``."""
-        own = {name: params[name] for name in tensors(self.network) if name in params}
+        at = self.modulated(params)
+        own = {name: at[name] for name in tensors(self.network) if name in at}
         return apply(self.network, own, x, statistics, precision_=self.config.precision)
 
     def features_of(
@@ -164,14 +165,13 @@ class Stated(nn.Module, ABC):
             UserError: if the network does not say which its output layer is, or does not call it
                 once.
         """
-        own = self.modulated(params)
         given, (_, used) = given_to_head(
-            self.network, self.config.network, lambda: self.call_network(own, x, statistics)
+            self.network, self.config.network, lambda: self.call_network(params, x, statistics)
         )
         return given, used
 
     def modulated(self, params: Params) -> Params:
-        """Return what the network is called with, of all that the losses read (CAVIA's context)."""
+        """Return the network's weights as it is called with them (CAVIA's context moves some)."""
         return params
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:

@@ -76,8 +76,7 @@ class AdaptedModule(_Parameters):
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for ``x [E, …]``, which the parameters can be differentiated by."""
         (learner,) = self._learner
-        params = learner.modulated(dict(self.named_parameters()))
-        return learner.call_network(params, x)[0]
+        return learner.call_network(dict(self.named_parameters()), x)[0]
 
 
 def unadapted(learner: Learner, meta_params: Params) -> Params:

@@ -25,8 +25,8 @@ NOT_BACKWARDS = ("imaml", "reptile")
 POLICIES = {"reinforce": "reinforce-cartpole", "maml-policy": "maml-cartpole"}
 # Losses that have no say in the gradient of training, most for want of an inner loop.
 NO_SAY = {
-    **dict.fromkeys(("noadapt", "supervised"), {"support_loss"}),
-    **dict.fromkeys(("protonet", "r2d2"), {"support_loss", "set_loss"}),
+    **dict.fromkeys(("noadapt", "supervised"), ("support_loss",)),
+    **dict.fromkeys(("protonet", "r2d2"), ("support_loss", "set_loss")),
     "finetune": {"support_loss"},
     "reptile": {"query_loss"},
     "reinforce": {"support_loss", "set_loss"},

@@ -143,35 +143,6 @@ def test_the_meta_gradient_is_the_exact_one(way: Any) -> None:
     assert (plain - exact).abs().max() > 0.01
 
 
-def test_the_meta_gradient_of_drawn_episodes_comes_near_with_their_number() -> None:
-    """It is biased, as the adapted policy is noisy; the bias goes with the number of episodes."""
-    generator = torch.Generator().manual_seed(1)
-    logits = THETA.clone().requires_grad_()
-    (exact,) = torch.autograd.grad(exact_outer(logits), logits)
-
-    def mean(episodes: int, batches: int) -> tuple[Tensor, Tensor]:
-        weights = torch.full((episodes,), 1 / episodes, dtype=torch.float64)
-
-        def adapted(logits: Tensor, of: Tensor) -> Tensor:
-            def support(at: Tensor) -> Tensor:
-                return dice(log_probabilities(at)[of], SUPPORT[STATES, ACTIONS][of], weights)
-
-            return logits + RATE * torch.func.grad(support)(logits)
-
-        def outer(logits: Tensor, of: Tensor) -> Tensor:
-            return -exact_return(adapted(logits, of), QUERY)
-
-        of = drawn(generator, THETA, batches * episodes).view(batches, episodes)
-        found = torch.func.vmap(torch.func.grad(outer), in_dims=(None, 0))(THETA, of)
-        return found.mean(0) - exact, found.std(0) / batches**0.5
-
-    few, error = mean(2, 8000)
-    assert (few.abs() > 5 * error).any()
-    many, error = mean(64, 2000)
-    assert many.norm() < few.norm() / 4
-    assert (many.abs() < 4.5 * error + few.abs() / 8).all()
-
-
 def learner(preset: str, **values: Any) -> Any:
     small = {"horizon": 30, "queries": 3, "dtype": "float64", "shots": 3, **values}
     return build_learner(with_values(PRESETS[preset], **small))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,33 +157,3 @@ def test_what_has_no_features_is_refused() -> None:
     sinusoid = dataclasses.replace(PRESETS["maml-sinusoid-10shot"], learner="r2d2")
     with pytest.raises(UserError, match="--data sinusoid: its targets are no classes"):
         Worker(sinusoid, torch.device("cpu"))
-
-
-TASKSETS = """
-import learn2learn as l2l, torch
-from torch.utils.data import TensorDataset
-def tasks(split):
-    images, labels = torch.rand(48, 1, 28, 28), torch.arange(48) // 6
-    data = l2l.data.MetaDataset(TensorDataset(images, labels))
-    of, ways = l2l.data.transforms, 4 if split == "train" else 3
-    draw = [of.FusedNWaysKShots(data, n=ways, k=3), of.LoadData(data)]
-    return l2l.data.Taskset(data, draw)
-"""
-
-
-def test_it_learns_from_tasksets_of_other_ways(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("learn2learn", reason="learn2learn needs Python below 3.13")
-    (tmp_path / "other_ways.py").write_text(TASKSETS)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    worker = worker_of(
-        "protonet-omniglot-5way-1shot",
-        data="other_ways:tasks",
-        ways=3,
-        train_ways=4,
-        queries=2,
-        eval_queries=2,
-    )
-    assert worker.training.tasks(torch.arange(1)).query_y.unique().tolist() == [0, 1, 2, 3]
-    assert worker.evaluation("test").tasks(torch.arange(1)).query_y.unique().tolist() == [0, 1, 2]

@@ -11,10 +11,8 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml.metagradient import implicit
 from maml.metagradient.function import FunctionDerivatives
-from maml.metagradient.native import NativeDerivatives
 from maml.metagradient.problem import Implicit, Outer, Problem
 from maml.metagradient.unrolled import adapt
-from maml.networks.conv4 import Conv4
 from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
@@ -148,25 +146,6 @@ def test_kernels_find_the_same(network: str) -> None:
     assert distance(native.gradients, torch_s.gradients) < 1e-9
 
 
-@needs_compiler
-def test_a_point_of_the_kernels_can_be_asked_again() -> None:
-    worker = make_worker("maml-glyphs-5way-1shot")
-    network = worker.learner.network
-    assert isinstance(network, Conv4)
-    loss = NativeDerivatives(network)
-    task = worker.training.tasks(IDS)
-    own = loss.enter(worker.learner.network_weights(worker.learner.meta_parameters()))
-    at = {name: tensor.detach().expand(len(IDS), *tensor.shape) for name, tensor in own.items()}
-    point = loss.gradient("support", at, task, 0, again=True).point
-    vectors = [{n: randn(*t.shape, seed=seed) for n, t in at.items()} for seed in (1, 2, 1)]
-    first, other, again = (
-        loss.hessian_vector(point, vector, total=False, again=True) for vector in vectors
-    )
-    for name in at:
-        assert torch.equal(first[name], again[name])
-        assert not torch.equal(first[name], other[name])
-
-
 def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -184,13 +163,6 @@ def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
     assert (norms(5) / of_query).max() < 1 / implicit.LEAST_CURVATURE
     monkeypatch.setattr(implicit, "LEAST_CURVATURE", 0.0)
     assert (norms(5) / of_query).max() > 10
-
-
-@pytest.mark.parametrize("task_batch", [1, 5])
-def test_tasks_do_not_know_of_each_other(task_batch: int) -> None:
-    """Each has steps of conjugate gradient of its own length."""
-    expected, found = share_of(make_worker()), share_of(make_worker(task_batch=task_batch))
-    assert distance(found.gradients, expected.gradients) < 1e-12
 
 
 def test_evaluation_pulls_as_training_does() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.learners.embedding import Embedding
-from maml.learners.protonet import ProtoNet
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import oracle
@@ -106,38 +104,6 @@ def test_gradient_and_answers_by_hand(learner: str, kernels: str) -> None:
         alone = own.logits(extra, support, one_hot, query)
     torch.testing.assert_close(answers.transductive[1], together)
     torch.testing.assert_close(answers.non_transductive[1], alone)
-
-
-class Sharper(ProtoNet):
-    """Another classifier."""
-
-    def logits(self, *args: Any) -> Tensor:
-        return 2 * super().logits(*args)
-
-
-class Squared(ProtoNet):
-    """Other features."""
-
-    def call_network(self, *args: Any) -> Any:
-        features, statistics = super().call_network(*args)
-        return features.square(), statistics
-
-
-@pytest.mark.parametrize("theirs", [Sharper, Squared])
-def test_what_is_overridden_is_obeyed(theirs: type[ProtoNet]) -> None:
-    """Kernels or not, in training and at test."""
-    found = {}
-    for name, cls in (("plain", ProtoNet), ("auto", theirs), ("torch", theirs)):
-        config = make_worker("protonet", kernels="torch" if name == "torch" else "auto").config
-        own = cls(config)
-        assert (own.obstacle(torch.device("cpu")) is None) == (name != "torch")
-        params = own.meta_parameters()
-        gradients = own.outer_gradient(params, own.open_tasks("train").tasks(IDS)).gradients
-        test = own.open_tasks("test", evaluation=True).tasks(IDS)
-        found[name] = *gradients.values(), *own.predictions(params, test, 0)
-    torch.testing.assert_close(found["auto"], found["torch"], rtol=1e-9, atol=1e-10)
-    for one, other in zip(found["auto"][-2:], found["plain"][-2:], strict=True):
-        assert (one - other).abs().max() > 1e-3
 
 
 class Headless(nn.Module):

@@ -15,7 +15,6 @@ from maml.metagradient.problem import Implicit, Outer, Problem
 from maml.metagradient.unrolled import adapt
 from maml.params import Params
 from maml.worker import Share, Worker
-from tests.compiler import needs_compiler
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
@@ -134,16 +133,6 @@ def test_without_conjugate_gradient_it_is_the_query_gradient() -> None:
     implicit_two = share_of(make_worker(inner_steps=2, cg_steps=0))
     first_order = share_of(make_worker(learner="maml", inner_steps=2, order="first"))
     assert distance(implicit_two.gradients, first_order.gradients) > 1e-4
-
-
-@needs_compiler
-@pytest.mark.parametrize("network", ["conv4", "conv4-pool"])
-def test_kernels_find_the_same(network: str) -> None:
-    changes: dict[str, Any] = {"network": network, "inner_steps": 3}
-    native = share_of(make_worker("maml-glyphs-5way-1shot", kernels="native", **changes))
-    torch_s = share_of(make_worker("maml-glyphs-5way-1shot", kernels="torch", **changes))
-    torch.testing.assert_close(native.totals, torch_s.totals, rtol=1e-10, atol=1e-10)
-    assert distance(native.gradients, torch_s.gradients) < 1e-9
 
 
 def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(

@@ -70,8 +70,7 @@ class Trainer:
         self.guard = Guard(config, run.dir, own, speaks=run.speaks)
         self.validations = Validations(run)
         companions: dict[str, Companion] = {
-            "strategy": strategy, "guard": self.guard, "window": self.window,
-            "best": self.validations.best,
+            "guard": self.guard, "window": self.window, "best": self.validations.best
         }  # fmt: skip
         self.keeper = Keeper(run, companions, own)
         self.ending = Ending(run, self.keeper)

@@ -162,14 +162,6 @@ class Strategy(ABC):
         """Return rank zero's ``value`` in every driving process."""
         return value
 
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside parameters: of rank zero, for its checkpoint."""
-        return {"wire_bytes": self.wire_bytes}
-
-    def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Go on from what `state` returned, be it of another strategy; empty: begin anew."""
-        self.wire_bytes = state.get("wire_bytes", 0)
-
     def report(self) -> dict[str, Any]:
         """Return what the transport has to say since the last call: columns of metrics.jsonl."""
         sent, self.wire_bytes = self.wire_bytes, 0

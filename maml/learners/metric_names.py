@@ -48,14 +48,15 @@ def check_metric_names(names: object, what: str) -> None:
     Raises:
         UserError: naming the first one that cannot be.
     """
+    what += ": metric_names"
     if not isinstance(names, (tuple, list)):
-        raise UserError(f"{what}: metric_names is no tuple, but of type {type(names).__name__}")
+        raise UserError(f"{what} is of type {type(names).__name__}: make it a tuple of names")
     for name in names:
         # A subclass, as of an enumeration, is written one way here and another way there.
-        plain = type(name) is str and name.isprintable() and name
-        if not plain or names.count(name) > 1 or is_taken(name):
+        if type(name) is not str or not name or not name.isprintable() or names.count(name) > 1:
+            raise UserError(f"{what} has {name!r}: each is a plain string to print, and there once")
+        if is_taken(name):
             raise UserError(
-                f"{what}: metric_names has {name!r}: each must be a plain string that can be "
-                "printed, be there once, and not be a name of the run's own numbers "
-                "(maml/learners/metric_names.py)"
+                f"{what} has {name!r}: taken by a run's own numbers, as are all names of "
+                "maml/learners/metric_names.py: give another name"
             )

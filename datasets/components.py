@@ -5,9 +5,9 @@ A component's file says what it holds in a literal at its top level::
     COMPONENTS = {"glyphs": {"attribute": "open_classes", "help": "one line", ...}}
 
 :func:`scan` reads these literals as text and imports nothing, so that ``--help`` and a mistyped
-flag need not wait for torch. A component that is ``"like"`` another one of its file begins with
-that one's facts. To add a component, add a file: no list elsewhere names it. Wherever a name is
-accepted, a component in a user's own file is, too (:mod:`datasets.spelling`, which
+flag need not wait for torch. A component that is ``"like"`` another one, of any file, begins with
+that one's facts and flags. To add a component, add a file: no list elsewhere names it. Wherever a
+name is accepted, a component in a user's own file is, too (:mod:`datasets.spelling`, which
 :mod:`datasets.theirs` imports).
 
 Nothing here imports torch.
@@ -45,7 +45,8 @@ class Component:
             None: any, as of a user's own, of which nothing is known.
         ignores: Fields that all others of its kind read, and why it does not: a predicate.
         refuses: Values that it cannot work with, by field, and why not: a predicate.
-        flags: The fields of its own file (:mod:`datasets.flags`), which it reads as well.
+        flags: The fields of its own file (:mod:`datasets.flags`), and of the file of the one that
+            it is like, which it reads as well.
     """
 
     GIVEN: ClassVar[int] = 1
@@ -85,7 +86,7 @@ def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kin
 
     ``root`` is where modules are imported from; facts are keyword arguments of ``kind``.
     """
-    found: dict[str, Kind] = {}
+    own: dict[str, dict[str, Any]] = {}
     files = [(path.relative_to(each), path) for each in folders for path in each.rglob("*.py")]
     for _, path in sorted(files):
         text = path.read_text(encoding="utf-8")
@@ -94,13 +95,11 @@ def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kin
         parts = path.relative_to(root).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
         tree = ast.parse(text)
-        flags = own_flags(tree)
         for name, facts in _literal(tree).items():
-            if name in found:
-                raise ValueError(f"{module} and {found[name].module} both have {name!r}")
-            facts["reads"] = (*facts.get("reads", ()), *flags)
-            found[name] = kind(name=name, module=module, flags=flags, **facts)
-    return found
+            if name in own:
+                raise ValueError(f"{module} and {own[name]['module']} both have {name!r}")
+            own[name] = {"module": module, "flags": own_flags(tree), **facts}
+    return {name: _made(name, own, kind) for name in own}
 
 
 def _literal(tree: ast.Module) -> dict[str, dict[str, Any]]:
@@ -108,14 +107,17 @@ def _literal(tree: ast.Module) -> dict[str, dict[str, Any]]:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if any(isinstance(target, ast.Name) and target.id == LITERAL for target in targets):
             facts: dict[str, dict[str, Any]] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
-            return {name: _with_likeness(own, facts) for name, own in facts.items()}
+            return facts
     return {}
 
 
-def _with_likeness(own: dict[str, Any], facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A component's facts, and those that it has of the one that it is like."""
-    other = facts[own["like"]] if "like" in own else {}
-    return {**other, **{name: value for name, value in own.items() if name != "like"}}
+def _made(name: str, own: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:
+    """A component of its own facts, and those that it has of the one that it is like."""
+    facts = own[name]
+    other = own[facts["like"]] if "like" in facts else {}
+    facts = {**other, **facts, "flags": other.get("flags", {}) | facts["flags"]}
+    facts["reads"] = (*facts.get("reads", ()), *facts["flags"])
+    return kind(name=name, **{fact: value for fact, value in facts.items() if fact != "like"})
 
 
 def unknown(flag: str, name: str, there: Iterable[str]) -> str:

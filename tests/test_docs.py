@@ -10,7 +10,7 @@ import torch
 
 import maml
 from maml.config import registry
-from maml.config.presets import PRESETS
+from maml.config.presets import PRESETS, with_values
 from maml.learners import build_learner
 from tests.launching import REPO
 from tests.metagradient.peer import oracle
@@ -56,7 +56,8 @@ def test_kernels_serve_whom_the_page_says() -> None:
     known = registry.known("learner")
     assert said.keys() == {name for name in known if registry.learner(name).tasks == "episodes"}
     for name, served in said.items():
-        learner = build_learner(PRESETS[f"{name}-glyphs-5way-1shot"])
+        config = with_values(PRESETS["maml-glyphs-5way-1shot"], learner=name, train_ways=800)
+        learner = build_learner(config)
         assert (learner.obstacle(torch.device("cpu")) is None) == served, name
 
 

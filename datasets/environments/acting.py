@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -72,13 +72,6 @@ class Environment(ABC):
     def of_library(self) -> Environment:
         """The same, stepped by the library that it is from; itself, where there is none."""
         return self
-
-    @abstractmethod
-    def picture(self, axis: Any, first: Tensor, observations: Tensor) -> None:
-        """Draw where an episode has come to, on matplotlib's ``axis``.
-
-        ``first [S]`` is its first state, ``observations [t, O]`` what was seen since, at least one.
-        """
 
     @abstractmethod
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:

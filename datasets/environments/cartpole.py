@@ -83,16 +83,6 @@ class CartPole(Environment):
         """Gymnasium's."""
         return GymnasiumCartPole()
 
-    def picture(self, axis: Any, first: Tensor, observations: Tensor) -> None:
-        """Draw the cart on its track, and the pole."""
-        x, _, angle, _ = observations[-1].tolist()
-        length = 2 * float(first[4 + Physics._fields.index("length")])
-        axis.plot([-X_LIMIT, X_LIMIT], [0, 0], color="#888888", linewidth=0.8)
-        axis.plot([x - 0.25, x + 0.25], [0, 0], color="#3465a4", linewidth=5)
-        tip = (x + length * math.sin(angle), length * math.cos(angle))
-        axis.plot([x, tip[0]], [0, tip[1]], color="#e07b00", linewidth=2)
-        axis.set(xlim=(-X_LIMIT, X_LIMIT), ylim=(-0.3, 1.7), aspect="equal")
-
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """All have the standard physics."""
         return np.tile(np.array(Physics()), (len(u), 1))

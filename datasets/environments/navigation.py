@@ -49,14 +49,6 @@ class Navigation(Environment):
         distance = (at - goal).square().sum(-1)
         return Step(torch.cat([at, goal], dim=-1), -distance, distance < CLOSE**2)
 
-    def picture(self, axis: Any, first: Tensor, observations: Tensor) -> None:
-        """Draw the way so far, and the goal."""
-        x, y = observations.T.tolist()
-        axis.plot(x, y, color="#3465a4", linewidth=1)
-        axis.plot(x[-1], y[-1], "o", color="#3465a4", markersize=4)
-        axis.plot(*first[2:].tolist(), "*", color="#e07b00", markersize=9)
-        axis.set(xlim=(-0.7, 0.7), ylim=(-0.7, 0.7), aspect="equal")
-
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Draw a goal."""
         return HALF * (2 * u[:, :2] - 1)

@@ -1,4 +1,4 @@
-"""Surrogates of the expected return whose derivatives are policy gradients, of any order.
+"""A surrogate of the expected return whose derivatives are policy gradients, of any order.
 
 Shape legend: E episodes, T steps. An episode that has ended has rewards 0 and log-probabilities 0.
 The expected discounted return is J(θ) = E[Σ_t γ^t r_t].
@@ -6,12 +6,8 @@ The expected discounted return is J(θ) = E[Σ_t γ^t r_t].
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-
-Estimator = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def dice(logp: Tensor, rewards: Tensor, weights: Tensor) -> Tensor:
@@ -32,22 +28,6 @@ def dice(logp: Tensor, rewards: Tensor, weights: Tensor) -> Tensor:
     # Zero in value; in expectation, so are its derivatives.
     baseline = ((1 - _magic(logp)) * _baseline(rewards, weights)).sum(-1)
     return weights @ (reward + baseline)
-
-
-def lvc(logp: Tensor, rewards: Tensor, weights: Tensor) -> Tensor:
-    """The low variance curvature surrogate (Rothfuss et al. 2019, arXiv:1810.06784), equation 12.
-
-    The same first derivative. The second one leaves out how a choice changes what later choices
-    are about: it is biased, less so near an optimum, and varies much less. Arguments as `dice`.
-    """
-    ratio = torch.exp(logp - logp.detach())
-    advantage = _to_go(rewards) - _baseline(rewards, weights)
-    value = weights @ rewards.sum(-1)
-    surrogate = weights @ (ratio * advantage).sum(-1)
-    return surrogate - surrogate.detach() + value
-
-
-ESTIMATORS: dict[str, Estimator] = {"dice": dice, "lvc": lvc}
 
 
 def _magic(x: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from maml.config import Config
 from maml.execution.traced import Traced
 from maml.learners.base import Learner
 from maml.learners.data import data_options
-from maml.learners.results import Adapted, Predictions
 from maml.params import Params
 
 SPREAD = 0.05
@@ -139,14 +138,6 @@ class Policy(Learner):
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the mean return of the query episodes."""
         return {"return": y[..., 1]}
-
-    def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
-        """Refuse: adapted to an environment is who has acted in it."""
-        raise NotImplementedError("a policy adapts by acting: see evaluate")
-
-    def predict(self, adapted: Adapted, tasks: Task) -> Predictions:
-        """Refuse: a policy has no queries to answer."""
-        raise NotImplementedError("a policy acts: see evaluate")
 
     @torch.no_grad()
     def evaluate(self, meta_params: Params, tasks: Task) -> dict[str, Tensor]:

@@ -189,12 +189,9 @@ class Common:
         120.0, WAY, "Seconds without a peer's answer after which the run ends.",
         above=0, most=2_000_000,  # RPC keeps a time limit as int32 milliseconds
     )  # fmt: skip
-    batched_inference: Literal["true", "false"] = _distribution(
-        "true", WAY, "One forward for all observers of a step, or one for each request."
-    )
     batch_wait: float = _distribution(
         0.2, WAY, "Answer an incomplete batch of requests after this many seconds.",
-        above=0, read_with=("batched_inference", "true"),
+        above=0,
     )  # fmt: skip
     threads: int | None = _distribution(
         None, HOST, "Computing threads per process [cores / processes on this host].", least=1

@@ -42,15 +42,12 @@ class LearnerFacts(Component):
         strategy: Where its tasks run under torchrun, if ``--strategy`` does not say.
         adapts: What the inner loop adapts unless ``--adapt`` says it (`maml.learners.adapting`).
         adapts_at_test: Whether it takes inner steps at test.
-        pictures: What draws a trained model's own pictures, by name: ``module:function``, called
-            with the learner, the test split's tasks and the meta-parameters.
     """
 
     tasks: Literal["episodes", "batches", "environments"] = "episodes"
     strategy: str = "rpc"
     adapts: str = "*"
     adapts_at_test: bool = True
-    pictures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

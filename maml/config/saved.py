@@ -11,8 +11,10 @@ from maml.config.checks import check_values
 from maml.config.fields import Config, flag, from_values, with_values
 from maml.errors import UserError
 
-GONE = {"precision": "float32", "eval_draws": False}
-"""Fields that an earlier version had, with the value that a file may still state."""
+GONE = {
+    "precision": "float32", "eval_draws": False, "batched_inference": "true", "estimator": "dice",
+}  # fmt: skip
+"""Fields of earlier versions, each with the value that it now has for good."""
 
 
 def read(path: Path, *, trust: bool = False) -> Config:
@@ -35,9 +37,8 @@ def read(path: Path, *, trust: bool = False) -> Config:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise UserError("damaged or empty: no mapping of values called config")
-        config = from_values(
-            {n: v for n, v in content["config"].items() if n not in GONE or GONE[n] != v}
-        )
+        values = content["config"].items()
+        config = from_values({n: v for n, v in values if n not in GONE or v != GONE[n]})
         if not re.fullmatch(r"[\w.+-]*\w|", config.preset):
             raise UserError(f"preset {config.preset!r}: no name of a folder")  # of what is made
         check_values(config, own=False)

@@ -1,4 +1,4 @@
-"""What the inner loop adapts: patterns over the names of a network's parameters, with rates.
+"""What the inner loop adapts, and what stays: patterns over the names of a network's parameters.
 
 ``PATTERN[=RATE],…``: a pattern is a name in which ``*`` stands for any characters, as the network's
 author has it (one that fits none of these names may be as a run has it, ``module.…``), or ``@head``
@@ -43,20 +43,43 @@ def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -
     for part in pattern.split(","):
         which, equals, number = part.strip().partition("=")
         rate = _rate(number, why) if equals else 1.0
-        rates.update(dict.fromkeys(named(which, network, names, why), rate))
+        rates.update(dict.fromkeys(_named(which, network, names, why), rate))
     moving = {name: rate for name, rate in rates.items() if rate}
     if not moving:
         raise UserError(f"{why}: nothing adapts; --inner-steps 0 says so better")
     return moving
 
 
-def named(which: str, network: nn.Module, names: Iterable[str], why: str) -> list[str]:
-    """Return those of ``names`` that one pattern has; arguments and errors as of `adapting`."""
-    names = list(names)
-    found = _having(which, names, network, why)
-    if not found and which != "@norm":
-        own = in_short([own_name(network, name) for name in names])
-        raise UserError(f"{why}: {which!r} names none of the network's parameters: {own}")
+def frozen(pattern: str | None, network: nn.Module, why: str) -> list[str]:
+    """Return the names of the network's parameters that neither adapt nor learn, in order.
+
+    They are those that its author has frozen, by ``requires_grad_(False)``, and those of
+    ``--freeze``: patterns without rates. From here on all require a gradient again: what is
+    differentiated is said by a problem, and what learns by this list. Arguments and errors are
+    those of `adapting`; ``pattern`` may be None.
+    """
+    parameters = dict(network.named_parameters())
+    still = {name for name, parameter in parameters.items() if not parameter.requires_grad}
+    network.requires_grad_(True)
+    for part in pattern.split(",") if pattern is not None else ():
+        still.update(_named(part.strip(), network, list(parameters), why))
+    return [name for name in parameters if name in still]
+
+
+def _named(which: str, network: nn.Module, names: list[str], why: str) -> list[str]:
+    """Return those of ``names`` that one pattern has."""
+    own = {name: own_name(network, name) for name in names}
+    if which == "@norm":
+        return [name for name in names if name in norm_parameters(network)]
+    if which in ("@head", "@body"):
+        prefix = head_prefix(network, f"{why}: the network")
+        found = [name for name in names if name.startswith(prefix) == (which == "@head")]
+    else:
+        found = [name for name in names if fnmatch.fnmatchcase(own[name], which)]
+        found = found or [name for name in names if fnmatch.fnmatchcase(name, which)]
+    if not found:
+        there = in_short([*own.values()])
+        raise UserError(f"{why}: {which!r} names none of the network's parameters: {there}")
     return found
 
 
@@ -69,15 +92,3 @@ def _rate(text: str, why: str) -> float:
     if not 0 <= rate <= torch.finfo(torch.float32).max:
         raise UserError(f"{why}: the rate {text!r} is no number of at least 0")
     return rate
-
-
-def _having(which: str, names: list[str], network: nn.Module, why: str) -> list[str]:
-    """Return those of ``names`` that a pattern has."""
-    if which == "@norm":
-        norms = norm_parameters(network)
-        return [name for name in names if name in norms]
-    if which in ("@head", "@body"):
-        prefix = head_prefix(network, f"{why}: the network")
-        return [name for name in names if name.startswith(prefix) == (which == "@head")]
-    own = [name for name in names if fnmatch.fnmatchcase(own_name(network, name), which)]
-    return own or [name for name in names if fnmatch.fnmatchcase(name, which)]

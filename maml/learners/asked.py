@@ -9,8 +9,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.errors import UserError
-from maml.learners.base import Learner
-from maml.learners.results import Predictions
+from maml.learners.base import Learner, Predictions
 from maml.networks import mixing
 from maml.networks.alone import alone_with
 from maml.networks.norms import tensors

@@ -2,239 +2,55 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from datasets.episodes import Episodes
-from datasets.opening import Contents
-from datasets.spelling import is_theirs
 from datasets.tasks import Task
-from maml.config import Config
 from maml.errors import UserError
-from maml.learners.data import data_contents, few_shot_tasks, network_of
-from maml.learners.frozen import frozen
-from maml.learners.objectives import REGRESSION, Given, objective
-from maml.learners.overriding import check_overrides
-from maml.learners.results import Adapted, Predictions
+from maml.learners.stated import Stated
 from maml.metagradient import differentiate, unrolled
-from maml.metagradient.by_task import Batching, each_task
-from maml.metagradient.problem import Problem, called
+from maml.metagradient.by_task import each_task
+from maml.metagradient.problem import Problem
 from maml.networks import serving
-from maml.networks.headless import given_to_head
-from maml.networks.loss import NetworkLoss, apply
-from maml.networks.norms import tensors
-from maml.networks.statistics import Statistics
-from maml.params import Params, without_prefix
+from maml.params import Params
 
 
-class Learner(nn.Module, ABC):
+class Predictions(NamedTuple):
+    """What a network answers to the queries of B tasks: ``[B, E, …]`` each.
+
+    Attributes:
+        transductive: Queries are normalised by the statistics of the whole query set, as in MAML's
+            released code.
+        non_transductive: By those of the same network on the support set, so that a query's answer
+            depends on no other query. The same tensor where the network normalises nothing.
+    """
+
+    transductive: Tensor
+    non_transductive: Tensor
+
+
+class Adapted(NamedTuple):
+    """What the inner loop has made of B tasks.
+
+    Attributes:
+        problem: The inner problem.
+        at: What has adapted, ``{name: [B, …]}``.
+    """
+
+    problem: Problem
+    at: Params
+
+
+class Learner(Stated):
     """What learns: its parameters are the meta-parameters, by name.
 
     The network's weights are named ``network.…``; a subclass adds what else it learns. The
     methods take meta-parameters as an argument and read none of their own, so one learner serves
-    any number of workers and steps.
-
-    A subclass states its inner problem in `problem`, and may override any of `support_loss`,
-    `query_loss`, `set_loss`, `loss`, `call_network` and `answers`, all written for *one* task and
-    pure: whatever they are is what is differentiated. Evaluation adapts by them, too, and scores
-    the `answers` by `loss` and by `metrics`.
-
-    Attributes:
-        metric_names: The metrics that `metrics` returns, in order; some names are taken
-            (`maml.learners.metric_names`).
-        batching: How B tasks are computed where no kernels serve: all at once by "vmap", or one by
-            one ("tasks"), which is right for any network and loss.
-        draws: Whether its losses draw random numbers, as dropout does (`maml.metagradient.draws`).
-        contents: What the data set holds (`datasets.opening.Contents`).
-        image_shape: (C, H, W) of the images that the network takes; None where it takes none.
-        frozen: The network's names of what neither adapts nor learns (`maml.learners.frozen`).
+    any number of workers and steps. What a subclass writes is in `Stated`; here is what is made
+    of it, for B tasks.
     """
-
-    NO_SAY: ClassVar[Mapping[str, str]] = {}
-    """Methods that its training and test never call, and what to override in their place."""
-
-    NOT_ALONE: ClassVar[Mapping[str, str]] = {}
-    """Methods that its training does not call, and what to override, too, to the same effect."""
-
-    any_ways: ClassVar[bool] = False
-    """Whether the same meta-parameters tell any number of classes apart, as no parameter is of a
-    class. Then a trained model may be tested at other ways than the run's."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        check_overrides(cls)
-
-    def __init__(self, config: Config, given: Given | None = None) -> None:
-        """Make the learner that the configuration names.
-
-        Args:
-            config: The configuration, of which a learner reads its own flags.
-            given: A network at hand, in place of the one that the configuration names.
-        """
-        super().__init__()
-        self.config = config
-        theirs = is_theirs(config.learner) or is_theirs(config.network)
-        self.batching: Batching = "tasks" if theirs else "vmap"
-        if config.batching != "auto":
-            self.batching = config.batching
-        self.draws, self.checked = False, set[int]()
-        if given is not None:
-            self.network, self.objective = given
-            self.contents = Contents(None, classifies=self.objective is not REGRESSION)
-        else:
-            self.contents = data_contents(config)
-            self.objective = objective(self.contents.classifies)
-            self.network = network_of(
-                config, self.contents, self.outputs(config), any_outputs=not self._is_own("loss")
-            )
-        self.metric_names = self.objective.names
-        self.image_shape = self.contents.image_shape
-        self.frozen = frozen(
-            config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
-        )
-        serving.allow_kernels(self.network, config.kernels != "torch")
-        self.to(getattr(torch, config.dtype))
-
-    def outputs(self, config: Config) -> int:
-        """Return how many outputs a classifier's network has."""
-        return config.ways
-
-    # ---- what a learner states ----------------------------------------------------------------
-
-    @abstractmethod
-    def problem(self, meta_params: Params, steps: int) -> Problem:
-        """Return the inner problem of every task, and its outer loss.
-
-        Args:
-            meta_params: ``{name: […]}``; the problem's tensors may be any differentiable function
-                of them.
-            steps: Inner-loop steps: ``--inner-steps`` in training, else as many as asked for.
-        """
-
-    def training_problem(self, meta_params: Params, phase: int) -> Problem:
-        """Return the inner problem as it is trained on; by default as it is evaluated.
-
-        Args:
-            meta_params: As in `problem`.
-            phase: What `phase` says of the iteration that the tasks are of.
-        """
-        return self.problem(meta_params, self.config.inner_steps)
-
-    def phase(self, iteration: int) -> int:
-        """Return what of an iteration, from 0, the training problem depends on; by default nothing.
-
-        An iteration's tasks know it by their ids, so the same tasks have the same problem whoever
-        computes them, and when.
-        """
-        return 0
-
-    @property
-    def last_phase(self) -> int:
-        """The phase that a long training ends in, after which the problem changes no more."""
-        return 0
-
-    def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return the loss that the inner loop descends (a scalar), and outputs.
-
-        Args:
-            params: The network's weights, by its own names, and whatever else `problem` has.
-            task: One task.
-            step: The inner step, from 0.
-        """
-        return called(self.set_loss, params, task.support_x, task.support_y)
-
-    def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return the outer loss (a scalar) after inner step ``step``, and outputs for `metrics`."""
-        return called(self.set_loss, params, task.query_x, task.query_y)
-
-    def set_loss(self, params: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of a set, normalised by its own statistics, and its outputs."""
-        outputs, _ = self.call_network(params, x)
-        return self.loss(outputs, y), outputs
-
-    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the loss (a scalar) of outputs ``[E, …]`` for targets ``y [E, …]``.
-
-        It is the data set's own: cross-entropy of classes, or else the mean squared error. A
-        subclass that overrides it may have a network with any outputs, for any targets.
-        """
-        return self.objective.loss(outputs, y)
-
-    def call_network(
-        self, params: Params, x: Tensor, statistics: Statistics | None = None
-    ) -> tuple[Tensor, Statistics]:
-        """Apply the network with ``params`` (names without prefix) to ``x [E, …]``."""
-        own = {name: params[name] for name in tensors(self.network) if name in params}
-        return apply(self.network, own, x, statistics)
-
-    def features_of(
-        self, params: Params, x: Tensor, statistics: Statistics | None = None
-    ) -> tuple[Tensor, Statistics]:
-        """Return what the output layer is given for ``x``, ``[E, F]``, and the statistics used.
-
-        ``params`` and ``statistics`` are as in `call_network`.
-
-        Raises:
-            UserError: if the network does not say which its output layer is, or does not call it
-                once.
-        """
-        own = self.modulated(params)
-        given, (_, used) = given_to_head(
-            self.network, self.config.network, lambda: self.call_network(own, x, statistics)
-        )
-        return given, used
-
-    def modulated(self, params: Params) -> Params:
-        """Return what the network is called with, of all that the losses read (CAVIA's context)."""
-        return params
-
-    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
-        """Return one task's outputs for its queries, by adapted ``params``: see `Predictions`."""
-        transductive, own = self.call_network(params, task.query_x)
-        if not own:  # nothing is normalised, and both are the same
-            return transductive, transductive
-        _, of_support = self.call_network(params, task.support_x)
-        return transductive, self.call_network(params, task.query_x, of_support)[0]
-
-    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return ``{name: […]}`` of outputs ``[…, E, …]`` for targets ``y [… E, …]``."""
-        return self.objective.metrics(outputs, y)
-
-    def _measured(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        found = self.metrics(outputs, y)
-        if set(found) != set(self.metric_names):
-            raise UserError(
-                f"--learner {self.config.learner}: metrics returns {', '.join(found) or 'nothing'}"
-                f" and metric_names is {', '.join(self.metric_names) or 'empty'}: name the same"
-            )
-        return found
-
-    def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
-        """Return the tasks of ``split`` that it learns from, or is evaluated on: few-shot ones.
-
-        Raises:
-            DataError: naming the flag or the file.
-        """
-        classes = self._is_own("loss")
-        return few_shot_tasks(
-            self.config, split, self.contents.form, evaluation=evaluation, classes=classes
-        )
-
-    def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Any:
-        """Return the tasks that the losses read; a learner that acts makes them by acting.
-
-        Args:
-            meta_params: The meta-parameters to act by.
-            tasks: B tasks, as `open_tasks` has them.
-            steps: Inner steps that will be taken; None: as many as in training.
-        """
-        return tasks
-
-    # ---- what it offers -------------------------------------------------------------------------
 
     def meta_parameters(self) -> Params:
         """Return the learner's own meta-parameters by name (aliases, not copies)."""
@@ -245,23 +61,6 @@ class Learner(nn.Module, ABC):
             for name, tensor in module._parameters.items()
             if tensor is not None
         }
-
-    def network_weights(self, meta_params: Params) -> Params:
-        """Return the network's share of ``meta_params``, with names without prefix."""
-        return without_prefix(meta_params, "network.")
-
-    def stated_losses(self) -> dict[str, Any]:
-        """Return the support and the query loss as `Problem` takes them.
-
-        A loss that nobody has overridden is stated as what it is, the network's own: of that alone
-        compiled kernels compute head and loss, too (`maml.metagradient.native`).
-        """
-        return {part: self._stated(part) for part in ("support", "query")}
-
-    def _stated(self, part: Any) -> Any:
-        if not all(map(self._is_own, (f"{part}_loss", "set_loss", "loss", "call_network"))):
-            return getattr(self, f"{part}_loss")
-        return NetworkLoss(self.network, part, self.objective.loss)
 
     def outer_gradient(
         self,
@@ -317,14 +116,15 @@ class Learner(nn.Module, ABC):
     def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
         """Return each task's loss and metrics, ``{name: [B]}``, of its queries' targets ``y``.
 
-        The loss is `loss` of the learner's `answers`, whatever else it was trained with: so that
-        learners can be compared.
+        The loss is the objective's, or the author's own `loss`, whatever else the learner was
+        trained with: so that learners can be compared.
 
         Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
         """
+        loss = self.objective.loss if self._is_own("loss") else self.loss
         results = {}
         for prefix, outputs in zip(("", "non_transductive_"), predictions, strict=True):
-            results[f"{prefix}loss"] = each_task(self.loss, self.batching)(outputs, y)
+            results[f"{prefix}loss"] = each_task(loss, self.batching)(outputs, y)
             for name, value in self._measured(outputs, y).items():
                 results[f"{prefix}{name}"] = value
         return results
@@ -333,6 +133,15 @@ class Learner(nn.Module, ABC):
         """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
         steps = self.config.eval_inner_steps
         return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
+
+    def _measured(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        found = self.metrics(outputs, y)
+        if set(found) != set(self.metric_names):
+            raise UserError(
+                f"--learner {self.config.learner}: metrics returns {', '.join(found) or 'nothing'}"
+                f" and metric_names is {', '.join(self.metric_names) or 'empty'}: name the same"
+            )
+        return found
 
     def prepare(self, device: torch.device) -> None:
         """Hold the buffers there, and compile the kernels if they serve; refuse what cannot work.
@@ -368,10 +177,3 @@ class Learner(nn.Module, ABC):
         Such a function can be compiled (``--compile``).
         """
         return self.obstacle(device) is not None
-
-    def _is_own(self, name: str, of: type[Learner] | None = None) -> bool:
-        """Say whether neither a subclass of ``of`` nor a change of this object overrides a method.
-
-        ``of`` None is `Learner` itself.
-        """
-        return getattr(getattr(self, name), "__func__", None) is getattr(of or Learner, name)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from datasets.flags import flag
-from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.maml import MAML
@@ -20,6 +19,7 @@ from maml.seeds import drawn
 
 COMPONENTS = {
     "cavia": {
+        "like": "maml",
         "attribute": "CAVIA",
         "help": "a small context adapts, which modulates one layer of the network",
         "reads": (
@@ -91,20 +91,10 @@ class CAVIA(MAML):
             order=self.config.order,
         )
 
-    def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return `set_loss` of the support set by the modulated network."""
-        return self.set_loss(self.modulated(params), task.support_x, task.support_y)
-
-    def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return `set_loss` of the query set by the modulated network."""
-        return self.set_loss(self.modulated(params), task.query_x, task.query_y)
-
-    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
-        """See `Learner.answers`, of the modulated network."""
-        return super().answers(self.modulated(params), task)
-
     def modulated(self, params: Params) -> Params:
-        """See `Learner.modulated`: the network's weights as the context has them."""
+        """See `Stated.modulated`: the network's weights as the context has them."""
+        if "context" not in params:
+            return params
         by = params["modulation"] @ params["context"]
         if not self._films:
             return params | {self._bias: params[self._bias] + by}

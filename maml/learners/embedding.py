@@ -35,7 +35,6 @@ class Embedding(Learner):
     """
 
     any_ways = True
-    NO_SAY = dict.fromkeys(("support_loss", "set_loss"), "query_loss")
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
         super().__init__(config, given)

@@ -19,15 +19,13 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.base import Learner
+from maml.learners.base import Adapted, Learner
 from maml.learners.embedding import one_hot
 from maml.learners.protonet import prototypes, squared_distances
-from maml.learners.results import Adapted
 from maml.metagradient import unrolled
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
 from maml.networks.headless import without_head
-from maml.networks.loss import NetworkLoss
 from maml.params import Params
 
 COMPONENTS = {
@@ -95,11 +93,8 @@ class Finetune(Learner):
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
         """The classifier's loss of a mini-batch, by weights that all tasks share."""
         query = self.stated_losses()["query"]
-        # There is no step, so nobody asks for it.
-        support = query
-        if isinstance(query, NetworkLoss):
-            support = dataclasses.replace(query, part="support")
-        return Problem({}, support, query, steps=0, fixed=self.network_weights(meta_params))
+        # There is no step, so nobody asks for the support loss.
+        return Problem({}, query, query, steps=0, fixed=self.network_weights(meta_params))
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """As it is evaluated: a linear head that adapts, on features that stand still."""

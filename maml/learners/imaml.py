@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from datasets.flags import RESULT, flag
 from maml.config import Config
@@ -17,6 +16,7 @@ from maml.params import Params
 
 COMPONENTS = {
     "imaml": {
+        "like": "maml",
         "attribute": "IMAML",
         "help": "the implicit gradient of a regularised inner loop",
         "reads": (
@@ -66,8 +66,6 @@ class IMAML(MAML):
     (``--cg-lambda 12``), and it tests without a pull (``--eval-proximal 0``).
     """
 
-    NOT_ALONE: ClassVar[Mapping[str, str]] = {"problem": "training_problem"}
-
     def __init__(self, config: Config, given: Given | None = None) -> None:
         super().__init__(config, given)
         if self.still:
@@ -79,25 +77,18 @@ class IMAML(MAML):
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """As it is evaluated: MAML's with the pull."""
+        problem = dataclasses.replace(super().problem(meta_params, steps), order="second")
         if self.config.eval_proximal is None:
-            return self._pulled(meta_params, steps)
-        return dataclasses.replace(
-            self._pulled(meta_params, steps),
-            proximal=self.config.eval_proximal,
-            implicit=None,
-            pull="each-step",
-        )
+            return self._pulled(problem)
+        return dataclasses.replace(problem, proximal=self.config.eval_proximal)
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
         """The same with the pull of training, differentiated at its solution."""
-        return self._pulled(meta_params, self.config.inner_steps)
+        return self._pulled(self.problem(meta_params, self.config.inner_steps))
 
-    def _pulled(self, meta_params: Params, steps: int) -> Problem:
+    def _pulled(self, problem: Problem) -> Problem:
         config = self.config
+        implicit = Implicit(config.cg_steps, config.cg_damping, config.cg_lambda)
         return dataclasses.replace(
-            super().problem(meta_params, steps),
-            order="second",
-            proximal=config.proximal,
-            pull=config.pull,
-            implicit=Implicit(config.cg_steps, config.cg_damping, config.cg_lambda),
+            problem, proximal=config.proximal, pull=config.pull, implicit=implicit
         )

@@ -18,16 +18,13 @@ from maml.params import Params, without_prefix
 
 COMPONENTS = {
     "mamlpp": {
+        "like": "maml",
         "attribute": "MAMLpp",
         "help": "MAML++: rates, norms and query losses of each step",
-        "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
-            "shots", "queries", "eval_queries",
-        ),
         "refuses": {"inner_steps": {0: "would have no step to learn rates of"}},
         "adapts": "*,@norm=0",
     }
-}  # fmt: skip
+}
 
 
 class Flags:

@@ -15,15 +15,12 @@ from maml.params import Params, without_prefix
 
 COMPONENTS = {
     "metasgd": {
+        "like": "maml",
         "attribute": "MetaSGD",
         "help": "learns an inner rate for each weight, too",
-        "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
-            "shots", "queries", "eval_queries",
-        ),
         "refuses": {"inner_steps": {0: "would have no use for its rates"}},
     }
-}  # fmt: skip
+}
 
 
 class MetaSGD(MAML):

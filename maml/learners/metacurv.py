@@ -16,15 +16,12 @@ from maml.params import Params, without_prefix
 
 COMPONENTS = {
     "metacurv": {
+        "like": "maml",
         "attribute": "MetaCurvature",
         "help": "learns how the inner gradients are transformed",
-        "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
-            "shots", "queries", "eval_queries",
-        ),
         "refuses": {"inner_steps": {0: "would have no use for its matrices"}},
     }
-}  # fmt: skip
+}
 
 
 class MetaCurvature(MAML):

@@ -46,24 +46,17 @@ def check_metric_names(names: object, what: str) -> None:
         what: The learner, for the message.
 
     Raises:
-        UserError: with a line that says which names it is, and why.
+        UserError: naming the first one that cannot be.
     """
     what += ": metric_names"
     if not isinstance(names, (tuple, list)):
         raise UserError(f"{what} is of type {type(names).__name__}: make it a tuple of names")
-    # A subclass, as of an enumeration, is written one way here and another way there.
-    odd = [name for name in names if type(name) is not str or not name or not name.isprintable()]
-    if odd:
-        raise UserError(f"{what} has {_listed(odd)}: a name is a plain string that can be printed")
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise UserError(f"{what} has {_listed(twice)} twice")
-    if taken := [name for name in names if is_taken(name)]:
-        raise UserError(
-            f"{what} has {_listed(taken)}: taken by a run's own numbers, as are all names of "
-            "maml/learners/metric_names.py, and what begins with "
-            f"{' or '.join(BEFORE)} or ends with {' or '.join(AFTER)}: give another name"
-        )
-
-
-def _listed(names: list[object] | list[str]) -> str:
-    return ", ".join(map(repr, names))
+    for name in names:
+        # A subclass, as of an enumeration, is written one way here and another way there.
+        if type(name) is not str or not name or not name.isprintable() or names.count(name) > 1:
+            raise UserError(f"{what} has {name!r}: each is a plain string to print, and there once")
+        if is_taken(name):
+            raise UserError(
+                f"{what} has {name!r}: taken by a run's own numbers, as are all names of "
+                "maml/learners/metric_names.py: give another name"
+            )

@@ -24,8 +24,6 @@ class NoAdaptation(Learner):
     that it can do there is to guess: 1 / N.
     """
 
-    NO_SAY = {"support_loss": "query_loss"}
-
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """No inner step, however many are asked for."""
         weights = self.network_weights(meta_params)

@@ -14,14 +14,9 @@ from maml.params import Params
 
 COMPONENTS = {
     "r2d2": {
+        "like": "protonet",
         "attribute": "R2D2",
-        "adapts_at_test": False,
         "help": "ridge regression on features, in closed form",
-        "reads": ("train_ways", "train_shots", "shots", "queries", "eval_queries"),
-        "refuses": {
-            "meta_gradient": {"mixed": "has no inner loop"},
-        },
-        "ignores": {"head_init": "takes the output layer off"},
     }
 }
 

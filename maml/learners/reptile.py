@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,11 +17,12 @@ from maml.learners.objectives import REGRESSION, Given
 from maml.learners.trees import tree
 from maml.metagradient.adam import Moment
 from maml.metagradient.problem import Problem
-from maml.networks.loss import MiniBatches, NetworkLoss, on_batches
+from maml.networks.loss import LossOfBatches, MiniBatches, NetworkLoss
 from maml.params import Params, without_prefix
 
 COMPONENTS = {
     "reptile": {
+        "like": "maml",
         "attribute": "Reptile",
         "help": "moves the initial weights towards the adapted ones",
         "reads": (
@@ -75,8 +75,6 @@ class Reptile(MAML):
         keeps_moment: Whether it does.
     """
 
-    NOT_ALONE: ClassVar[Mapping[str, str]] = {"problem": "training_problem"}
-
     def __init__(self, config: Config, given: Given | None = None) -> None:
         super().__init__(config, given)
         self.keeps_moment = config.keep_moment and config.inner_optimizer == "adam0"
@@ -101,10 +99,9 @@ class Reptile(MAML):
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
         """The same on mini-batches of ``--inner-batch``, with its displacement as the gradient."""
-        config = self.config
-        problem = super().problem(meta_params, config.inner_steps)
+        problem = self.problem(meta_params, self.config.inner_steps)
         problem = self._remembering(problem, meta_params, self._trained_on())
-        problem = self._of_batches(problem, config.inner_batch)
+        problem = self._of_batches(problem, self.config.inner_batch)
         return dataclasses.replace(problem, displacement=True)
 
     def _trained_on(self) -> int:
@@ -132,11 +129,10 @@ class Reptile(MAML):
         return dataclasses.replace(problem, second_moment=moment)
 
     def _of_batches(self, problem: Problem, size: int | None) -> Problem:
-        if size is None:
-            return problem
-        batches = MiniBatches(self.config.seed, size)
-        if isinstance(problem.support, NetworkLoss):
-            support: Any = dataclasses.replace(problem.support, batches=batches)
-        else:
-            support = on_batches(problem.support, batches)
+        batches = None if size is None else MiniBatches(self.config.seed, size)
+        support: Any = problem.support
+        if isinstance(support, NetworkLoss | LossOfBatches):
+            support = dataclasses.replace(support, batches=batches)
+        elif batches is not None:
+            support = LossOfBatches(support, batches)
         return dataclasses.replace(problem, support=support)

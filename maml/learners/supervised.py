@@ -11,11 +11,9 @@ from datasets import open_batches
 from datasets.batches import Batches
 from datasets.flags import RESULT, flag
 from maml.config import Config
-from maml.learners.base import Learner
 from maml.learners.data import data_options
+from maml.learners.noadapt import NoAdaptation
 from maml.learners.objectives import RANKED_CLASSIFICATION
-from maml.metagradient.problem import Problem
-from maml.params import Params
 
 COMPONENTS = {
     "supervised": {
@@ -40,10 +38,8 @@ class Flags:
     )
 
 
-class Supervised(Learner):
+class Supervised(NoAdaptation):
     """One set of weights for all tasks: the loss of the query set, which is a mini-batch."""
-
-    NO_SAY = {"support_loss": "query_loss"}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -64,8 +60,3 @@ class Supervised(Learner):
             dtype=getattr(torch, config.dtype),
             **data_options(config),
         )
-
-    def problem(self, meta_params: Params, steps: int) -> Problem:
-        """No inner step: the loss of the query set, by weights that all tasks share."""
-        weights = self.network_weights(meta_params)
-        return Problem(start={}, fixed=weights, **self.stated_losses(), steps=0)

@@ -46,16 +46,20 @@ class MiniBatches:
         return int(addresses.permutation(where, n)[0, i % n])
 
 
-def on_batches(loss: Any, batches: MiniBatches) -> Any:
-    """Return a support loss of whole tasks as one of each step's examples alone."""
+@dataclass(frozen=True)
+class LossOfBatches:
+    """A support loss of whole tasks as one of each step's examples alone; None: of all."""
 
-    def of_batch(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        places = batches.places(step, len(task.support_y), task.support_y.device)
-        x, y = task.support_x[places], task.support_y[places]
-        found: tuple[Tensor, Tensor] = loss(params, task._replace(support_x=x, support_y=y), step)
-        return found
+    loss: Callable[[Params, Task, int], tuple[Tensor, Tensor]]
+    batches: MiniBatches | None
 
-    return of_batch
+    def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return the loss, a scalar, and its outputs."""
+        if self.batches is not None:
+            places = self.batches.places(step, len(task.support_y), task.support_y.device)
+            x, y = task.support_x[places], task.support_y[places]
+            task = task._replace(support_x=x, support_y=y)
+        return self.loss(params, task, step)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from datasets.words import counted
 from maml.config import registry
 from maml.config.parser import Parser, add_trust, at_least
 from maml.config.saved import believed
-from maml.learners import build_learner
 from maml.library.model import Model, load
 from maml.plots import adaptation, curves, style
 from maml.plots import tasks as of_tasks
@@ -85,12 +84,6 @@ def pictures(
         learner = learners[name]
         alone = sum(other.tasks == learner.tasks for other in learners.values()) == 1
         of_it = "" if alone else "-" + re.sub(r"[^\w.=-]+", "_", name)
-        if learner.pictures:
-            made = build_learner(each[0].config)
-            saved = checkpoint.tested(checkpoint.load(checkpoint.last_checkpoint(each[0].path)))
-            tasks_of = made.open_tasks("test", evaluation=True)
-            for picture, drawn in curves.own_pictures(made, tasks_of, saved["model"]).items():
-                yield f"{picture}{of_it}", drawn
         if learner.tasks == "episodes":
             models = [load(run.path, trust=trust) for run in each]
             yield f"panel{of_it}", of_tasks.panel(models[0], task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -48,8 +47,6 @@ def draw_curves(
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
             axis.set_xlabel("iteration")
     figure.suptitle(title(config), fontsize=11)
-    for name, own in own_pictures(worker.learner, worker.evaluation("test"), meta_params).items():
-        style.save(own, run_dir / name, ["png"])
     return style.save(figure, run_dir / "curves", ["png"])[0]
 
 
@@ -80,14 +77,6 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
     style.finish(axis, "outer-loop iteration", f"query {name}", metric=name)
 
 
-def own_pictures(learner: Learner, episodes: Episodes, meta_params: Params) -> dict[str, Any]:
-    """Return the figures that a learner has of its own, by name; ``episodes``: of the test."""
-    found = {}
-    for name, drawn_by in registry.learner(learner.config.learner).pictures.items():
-        module, _, function = drawn_by.partition(":")
-        draw = getattr(importlib.import_module(module), function)
-        found[name] = draw(learner, episodes, meta_params)
-    return found
 
 
 def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:

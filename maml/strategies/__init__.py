@@ -12,7 +12,7 @@ COMPONENTS = {
     "auto": {
         "attribute": "build_strategy",
         "help": "local in one process; under torchrun rpc, or observers for reinforce",
-        "reads": ("partition", "rpc_threads", "batched_inference", "batch_wait"),
+        "reads": ("partition", "rpc_threads", "batch_wait"),
     }
 }
 

@@ -8,6 +8,7 @@ parameters because they have done the same arithmetic, which is checked now and 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -50,7 +51,7 @@ class AllReduce(Collective):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        self._steps = 0
+        self._steps, self._reduce_seconds = 0, 0.0
         self._agreed: str | None = None
 
     @property
@@ -62,10 +63,6 @@ class AllReduce(Collective):
     def stopping(self) -> str | None:
         """Return the signal that any rank had received by the latest collective."""
         return self._agreed
-
-    def share_sizes(self) -> set[int]:
-        """This rank's part of every meta-batch."""
-        return {self.part_size(self.world.rank, self.world.size)}
 
     def from_rank_zero(self, value: T) -> T:
         """Broadcast ``value`` (pickled: between the processes of one run alone)."""
@@ -102,11 +99,26 @@ class AllReduce(Collective):
 
     def _reduce(self, flat: Tensor, meanwhile: Callable[[], None] = lambda: None) -> Tensor:
         """Sum over ranks, and agree on whether to stop: a signal may reach one rank alone."""
-        flags = self.stop_flags().to(flat)
-        both = self.all_reduce(torch.cat([flat, flags]), meanwhile)
-        summed, stops = both.split([len(flat), len(flags)])
-        self._agreed = self._agreed or self.first_stop(stops)
-        return summed
+        began = time.perf_counter()
+        both = torch.cat([flat, self.stop_flags().to(flat)])
+        with self.guard():
+            work = dist.all_reduce(both, group=self.groups.work, async_op=True)
+            assert work is not None
+            meanwhile()
+            work.wait()
+        self._reduce_seconds += time.perf_counter() - began
+        # What a ring sends a rank: 2 (n - 1) / n of the tensor, and there are n of them.
+        self.wire_bytes += 2 * (self.world.size - 1) * both.nbytes
+        self._agreed = self._agreed or self.first_stop(both[len(flat) :])
+        return both[: len(flat)]
+
+    def report(self) -> dict[str, Any]:
+        """Bytes, and seconds in all-reduces: the transfer, and the wait for the slowest rank."""
+        row = super().report()
+        if self._reduce_seconds:
+            row["reduce_seconds"] = self._reduce_seconds
+        self._reduce_seconds = 0.0
+        return row
 
     def _check_equal(self, meta_params: Params) -> None:
         """Raise `DivergedError`, on all ranks, if one's parameters are not bit for bit rank 0's."""

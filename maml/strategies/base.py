@@ -32,6 +32,7 @@ class Strategy(ABC):
     Attributes:
         stop: The process's stop signals, which every driving process heeds at the same iteration.
         liveness: Who takes part, and who lives.
+        computing: The ranks that differentiate, each a part of a meta-batch.
         wire_bytes: Bytes of tensors sent between processes so far, as far as this process knows
             of them; headers and retransmissions come on top.
     """
@@ -42,6 +43,7 @@ class Strategy(ABC):
         self.worker = worker
         self.stop = StopRequest()
         self.liveness = Liveness(world, config.timeout)
+        self.computing = range(world.size)
         self.wire_bytes = 0
         self._transport = ExitStack()
 
@@ -140,14 +142,15 @@ class Strategy(ABC):
         except RuntimeError as error:
             raise self.liveness.explain(error) from error
 
+    def part_size(self, rank: int) -> int:
+        """Return how many tasks of a meta-batch a computing rank has, as `Tensor.tensor_split`."""
+        size, left_over = divmod(self.config.meta_batch_size, len(self.computing))
+        return size + (self.computing.index(rank) < left_over)
+
     def share_sizes(self) -> set[int]:
         """Return how many training tasks a call of this process's worker may hold."""
-        return {self.config.meta_batch_size}
-
-    def part_size(self, part: int, parts: int) -> int:
-        """Return how many tasks of a meta-batch are in a part that `Tensor.tensor_split` cuts."""
-        size, left_over = divmod(self.config.meta_batch_size, parts)
-        return size + (part < left_over)
+        rank = self.world.rank
+        return {self.part_size(rank)} if rank in self.computing else set()
 
     def serve(self) -> None:
         """Serve the driving process until it is done; returns at once where all drive."""
@@ -156,14 +159,6 @@ class Strategy(ABC):
     def from_rank_zero(self, value: T) -> T:
         """Return rank zero's ``value`` in every driving process."""
         return value
-
-    def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside parameters: of rank zero, for its checkpoint."""
-        return {"wire_bytes": self.wire_bytes}
-
-    def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Go on from what `state` returned, be it of another strategy; empty: begin anew."""
-        self.wire_bytes = state.get("wire_bytes", 0)
 
     def report(self) -> dict[str, Any]:
         """Return what the transport has to say since the last call: columns of metrics.jsonl."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from maml.config import Config
@@ -29,7 +26,6 @@ class Collective(Strategy):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        self._reduce_seconds = 0.0
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
 
     @contextmanager
@@ -44,14 +40,6 @@ class Collective(Strategy):
             missed=self.liveness.excused,
         ) as self.groups:
             yield
-
-    def report(self) -> dict[str, Any]:
-        """Bytes, and seconds in all-reduces: the transfer, and the wait for the slowest rank."""
-        row = super().report()
-        if self._reduce_seconds:
-            row["reduce_seconds"] = self._reduce_seconds
-        self._reduce_seconds = 0.0
-        return row
 
     def stop_flags(self) -> Tensor:
         """Return ``[S]`` float64, which of `SIGNALS` this process has received.
@@ -68,16 +56,3 @@ class Collective(Strategy):
             if count:
                 return number.name
         return None
-
-    def all_reduce(self, flat: Tensor, meanwhile: Callable[[], None] = lambda: None) -> Tensor:
-        """Sum ``flat`` over all ranks, in place; call ``meanwhile`` before waiting for them."""
-        began = time.perf_counter()
-        with self.guard():
-            work = dist.all_reduce(flat, group=self.groups.work, async_op=True)
-            assert work is not None
-            meanwhile()
-            work.wait()
-        self._reduce_seconds += time.perf_counter() - began
-        # What a ring sends a rank: 2 (n - 1) / n of the tensor, and there are n of them.
-        self.wire_bytes += 2 * (self.world.size - 1) * flat.nbytes
-        return flat

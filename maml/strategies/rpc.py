@@ -57,24 +57,6 @@ def _begin(step: int, flat: Tensor, calls: int) -> None:
     this(Rpc).gathering.begin(step, flat, calls)
 
 
-@reported
-def _share(ids: Tensor, flat: Tensor) -> Tensor:
-    """Run on a worker: the packed share of the tasks ``ids`` at the parameters ``flat [P]``."""
-    worker, packing = this(Rpc).worker, this(Rpc).packing
-    params = packing.to_params(flat)
-    share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
-    # Not before the share is on its way.
-    worker.look_ahead(ids, delay=0.001)
-    return packing.share(share).cpu()
-
-
-@reported
-def _evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
-    """Run on a worker: per-task metrics of ``split``'s tasks ``ids`` at ``flat [P]``."""
-    worker, params = this(Rpc).worker, this(Rpc).packing.to_params(flat)
-    return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
-
-
 def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, ...], Any]]:
     """One call a worker but rank 0: split the first argument, ids ``[B]``, as evenly as B allows.
 
@@ -109,15 +91,23 @@ def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)
+@reported
 def chunk_shares(ids: Tensor, flat: Tensor) -> Tensor:
-    """One call a worker: the sum over calls of `_share`."""
-    return _share(ids, flat)
+    """One call a worker: the sum over calls of the packed share of ``ids`` at ``flat [P]``."""
+    worker, packing = this(Rpc).worker, this(Rpc).packing
+    params = packing.to_params(flat)
+    share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
+    # Not before the share is on its way.
+    worker.look_ahead(ids, delay=0.001)
+    return packing.share(share).cpu()
 
 
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=list)
+@reported
 def chunk_evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
-    """One call a worker: the list of `_evaluations`."""
-    return _evaluations(ids, flat, split)
+    """One call a worker: the list of per-task metrics of ``split``'s tasks at ``flat [P]``."""
+    worker, params = this(Rpc).worker, this(Rpc).packing.to_params(flat)
+    return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
 
 
 class Rpc(OverRpc):
@@ -129,10 +119,6 @@ class Rpc(OverRpc):
         self.arrived: Reference | None = None
         self.gathering = Gathering(reported(self._gathered_rows))
         self._taught = False
-
-    def share_sizes(self) -> set[int]:
-        """As many as the partitioners hand this rank."""
-        return {self.part_size(self.world.rank, self.world.size)}
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or for each other worker's chunk."""
@@ -182,7 +168,7 @@ class Rpc(OverRpc):
             torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
             self._taught = True
 
-    def _gathered_rows(self, tasks: list[int], _: list[None], flat: Tensor) -> list[Tensor]:
+    def _gathered_rows(self, tasks: list[int], flat: Tensor) -> list[Tensor]:
         """Answer the calls of a step that this rank has gathered: a row for each task."""
         if self.arrived is None:
             raise RuntimeError("a task came before its learner")
@@ -199,14 +185,10 @@ class Rpc(OverRpc):
         # Views without a graph: it is `flat` that leads home.
         params = self.packing.to_params(flat.detach())
 
-        def share_of(ids: Tensor) -> Share:
-            return self.worker.share(params, ids, learner)
-
-        def alone(place: int) -> Share:
-            return share_of(ids[place : place + 1])
-
         with torch.enable_grad():
-            rows: Tensor = OuterLosses.apply(lambda: share_of(ids), alone, self.packing, flat)
+            rows: Tensor = OuterLosses.apply(
+                lambda: self.worker.share(params, ids, learner), self.packing, flat
+            )
         return rows
 
     def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:

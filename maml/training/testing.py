@@ -54,8 +54,6 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
 def draw(run: Run, tested: tuple[int, Params], result: dict[str, Any]) -> None:
     """Draw the run; hand the sink the curves, and a test task with its answers."""
     known = registry.learner(run.config.learner)
-    if known.pictures:
-        run.say(f"drawing {', '.join(f'{name}.png' for name in known.pictures)}")
     iteration, params = tested
     curves = draw_curves(run.dir, run.config, result, run.worker, params)
     if run.log.has_sink:

@@ -1,4 +1,4 @@
-"""Policies: estimators against a decision process whose return is known in closed form."""
+"""Policies: the estimator against a decision process whose return is known in closed form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 import maml
 from maml import evaluate
-from maml.acting.estimators import ESTIMATORS, dice, lvc
+from maml.acting.estimators import dice
 from maml.acting.learners.reinforce import returns_to_go
 from maml.acting.policy import Played
 from maml.config.presets import PRESETS, with_values
@@ -71,11 +71,11 @@ def log_probabilities(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1)[STATES, ACTIONS]
 
 
-def expected(estimator: Any, logits: Tensor, gains: Tensor) -> Tensor:
-    """The estimator's expectation over episodes: by each way's probability, a constant to it."""
+def expected(logits: Tensor, gains: Tensor) -> Tensor:
+    """DiCE's expectation over episodes: by each way's probability, a constant to it."""
     logp = log_probabilities(logits)
     weights = (CHANCES * logp.sum(-1).exp()).detach()
-    one = torch.func.vmap(lambda logp, rewards: estimator(logp, rewards, weights.new_ones(1)))
+    one = torch.func.vmap(lambda logp, rewards: dice(logp, rewards, weights.new_ones(1)))
     return weights @ one(logp[:, None], gains[STATES, ACTIONS][:, None])
 
 
@@ -84,17 +84,14 @@ def derivatives(function: Any) -> tuple[Tensor, Tensor]:
     return gradient, torch.func.jacfwd(torch.func.grad(function))(THETA)
 
 
-def test_dice_is_exact_in_expectation_and_lvc_in_its_first_derivative() -> None:
+def test_dice_is_exact_in_expectation() -> None:
     """Over all ways through the process, by their probabilities: no sampling, so no tolerance."""
     assert (CHANCES * log_probabilities(THETA).sum(-1).exp()).sum() == pytest.approx(1)
-    gradient, hessian = derivatives(lambda logits: exact_return(logits, SUPPORT))
-    for name, estimator in ESTIMATORS.items():
-        value = expected(estimator, THETA, SUPPORT)
-        torch.testing.assert_close(value, exact_return(THETA, SUPPORT), rtol=0, atol=1e-12)
-        found = derivatives(lambda logits: expected(estimator, logits, SUPPORT))  # noqa: B023
-        torch.testing.assert_close(found[0], gradient, rtol=0, atol=1e-12)
-        away = (found[1] - hessian).abs().max()
-        assert away < 1e-12 if name == "dice" else away > 0.01
+    value = expected(THETA, SUPPORT)
+    torch.testing.assert_close(value, exact_return(THETA, SUPPORT), rtol=0, atol=1e-12)
+    found = derivatives(lambda logits: expected(logits, SUPPORT))
+    exact = derivatives(lambda logits: exact_return(logits, SUPPORT))
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
 
 
 def drawn(generator: torch.Generator, logits: Tensor, episodes: int) -> Tensor:
@@ -103,31 +100,23 @@ def drawn(generator: torch.Generator, logits: Tensor, episodes: int) -> Tensor:
     return torch.multinomial(chances.detach(), episodes, replacement=True, generator=generator)
 
 
-def test_bias_and_variance_of_drawn_episodes() -> None:
-    """With the other episodes as baseline: dice stays unbiased, lvc's curvature varies less."""
+def test_drawn_episodes_have_no_bias() -> None:
+    """With the other episodes as baseline: neither the gradient nor the Hessian."""
     generator = torch.Generator().manual_seed(0)
-    gradient, hessian = derivatives(lambda logits: exact_return(logits, SUPPORT))
+    exact = derivatives(lambda logits: exact_return(logits, SUPPORT))
     batches, episodes = 4000, 5
     taken = drawn(generator, THETA, batches * episodes).view(batches, episodes)
     rewards = SUPPORT[STATES, ACTIONS]
     weights = torch.full((episodes,), 1 / episodes, dtype=torch.float64)
-    spread = {}
-    for name, estimator in ESTIMATORS.items():
 
-        def surrogate(logits: Tensor, of: Tensor, estimator: Any = estimator) -> Tensor:
-            return estimator(log_probabilities(logits)[of], rewards[of], weights)
+    def surrogate(logits: Tensor, of: Tensor) -> Tensor:
+        return dice(log_probabilities(logits)[of], rewards[of], weights)
 
-        first = torch.func.vmap(torch.func.grad(surrogate), in_dims=(None, 0))(THETA, taken)
-        second = torch.func.vmap(
-            torch.func.jacfwd(torch.func.grad(surrogate)), in_dims=(None, 0)
-        )(THETA, taken)  # fmt: skip
-        error = first.std(0) / batches**0.5
-        assert ((first.mean(0) - gradient).abs() < 4.5 * error).all()
-        error = second.std(0) / batches**0.5
-        within = (second.mean(0) - hessian).abs() < 4.5 * error + 1e-12
-        assert bool(within.all()) == (name == "dice")
-        spread[name] = float(second.var(0).sum())
-    assert spread["lvc"] < spread["dice"] / 2
+    gradient = torch.func.grad(surrogate)
+    for derivative, right in zip((gradient, torch.func.jacfwd(gradient)), exact, strict=True):
+        found = torch.func.vmap(derivative, in_dims=(None, 0))(THETA, taken)
+        error = found.std(0) / batches**0.5
+        assert ((found.mean(0) - right).abs() < 4.5 * error + 1e-12).all()
 
 
 @pytest.mark.parametrize("way", ["reverse", "mixed"])
@@ -138,7 +127,7 @@ def test_the_meta_gradient_is_the_exact_one(way: Any) -> None:
 
     def loss(gains: Tensor) -> Any:
         def of(params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
-            return -expected(dice, params["logits"], gains), task
+            return -expected(params["logits"], gains), task
 
         return of
 
@@ -152,35 +141,6 @@ def test_the_meta_gradient_is_the_exact_one(way: Any) -> None:
         THETA + RATE * torch.func.grad(lambda at: exact_return(at, SUPPORT))(THETA)
     )
     assert (plain - exact).abs().max() > 0.01
-
-
-def test_the_meta_gradient_of_drawn_episodes_comes_near_with_their_number() -> None:
-    """It is biased, as the adapted policy is noisy; the bias goes with the number of episodes."""
-    generator = torch.Generator().manual_seed(1)
-    logits = THETA.clone().requires_grad_()
-    (exact,) = torch.autograd.grad(exact_outer(logits), logits)
-
-    def mean(episodes: int, batches: int) -> tuple[Tensor, Tensor]:
-        weights = torch.full((episodes,), 1 / episodes, dtype=torch.float64)
-
-        def adapted(logits: Tensor, of: Tensor) -> Tensor:
-            def support(at: Tensor) -> Tensor:
-                return dice(log_probabilities(at)[of], SUPPORT[STATES, ACTIONS][of], weights)
-
-            return logits + RATE * torch.func.grad(support)(logits)
-
-        def outer(logits: Tensor, of: Tensor) -> Tensor:
-            return -exact_return(adapted(logits, of), QUERY)
-
-        of = drawn(generator, THETA, batches * episodes).view(batches, episodes)
-        found = torch.func.vmap(torch.func.grad(outer), in_dims=(None, 0))(THETA, of)
-        return found.mean(0) - exact, found.std(0) / batches**0.5
-
-    few, error = mean(2, 8000)
-    assert (few.abs() > 5 * error).any()
-    many, error = mean(64, 2000)
-    assert many.norm() < few.norm() / 4
-    assert (many.abs() < 4.5 * error + few.abs() / 8).all()
 
 
 def learner(preset: str, **values: Any) -> Any:
@@ -255,7 +215,6 @@ def test_returns_begin_anew_with_each_episode() -> None:
 @pytest.mark.parametrize(
     ("preset", "name", "value"),
     [
-        ("maml-cartpole", "estimator", "lvc"),
         ("maml-cartpole", "discount", 0.5),
         ("maml-cartpole", "horizon", 9),
         ("maml-cartpole", "order", "first"),
@@ -272,15 +231,6 @@ def test_a_flag_changes_the_gradient(preset: str, name: str, value: Any) -> None
     assert max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0]) > 1e-6
 
 
-def test_lvc_is_dice_to_first_order() -> None:
-    generator = torch.Generator().manual_seed(2)
-    logp = torch.randn(4, 5, dtype=torch.float64, generator=generator)
-    rewards = torch.rand(4, 5, dtype=torch.float64, generator=generator)
-    weights = torch.full((4,), 0.25, dtype=torch.float64)
-    a, b = (torch.func.grad(one)(logp, rewards, weights) for one in (dice, lvc))
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
 def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
     """As every learner; a resumed run is the run that was not stopped."""
     small = {"shots": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "horizon": 15}
@@ -291,12 +241,10 @@ def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None
     assert {"return", "return_before", "loss"} <= metrics(tmp_path / "whole")[0].keys()
     found = result(tmp_path / "whole")
     assert found["return"] == -found["loss"] < 0 and found["ci95"] == found["return_ci95"]
-    for name in ("curves.png", "filmstrip.png"):
-        assert (tmp_path / "whole" / name).stat().st_size > 5000
+    assert (tmp_path / "whole" / "curves.png").stat().st_size > 5000
     # It has no validations, so what was logged is drawn; and the newest checkpoint acts.
     plots.main([str(tmp_path / "whole")])
-    for name in ("curves.png", "filmstrip.pdf"):
-        assert (tmp_path / "whole" / "plots" / name).stat().st_size > 5000
+    assert (tmp_path / "whole" / "plots" / "curves.pdf").stat().st_size > 5000
     evaluate.main([str(tmp_path / "whole"), "--tasks", "4"])
     (row,) = read_rows(tmp_path / "whole" / "evaluations.jsonl")
     assert row["return"] == pytest.approx(found["return"])

@@ -122,7 +122,6 @@ BY_THEMSELVES = {
     "meta_lr_end": "metagradient/test_outer_optimizer.py",
     "meta_decay": "metagradient/test_outer_optimizer.py",
     "meta_halve_every": "metagradient/test_outer_optimizer.py",
-    "batched_inference": "acting/test_observers.py",
     "batch_wait": "acting/test_observers.py",
     "on_nonfinite": "run/test_guard.py",
     "compile": "test_compiled.py",

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ from torch import Tensor, nn
 from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.learners.embedding import Embedding
-from maml.learners.protonet import ProtoNet
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import oracle
@@ -110,38 +106,6 @@ def test_gradient_and_answers_by_hand(learner: str, kernels: str) -> None:
     torch.testing.assert_close(answers.non_transductive[1], alone)
 
 
-class Sharper(ProtoNet):
-    """Another classifier."""
-
-    def logits(self, *args: Any) -> Tensor:
-        return 2 * super().logits(*args)
-
-
-class Squared(ProtoNet):
-    """Other features."""
-
-    def call_network(self, *args: Any) -> Any:
-        features, statistics = super().call_network(*args)
-        return features.square(), statistics
-
-
-@pytest.mark.parametrize("theirs", [Sharper, Squared])
-def test_what_is_overridden_is_obeyed(theirs: type[ProtoNet]) -> None:
-    """Kernels or not, in training and at test."""
-    found = {}
-    for name, cls in (("plain", ProtoNet), ("auto", theirs), ("torch", theirs)):
-        config = make_worker("protonet", kernels="torch" if name == "torch" else "auto").config
-        own = cls(config)
-        assert (own.obstacle(torch.device("cpu")) is None) == (name != "torch")
-        params = own.meta_parameters()
-        gradients = own.outer_gradient(params, own.open_tasks("train").tasks(IDS)).gradients
-        test = own.open_tasks("test", evaluation=True).tasks(IDS)
-        found[name] = *gradients.values(), *own.predictions(params, test, 0)
-    torch.testing.assert_close(found["auto"], found["torch"], rtol=1e-9, atol=1e-10)
-    for one, other in zip(found["auto"][-2:], found["plain"][-2:], strict=True):
-        assert (one - other).abs().max() > 1e-3
-
-
 class Headless(nn.Module):
     """Says nothing of its output layer."""
 
@@ -159,33 +123,3 @@ def test_what_has_no_features_is_refused() -> None:
     sinusoid = dataclasses.replace(PRESETS["maml-sinusoid-10shot"], learner="r2d2")
     with pytest.raises(UserError, match="--data sinusoid: its targets are no classes"):
         Worker(sinusoid, torch.device("cpu"))
-
-
-TASKSETS = """
-import learn2learn as l2l, torch
-from torch.utils.data import TensorDataset
-def tasks(split):
-    images, labels = torch.rand(48, 1, 28, 28), torch.arange(48) // 6
-    data = l2l.data.MetaDataset(TensorDataset(images, labels))
-    of, ways = l2l.data.transforms, 4 if split == "train" else 3
-    draw = [of.FusedNWaysKShots(data, n=ways, k=3), of.LoadData(data)]
-    return l2l.data.Taskset(data, draw)
-"""
-
-
-def test_it_learns_from_tasksets_of_other_ways(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("learn2learn", reason="learn2learn needs Python below 3.13")
-    (tmp_path / "other_ways.py").write_text(TASKSETS)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    worker = worker_of(
-        "protonet-omniglot-5way-1shot",
-        data="other_ways:tasks",
-        ways=3,
-        train_ways=4,
-        queries=2,
-        eval_queries=2,
-    )
-    assert worker.training.tasks(torch.arange(1)).query_y.unique().tolist() == [0, 1, 2, 3]
-    assert worker.evaluation("test").tasks(torch.arange(1)).query_y.unique().tolist() == [0, 1, 2]

@@ -11,13 +11,10 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml.metagradient import implicit
 from maml.metagradient.function import FunctionDerivatives
-from maml.metagradient.native import NativeDerivatives
 from maml.metagradient.problem import Implicit, Outer, Problem
 from maml.metagradient.unrolled import adapt
-from maml.networks.conv4 import Conv4
 from maml.params import Params
 from maml.worker import Share, Worker
-from tests.compiler import needs_compiler
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
@@ -138,35 +135,6 @@ def test_without_conjugate_gradient_it_is_the_query_gradient() -> None:
     assert distance(implicit_two.gradients, first_order.gradients) > 1e-4
 
 
-@needs_compiler
-@pytest.mark.parametrize("network", ["conv4", "conv4-pool"])
-def test_kernels_find_the_same(network: str) -> None:
-    changes: dict[str, Any] = {"network": network, "inner_steps": 3}
-    native = share_of(make_worker("maml-glyphs-5way-1shot", kernels="native", **changes))
-    torch_s = share_of(make_worker("maml-glyphs-5way-1shot", kernels="torch", **changes))
-    torch.testing.assert_close(native.totals, torch_s.totals, rtol=1e-10, atol=1e-10)
-    assert distance(native.gradients, torch_s.gradients) < 1e-9
-
-
-@needs_compiler
-def test_a_point_of_the_kernels_can_be_asked_again() -> None:
-    worker = make_worker("maml-glyphs-5way-1shot")
-    network = worker.learner.network
-    assert isinstance(network, Conv4)
-    loss = NativeDerivatives(network)
-    task = worker.training.tasks(IDS)
-    own = loss.enter(worker.learner.network_weights(worker.learner.meta_parameters()))
-    at = {name: tensor.detach().expand(len(IDS), *tensor.shape) for name, tensor in own.items()}
-    point = loss.gradient("support", at, task, 0, again=True).point
-    vectors = [{n: randn(*t.shape, seed=seed) for n, t in at.items()} for seed in (1, 2, 1)]
-    first, other, again = (
-        loss.hessian_vector(point, vector, total=False, again=True) for vector in vectors
-    )
-    for name in at:
-        assert torch.equal(first[name], again[name])
-        assert not torch.equal(first[name], other[name])
-
-
 def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -184,13 +152,6 @@ def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
     assert (norms(5) / of_query).max() < 1 / implicit.LEAST_CURVATURE
     monkeypatch.setattr(implicit, "LEAST_CURVATURE", 0.0)
     assert (norms(5) / of_query).max() > 10
-
-
-@pytest.mark.parametrize("task_batch", [1, 5])
-def test_tasks_do_not_know_of_each_other(task_batch: int) -> None:
-    """Each has steps of conjugate gradient of its own length."""
-    expected, found = share_of(make_worker()), share_of(make_worker(task_batch=task_batch))
-    assert distance(found.gradients, expected.gradients) < 1e-12
 
 
 def test_evaluation_pulls_as_training_does() -> None:
@@ -268,19 +229,6 @@ def positive_definite(n_tasks: int, size: int) -> Tensor:
     return root @ root.mT + torch.eye(size, dtype=torch.float64)
 
 
-def test_conjugate_gradient_solves() -> None:
-    """Exactly, in as many steps as unknowns, and more of them change nothing; less in fewer."""
-    matrices, right = positive_definite(4, 8), randn(4, 8, seed=4)
-    expected = parts(torch.linalg.solve(matrices, right))
-    errors = [
-        distance(implicit.conjugate_gradient(product_of(matrices), parts(right), steps), expected)
-        for steps in (2, 5, 8, 100)
-    ]
-    assert errors[0] > errors[1] > 1e-6
-    assert errors[2] < 1e-9
-    assert errors[3] < 1e-12
-
-
 def test_conjugate_gradient_ends_for_each_task_by_itself() -> None:
     """Zero, solved at once, not positive along b, not positive further on, and an ordinary one."""
     matrices = positive_definite(5, 8)
@@ -305,16 +253,3 @@ def test_conjugate_gradient_ends_for_each_task_by_itself() -> None:
     torch.testing.assert_close(
         flat[4], torch.linalg.solve(matrices[4], right[4]), rtol=1e-10, atol=1e-12
     )
-
-
-def test_conjugate_gradient_ends_before_too_little_curvature() -> None:
-    """Along the third direction there is 1e-9 of it: a step there would be of 1e9."""
-    diagonal = torch.tensor([3.0, 2, 1e-9] + [1] * 5, dtype=torch.float64)
-    right = torch.tensor([[1.0, 1, 1e-3] + [0] * 5], dtype=torch.float64)
-    product = product_of(torch.diag(diagonal)[None])
-    far, near = (
-        implicit.conjugate_gradient(product, parts(right), 3, least)["a"].abs().max()
-        for least in (0.0, 0.5)
-    )
-    assert far > 1e5
-    assert 0.3 < near < 1

@@ -9,7 +9,6 @@ from datasets.tasks import Task
 from maml.learners.metacurv import curved
 from maml.params import without_prefix
 from maml.worker import Worker
-from tests.compiler import needs_compiler
 from tests.metagradient.peer import oracle
 from tests.workers import moved, worker_of
 
@@ -76,18 +75,3 @@ def test_equals_a_walk_by_hand(order: str) -> None:
     found = worker.share(params, IDS, worker.learner).gradients
     for (name, gradient), wanted in zip(found.items(), expected, strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)
-
-
-@needs_compiler
-@pytest.mark.parametrize("adapt", [None, "@head,blocks.1.*"])
-def test_every_way_is_the_same(adapt: str | None) -> None:
-    ways = ({"kernels": "native"}, {"meta_gradient": "mixed", "kernels": "torch"})
-    workers = [make_worker(adapt=adapt, **way) for way in ways]
-    workers.append(make_worker(adapt=adapt, meta_gradient="reverse"))
-    params = moved(workers[0])
-    shares = [worker.share(params, IDS, worker.learner) for worker in workers]
-    for share in shares[1:]:
-        torch.testing.assert_close(share.totals, shares[0].totals, rtol=1e-10, atol=1e-10)
-        for name, gradient in share.gradients.items():
-            wanted = shares[0].gradients[name]
-            torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)

@@ -1,31 +1,23 @@
-"""Every fault, by every strategy: injected for real, and what came of it.
+"""Faults of a process, injected for real, and what comes of them.
 
-    python -m tests.strategies.faults --json benchmarks/records/….json      # all of them, twice
-
-``docs/faults.md`` is made from that record; `test_losses.py` has the same as tests. Every rank is
-started on its own, as a cluster's launcher does: the end of one is not the end of all, and each has
-an exit code. But a launcher starts them where it is itself what dies, or what may end the others.
+Every rank is started on its own, as a cluster's launcher does: the end of one is not the end of
+all, and each has an exit code. But a launcher starts them where it is itself what dies, or what may
+end the others.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from tqdm import tqdm
+from typing import NamedTuple
 
 from maml.run.directory import read_status
-from maml.run.provenance import describe
 from tests.launching import SLACK, Launched, start, start_ranks, torchrun
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
@@ -52,11 +44,6 @@ SHORT = ["--iterations", "10", "--test-tasks", "8", "--eval-every", "5", "--eval
 WORLD = 3
 DEATH_S = 10.0
 """Seconds after which a run has ended that has lost a process by its death."""
-
-COLUMNS = {
-    "fault": "{fault}", "of rank": "{of_rank}", "what the run says": "{lines}",
-    **{f"`{name}`": f"{{{name}}}" for name in ALL},
-}  # fmt: skip
 
 
 class Fault(NamedTuple):
@@ -94,18 +81,10 @@ FAULTS = {
     ),
 }
 KILLED = FAULTS["killed"]
-AFTER_TEST = KILLED._replace(phase="tested")
 WHILE_DRAWING = KILLED._replace(phase="drawing", cause=r"\) was killed; all work is done$")
 GOES_ON = KILLED._replace(launcher="launch/local", phase="training", cause="training goes on")
-OTHERS = {
-    "after the test's line": (AFTER_TEST, 0),
-    "while pictures are drawn": (WHILE_DRAWING, 2),
-    "torchrun": (KILLED._replace(launcher="torchrun"), LAUNCHER),
-    "launch/local": (KILLED._replace(launcher="launch/local"), LAUNCHER),
-}
-"""By what is said in the record beside "killed": faults that every strategy meets in one rank."""
 ALIVE = Fault("sleeps", r"had no answer .* alive: rank \d .* hangs, or needs more time", ends=False)
-"""Not in the record: who waits for whom depends on the strategy, and rank 0 may wait for nobody."""
+"""Who waits for whom depends on the strategy, and rank 0 may wait for nobody."""
 
 
 class Outcome(NamedTuple):
@@ -215,89 +194,3 @@ def suspend(ranks: Sequence[Launched], seconds: float) -> None:
             time.sleep(0.2)
         if number == signal.SIGSTOP:
             time.sleep(seconds)
-
-
-def main() -> None:
-    """Inject all; write what came of it after each. What is in the file already is kept."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--strategies", nargs="+", choices=ALL, default=list(ALL))
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=20)
-    own = parser.parse_args()
-    caption = f"`--timeout {own.timeout:g}`, three processes of one host"
-    record: dict[str, Any] = {
-        "hardware": describe(threads=1), "timeout": own.timeout, "caption": caption,
-        "columns": COLUMNS, "rows": [], "injections": [],
-    }  # fmt: skip
-    if own.json.exists():
-        record = json.loads(own.json.read_text())
-    done = {(one["strategy"], one["fault"], one["rank"]) for one in record["injections"]}
-    for strategy, name, fault, rank in tqdm(_injections(own.strategies), unit="fault"):
-        if (strategy, name, rank) in done:
-            continue
-        outcomes = []
-        for _ in range(own.rounds):
-            with tempfile.TemporaryDirectory() as folder:
-                run_dir = Path(folder) / "run"
-                outcomes.append(inject(run_dir, strategy, fault, rank, own.timeout))
-        record["injections"].append({
-            "strategy": strategy, "fault": name, "rank": rank,
-            "seconds": [round(one.seconds, 1) for one in outcomes],
-            "said": outcomes[0].said, "state": outcomes[0].state, "codes": outcomes[0].codes,
-        })  # fmt: skip
-        record["rows"] = rows_of(record["injections"])
-        own.json.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def rows_of(injections: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return a row for each fault of a rank: what all strategies say, and when each has ended."""
-    found: dict[tuple[str, int], dict[str, str]] = {}
-    for one in injections:
-        of_rank = "launcher" if one["rank"] == LAUNCHER else str(one["rank"])
-        row = found.setdefault(
-            (one["fault"], one["rank"]),
-            {"fault": one["fault"], "of_rank": of_rank, "lines": "–", **dict.fromkeys(ALL, "–")},
-        )
-        row[one["strategy"]] = ", ".join(f"{seconds:.0f} s" for seconds in one["seconds"])
-        for line in one["said"]:
-            said = f"`{_anonymous(line)}`"
-            if said not in row["lines"]:
-                row["lines"] = said if row["lines"] == "–" else f"{row['lines']}; {said}"
-    return list(found.values())
-
-
-def _anonymous(line: str) -> str:
-    """Return the line without what is different each time."""
-    line = line[max(line.find("error: "), 0) :].replace("|", "/")
-    line = re.sub(r"silent for \d+ s", "silent for … s", line)
-    return re.sub(r"pid \d+", "pid …", re.sub(r"host \S+,", "host …,", line))
-
-
-def _injections(strategies: Sequence[str]) -> list[tuple[str, str, Fault, int]]:
-    """Return what is injected: the strategy, the fault with its name, and the rank."""
-    found = [
-        (strategy, name, fault, rank)
-        for strategy in strategies
-        if strategy in STRATEGIES
-        for name, fault in FAULTS.items()
-        for rank in (0, 2)
-        if not isinstance(fault.by, str) or _computes(strategy, rank)
-    ]
-    for strategy in strategies:
-        found += [(strategy, f"killed, {name}", *of) for name, of in OTHERS.items()]
-        if strategy in ("param-server backup", "observers"):
-            found.append((strategy, "killed, under launch/local", GOES_ON, 2))
-    start = KILLED._replace(launcher="torchrun", phase="start")
-    return [*found, ("rpc exclusive", "killed, torchrun, at the start", start, LAUNCHER)]
-
-
-def _computes(strategy: str, rank: int) -> bool:
-    """Whether ``rank`` computes gradients of tasks of its own."""
-    if strategy == "param-server remote":
-        return False
-    return rank > 0 or not strategy.startswith("param-server")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,9 +9,6 @@ import dataclasses
 import sys
 
 import torch
-import torch.distributed.autograd as dist_autograd
-import torch.distributed.rpc as rpc
-import torchopt
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 import maml.strategies.rpc as rpc_module
@@ -35,32 +32,6 @@ def make_config(**changes: object) -> Config:
 def make(**changes: object) -> Rpc:
     config = make_config(**changes)
     return Rpc(config, World.from_environment(), Worker(config, torch.device("cpu")))
-
-
-def _square_of_first(module: torch.nn.Module) -> torch.Tensor:
-    return next(iter(module._parameters.values())).square().sum()  # type: ignore[union-attr]
-
-
-def parameter_is_detached() -> None:
-    """An ``nn.Parameter`` sent over RPC loses its place in the graph; a plain tensor keeps it.
-
-    If the first half stops holding, torch has changed and `Reference` may be simplified.
-    """
-    with make():
-        linear = torch.nn.Linear(3, 2, bias=False)
-        clone = torchopt.module_clone(linear, by="reference", detach_buffers=True)
-        with dist_autograd.context() as context:
-            loss = rpc.rpc_sync(0, _square_of_first, args=(clone,))
-            # Nothing fails, and nothing arrives.
-            dist_autograd.backward(context, [loss])
-            assert linear.weight not in dist_autograd.get_gradients(context)
-        weight = linear.weight.detach().requires_grad_()
-        clone._parameters["weight"] = weight  # type: ignore[assignment]
-        with dist_autograd.context() as context:
-            loss = rpc.rpc_sync(0, _square_of_first, args=(clone,))
-            dist_autograd.backward(context, [loss])
-            gradient = dist_autograd.get_gradients(context)[weight]
-        torch.testing.assert_close(gradient, 2 * weight.detach())
 
 
 def _forget(step: int, flat: torch.Tensor, calls: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
+import pytest
 import torch
 
 from maml.strategies.gathering import Answer, Gathering
@@ -17,9 +18,9 @@ def test_calls_in_any_order_are_one_batch_in_order() -> None:
     """Two steps at once, their calls and parameters on threads of their own, in random orders."""
     batches = []
 
-    def compute(places: list[int], values: list[str], shared: float) -> list[tuple[str, float]]:
+    def compute(places: list[int], shared: float) -> list[tuple[int, float]]:
         batches.append((places, shared))
-        return [(value, shared) for value in values]
+        return [(place, shared) for place in places]
 
     for seed in range(20):
         batches.clear()
@@ -32,7 +33,7 @@ def test_calls_in_any_order_are_one_batch_in_order() -> None:
             gathering: Gathering = gathering,
             answers: dict[tuple[int, int], Answer] = answers,
         ) -> None:
-            answers[step, task] = gathering.call(step, task, f"task {task}")
+            answers[step, task] = gathering.call(step, task)
 
         threads = [
             threading.Thread(target=call, args=(step, task)) for step in (1, 2) for task in range(9)
@@ -50,35 +51,28 @@ def test_calls_in_any_order_are_one_batch_in_order() -> None:
             (list(range(9)), 1.0),
         ]
         for (step, task), answer in answers.items():
-            assert answer.wait() == (f"task {task}", 0.5 * step)
+            assert answer.wait() == (task, 0.5 * step)
 
 
-def test_outer_losses_weigh_tasks_as_they_are_weighed() -> None:
-    """Against autograd: tasks whose losses are (w · x)² for x of their own, float64."""
+def test_outer_losses_are_those_of_autograd() -> None:
+    """Tasks whose losses are (w · x)² for x of their own, float64; a mean, and a sum."""
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     flat = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    packing = Packing({"w": flat}, 1)
-    again = []
 
     @torch.enable_grad()
-    def share_of(places: list[int]) -> Share:
+    def share() -> Share:
         w = flat.detach().requires_grad_()
-        losses = (x[places] @ w).square()
+        losses = (x @ w).square()
         (gradient,) = torch.autograd.grad(losses.sum(), w)
         rows = losses.detach()[:, None]
-        return Share({"w": gradient}, rows.sum(0), len(places), rows)
+        return Share({"w": gradient}, rows.sum(0), len(x), rows)
 
-    def alone(place: int) -> Share:
-        again.append(place)
-        return share_of([place])
-
-    for weights in (torch.full((4,), 0.25), torch.tensor([0.5, -1.0, 0.0, 3.0])):
-        weights = weights.double()
-        rows = OuterLosses.apply(lambda: share_of([0, 1, 2, 3]), alone, packing, flat)
+    for weight in (0.25, 1.0):
+        rows = OuterLosses.apply(share, Packing({"w": flat}, 1), flat)
         losses = (x @ flat).square()
         assert torch.equal(rows, torch.stack([losses, torch.ones_like(losses)], dim=1))
-        (found,) = torch.autograd.grad(weights @ rows[:, 0], flat)
-        (expected,) = torch.autograd.grad(weights @ losses, flat)
+        (found,) = torch.autograd.grad(weight * rows[:, 0].sum(), flat, retain_graph=True)
+        (expected,) = torch.autograd.grad(weight * losses.sum(), flat)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    # Where all weigh the same, nothing is computed twice.
-    assert again == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match="must all weigh the same"):
+        rows[0, 0].backward()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.launching import TRAIN, run_together, run_train, start
 from tests.network import Network, why_not
-from tests.runs import last, metrics
 from tests.strategies.test_equivalence import (
     SEVEN_TASKS,
     STRATEGIES,
@@ -57,12 +54,6 @@ def test_torchrun_over_a_slow_lossy_link(local: Trained, tmp_path: Path) -> None
 
 
 ALL = ["rpc exclusive", "rpc chunk", "allreduce", "param-server rpc", "param-server collective"]
-BYTES = [
-    "maml-glyphs-5way-1shot",
-    *("--iterations", "6", "--log-every", "1", "--checkpoint-every", "100"),
-    *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
-]  # fmt: skip
-
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--log-every", "1"),
     *("--iterations", "100000", "--checkpoint-every", "5", "--compile", "off"),
@@ -77,10 +68,7 @@ def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("three")
     runs = {name: [*SEVEN_TASKS, *STRATEGIES[name]] for name in ALL}
-    for tasks in ("8", "32"):
-        for name in ALL:
-            runs[f"{name} {tasks}"] = [*BYTES, *STRATEGIES[name], "--meta-batch-size", tasks]
-    command = [sys.executable, "-m", "tests.strategies.metered", str(folder), json.dumps(runs)]
+    command = [sys.executable, *TOPOLOGIES, str(folder), json.dumps(runs)]
     with Network(3) as network:
         run_together([network.by_hand(host, command) for host in range(3)], LIMIT_S)
     return folder
@@ -89,33 +77,6 @@ def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("strategy", ALL)
 def test_equals_local_on_three_hosts(local: Trained, three_hosts: Path, strategy: str) -> None:
     assert_same(trained(three_hosts / strategy), local)
-
-
-@pytest.mark.parametrize("strategy", ALL)
-def test_bytes_grow_with_workers_not_with_tasks(three_hosts: Path, strategy: str) -> None:
-    """What crosses rank zero's link in a step, by the kernel's counters and by the run's own."""
-    steps = {tasks: Steps(three_hosts / f"{strategy} {tasks}") for tasks in (8, 32)}
-    assert steps[32].on_link == pytest.approx(steps[8].on_link, rel=0.05)
-    # A server's link carries the parameters to two workers and their gradients back. A ring of n
-    # sends (n − 1) / n of them twice, and receives as much (Patarasuk and Yuan, 2009).
-    times = 4 * 2 / 3 if strategy == "allreduce" else 2 * 2
-    for step in steps.values():
-        assert step.sent == pytest.approx(2 * 2 * step.parameters * 4, rel=0.01)
-        expected = times * step.parameters * 4
-        # Headers, acknowledgements: 1 %. Less would be another way than the link.
-        assert expected < step.on_link < 1.1 * expected
-
-
-class Steps:
-    """Bytes a step of a run of `BYTES`, the first of which is left out: connections are made."""
-
-    def __init__(self, run_dir: Path) -> None:
-        rows = metrics(run_dir)
-        self.on_link = statistics.median(
-            after["link_bytes"] - before["link_bytes"] for before, after in pairwise(rows)
-        )
-        self.sent = statistics.median(row["wire_bytes"] for row in rows)
-        self.parameters = sum(tensor.numel() for tensor in last(run_dir)["model"].values())
 
 
 @pytest.mark.parametrize(

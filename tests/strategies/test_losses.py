@@ -105,13 +105,6 @@ def test_rank_zero_is_named_in_every_phase(tmp_path: Path, strategy: str, phase:
     _check_end(tmp_path / "run", strategy, KILLED._replace(phase=phase), 0, state)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", ["validation", "test"])
-@pytest.mark.parametrize("strategy", ["rpc exclusive", "allreduce"])
-def test_a_worker_is_named_in_evaluations(tmp_path: Path, strategy: str, phase: str) -> None:
-    _check_end(tmp_path / "run", strategy, KILLED._replace(phase=phase), 2)
-
-
 @pytest.mark.parametrize(
     ("strategy", "launcher", "phase"),
     [

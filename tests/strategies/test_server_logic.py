@@ -16,8 +16,7 @@ from maml.processes.identity import Identity
 from maml.processes.liveness import Liveness
 from maml.processes.world import World
 from maml.strategies import shutdown
-from maml.strategies.param_server.inbox import Inbox
-from maml.strategies.param_server.messages import Order, Result
+from maml.strategies.param_server.inbox import Inbox, Order, Result
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.strategies.param_server.remote_forward import HandOver, ServedModel
 from maml.worker import Share, Worker
@@ -51,7 +50,7 @@ class Play:
 
     def work(self, order: Order) -> Result:
         """Do what a trainer does."""
-        return self.server._do(order)
+        return self.server.compute(order)
 
     def expected(self, ids: torch.Tensor) -> Share:
         return self.worker.share(self.params, ids, self.worker.learner)
@@ -70,20 +69,7 @@ def assert_same(share: Share, expected: Share) -> None:
         torch.testing.assert_close(share.gradients[name], gradient, rtol=0, atol=1e-12)
 
 
-def test_sync_waits_for_all(pool: ThreadPoolExecutor) -> None:
-    play = Play(pool, trainers=3)
-    step = play.step()
-    orders = {rank: play.ask(rank) for rank in (1, 2, 3)}
-    for rank in (3, 1):
-        # The answer to a push comes with the next step, not before.
-        after = play.ask(rank, play.work(orders[rank].wait()))
-        assert not after.done()
-    assert not step.done()
-    play.ask(2, play.work(orders[2].wait()))
-    assert_same(step.result(LIMIT_S), play.expected(IDS))
-
-
-def test_sums_in_the_order_of_ranks(pool: ThreadPoolExecutor) -> None:
+def test_sync_waits_for_all_and_sums_in_the_order_of_ranks(pool: ThreadPoolExecutor) -> None:
     """Whoever comes first, the bits are the same."""
     shares = []
     for arrival in ((1, 2, 3), (3, 1, 2)):
@@ -91,8 +77,12 @@ def test_sums_in_the_order_of_ranks(pool: ThreadPoolExecutor) -> None:
         step = play.step()
         orders = {rank: play.ask(rank) for rank in (1, 2, 3)}
         for rank in arrival:
-            play.ask(rank, play.work(orders[rank].wait()))
+            assert not step.done()
+            # The answer to a push comes with the next step, not before.
+            after = play.ask(rank, play.work(orders[rank].wait()))
         shares.append(step.result(LIMIT_S))
+        assert not after.done()
+    assert_same(shares[0], play.expected(IDS))
     for name, gradient in shares[0].gradients.items():
         assert torch.equal(gradient, shares[1].gradients[name])
 
@@ -110,7 +100,7 @@ def test_backup_takes_the_first_and_drops_the_late(pool: ThreadPoolExecutor) -> 
     second = play.step(iteration=1)
     answers[2] = play.ask(2, play.work(orders[2]))
     orders = {rank: answer.wait() for rank, answer in answers.items()}
-    assert {order.number for order in orders.values()} == {2}, "the late one catches up"
+    assert {order.step for order in orders.values()} == {2}, "the late one catches up"
     for rank in (2, 3):
         play.ask(rank, play.work(orders[rank]))
     # What came too late for step 1 is in neither sum.
@@ -131,106 +121,18 @@ def test_async_applies_each_and_drops_the_old(pool: ThreadPoolExecutor) -> None:
     for number in (2, 3):
         step = play.step(number - 1)
         order = answer.wait()
-        assert order.number == number
+        assert order.step == number
         answer = play.ask(1, play.work(order))
         step.result(LIMIT_S)
     # Two updates since its model: too old by one.
     fourth = play.step(3)
     fresh = play.ask(2, slow).wait()
-    assert fresh.number == 4
+    assert fresh.step == 4
     play.ask(2, play.work(fresh))
     assert_same(fourth.result(LIMIT_S), play.expected(fresh.ids))
     report = play.server.report()
     assert report["dropped"] == 1
     assert report["staleness"] == [4]
-
-
-def test_async_resumed_hands_out_each_batch_once(pool: ThreadPoolExecutor) -> None:
-    """What was under way at a checkpoint comes first, then what nobody has had."""
-    play = Play(pool, trainers=2, ps_mode="async", ps_max_staleness=0)
-    step = play.step(0)
-    orders = {rank: play.ask(rank).wait() for rank in (1, 2)}
-    answer = play.ask(1, play.work(orders[1]))
-    step.result(LIMIT_S)
-    step = play.step(1)
-    third = answer.wait()
-    # Too old now: dropped, and its tasks are gone; the trainer gets others.
-    fourth = play.ask(2, play.work(orders[2])).wait()
-    play.ask(1, play.work(third))
-    step.result(LIMIT_S)
-    begun = [order.ids.tolist() for order in (orders[1], orders[2], third, fourth)]
-    assert begun == [list(range(7 * i, 7 * i + 7)) for i in range(4)]
-    state = play.server.state()
-
-    resumed = Play(pool, trainers=3, ps_mode="async")
-    resumed.server.restore(state, resumed.server.home)
-    step = resumed.step(2)
-    orders = {rank: resumed.ask(rank).wait() for rank in (1, 2, 3)}
-    assert [orders[rank].ids.tolist() for rank in (1, 2, 3)] == [
-        fourth.ids.tolist(),
-        list(range(28, 35)),
-        list(range(35, 42)),
-    ]
-    # Before any has come back, another stop loses none either.
-    assert len(resumed.server.state()["under_way"]) == 3
-    resumed.ask(1, resumed.work(orders[1]))
-    assert_same(step.result(LIMIT_S), resumed.expected(fourth.ids))
-
-
-def test_async_counts_staleness(pool: ThreadPoolExecutor) -> None:
-    play = Play(pool, trainers=2, ps_mode="async", ps_max_staleness=5)
-    step = play.step(0)
-    orders = {rank: play.ask(rank).wait() for rank in (1, 2)}
-    play.ask(1, play.work(orders[1]))
-    step.result(LIMIT_S)
-    step = play.step(1)
-    play.ask(2, play.work(orders[2]))
-    step.result(LIMIT_S)
-    assert play.server.report()["staleness"] == [1, 1]
-
-
-def test_evaluation_is_handed_out_again(pool: ThreadPoolExecutor) -> None:
-    """A frozen trainer's piece goes to one who answers; rows keep their order."""
-    play = Play(pool, trainers=2)
-    rows = pool.submit(play.server.evaluate, play.params, "test", IDS)
-    play.ask(2).wait()  # It takes its order, and is never heard of again.
-    answer = play.ask(1)
-    for _ in range(2):
-        answer = play.ask(1, play.work(answer.wait()))
-    expected = play.worker.evaluate(play.params, "test", IDS, play.worker.learner)
-    torch.testing.assert_close(rows.result(LIMIT_S), expected, rtol=0, atol=1e-12)
-
-
-def test_a_gradient_that_comes_during_an_evaluation_is_kept(pool: ThreadPoolExecutor) -> None:
-    """All trainers are busy when it begins; each takes a piece when it has pushed."""
-    play = Play(pool, trainers=2, ps_mode="async")
-    step = play.step(0)
-    orders = {rank: play.ask(rank).wait() for rank in (1, 2)}
-    answer = play.ask(1, play.work(orders[1]))
-    step.result(LIMIT_S)
-    step = play.step(1)
-    order = answer.wait()
-    answer = play.ask(2, play.work(orders[2]))
-    step.result(LIMIT_S)
-    step = play.step(2)
-    orders = {1: order, 2: answer.wait()}
-    answers = {1: play.ask(1, play.work(orders[1]))}
-    step.result(LIMIT_S)
-    step = play.step(3)
-    orders[1] = answers[1].wait()
-    answers[2] = play.ask(2, play.work(orders[2]))
-    step.result(LIMIT_S)
-    # Now rank 1 computes and rank 2 is idle; then rank 2 gets a piece, rank 1 pushes.
-    rows = pool.submit(play.server.evaluate, play.params, "test", IDS)
-    piece = answers[2].wait()
-    answers[1] = play.ask(1, play.work(orders[1]))
-    other = answers[1].wait()
-    assert {piece.kind, other.kind} == {"evaluate"}
-    for rank, part in ((1, other), (2, piece)):
-        play.ask(rank, play.work(part))
-    expected = play.worker.evaluate(play.params, "test", IDS, play.worker.learner)
-    torch.testing.assert_close(rows.result(LIMIT_S), expected, rtol=0, atol=1e-12)
-    assert_same(play.step(4).result(LIMIT_S), play.expected(orders[1].ids))
 
 
 def test_silence_names_the_silent(pool: ThreadPoolExecutor) -> None:
@@ -277,7 +179,7 @@ def test_a_served_model_steps_on_meanwhile(
     HandOver([served.leaf], 1).step()
     event = inbox.take(0)
     assert event is not None and event.result is not None
-    assert event.result.number == step
+    assert event.result.step == step
     play.params = {name: 2 * tensor for name, tensor in play.params.items()}
     assert_same(play.server.packing.to_share(event.result.flat), play.expected(IDS))
 
@@ -286,10 +188,9 @@ def test_inbox_after_the_end() -> None:
     """Who asks when all is done, a thawed process say, is sent home at once."""
     inbox = Inbox()
     before = inbox.exchange(1, None)
-    last = Order("finish", 0, torch.empty(0), torch.empty(0))
-    inbox.give_all(last)
-    assert before.wait() is last
-    assert inbox.exchange(2, None).wait() is last
+    inbox.close()
+    assert before.wait() is None
+    assert inbox.exchange(2, None).wait() is None
 
 
 def test_nobody_is_left_behind_while_the_clock_stands_still(

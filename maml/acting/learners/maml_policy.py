@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from datasets.environments.acting import Trajectory
-from datasets.flags import flag
 from datasets.tasks import Task
-from maml.acting.estimators import ESTIMATORS
+from maml.acting.estimators import dice
 from maml.acting.policy import Played, Policy, first_return
 from maml.errors import UserError
 from maml.metagradient import unrolled
@@ -24,7 +23,6 @@ COMPONENTS = {
         "attribute": "MAMLPolicy",
         "help": "an initial policy from which a few policy-gradient steps suit a task",
         "tasks": "environments",
-        "pictures": {"filmstrip": "maml.acting.filmstrip:draw_filmstrip"},
         "reads": (
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "shots",
             "queries", "eval_queries", "discount",
@@ -37,15 +35,6 @@ COMPONENTS = {
 }  # fmt: skip
 
 
-class Flags:
-    """What the components of this file read, and no other."""
-
-    estimator: Literal["dice", "lvc"] = flag(
-        "dice",
-        "Of policy gradients' derivatives: dice is unbiased, lvc biased and of low variance.",
-    )
-
-
 _TURN = 0.6180339887498949
 """The golden ratio's fraction: see `_turned`."""
 
@@ -55,7 +44,7 @@ class MAMLPolicy(Policy):
 
     The inner loop descends an estimate of −J/T (return per step, so that a rate suits any horizon)
     of K support episodes; the outer loss is the same of Q query episodes, played by the adapted
-    policy. ``--estimator`` makes the second-order term: the outer gradient is that of J(θ − α ∇J),
+    policy. DiCE makes the second-order term: the outer gradient is that of J(θ − α ∇J),
     with the support's expectation inside (formulation II of arXiv:1810.06784).
     """
 
@@ -97,7 +86,7 @@ class MAMLPolicy(Policy):
         rewards = played.rewards * config.discount**steps
         weights = rewards.new_full((n,), 1 / n)
         logp = self.log_probabilities(params, played)
-        return -ESTIMATORS[config.estimator](logp, rewards, weights) / config.horizon
+        return -dice(logp, rewards, weights) / config.horizon
 
     @torch.no_grad()
     def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Played:

@@ -20,7 +20,6 @@ COMPONENTS = {
         "adapts_at_test": False,
         "help": "REINFORCE: one policy for all environments, without an inner loop",
         "tasks": "environments",
-        "pictures": {"filmstrip": "maml.acting.filmstrip:draw_filmstrip"},
         "strategy": "observers",
         "reads": ("discount", "queries", "eval_queries"),
         "refuses": {

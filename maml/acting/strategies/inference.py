@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maml.acting.policy import Policy
 from maml.params import Params
-from maml.strategies.gathering import Answer, Gathering
+from maml.strategies.gathering import Answer, answer_all
 
 
 class Inference:
@@ -76,11 +76,11 @@ class Batches:
 
     def __init__(self, inference: Inference, wait: float) -> None:
         """Wait for ``wait`` seconds."""
-        self._gathering = Gathering(lambda places, requests, _: inference(requests))
-        self._wait = wait
+        self._inference, self._wait = inference, wait
         self._changed = threading.Condition()
         self._playing: set[int] = set()
-        self._round, self._waiting, self._since = 0, 0, 0.0
+        self._asked: dict[int, tuple[Tensor, Answer]] = {}
+        self._since = 0.0
         self.flushed = 0
         threading.Thread(target=self._flush, name="batches", daemon=True).start()
 
@@ -93,47 +93,44 @@ class Batches:
         """Expect no more requests of an observer."""
         with self._changed:
             self._playing.discard(rank)
-            number, count = self._close_if_complete()
-        if count:
-            self._gathering.begin(number, None, count)
+            batch = self._take_if_complete()
+        self._answer(batch)
 
     def ask(self, rank: int, request: Tensor) -> Answer:
         """Return the answer to come; no thread is held meanwhile."""
+        answer: Answer = torch.futures.Future()
         with self._changed:
-            mine = self._round
-            if self._waiting == 0:
+            if not self._asked:
                 self._since = time.monotonic()
                 self._changed.notify()
-            self._waiting += 1
-            number, count = self._close_if_complete()
-        answer = self._gathering.call(mine, rank, request)
-        if count:
-            self._gathering.begin(number, None, count)
+            self._asked[rank] = request, answer
+            batch = self._take_if_complete()
+        self._answer(batch)
         return answer
 
-    def _close_if_complete(self) -> tuple[int, int]:
-        """Return the batch that is complete, and its size; 0 if it is not."""
-        complete = self._waiting > 0 and self._waiting >= len(self._playing)
-        return self._close() if complete else (self._round, 0)
+    def _take_if_complete(self) -> dict[int, tuple[Tensor, Answer]]:
+        return self._take() if len(self._asked) >= len(self._playing) else {}
 
-    def _close(self) -> tuple[int, int]:
-        closed = self._round, self._waiting
-        self._round, self._waiting = self._round + 1, 0
-        return closed
+    def _take(self) -> dict[int, tuple[Tensor, Answer]]:
+        batch, self._asked = self._asked, {}
+        return batch
+
+    def _answer(self, batch: dict[int, tuple[Tensor, Answer]]) -> None:
+        if batch:
+            # In the order of ranks, not of arrival: a repeated run has the same bits.
+            requests, answers = zip(*(batch[rank] for rank in sorted(batch)), strict=True)
+            answer_all(answers, lambda: self._inference(list(requests)))
 
     def _flush(self) -> None:
         while True:
             with self._changed:
-                if not self._waiting:
-                    self._changed.wait()
-                    continue
-                left = self._since + self._wait - time.monotonic()
-                if left > 0:
+                left = self._since + self._wait - time.monotonic() if self._asked else None
+                if left is None or left > 0:
                     self._changed.wait(left)
                     continue
-                number, count = self._close()
+                batch = self._take()
                 self.flushed += 1
-            self._gathering.begin(number, None, count)
+            self._answer(batch)
 
 
 def percentiles(seconds: list[float]) -> dict[str, Any]:

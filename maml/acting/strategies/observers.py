@@ -8,10 +8,9 @@ or not, however many observers there are, as long as none of them is lost.
 
 from __future__ import annotations
 
-import queue
 import sys
+import threading
 import time
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ COMPONENTS = {
     "observers": {
         "attribute": "Observers",
         "help": "rank 0 is the agent, the others act in environments and ask it for actions",
-        "reads": ("rpc_threads", "batched_inference", "batch_wait"),
+        "reads": ("rpc_threads", "batch_wait"),
     }
 }
 
@@ -45,23 +44,18 @@ class _Late(Exception):
     """The agent has gone on without this observer."""
 
 
-def _answer(number: int, request: Tensor) -> Tensor:
-    """Run on the agent: the actions of one request, at once; none to a step that is over."""
-    agent = this(Observers)
-    if number != agent.number:
-        return torch.empty(0)
-    return agent.inference([request])[0]
-
-
 @rpc.functions.async_execution
-def _answer_with_others(number: int, rank: int, request: Tensor) -> Answer:
-    """Run on the agent: the same, by one forward pass for all observers."""
+def _answer(number: int, rank: int, request: Tensor) -> Answer:
+    """Run on the agent: the actions of one request, by one forward pass for all observers.
+
+    A request of a step that is over has none.
+    """
     agent = this(Observers)
-    if number != agent.number:
-        late: Answer = torch.futures.Future()
-        late.set_result(torch.empty(0))
-        return late
-    return agent.batches.ask(rank, request)
+    if number == agent.number:
+        return agent.batches.ask(rank, request)
+    late: Answer = torch.futures.Future()
+    late.set_result(torch.empty(0))
+    return late
 
 
 @reported
@@ -89,11 +83,13 @@ class Observers(OverRpc):
         if world.size == 1:
             raise UserError("--strategy observers: needs 2 processes: an agent, and who observes")
         self.learner = worker.learner
+        self.computing = range(1)
         self.number = 0
         if self.drives:
             self.liveness.survives = self._survives
-        self._busy: set[int] = set()
-        self._news: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
+        # The calls that are under way, with the step that each is of.
+        self._calls: dict[int, tuple[int, torch.futures.Future[Any]]] = {}
+        self._news = threading.Event()
         self._played = torch.empty(0, dtype=torch.int64)
         self._missed, self._waits, self._acting = 0, list[float](), 0.0
 
@@ -105,27 +101,22 @@ class Observers(OverRpc):
         else:
             self._environment = self.learner.environment.of_library()
 
-    def share_sizes(self) -> set[int]:
-        """Only the agent differentiates."""
-        return {self.config.meta_batch_size} if self.drives else set()
-
     # ---- the agent ----------------------------------------------------------------------------
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Let all observers play their part of ``ids``; differentiate what has come back."""
         self.number += 1
         self.inference.follow(meta_params)
-        free = [rank for rank in self.others if rank not in self.gone | self._busy]
-        if not free:
-            free = self._wait_for_one()
+        began = time.monotonic()
+        free = self._free()
         parts = dict(zip(free, ids.tensor_split(len(free)), strict=True))
         parts = {rank: part for rank, part in parts.items() if len(part)}
         self.batches.begin(parts)
-        began = time.monotonic()
         for rank, part in parts.items():
-            self._busy.add(rank)
             self._call(rank, part)
         found = self._gather(set(parts))
+        # An observer that asks from here on is told that this step is over.
+        self.batches.begin(())
         self._acting += time.monotonic() - began
         # In the order of ids, not of arrival: a repeated run has the same bits.
         ranks = [rank for rank in parts if rank in found]
@@ -137,23 +128,29 @@ class Observers(OverRpc):
         made = Batch(self.learner.last_phase, as_played(joined), self._played)
         return self.worker.share_of(meta_params, [made], self.learner)
 
+    def _free(self) -> list[int]:
+        """Return the observers that are not late; wait for one that is, if all are."""
+        deadline = self.liveness.clock.now() + self.config.timeout
+        while True:
+            self._take()
+            free = [rank for rank in self.others if rank not in self.gone | self._calls.keys()]
+            if free:
+                return free
+            if self.liveness.clock.now() >= deadline or not self._calls:
+                names = self.liveness.name(self.others)
+                raise self.liveness.explain(TimeoutError(f"no observer is left of {names}"))
+            self._wait(0.2)
+
     def _call(self, rank: int, part: Tensor) -> None:
-        """Let ``rank`` play; what becomes of it is news."""
-        number, news = self.number, self._news
+        """Let ``rank`` play."""
         try:
             # 0: no time limit of its own; `_gather` has one.
-            call = rpc.rpc_async(rank, _observe, (number, part), timeout=0)
-        except RuntimeError as error:
-            news.put((number, rank, error))
+            call = rpc.rpc_async(rank, _observe, (self.number, part), timeout=0)
+        except RuntimeError:
+            self._lose(rank)
             return
-
-        def done(answer: Any) -> None:
-            try:
-                news.put((number, rank, answer.value()))
-            except Exception as error:
-                news.put((number, rank, error))
-
-        call.add_done_callback(done)
+        self._calls[rank] = self.number, call
+        call.add_done_callback(lambda _: self._news.set())
 
     def _gather(self, playing: set[int]) -> dict[int, Trajectory]:
         """Return what observers have played: of all, but for those that are lost or late."""
@@ -161,51 +158,51 @@ class Observers(OverRpc):
         began = clock.now()
         deadline = began + self.config.timeout
         while missing := playing - found.keys() - self.gone:
-            try:
-                # In pieces: who is lost is said by another thread.
-                number, rank, what = self._news.get(timeout=min(0.2, deadline - clock.now()))
-            except (queue.Empty, ValueError):
-                if clock.now() < deadline:
-                    continue
+            now = clock.now()
+            for rank, (played, waits) in self._take().items():
                 if not found:
-                    raise self.liveness.explain(TimeoutError(self.liveness.name(missing))) from None
+                    deadline = min(deadline, now + max(LATE, 3 * (now - began)))
+                found[rank] = played
+                self._waits += waits
+                self.wire_bytes += sum(part.nbytes for part in played)
+            missing -= found.keys()
+            if missing and now >= deadline:
+                if not found:
+                    raise self.liveness.explain(TimeoutError(self.liveness.name(missing)))
                 line = f"{self.liveness.name(missing)} late; step {self.number} goes on without"
                 print(line, file=sys.stderr, flush=True)
                 break
-            self._take(rank, what)
-            if number == self.number and isinstance(what, tuple):
-                found[rank], waits = what
-                self._waits += waits
-                self.wire_bytes += sum(part.nbytes for part in found[rank])
-                if len(found) == 1:
-                    now = clock.now()
-                    deadline = min(deadline, now + max(LATE, 3 * (now - began)))
-        # An observer that asks from here on is told that this step is over.
-        self.batches.begin(())
+            if missing:  # in pieces: who is lost is said by another thread
+                self._wait(min(0.2, deadline - now))
         if not found:
-            error = RuntimeError("no observer is left")
-            raise self.liveness.explain(error)
+            raise self.liveness.explain(RuntimeError("no observer is left"))
         return found
 
-    def _take(self, rank: int, what: Any) -> None:
-        """Note that a call has ended: well, or by an error, and then the observer is lost."""
-        self._busy.discard(rank)
-        self.batches.leave(rank)
-        if isinstance(what, Exception):
-            self.gone.add(rank)
+    def _wait(self, seconds: float) -> None:
+        """Wait until a call has ended."""
+        self._news.wait(seconds)
+        self._news.clear()
 
-    def _wait_for_one(self) -> list[int]:
-        """Wait until an observer that was late is there again; return who is."""
-        clock = self.liveness.clock
-        deadline = clock.now() + self.config.timeout
-        while clock.now() < deadline and self._busy - self.gone:
-            with suppress(queue.Empty):
-                _, rank, what = self._news.get(timeout=0.2)
-                self._take(rank, what)
-                if rank not in self.gone:
-                    return [rank]
-        names = self.liveness.name(self.others)
-        raise self.liveness.explain(TimeoutError(f"no observer is left of {names}"))
+    def _take(self) -> dict[int, tuple[Trajectory, list[float]]]:
+        """Return what ended calls of this step have played; who has failed is lost."""
+        found = {}
+        for rank, (number, call) in list(self._calls.items()):
+            if not call.done():
+                continue
+            del self._calls[rank]
+            self.batches.leave(rank)
+            try:
+                what = call.value()
+            except Exception:
+                self._lose(rank)
+                continue
+            if number == self.number and what is not None:
+                found[rank] = what
+        return found
+
+    def _lose(self, rank: int) -> None:
+        self.batches.leave(rank)
+        self.gone.add(rank)
 
     def _survives(self, rank: int, line: str) -> bool:
         """Say whether training goes on without an observer; in a thread of its own."""
@@ -232,9 +229,8 @@ class Observers(OverRpc):
             "requests_per_second": inference.requests / self._acting if self._acting else 0.0,
             "agent_latency_us": percentiles(inference.seconds),
             "observer_latency_us": percentiles(self._waits),
+            "flushed": self.batches.flushed,
         }
-        if self.config.batched_inference == "true":
-            row["flushed"] = self.batches.flushed
         if self._missed:
             row["missed_tasks"] = self._missed
         inference.forget()
@@ -251,17 +247,13 @@ class Observers(OverRpc):
             _Late: if the agent does not wait for it.
         """
         tasks = self.worker.training.tasks(ids)
-        rank, batched = self.world.rank, self.config.batched_inference == "true"
         waits: list[float] = []
 
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
             request = torch.cat([observations, draws], dim=-1).flatten(0, -2)
             began = time.perf_counter()
             with self.guard():
-                if batched:
-                    actions = rpc.rpc_sync(0, _answer_with_others, (number, rank, request))
-                else:
-                    actions = rpc.rpc_sync(0, _answer, (number, request))
+                actions = rpc.rpc_sync(0, _answer, (number, self.world.rank, request))
             waits.append(time.perf_counter() - began)
             if not actions.numel():
                 raise _Late

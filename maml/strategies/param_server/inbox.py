@@ -7,68 +7,86 @@ accumulated or stepped in RPC threads, so there is nothing that could be left ou
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections import deque
+from contextlib import suppress
 from typing import NamedTuple
 
+from torch import Tensor
 from torch.futures import Future
 
-from maml.strategies.param_server.messages import Order, Result
+
+class Order(NamedTuple):
+    """From the server: the tasks that a trainer computes next.
+
+    Attributes:
+        step: The step whose model it carries.
+        ids: ``[T]`` int64 task ids.
+        params: ``[P]`` the model, flat; empty where it stays on the server.
+    """
+
+    step: int
+    ids: Tensor
+    params: Tensor
+
+
+class Result(NamedTuple):
+    """From a trainer: what came of an order.
+
+    Attributes:
+        step: The order's step.
+        flat: ``[P + 1 + M + 1]``, a packed share.
+        wire_bytes: Bytes of tensors that were sent for it.
+    """
+
+    step: int
+    flat: Tensor
+    wire_bytes: int
 
 
 class Event(NamedTuple):
-    """Something that arrived from ``rank``. ``waits``: whether it now waits for an order."""
+    """Something that arrived from ``rank``; ``answer``: the order that it now waits for, if any.
+
+    An order that is None sends the trainer home.
+    """
 
     rank: int
     result: Result | None
-    waits: bool
+    answer: Future[Order | None] | None
 
 
 class Inbox:
-    """Events from trainers in order of arrival, and the orders that they wait for."""
+    """Events from trainers in order of arrival."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._events: deque[Event] = deque()
-        self._waiting: dict[int, Future[Order]] = {}
-        self._last_order: Order | None = None
+        self._lock = threading.Lock()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._closed = False
 
-    def exchange(self, rank: int, result: Result | None) -> Future[Order]:
+    def exchange(self, rank: int, result: Result | None) -> Future[Order | None]:
         """Push ``result``, if any, and return the future of the next order."""
-        future: Future[Order] = Future()
-        with self._changed:
-            if self._last_order is None:
-                self._waiting[rank] = future
-                self._events.append(Event(rank, result, waits=True))
-                self._changed.notify_all()
-                return future
-        future.set_result(self._last_order)
-        return future
+        answer: Future[Order | None] = Future()
+        with self._lock:
+            if not self._closed:
+                self._events.put(Event(rank, result, answer))
+                return answer
+        answer.set_result(None)
+        return answer
 
     def deliver(self, rank: int, result: Result) -> None:
         """Push ``result`` without waiting for an order."""
-        with self._changed:
-            self._events.append(Event(rank, result, waits=False))
-            self._changed.notify_all()
+        self._events.put(Event(rank, result, None))
 
     def take(self, timeout: float) -> Event | None:
         """Return the oldest event; None if there is none within ``timeout`` seconds."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._events), timeout):
-                return None
-            return self._events.popleft()
+        with suppress(queue.Empty):
+            return self._events.get(timeout=max(timeout, 0))
+        return None
 
-    def give(self, rank: int, order: Order) -> None:
-        """Answer ``rank``, which waits."""
-        with self._changed:
-            future = self._waiting.pop(rank)
-        # Outside the lock: it runs the callbacks that send the answer.
-        future.set_result(order)
-
-    def give_all(self, last: Order) -> None:
-        """Answer everyone who waits, and whoever asks from now on, with ``last``."""
-        with self._changed:
-            self._last_order = last
-            waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            future.set_result(last)
+    def close(self) -> None:
+        """Send home whoever has asked, and whoever asks from now on."""
+        with self._lock:
+            self._closed = True
+        while event := self.take(0):
+            if event.answer is not None:
+                event.answer.set_result(None)

@@ -1,8 +1,7 @@
 """``--ps-transport collective``: the synchronous server over broadcast and gather.
 
 As in the public synchronous parameter servers on torch.distributed: rank 0 broadcasts the step
-and the weights, the others push gradients, the server sums. Every step is three collectives: what
-to do, with which model, and the results.
+and the weights, the others push gradients, the server sums.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from maml.processes.world import World
 from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
 
-FINISH, TRAIN, EVALUATE = range(3)
-SPLITS = ("train", "validation", "test")
-
 
 class CollectiveServer(Collective):
     """The server and, on the other ranks, a trainer. Tensors are on the CPU."""
@@ -30,86 +26,50 @@ class CollectiveServer(Collective):
         super().__init__(config, world, worker)
         if world.size < 2:
             raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
+        self.computing = range(1, world.size)
 
     @property
     def drives(self) -> bool:
         """Rank 0 serves, and drives the outer loop."""
         return self.world.rank == 0
 
-    def share_sizes(self) -> set[int]:
-        """A trainer's part of every meta-batch; the server computes none."""
-        return set() if self.drives else {self.part_size(self.world.rank - 1, self.world.size - 1)}
-
-    # ---- the server -------------------------------------------------------------------------
-
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Broadcast model and ids; return the sum over all trainers' shares."""
-        self._order(TRAIN, ids, meta_params=meta_params)
+        """Broadcast ids and model; return the sum over all trainers' shares."""
+        self._announce(torch.tensor(len(ids)))
+        self._broadcast(ids)
+        self._broadcast(self.packing.params(meta_params))
         shares = self._gather(torch.zeros(self.packing.share_size, dtype=self.worker.dtype))
         return self.packing.to_share(torch.stack(shares[1:]).sum(0))
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Broadcast model and ids; return the rows of all trainers."""
-        self._order(EVALUATE, ids, SPLITS.index(split), meta_params)
-        rows = self._gather(self._no_rows(len(ids)))
-        return torch.cat(
-            [part[: len(mine)] for part, mine in zip(rows[1:], self._parts(ids), strict=True)]
-        )
-
-    # ---- a trainer --------------------------------------------------------------------------
+        """Evaluate here: the trainers wait."""
+        return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
 
     def serve(self) -> None:
-        """Do what the server orders, until it says that all is done."""
+        """Compute what the server orders, until it says that all is done."""
         # A stop signal is the server's business: it hears of one with the next result.
         self.stop.install()
-        learner = self.worker.learner
-        while True:
-            kind, split, n_ids = self._header(torch.zeros(3, dtype=torch.int64)).tolist()
-            if kind == FINISH:
-                return
+        while n_ids := int(self._announce(torch.tensor(0))):
             ids = self._broadcast(torch.zeros(n_ids, dtype=torch.int64))
             flat = self._broadcast(torch.zeros(self.packing.n_params, dtype=self.worker.dtype))
-            params = self.packing.to_params(flat)
-            mine = self._parts(ids)[self.world.rank - 1]
-            if kind == TRAIN:
-                share = self.worker.share(params, mine, learner)
-                self._gather(self.packing.share(share).cpu())
-                self.worker.look_ahead(mine)
-            else:
-                rows = self._no_rows(n_ids)
-                rows[: len(mine)] = self.worker.evaluate(params, SPLITS[split], mine, learner)
-                self._gather(rows)
-
-    # ---- both -------------------------------------------------------------------------------
+            mine = ids.tensor_split(self.world.size - 1)[self.world.rank - 1]
+            share = self.worker.share(self.packing.to_params(flat), mine, self.worker.learner)
+            self._gather(self.packing.share(share).cpu())
+            self.worker.look_ahead(mine)
 
     def finish(self) -> None:
         """Send everyone home."""
         if self.drives:
-            self._order(FINISH, torch.zeros(0, dtype=torch.int64))
+            self._announce(torch.tensor(0))
 
-    def _order(
-        self, kind: int, ids: Tensor, split: int = 0, meta_params: Params | None = None
-    ) -> None:
-        self._header(torch.tensor([kind, split, len(ids)]))
-        if meta_params is not None:
-            self._broadcast(ids)
-            self._broadcast(self.packing.params(meta_params))
+    def _announce(self, n_ids: Tensor) -> Tensor:
+        """Broadcast how many tasks come next; 0: all is done.
 
-    def _parts(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """Return the ids of each trainer, in the order of ranks."""
-        return ids.tensor_split(self.world.size - 1)
-
-    def _no_rows(self, n_ids: int) -> Tensor:
-        """Return zeros of the shape in which every rank's rows are gathered."""
-        longest = -(-n_ids // (self.world.size - 1))
-        return torch.zeros(longest, len(self.worker.evaluation_names), dtype=self.worker.dtype)
-
-    def _header(self, tensor: Tensor) -> Tensor:
-        """Broadcast what comes next. There is no time limit: the server may test for minutes."""
+        There is no time limit: the server may test for minutes.
+        """
         with self.guard(limited=False):
-            wait_idly(dist.broadcast(tensor, src=0, group=self.groups.idle, async_op=True))
-        self.wire_bytes += (self.world.size - 1) * tensor.nbytes
-        return tensor
+            wait_idly(dist.broadcast(n_ids, src=0, group=self.groups.idle, async_op=True))
+        return n_ids
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
         with self.guard():
@@ -117,14 +77,14 @@ class CollectiveServer(Collective):
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return tensor
 
-    def _gather(self, tensor: Tensor) -> list[Tensor]:
-        """Gather tensors of the same shape from all ranks; the list is empty but on rank 0."""
-        flat = torch.cat([tensor.reshape(-1), self.stop_flags().to(tensor)])
+    def _gather(self, share: Tensor) -> list[Tensor]:
+        """Gather packed shares from all ranks; the list is empty but on rank 0."""
+        flat = torch.cat([share, self.stop_flags().to(share)])
         parts = [torch.empty_like(flat) for _ in range(self.world.size)] if self.drives else []
         with self.guard():
             dist.gather(flat, parts if self.drives else None, dst=0, group=self.groups.work)
         self.wire_bytes += (self.world.size - 1) * flat.nbytes
         if self.drives:
-            stops = torch.stack([part[tensor.numel() :] for part in parts]).sum(0)
+            stops = torch.stack([part[len(share) :] for part in parts]).sum(0)
             self.stop.signal = self.stop.signal or self.first_stop(stops)
-        return [part[: tensor.numel()].view_as(tensor) for part in parts]
+        return [part[: len(share)] for part in parts]

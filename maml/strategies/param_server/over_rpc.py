@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -20,19 +19,18 @@ from torch import Tensor
 from torch.futures import Future
 
 from maml.config import Config
-from maml.errors import UserError, WorkerLostError
+from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.over_rpc import OverRpc, this
 from maml.strategies.packing import Packing
-from maml.strategies.param_server.inbox import Inbox
-from maml.strategies.param_server.messages import Order, Result
+from maml.strategies.param_server.inbox import Event, Inbox, Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
 from maml.worker import Share, Worker
 
 
 @rpc.functions.async_execution
-def _exchange(rank: int, result: Result | None) -> Future[Order]:
+def _exchange(rank: int, result: Result | None) -> Future[Order | None]:
     """Run on the server: push a result, get the next order; holds no thread meanwhile."""
     return this(ParameterServer).inbox.exchange(rank, result)
 
@@ -56,43 +54,37 @@ class ParameterServer(OverRpc):
                 f"--ps-backup-workers {self._spared}: a step would wait for none of the "
                 f"{len(self.others)} trainers"
             )
+        self.computing = self.others
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         self.liveness.survives = self._survives
         self.inbox = Inbox()
         self._served: ServedModel | None = None
-        self._idle: set[int] = set()
-        self._backlog: deque[tuple[int, Result]] = deque()
+        self._idle: dict[int, Future[Order | None]] = {}
         self._step = 0
-        self._evaluations = 0
-        # A trainer's latest tasks.
-        self._latest = torch.empty(0, dtype=torch.int64)
-        self._handed_out = 0
+        # async: the first meta-batch, how many were handed out since, and each rank's latest.
         self._first_ids: Tensor | None = None
-        # async: meta-batches that were handed out and not taken in, of each rank in their order;
-        # and those of a run that was stopped.
-        self._under_way: dict[int, deque[Tensor]] = {rank: deque() for rank in self.others}
-        self._left_over: deque[Tensor] = deque()
+        self._handed_out = 0
+        self._under_way: dict[int, Tensor] = {}
         self._taken_in = torch.empty(0, dtype=torch.int64)
         self._forget_counts()
 
     def get_ready(self) -> None:
         """Serve the model, where trainers call it on the server."""
         if self.drives and self.config.ps_forward == "remote":
+            of_its_order = self.config.ps_mode != "async"
             self._served = ServedModel(
-                self.worker,
-                self.inbox,
-                self.others,
-                of_its_order=self.config.ps_mode != "async",
+                self.worker, self.inbox, self.others, of_its_order=of_its_order
             )
 
     def share_sizes(self) -> set[int]:
-        """Where the model is called, the parts of all trainers who call it there."""
+        """Where the model is called, the parts of the trainers who call it there."""
         if self.drives != (self.config.ps_forward == "remote"):
             return set()
         if self.config.ps_mode == "async":
             return {self.config.meta_batch_size}
-        callers = self.others if self.drives else [self.world.rank]
-        return {self.part_size(rank - 1, len(self.others)) for rank in callers}
+        return {
+            self.part_size(rank) for rank in (self.others if self.drives else [self.world.rank])
+        }
 
     # ---- the server -------------------------------------------------------------------------
 
@@ -119,23 +111,19 @@ class ParameterServer(OverRpc):
     def _sum_of_step(self, params: Tensor, ids: Tensor) -> Tensor:
         """Return the sum over the first n − b trainers' shares of this step."""
         parts = dict(zip(self.others, ids.tensor_split(len(self.others)), strict=True))
-        shares: dict[int, Tensor] = {}
-        ordered: set[int] = set()
-        deadline = self.liveness.clock.now() + self.config.timeout
         # With fewer tasks than trainers, some have none: they are neither asked nor waited for.
         callers = {rank for rank, part in parts.items() if len(part)}
-        needed = max(len(callers) - self._spared, 1)
-        while len(shares) < needed:
-            for rank in sorted((self._idle & callers) - ordered):
-                self._give(rank, Order("train", self._step, parts[rank], params))
-                ordered.add(rank)
-            arrived = self._next(deadline, missing=callers - shares.keys())
-            if arrived is None:
-                continue
-            rank, result = arrived
-            if result.number == self._step:
+        shares: dict[int, Tensor] = {}
+        asked: set[int] = set()
+        deadline = self.liveness.clock.now() + self.config.timeout
+        while len(shares) < max(len(callers) - self._spared, 1):
+            for rank in sorted((self._idle.keys() & callers) - asked):
+                self._give(rank, parts[rank], params)
+                asked.add(rank)
+            rank, result, _ = self._take(deadline, callers - shares.keys())
+            if result is not None and result.step == self._step:
                 shares[rank] = result.flat
-            else:
+            elif result is not None:
                 self._dropped += 1
         # In the order of ranks, not of arrival: a repeated run has the same bits.
         return functools.reduce(torch.add, (shares[rank] for rank in sorted(shares)))
@@ -147,15 +135,15 @@ class ParameterServer(OverRpc):
         deadline = self.liveness.clock.now() + self.config.timeout
         while True:
             for rank in sorted(self._idle):
-                batch = self._following_batch(self._first_ids)
-                self._under_way[rank].append(batch)
-                self._give(rank, Order("train", self._step, batch, params))
-            arrived = self._next(deadline, missing=set(self.others))
-            if arrived is None:
+                batch = self.worker.training.following(self._first_ids, self._handed_out)
+                self._handed_out += 1
+                self._under_way[rank] = batch
+                self._give(rank, batch, params)
+            rank, result, _ = self._take(deadline, set(self.others))
+            if result is None:
                 continue
-            rank, result = arrived
-            self._taken_in = self._under_way[rank].popleft()
-            staleness = self._step - result.number
+            self._taken_in = self._under_way.pop(rank)
+            staleness = self._step - result.step
             if staleness <= self.config.ps_max_staleness:
                 self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
                 return result.flat
@@ -165,112 +153,33 @@ class ParameterServer(OverRpc):
         """Return, in async mode, those of the gradient that arrived."""
         return self._taken_in if self.config.ps_mode == "async" else ids
 
-    def _following_batch(self, first_ids: Tensor) -> Tensor:
-        """Return the next meta-batch to hand out: what a stopped run had under way, then on."""
-        if self._left_over:
-            return self._left_over.popleft()
-        self._handed_out += 1
-        return self.worker.training.following(first_ids, self._handed_out - 1)
-
-    def state(self) -> dict[str, Any]:
-        """Return, in async mode, which meta-batches are out: each counts once, whenever it comes.
-
-        ``ahead`` is how many more were handed out than steps were taken.
-        """
-        if self.config.ps_mode != "async":
-            return super().state()
-        out = [ids for batches in self._under_way.values() for ids in batches]
-        out += self._left_over
-        return super().state() | {
-            "ahead": self._handed_out - self._step, "under_way": [ids.clone() for ids in out]
-        }  # fmt: skip
-
-    def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Hand out first what was under way."""
-        super().restore(state, home)
-        if self.config.ps_mode == "async" and "ahead" in state:
-            self._handed_out = state["ahead"]
-            self._left_over.extend(state["under_way"])
-
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Evaluate a piece on each trainer; pieces of silent ones are handed out again."""
-        if self._served is not None:
-            return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
-        pieces = ids.tensor_split(min(len(self.others), len(ids)))
-        params = self.packing.params(meta_params)
-        piece_of: dict[int, int] = {}
-        rows: dict[int, Tensor] = {}
-        todo = deque(range(len(pieces)))
-        clock = self.liveness.clock
-        began = heard = handed = clock.now()
-        while len(rows) < len(pieces):
-            for rank in sorted(self._idle):
-                if not todo:
-                    break
-                self._evaluations += 1
-                piece_of[self._evaluations] = piece = todo.popleft()
-                order = Order("evaluate", self._evaluations, pieces[piece], params, split)
-                self._give(rank, order)
-            # A piece that takes longer than three times all so far is more likely lost than slow.
-            patience = 1.0 + 3 * (heard - began) if rows else self.config.timeout
-            deadline = heard + self.config.timeout
-            until = min(max(heard, handed) + patience, deadline)
-            arrived = self._take(until - clock.now())
-            if arrived is None:
-                if clock.now() >= deadline:
-                    raise self._lost(set(self.others) - self._idle)
-                todo.extend(set(range(len(pieces))) - rows.keys() - set(todo))
-                handed = clock.now()
-                continue
-            rank, result = arrived
-            if result is None:
-                continue
-            if result.kind == "train":
-                self._backlog.append((rank, result))
-            elif result.number in piece_of:
-                rows[piece_of[result.number]] = result.flat
-                heard = clock.now()
-        return torch.cat([rows[piece] for piece in range(len(pieces))])
+        """Evaluate here: the trainers wait, and what they push stays in the inbox."""
+        return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
 
-    def _next(self, deadline: float, missing: set[int]) -> tuple[int, Result] | None:
-        """Return a gradient that has arrived; None if a trainer asks for work meanwhile."""
-        if self._backlog:
-            return self._backlog.popleft()
-        while True:
-            arrived = self._take(deadline - self.liveness.clock.now())
-            if arrived is None:
-                if self.liveness.clock.now() >= deadline:
-                    raise self._lost(missing)
-                continue
-            rank, result = arrived
-            if result is None or result.kind == "evaluate":
-                return None
-            return rank, result
-
-    def _take(self, timeout: float) -> tuple[int, Result | None] | None:
-        """Return what arrives next, None after ``timeout`` seconds; keep account of both."""
-        began = time.monotonic()
-        event = self.inbox.take(max(timeout, 0))
+    def _take(self, deadline: float, missing: Set[int]) -> Event:
+        """Return what arrives next, from the ``missing`` or others; keep account of it."""
+        began, event = time.monotonic(), None
+        while event is None:
+            left = deadline - self.liveness.clock.now()
+            event = self.inbox.take(left)
+            if event is None and left <= 0:
+                raise self.liveness.explain(TimeoutError(self.liveness.name(set(missing))))
         self._waited += time.monotonic() - began
-        if event is None:
-            return None
-        if event.waits:
-            self._idle.add(event.rank)
+        if event.answer is not None:
+            self._idle[event.rank] = event.answer
         if event.result is not None:
-            self.wire_bytes += event.result.nbytes
-        return event.rank, event.result
+            self.wire_bytes += event.result.wire_bytes
+        return event
 
-    def _give(self, rank: int, order: Order) -> None:
-        self._idle.discard(rank)
-        self.wire_bytes += order.nbytes
-        self.inbox.give(rank, order)
+    def _give(self, rank: int, ids: Tensor, params: Tensor) -> None:
+        """Answer ``rank``, which waits."""
+        self.wire_bytes += ids.nbytes + params.nbytes
+        self._idle.pop(rank).set_result(Order(self._step, ids, params))
 
     def _survives(self, rank: int, line: str) -> bool:
         """Say whether training goes on without a trainer that was lost; in a thread of its own."""
         return self.go_on_without(rank, line, spared=self._spared)
-
-    def _lost(self, missing: set[int]) -> WorkerLostError:
-        return self.liveness.explain(TimeoutError(self.liveness.name(missing)))
 
     def _forget_counts(self) -> None:
         self._dropped, self._busy, self._waited = 0, 0.0, 0.0
@@ -287,43 +196,39 @@ class ParameterServer(OverRpc):
         self._forget_counts()
         return row
 
+    def send_home(self) -> None:
+        """Order all trainers to leave."""
+        self.inbox.close()
+        for answer in self._idle.values():
+            answer.set_result(None)
+
     # ---- a trainer --------------------------------------------------------------------------
 
     def answer(self) -> None:
         """Do what the server orders, until it says that all is done."""
         # A caller's references to the server's model end with this call, before it leaves.
-        do: Callable[[Order], Result | None] = self._do
+        do: Callable[[Order], Result | None] = self.compute
         if self.config.ps_forward == "remote":
             do = Caller(self.worker, self.world.rank, self.guard)
-        result: Result | None = None
-        while (order := self._order(result)).kind != "finish":
-            result = do(order)
+        order = self._next_order(None, None)
+        while order is not None:
+            order = self._next_order(do(order), order)
 
-    def _do(self, order: Order) -> Result:
+    def compute(self, order: Order) -> Result:
+        """Compute the share of an order."""
         params = self.packing.to_params(order.params)
-        if order.kind == "evaluate":
-            rows = self.worker.evaluate(params, order.split, order.ids, self.worker.learner)
-            return Result("evaluate", order.number, rows)
-        share = self.worker.share(params, order.ids, self.worker.learner)
-        self._latest = order.ids
-        return Result("train", order.number, self.packing.share(share).cpu())
+        flat = self.packing.share(self.worker.share(params, order.ids, self.worker.learner)).cpu()
+        return Result(order.step, flat, flat.nbytes)
 
-    def _order(self, result: Result | None) -> Order:
-        """Push ``result`` and wait for the next order, for as long as the server lives."""
+    def _next_order(self, result: Result | None, done: Order | None) -> Order | None:
+        """Push what came of ``done``, wait for the next order, for as long as the server lives."""
         arrived = threading.Event()
         # 0: no time limit; a server may test for minutes while its trainers wait.
         answer = rpc.rpc_async(0, _exchange, (self.world.rank, result), timeout=0)
         answer.then(lambda _: arrived.set())
-        if result is not None and result.kind == "train":
-            self.worker.look_ahead(self._latest)
+        if result is not None and done is not None:
+            self.worker.look_ahead(done.ids)
         self.wait_for(arrived)
         with self.guard():
-            order: Order = answer.wait()
+            order: Order | None = answer.wait()
         return order
-
-    # ---- the end ----------------------------------------------------------------------------
-
-    def send_home(self) -> None:
-        """Order all trainers to leave."""
-        nothing = torch.empty(0)
-        self.inbox.give_all(Order("finish", 0, nothing, nothing))

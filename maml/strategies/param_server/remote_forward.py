@@ -21,13 +21,11 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from maml.metagradient.by_task import one_by_one
 from maml.params import Params
 from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.over_rpc import reported
 from maml.strategies.packing import Packing
-from maml.strategies.param_server.inbox import Inbox
-from maml.strategies.param_server.messages import Order, Result
+from maml.strategies.param_server.inbox import Inbox, Order, Result
 from maml.worker import Batch, Share, Worker
 
 if TYPE_CHECKING:
@@ -42,23 +40,11 @@ class _Pending(NamedTuple):
     wire_bytes: int
 
 
-class _Model(NamedTuple):
-    """The model of a step: a copy, since the outer loop steps while others read."""
-
-    step: int
-    params: Params
-
-
 class ServedModel:
     """On the server: its model, and what trainers have computed with it and not stepped yet."""
 
     def __init__(
-        self,
-        worker: Worker,
-        inbox: Inbox,
-        trainers: Iterable[int],
-        *,
-        of_its_order: bool,
+        self, worker: Worker, inbox: Inbox, trainers: Iterable[int], *, of_its_order: bool
     ) -> None:
         """Serve from this process.
 
@@ -70,7 +56,7 @@ class ServedModel:
                 one that comes when that step is over is late, although it is of a newer model.
         """
         self.worker, self.inbox, self._of_its_order = worker, inbox, of_its_order
-        self._model: _Model | None = None
+        self._model: tuple[int, Params] | None = None
         self._packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         # The leaf of the graph, all parameters in one; its values are never read.
         self.leaf = torch.zeros(self._packing.n_params, dtype=worker.dtype, requires_grad=True)
@@ -82,34 +68,23 @@ class ServedModel:
         _served = self
 
     def publish(self, step: int, meta_params: Params) -> None:
-        """Let trainers call the forward of this step's model."""
-        self._model = _Model(step, {name: t.detach().clone() for name, t in meta_params.items()})
+        """Let trainers call the forward of this step's model: a copy, as the outer loop steps."""
+        self._model = step, {name: t.detach().clone() for name, t in meta_params.items()}
 
-    def forward(self, rank: int, number: int, batches: list[Batch]) -> Tensor:
-        """Return ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks of order ``number``."""
-        model = self._model
-        if model is None:
+    def forward(self, rank: int, step: int, batches: list[Batch]) -> Tensor:
+        """Return ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks ordered in ``step``."""
+        if self._model is None:
             raise RuntimeError("no model is served yet")
+        at, params = self._model
         learner = self._learners[rank]
 
-        def share_of(batches: list[Batch]) -> Share:
-            return self.worker.on_own_thread(
-                lambda: self.worker.share_of(model.params, batches, learner)
-            )
-
-        def alone(place: int) -> Share:
-            alone = [
-                Batch(batch.phase, task, id)
-                for batch in batches
-                for task, id in zip(one_by_one(batch.tasks), batch.ids.split(1), strict=True)
-            ]
-            return share_of([alone[place]])
+        def share() -> Share:
+            return self.worker.on_own_thread(lambda: self.worker.share_of(params, batches, learner))
 
         with torch.enable_grad():
-            rows = OuterLosses.apply(lambda: share_of(batches), alone, self._packing, self.leaf)
-            totals: Tensor = rows.sum(0)
+            totals: Tensor = OuterLosses.apply(share, self._packing, self.leaf).sum(0)
         wire_bytes = sum(x.nbytes for batch in batches for x in tree_leaves(batch.tasks))
-        step = number if self._of_its_order else model.step
+        step = step if self._of_its_order else at
         self.pending[rank] = _Pending(step, totals.detach(), wire_bytes)
         return totals
 
@@ -128,9 +103,9 @@ def _parameters() -> rpc.RRef[Tensor]:
 
 
 @reported
-def _forward(rank: int, number: int, batches: list[Batch]) -> Tensor:
+def _forward(rank: int, step: int, batches: list[Batch]) -> Tensor:
     """Run on the server: see `ServedModel.forward`."""
-    return _this_served().forward(rank, number, batches)
+    return _this_served().forward(rank, step, batches)
 
 
 class HandOver:
@@ -148,7 +123,7 @@ class HandOver:
             raise RuntimeError("the served model got no gradient")
         flat = torch.cat([leaf.grad, totals])
         leaf.grad = None
-        served.inbox.deliver(self._rank, Result("train", step, flat, wire_bytes=wire_bytes))
+        served.inbox.deliver(self._rank, Result(step, flat, wire_bytes))
 
 
 class Caller:
@@ -165,9 +140,9 @@ class Caller:
         """Call forward, backward and step for the tasks of ``order``; the result is delivered."""
         batches = list(self._worker.training_tasks(order.ids))
         with self._guard():
-            self._call(order.number, batches)
+            self._call(order.step, batches)
 
-    def _call(self, number: int, batches: list[Batch]) -> None:
+    def _call(self, step: int, batches: list[Batch]) -> None:
         if self._optimizer is None:
             # Here, as it takes every process that imports it 0.7 s, and few need it.
             from torch.distributed.optim import DistributedOptimizer
@@ -177,6 +152,6 @@ class Caller:
             reference = rpc.rpc_sync(0, _parameters)
             self._optimizer = DistributedOptimizer(HandOver, [reference], self._rank)
         with dist_autograd.context() as context:
-            totals = rpc.rpc_sync(0, _forward, (self._rank, number, batches))
+            totals = rpc.rpc_sync(0, _forward, (self._rank, step, batches))
             dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
             self._optimizer.step(context)

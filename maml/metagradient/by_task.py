@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from maml.kernels.derivatives import Gradient, Part
 from maml.metagradient import draws
-from maml.metagradient.function import FunctionDerivatives, grad
+from maml.metagradient.function import FunctionDerivatives, edges, grad
 from maml.metagradient.problem import called
 from maml.params import Params
 
@@ -42,7 +42,7 @@ class TaskDerivatives(FunctionDerivatives):
             with draws.at(part, step):
                 loss, outputs = called(self._losses[part], leaves, task, step)
             by = grad([loss], [leaves[name] for name in names], create_graph=again)
-            points.append((leaves, by))
+            points.append((leaves, edges(by)))
             found.append((loss.detach(), outputs.detach(), *(g.detach() for g in by)))
         losses, outputs, *gradients = stacked(found)
         of_names = dict(zip(names, gradients, strict=True))
@@ -77,6 +77,8 @@ def unstacked(tasks: Any) -> Iterator[Any]:
 
 def stacked(results: list[Any]) -> Any:
     """Return results for one task each as one for all, ``[B, …]``."""
+    if len(results) == 1:  # without a copy
+        return pytree.tree_map(lambda part: part[None], results[0])
     return pytree.tree_map(lambda *parts: torch.stack(parts), *results)
 
 

@@ -21,7 +21,7 @@ from maml.metagradient import displacement, draws, forward_over_reverse, implici
 from maml.metagradient.by_task import Batching, TaskDerivatives, one_by_one
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.native import named, native
-from maml.metagradient.problem import Outer, Problem
+from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import check_read
 from maml.params import Params
 
@@ -38,12 +38,14 @@ class OuterGradient(NamedTuple):
         losses: ``[B]``.
         outputs: ``[B, …]``, the query loss's outputs after the last step.
         metrics: ``{name: [B]}``, what a learner measures of them.
+        end: Where the loop of the one task ends, if `Problem.lives_on`.
     """
 
     gradients: Params
     losses: Tensor
     outputs: Tensor
     metrics: Mapping[str, Tensor] = MappingProxyType({})
+    end: End | None = None
 
 
 def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
@@ -105,7 +107,12 @@ def differentiate(
             "second_moment: only a displacement, of a step or more, says where it moves"
         )
     derivatives: Derivatives | None = None
-    if way != "reverse" or problem.implicit is not None:
+    lives_on = problem.lives_on or problem.optimizer_state is not None
+    if lives_on and (problem.implicit or problem.displacement):
+        raise ValueError("lives_on, optimizer_state: only of a problem with a gradient by steps")
+    if lives_on and forward_over_reverse.n_tasks_of(tasks) != 1:
+        raise ValueError("lives_on, optimizer_state: give one task, with a leading dimension of 1")
+    if not lives_on and (way != "reverse" or problem.implicit is not None):
         derivatives = native(problem, heads=way == "mixed")
     if derivatives is not None:
         return _step_by_step(problem, tasks, derivatives)
@@ -113,7 +120,8 @@ def differentiate(
         if batching == "tasks":
             return _task_by_task(problem, tasks)
         unrolls = problem.implicit is None and not problem.displacement
-        if unrolls and not (problem.steps and _goes_forward(problem, way)):
+        back = problem.by_steps or (problem.steps and _goes_forward(problem, way))
+        if unrolls and not back:
             return unrolled.through_loop(problem, tasks)
         return _step_by_step(problem, tasks, FunctionDerivatives(problem))
 
@@ -133,8 +141,8 @@ def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     found = _of_each(lambda task: _step_by_step(problem, task, derivatives), tasks)
     leaves = zip(*(each.gradients.leaves() for each in found), strict=True)
     gradients = found[0].gradients.with_leaves(torch.stack(each).sum(0) for each in leaves)
-    losses, outputs = (torch.cat(part) for part in zip(*(each[1:] for each in found), strict=True))
-    return Outer(gradients, losses, outputs)
+    losses, outputs = (torch.cat(part) for part in zip(*(each[1:3] for each in found), strict=True))
+    return Outer(gradients, losses, outputs, found[0].end)
 
 
 @torch.enable_grad()
@@ -171,4 +179,4 @@ def meta_gradient(
             way = "mixed"
     outer = differentiate(problem, tasks, way, batching)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
-    return OuterGradient(gradients, outer.losses, outer.outputs)
+    return OuterGradient(gradients, outer.losses, outer.outputs, end=outer.end)

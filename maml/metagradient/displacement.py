@@ -17,7 +17,6 @@ import torch
 from maml.kernels.derivatives import Derivatives
 from maml.metagradient.adam import Moment
 from maml.metagradient.forward_over_reverse import ends
-from maml.metagradient.optimizers import second_moment
 from maml.metagradient.problem import Outer, Problem, Tensors, by_name
 from maml.params import Params, sum_rows
 
@@ -37,9 +36,7 @@ def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     apart = derivatives.leave({name: sum_rows(start[name] - end) for name, end in at.items()})
     of_moment: Params = {}
     if problem.second_moment is not None:
-        of_moment = _moved(
-            problem.second_moment, second_moment(state), derivatives, len(query.losses)
-        )
+        of_moment = _moved(problem.second_moment, state.second, derivatives, len(query.losses))
     still = {name: torch.zeros_like(tensor) for name, tensor in problem.fixed.items()}
     # Learned rates have no such gradient: whoever asks for it is told of the mistake.
     rates: list[Params] = [{} for _ in problem.rates or ()]

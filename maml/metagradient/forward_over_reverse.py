@@ -20,19 +20,21 @@ import torch
 
 from maml.kernels.derivatives import Derivatives, Gradient, of_each_task
 from maml.metagradient.adam import Moment
-from maml.metagradient.problem import Outer, Problem, Tensors
+from maml.metagradient.problem import End, Outer, Problem, Tensors
 from maml.metagradient.rules import Rule, make_rule
+from maml.metagradient.snapshots import kept_between
 from maml.metagradient.transformed import Transformed
 from maml.params import Params, sum_rows
 
 REMEMBERED_STEPS = 8
-"""Up to here each step's activations are kept for its way back; beyond, they are computed once
-more, and memory grows with the steps by the weights alone."""
+"""Up to here each step's activations are kept for its way back; beyond, or where
+`Problem.snapshots` says how many states are, they are computed once more."""
 
 
 class _Taken(NamedTuple):
     """What was computed at a step: the point of its gradient, what that became, the rule."""
 
+    names: tuple[str, ...]
     point: Any
     transformed: Transformed | None
     rule: Rule
@@ -92,8 +94,14 @@ class _Loop:
         shared = derivatives.enter(problem.params(problem.start, 0))
         self.start = of_each_task(shared, n_tasks_of(tasks))
         self.second = problem.order == "second"
-        self.remember = problem.steps <= REMEMBERED_STEPS
-        self.steps: list[_Step] = []
+        self.remember = problem.steps <= REMEMBERED_STEPS and problem.snapshots is None
+        self.kept: dict[int, _Step] = {}
+        self.v: Params = {}
+        self.v_state: Any = None
+        self.of_rates: list[Params] = []
+        self.of_steps: list[Params] = []
+        self.of_transform: Params = {}
+        self.pulled_to_start: Params = {}
 
     def _own_rates(self, step: int) -> Params | None:
         """Return a step's rates in the derivatives' coordinates; None: the updates as they are."""
@@ -136,81 +144,109 @@ class _Loop:
             transformed = Transformed(self.problem, self.derivatives, gradients)
             gradients = transformed.gradients
         rule = self.rule(weights, gradients, state, self.rates[step])
-        return _Taken(support.point, transformed, rule)
+        return _Taken(tuple(gradients), support.point, transformed, rule)
 
     def forward(self) -> tuple[Params, Any]:
         """Take all steps; return all parameters at their end, and the optimizer's state."""
-        keep = self.differentiated
-        at, state = self.start, None
-        for step in range(self.problem.steps):
+        return self._advance(0, self.start, self.problem.optimizer_state, self.problem.steps)
+
+    def _advance(self, first: int, at: Params, state: Any, end: int) -> tuple[Params, Any]:
+        """Take the steps from ``first`` until ``end`` is next, and keep what the way back needs."""
+        keep = set(range(first, end)) if self.differentiated else set()
+        if keep and self.problem.snapshots is not None:
+            room = self.problem.snapshots - len(self.kept.keys() - {0})
+            # On the way back the state at ``end`` is the next that is visited.
+            keep = kept_between(first, end + bool(self.kept), room)
+        for step in range(first, end):
             if self.problem.step_params:
                 at = self.derivatives.put(at, self.problem.step_params[step])
-            taken = self._take(step, at, state, keep and self.second and self.remember)
-            if keep:
-                self.steps.append(_Step(at, state, taken if self.remember else None))
+            remember = self.differentiated and self.second and self.remember
+            taken = self._take(step, at, state, remember)
+            if step in keep:
+                self.kept[step] = _Step(at, state, taken if self.remember else None)
             at, state = at | taken.rule.weights, taken.rule.state
+            del taken  # it holds what the step began with
         return at, state
+
+    def _began(self, step: int) -> _Step:
+        """Return a step of the way back, the last one that was not asked for yet."""
+        nearest = max(self.kept)
+        if nearest == step:
+            return self.kept.pop(step)
+        at, state = self._advance(nearest, self.kept[nearest].at, self.kept[nearest].state, step)
+        if self.problem.step_params:
+            at = self.derivatives.put(at, self.problem.step_params[step])
+        return _Step(at, state, None)
 
     def differentiate(self) -> Outer:
         """Take all steps, and come back."""
-        problem, derivatives = self.problem, self.derivatives
-        last = problem.last_step
-        at, _ = self.forward()
-        query = derivatives.gradient("query", at, self.tasks, last, again=False)
-        weight = problem.query_weight(last)
-        v, losses = _scaled(query.gradients, weight), query.losses
-        losses = losses if weight == 1 else weight * losses
-        v_state: Any = None
-        of_rates: list[Params] = []
-        of_steps: list[Params] = []
-        pulled_to_start: Params = {}
-        of_transform: Params = {}
+        problem, last = self.problem, self.problem.last_step
+        at, state = self.forward()
+        end = End({n: at[n][0] for n in problem.start}, state) if problem.lives_on else None
+        query = self.derivatives.gradient("query", at, self.tasks, last, again=False)
+        del at, state
+        weight, outputs = problem.query_weight(last), query.outputs
+        self.v, self.v_state = _scaled(query.gradients, weight), None
+        self.losses = query.losses if weight == 1 else weight * query.losses
+        del query
         if problem.transform is not None and not problem.steps:
-            of_transform = {n: torch.zeros_like(t) for n, t in problem.transform.tensors.items()}
+            tensors = problem.transform.tensors
+            self.of_transform = {n: torch.zeros_like(t) for n, t in tensors.items()}
         for step in reversed(range(problem.steps)):
-            began = self.steps.pop()
-            taken = began.taken or self._take(step, began.at, began.state, self.second)
-            moved = taken.rule.pull_back({name: v[name] for name in taken.rule.weights}, v_state)
-            if taken.transformed is not None:
-                u, of_step = taken.transformed.pull_back(moved.gradients, moved.scale)
-                moved = moved._replace(gradients=u, scale=1.0)
-                of_transform = {n: t + of_transform.get(n, 0) for n, t in of_step.items()}
-            v, v_state = v | moved.weights, moved.state
-            if problem.rates is not None:
-                of_rates.insert(0, self._of_rates(step, moved.rates))
-            # At the first step the tasks meet, at what they share: only their sum is asked.
-            first = step == 0
-            if first:
-                v = {name: sum_rows(tensor) for name, tensor in v.items()}
-            if self.second:
-                u, scale = moved.gradients, moved.scale
-                product = derivatives.hessian_vector(taken.point, u, total=first)
-                v = {n: torch.add(t, product[n], alpha=scale) for n, t in v.items()}
-                if problem.proximal:
-                    for name, along in u.items():
-                        pull = (problem.proximal * scale) * sum_rows(along)
-                        v[name] = v[name] + (pull if first else problem.proximal * scale * along)
-                        pulled_to_start[name] = pulled_to_start.get(name, 0) - pull
-            if problem.step_params:
-                own, v = self._take_out(step, v, summed=first)
-                of_steps.insert(0, own)
-            if step and problem.query_weight(step - 1):
-                early = self._query_before(step, began.at)
-                weight = problem.query_weight(step - 1)
-                v = {n: torch.add(t, early.gradients[n], alpha=weight) for n, t in v.items()}
-                losses = losses + weight * early.losses
+            self._back(step)
+        v = self.v
         if not problem.steps:
             v = {name: sum_rows(tensor) for name, tensor in v.items()}
-        v = {n: t + pulled_to_start[n] if n in pulled_to_start else t for n, t in v.items()}
-        left = derivatives.leave(v)
+        pulled = self.pulled_to_start
+        v = {n: t + pulled[n] if n in pulled else t for n, t in v.items()}
+        left = self.derivatives.leave(v)
         gradients = Tensors(
             {name: left[name] for name in problem.start},
             {name: left[name] for name in problem.fixed},
-            of_rates,
-            of_steps,
-            of_transform,
+            self.of_rates,
+            self.of_steps,
+            self.of_transform,
         )
-        return Outer(gradients, losses, query.outputs)
+        return Outer(gradients, self.losses, outputs, end)
+
+    def _back(self, step: int) -> None:
+        """Go back by a step, the last one that is left."""
+        problem = self.problem
+        began = self._began(step)
+        taken = began.taken or self._take(step, began.at, began.state, self.second)
+        at, point = began.at, taken.point
+        moved = taken.rule.pull_back({name: self.v[name] for name in taken.names}, self.v_state)
+        u, scale = moved.gradients, moved.scale
+        if taken.transformed is not None:
+            u, of_step = taken.transformed.pull_back(u, scale)
+            scale = 1.0
+            self.of_transform = {n: t + self.of_transform.get(n, 0) for n, t in of_step.items()}
+        self.v, self.v_state = self.v | moved.weights, moved.state
+        if problem.rates is not None:
+            self.of_rates.insert(0, self._of_rates(step, moved.rates))
+        del began, taken, moved  # the optimizer's state is large, and so is what comes now
+        # At the first step the tasks meet, at what they share: only their sum is asked.
+        first = step == 0
+        if first:
+            self.v = {name: sum_rows(tensor) for name, tensor in self.v.items()}
+        if self.second:
+            product = self.derivatives.hessian_vector(point, u, total=first)
+            self.v = {n: torch.add(t, product[n], alpha=scale) for n, t in self.v.items()}
+            if problem.proximal:
+                for name, along in u.items():
+                    pull = (problem.proximal * scale) * sum_rows(along)
+                    of_each = pull if first else problem.proximal * scale * along
+                    self.v[name] = self.v[name] + of_each
+                    self.pulled_to_start[name] = self.pulled_to_start.get(name, 0) - pull
+        if problem.step_params:
+            own, self.v = self._take_out(step, self.v, summed=first)
+            self.of_steps.insert(0, own)
+        if step and problem.query_weight(step - 1):
+            early = self._query_before(step, at)
+            weight = problem.query_weight(step - 1)
+            gradients = early.gradients
+            self.v = {n: torch.add(t, gradients[n], alpha=weight) for n, t in self.v.items()}
+            self.losses = self.losses + weight * early.losses
 
     def _query_before(self, step: int, at: Params) -> Gradient:
         """Differentiate the query loss after the step before, by that step's parameters."""

@@ -44,7 +44,7 @@ class FunctionDerivatives(ByName):
             losses, outputs = torch.func.vmap(one)(leaves, tasks)
             found = grad([losses.sum()], [leaves[name] for name in names], create_graph=again)
         gradients = {name: g.detach() for name, g in zip(names, found, strict=True)}
-        point = (leaves, names, found) if again else None
+        point = (leaves, names, edges(found)) if again else None
         return Gradient(losses.detach(), outputs.detach(), gradients, point)
 
     def hessian_vector(
@@ -58,8 +58,13 @@ class FunctionDerivatives(ByName):
         return {name: sum_rows(p) for name, p in products.items()} if total else products
 
 
+def edges(gradients: Sequence[Tensor]) -> list[Any]:
+    """Return where gradients are in the graph, which goes on without their numbers."""
+    return [g if g.is_leaf else torch.autograd.graph.get_gradient_edge(g) for g in gradients]
+
+
 def grad(
-    outputs: Sequence[Tensor],
+    outputs: Sequence[Any],
     inputs: list[Tensor],
     along: Sequence[Tensor | None] | None = None,
     **options: bool,
@@ -67,7 +72,11 @@ def grad(
     """Return the gradient by each input; zero by one that the outputs do not depend on."""
     along = along or [None] * len(outputs)
     # What is a constant has no graph, and adds nothing.
-    graph = [(o, v) for o, v in zip(outputs, along, strict=True) if o.requires_grad]
+    graph = [
+        (o, v)
+        for o, v in zip(outputs, along, strict=True)
+        if not isinstance(o, Tensor) or o.requires_grad
+    ]
     if not graph or not inputs:
         return tuple(map(torch.zeros_like, inputs))
     return torch.autograd.grad(

@@ -11,13 +11,10 @@ from typing import Any, TypeAlias
 import torch
 import torchopt
 
-from maml.metagradient.adam import AdamState, Moment, adam
+from maml.metagradient.adam import NOT_ZERO, Adam, Moment
 from maml.params import Params
 
 Optimizer: TypeAlias = torchopt.base.GradientTransformation
-
-_NOT_ZERO = 1e-16
-"""Stands for an exactly zero gradient; its square is still a normal float32."""
 
 
 def _differentiable_at_zero(make: Callable[[float], Optimizer]) -> Callable[[float], Optimizer]:
@@ -33,11 +30,17 @@ def _differentiable_at_zero(make: Callable[[float], Optimizer]) -> Callable[[flo
     def update(
         updates: Params, state: tuple[()], *, params: Params | None = None, inplace: bool = True
     ) -> tuple[Params, tuple[()]]:
-        return {k: torch.where(g == 0, _NOT_ZERO, g) for k, g in updates.items()}, state
+        return {k: torch.where(g == 0, NOT_ZERO, g) for k, g in updates.items()}, state
 
     not_zero = torchopt.base.GradientTransformation(init, update)
     return lambda lr: torchopt.chain(not_zero, make(lr))
 
+
+ADAMS: dict[str, Callable[[float], Adam]] = {
+    "adam": Adam,
+    "adamw": lambda lr: Adam(lr, weight_decay=0.01),
+    "adam0": lambda lr: Adam(lr, beta1=0.0),
+}
 
 OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "sgd": torchopt.sgd,
@@ -47,9 +50,7 @@ OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
         name: _differentiable_at_zero(getattr(torchopt, name))
         for name in ("radam", "rmsprop", "adagrad", "adadelta")
     },
-    "adam": _differentiable_at_zero(adam),
-    "adamw": _differentiable_at_zero(lambda lr: adam(lr, weight_decay=0.01)),
-    "adam0": _differentiable_at_zero(lambda lr: adam(lr, beta1=0.0)),
+    **{name: lambda lr, make=make: make(lr).transformation() for name, make in ADAMS.items()},
 }
 
 
@@ -62,14 +63,4 @@ def begun(optimizer: Optimizer, gradients: Params, second: Moment | None) -> Any
         second: What Adam's second moment begins as; None: as nothing seen.
     """
     state = optimizer.init(gradients)
-    if second is None:
-        return state
-    return tuple(
-        part._replace(second=second) if isinstance(part, AdamState) else part for part in state
-    )
-
-
-def second_moment(state: Any) -> Moment:
-    """Return the second moment in Adam's state, as of `begun`."""
-    (found,) = (part.second for part in state if isinstance(part, AdamState))
-    return found
+    return state if second is None else state._replace(second=second)

@@ -127,6 +127,13 @@ class Problem:
             ``start``, and ``[]`` its weight. The gradient by it is its displacement, so only a
             problem with ``displacement`` is differentiated. None: each task's begins as nothing
             seen.
+        snapshots: How many states of the loop (what adapts, and the optimizer's state) are kept for
+            the way back, besides the first. The others are computed again, and so are all steps:
+            memory does not grow with them. None: all states.
+        lives_on: Whether `Outer.end` is asked for: where the loop of the one task ends, so that
+            another problem may begin there.
+        optimizer_state: The optimizer's state that the loop of the one task begins with, a
+            constant: `End.optimizer_state` of another problem. None: as nothing seen.
 
     Raises:
         ValueError: for values that do not go together.
@@ -149,6 +156,9 @@ class Problem:
     implicit: Implicit | None = None
     displacement: bool = False
     second_moment: Moment | None = None
+    snapshots: int | None = None
+    lives_on: bool = False
+    optimizer_state: Any = None
 
     def __post_init__(self) -> None:
         numbers = (self.lr, self.proximal, *(self.query_weights or ()))
@@ -161,8 +171,9 @@ class Problem:
             raise ValueError(f"optimizer {self.optimizer!r}: one of {', '.join(OPTIMIZERS)}")
         if self.order not in ("first", "second"):
             raise ValueError(f"order {self.order!r}: first or second")
-        if self.steps < 0:
-            raise ValueError(f"steps {self.steps}: at least 0")
+        for name in ("steps", "snapshots"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} {getattr(self, name)}: at least 0")
         for name in ("rates", "step_params", "query_weights"):
             stated = getattr(self, name)
             if stated and len(stated) != self.steps:
@@ -235,6 +246,11 @@ class Problem:
             return weights
         by = self.lr * self.proximal
         return {name: w - by * (w - start[name]) for name, w in weights.items()}
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether it is stated how to go back, or asked what only going step by step tells."""
+        return self.snapshots is not None or self.lives_on or self.optimizer_state is not None
 
     @property
     def last_step(self) -> int:
@@ -338,6 +354,18 @@ def _moment(tensors: Params) -> Moment:
     return Moment(total, tensors[_WEIGHT])
 
 
+class End(NamedTuple):
+    """Where the inner loop of a task ends, without a graph.
+
+    Attributes:
+        params: ``{name: […]}``, what has adapted.
+        optimizer_state: The inner optimizer's, as `Problem.optimizer_state` takes it.
+    """
+
+    params: Params
+    optimizer_state: Any
+
+
 class Outer(NamedTuple):
     """The outer loss of B tasks, differentiated by the problem's tensors.
 
@@ -345,8 +373,10 @@ class Outer(NamedTuple):
         gradients: Σ over tasks.
         losses: ``[B]``, the outer loss.
         outputs: ``[B, …]``, the query loss's outputs after the last step.
+        end: Where the loop ends, if `Problem.lives_on`.
     """
 
     gradients: Tensors
     losses: Tensor
     outputs: Tensor
+    end: End | None = None

@@ -6,6 +6,7 @@ A rule takes weights θ, gradients g and its state to new ones, element by eleme
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -14,8 +15,8 @@ import torchopt
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from maml.metagradient.adam import Moment
-from maml.metagradient.optimizers import OPTIMIZERS, Optimizer, begun
+from maml.metagradient.adam import Adam, AdamState, Moment
+from maml.metagradient.optimizers import ADAMS, OPTIMIZERS, Optimizer, begun
 from maml.params import Params
 
 
@@ -41,8 +42,11 @@ class Rule(Protocol):
         state: The state after it.
     """
 
-    weights: Params
-    state: Any
+    @property
+    def weights(self) -> Params: ...  # noqa: D102
+
+    @property
+    def state(self) -> Any: ...  # noqa: D102
 
     def pull_back(self, v: Params, v_state: Any) -> PulledBack:
         """Pull cotangents of the weights and the state (None: zero) back to before the rule."""
@@ -89,6 +93,53 @@ class RatedSGDRule:
             }
         v_gradients = {name: self._rates[name] * tensor for name, tensor in v.items()}
         return PulledBack(v, v_gradients, -self._lr, (), v_rates)
+
+
+class AdamRule:
+    """Adam and AdamW in closed form: what a step computes is computed again on the way back."""
+
+    def __init__(
+        self, adam: Adam, weights: Params, gradients: Params, state: AdamState,
+        rates: Params | None, *, learned: bool,
+    ) -> None:  # fmt: skip
+        self._adam, self._before, self._gradients, self._state = adam, weights, gradients, state
+        self._rates, self._learned = rates, learned
+
+    @functools.cached_property
+    def _after(self) -> tuple[Params, AdamState]:
+        updates, state = self._adam.update(self._gradients, self._state, params=self._before)
+        if self._rates is not None:
+            updates = {name: self._rates[name] * update for name, update in updates.items()}
+        return {name: w + updates.pop(name) for name, w in self._before.items()}, state
+
+    @property
+    def weights(self) -> Params:
+        """See `Rule`."""
+        return self._after[0]
+
+    @property
+    def state(self) -> AdamState:
+        """See `Rule`."""
+        return self._after[1]
+
+    def pull_back(self, v: Params, v_state: Any) -> PulledBack:
+        """See `Rule.pull_back`."""
+        adam, rates = self._adam, self._rates
+        by = adam.lr * adam.weight_decay
+        of_weights, of_gradients, of_state, of_rates = {}, {}, {}, {}
+        for name, g in self._gradients.items():
+            along = v[name] if rates is None else rates[name] * v[name]
+            of_weights[name] = torch.add(v[name], along, alpha=-by) if by else v[name]
+            if self._learned:
+                moved = {name: self._before[name]}
+                update = adam.update({name: g}, self._state, params=moved)[0][name]
+                of_rates[name] = (v[name] * update).sum(0)
+            of_gradients[name], of_state[name] = adam.pull_back(
+                name, g, self._state, along, v_state and v_state.pop(name)
+            )
+        return PulledBack(
+            of_weights, of_gradients, 1.0, of_state, of_rates if self._learned else None
+        )
 
 
 class AutogradRule:
@@ -193,7 +244,11 @@ def make_rule(
             learned=learned_rates, differentiated=differentiated,
         )  # fmt: skip
 
-    return sgd if name == "sgd" else other
+    def of_adam(weights: Params, gradients: Params, state: Any, rates: Params | None) -> Rule:
+        state = begun(optimizer, gradients, second) if state is None else state
+        return AdamRule(ADAMS[name](lr), weights, gradients, state, rates, learned=learned_rates)
+
+    return sgd if name == "sgd" else of_adam if name in ADAMS else other
 
 
 def _is_differentiable(leaf: Any) -> bool:

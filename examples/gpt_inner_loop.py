@@ -1,0 +1,167 @@
+"""The meta-gradient through 2 to 32 AdamW steps of a small GPT, one step of memory at a time.
+
+    python examples/gpt_inner_loop.py --steps 8
+
+Four sources of tokens are mixed, of which one is what counts. The inner loop trains a GPT of 10.9 M
+parameters on the mixture; the outer loss is that of new sequences of the first source. What learns
+is how much each source counts, and where the GPT begins. Each step keeps nothing but, now and then,
+where it began (`maml.Problem.snapshots`): the way back computes it again, with attention inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import maml
+
+SOURCES = 4
+RATE = 1e-3
+Params = dict[str, Tensor]
+
+
+class Size(NamedTuple):
+    """How large a GPT and its batches of tokens are."""
+
+    width: int = 384
+    layers: int = 6
+    heads: int = 6
+    vocabulary: int = 256
+    length: int = 64
+    batch: int = 4
+
+
+TINY = Size(width=8, layers=2, heads=2, vocabulary=11, length=6, batch=4)
+
+
+class Block(nn.Module):
+    """Causal attention and two layers, each after a norm, as in GPT-2."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        width, self.heads = size.width, size.heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, L, width]`` to the same."""
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """A decoder of tokens."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
+        self.places = nn.Embedding(size.length, size.width)
+        self.blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens ``[B, L]`` to logits ``[B, L, vocabulary]`` of the next one."""
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
+
+
+def draw(size: Size, steps: int, seed: int = 0) -> Params:
+    """Return one task: ``tokens [1, T, B, L + 1]``, ``source [1, T, B]``, ``query [1, B, L + 1]``.
+
+    After a token comes one of three, which depend on the source.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def sequences(source: Tensor) -> Tensor:
+        tokens = [torch.randint(size.vocabulary, source.shape, generator=generator)]
+        for _ in range(size.length):
+            noise = torch.randint(3, source.shape, generator=generator)
+            tokens.append((tokens[-1] * (source + 2) + 5 * source + noise) % size.vocabulary)
+        return torch.stack(tokens, -1)
+
+    source = torch.randint(SOURCES, (1, steps, size.batch), generator=generator)
+    query = torch.zeros(1, size.batch, dtype=torch.int64)
+    return {"tokens": sequences(source), "source": source, "query": sequences(query)}
+
+
+def begin(net: GPT) -> Params:
+    """Return the meta-parameters: how much each source counts, and the GPT's own."""
+    own = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    return own | {"of sources": own["norm.weight"].new_zeros(SOURCES)}
+
+
+def losses(net: GPT, params: Params, tokens: Tensor) -> Tensor:
+    """Return the mean loss of each sequence, ``[B]``."""
+    own = {name: params[name] for name, _ in net.named_parameters()}
+    logits = functional_call(net, own, (tokens[:, :-1],))
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(
+        len(tokens), -1
+    ).mean(1)  # fmt: skip
+
+
+def support(net: GPT, params: Params, task: Params, step: int) -> tuple[Tensor, Tensor]:
+    """Return what a step descends, the weighted loss of its batch, and each sequence's loss."""
+    each = losses(net, params, task["tokens"][step])
+    weights = SOURCES * params["of sources"].softmax(0)
+    return (weights[task["source"][step]] * each).mean(), each
+
+
+def query(net: GPT, params: Params, task: Params, step: int) -> tuple[Tensor, Tensor]:
+    """Return the outer loss, and each sequence's."""
+    each = losses(net, params, task["query"])
+    return each.mean(), each
+
+
+def meta_gradient(net: GPT, meta_params: Params, task: Params, steps: int) -> maml.OuterGradient:
+    """Return the outer loss and its gradient by all meta-parameters, ``{name: […]}``."""
+
+    def state(meta_params: Params) -> maml.Problem:
+        return maml.Problem(
+            start={n: t for n, t in meta_params.items() if n != "of sources"},
+            support=lambda params, task, step: support(net, params, task, step),
+            query=lambda params, task, step: query(net, params, task, step),
+            fixed={"of sources": meta_params["of sources"]},
+            optimizer="adamw", lr=RATE, steps=steps, snapshots=max(steps // 6, 1),
+        )  # fmt: skip
+
+    return maml.meta_gradient(state, meta_params, task)
+
+
+def main() -> None:
+    """Learn how much each source counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=8, help="AdamW steps of the inner loop")
+    parser.add_argument("--iterations", type=int, default=3, help="meta-gradients")
+    parser.add_argument("--tiny", action="store_true", help="a GPT of 2,000 parameters")
+    options = parser.parse_args()
+    size = TINY if options.tiny else Size()
+    torch.manual_seed(0)
+    net = GPT(size)
+    meta_params = begin(net)
+    for iteration in range(options.iterations):
+        began = time.perf_counter()
+        found = meta_gradient(net, meta_params, draw(size, options.steps, iteration), options.steps)
+        meta_params["of sources"] -= 0.5 * found.gradients["of sources"].sign()
+        shares = " ".join(f"{share:.2f}" for share in meta_params["of sources"].softmax(0))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(
+            f"outer loss {found.losses.item():.3f}, shares of the sources {shares}; "
+            f"{time.perf_counter() - began:.1f} s, peak memory {peak:.1f} GiB",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -20,9 +20,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.command import command_line, count, write
-from benchmarks.markdown import table
+from benchmarks import record
+from maml.config.parser import at_least
 from maml.processes import allocator
+from maml.processes.program import run_program
 
 STEPS = (2, 8, 32)
 PEERS = {
@@ -48,12 +49,12 @@ def plain(
     n = len(names)
 
     def one(step: int, of_sources: Any, *state: Any) -> list[Any]:
-        at, first, second = state[:n], state[n : 2 * n], state[2 * n :]
+        at, first, second = (list(state[i * n : i * n + n]) for i in range(3))
         params = dict(zip(names, at, strict=True)) | {"of sources": of_sources}
         loss, _ = example.support(net, params, own, step)
-        gradients = torch.autograd.grad(loss, at, create_graph=True)
+        found = torch.autograd.grad(loss, at, create_graph=True)
         # A token that was not there has a gradient of zero, where a root has no slope.
-        gradients = [torch.where(g == 0, 1e-16, g) for g in gradients]
+        gradients = [torch.where(g == 0, 1e-16, g) for g in found]
         first = [0.9 * m + 0.1 * g for m, g in zip(first, gradients, strict=True)]
         second = [0.999 * v + 0.001 * g * g for v, g in zip(second, gradients, strict=True)]
         means = [m / (1 - 0.9 ** (step + 1)) for m in first]
@@ -104,13 +105,13 @@ def measure(peer: str, steps: int) -> dict[str, float]:
     return {"mib": peak - pages * resource.getpagesize() / 2**20, "seconds": min(seconds)}
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Run the benchmark."""
-    parser = command_line("inner_loop", __doc__)
+    parser = record.parser("inner_loop", __doc__)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--steps", nargs="+", type=count, default=list(STEPS))
+    parser.add_argument("--steps", nargs="+", type=at_least(1), default=list(STEPS))
     parser.add_argument("--here", action="store_true", help="measure in this process, one of each")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.here:
         print(json.dumps(measure(options.peers[0], options.steps[0])))
         return
@@ -128,9 +129,9 @@ def main() -> None:
             command += ["--peers", peer, "--steps", str(steps)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             row[f"{steps} steps"] = json.loads(done.stdout)
-            write(options.json, report)
-    print(table(report))
+            record.write(options.json, report)
+    print(record.table(report))
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main, sys.argv[1:])

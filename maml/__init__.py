@@ -10,7 +10,6 @@ Names are imported when they are asked for: ``import maml`` loads no torch, for 
 and a mistyped flag do not wait.
 """
 
-# ruff: noqa: F401, names for editors and type checkers
 from __future__ import annotations
 
 import importlib
@@ -18,27 +17,31 @@ from typing import TYPE_CHECKING, Any
 
 from maml.processes import scheduling
 
-if TYPE_CHECKING:
-    from maml.errors import UserError
-    from maml.library.distribution import distributed
-    from maml.library.family import (
-        ANIL,
-        BOIL,
-        CAVIA,
-        IMAML,
-        MAML,
-        R2D2,
-        MAMLpp,
-        MetaCurvature,
-        MetaSGD,
-        ProtoNet,
-        Reptile,
-    )  # fmt: skip
-    from maml.library.gradient import meta_gradient
-    from maml.library.meta_learner import MetaLearner
-    from maml.library.tasks import Tasks, episodes
-    from maml.metagradient.differentiate import OuterGradient
-    from maml.metagradient.problem import Implicit, Problem
+if TYPE_CHECKING:  # "as": a type checker takes it for offered
+    from maml.errors import UserError as UserError
+    from maml.library.distribution import distributed as distributed
+    from maml.library.family import ANIL as ANIL
+    from maml.library.family import BOIL as BOIL
+    from maml.library.family import CAVIA as CAVIA
+    from maml.library.family import IMAML as IMAML
+    from maml.library.family import MAML as MAML
+    from maml.library.family import R2D2 as R2D2
+    from maml.library.family import MAMLpp as MAMLpp
+    from maml.library.family import MetaCurvature as MetaCurvature
+    from maml.library.family import MetaSGD as MetaSGD
+    from maml.library.family import ProtoNet as ProtoNet
+    from maml.library.family import Reptile as Reptile
+    from maml.library.fast_module import FastModule as FastModule
+    from maml.library.gradient import meta_gradient as meta_gradient
+    from maml.library.meta_learner import MetaLearner as MetaLearner
+    from maml.library.model import AdaptedModel as AdaptedModel
+    from maml.library.model import Model as Model
+    from maml.library.model import load as load
+    from maml.library.tasks import Tasks as Tasks
+    from maml.library.tasks import episodes as episodes
+    from maml.metagradient.differentiate import OuterGradient as OuterGradient
+    from maml.metagradient.problem import Implicit as Implicit
+    from maml.metagradient.problem import Problem as Problem
 
 _FROM = {
     "maml.errors": ("UserError",),

@@ -63,8 +63,7 @@ class Trainer:
         self.validations = Validations(run)
         self.ending = Ending(run)
         run.begin(start, {
-            "strategy": strategy, "guard": self.guard, "window": self.window,
-            "best": self.validations.best,
+            "guard": self.guard, "window": self.window, "best": self.validations.best,
         })  # fmt: skip
         run.log = RunLog(run.dir, config)
         run.log.forget_after(run.iteration)

@@ -352,7 +352,9 @@ class Worker:
         """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
         batches, found = self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
-        with switched(learner.network, training=False):
+        # Dropout is off at test, unless it is asked for.
+        learner.draws = learner.draws or self.config.eval_draws
+        with switched(learner.network, training=self.config.eval_draws):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
                 if self._one_by_one(learner, tasks):
                     found += one_by_one.each(

@@ -216,6 +216,10 @@ class Common:
         "last", SAME_RUN,
         "What is tested at the end: the last model, or the one that validated best.",
     )  # fmt: skip
+    eval_draws: bool = _evaluation(
+        False, RESULT, "Let the network draw at validation and test, too, as dropout does.",
+        chooses=True,
+    )  # fmt: skip
     transductive: bool = _evaluation(
         True, RESULT,
         "Headline accuracy with batch statistics of the query set (both are always reported).",

@@ -12,7 +12,7 @@ from maml.config.fields import Config, flag, from_values, with_values
 from maml.errors import UserError
 
 GONE = {
-    "precision": "float32", "eval_draws": False, "batched_inference": "true", "estimator": "dice",
+    "precision": "float32", "batched_inference": "true", "estimator": "dice",
 }  # fmt: skip
 """Fields of earlier versions, each with the value that it now has for good."""
 

@@ -5,6 +5,7 @@ TorchOpt's Adamax has ε = 1e-6 where Adam has 1e-8.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -42,6 +43,11 @@ ADAMS: dict[str, Callable[[float], Adam]] = {
     "adam0": lambda lr: Adam(lr, beta1=0.0),
 }
 
+
+def _transformation(name: str, lr: float) -> Optimizer:
+    return ADAMS[name](lr).transformation()
+
+
 OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "sgd": torchopt.sgd,
     "momentum": lambda lr: torchopt.sgd(lr, momentum=0.9),
@@ -50,7 +56,7 @@ OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
         name: _differentiable_at_zero(getattr(torchopt, name))
         for name in ("radam", "rmsprop", "adagrad", "adadelta")
     },
-    **{name: lambda lr, make=make: make(lr).transformation() for name, make in ADAMS.items()},
+    **{name: functools.partial(_transformation, name) for name in ADAMS},
 }
 
 

@@ -77,8 +77,6 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
     style.finish(axis, "outer-loop iteration", f"query {name}", metric=name)
 
 
-
-
 def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:
     """Draw the first test task before and after 1 and 5 inner steps (Finn et al., figure 2).
 

@@ -44,11 +44,8 @@ TEXTS = {
 ACTING = "--data cartpole --network mlp --learner"
 EXTRA = {
     "keep_moment": "--learner reptile --meta-optimizer sgd",
-    "estimator": f"{ACTING} maml-policy",
     **dict.fromkeys(("discount", "horizon"), f"{ACTING} reinforce"),
-    **dict.fromkeys(
-        ("batched_inference", "batch_wait"), f"--strategy observers {ACTING} reinforce"
-    ),
+    "batch_wait": f"--strategy observers {ACTING} reinforce",
 }
 
 

@@ -89,6 +89,7 @@ TRAINS_THE_SAME: list[tuple[str, Any]] = [
     ("timeout", 5.0),
     ("device", "cpu"),
     ("strategy", "local"),
+    ("eval_draws", True),
     ("eval_inner_steps", 3),
     ("eval_queries", 5),
     ("eval_every", 1),

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -108,13 +107,36 @@ class OwnFlag(NamedTuple):
 
 
 def own_flags(tree: ast.Module) -> dict[str, OwnFlag]:
-    """Return the flags that a file's class ``Flags`` declares, by name.
+    """Return the flags that a file's class ``Flags`` declares, by name."""
+    lines = [
+        line
+        for statement in tree.body
+        if isinstance(statement, ast.ClassDef) and statement.name == "Flags"
+        for line in statement.body
+    ]
+    return {
+        line.target.id: OwnFlag(_type(line.annotation), _field(line.value))
+        for line in lines
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and isinstance(line.value, ast.Call)
+    }
 
-    Only that class is run, with nothing but `flag` and what its types and roles are called.
-    """
-    classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
-    own: list[ast.stmt] = [each for each in classes if each.name == "Flags"]
-    names: dict[str, Any] = {"flag": flag, "Literal": Literal, **Role.__members__}
-    exec(compile(ast.Module(own, []), "Flags", "exec", dont_inherit=True), names)
-    types = inspect.get_annotations(names["Flags"]) if own else {}
-    return {name: OwnFlag(kind, getattr(names["Flags"], name)) for name, kind in types.items()}
+
+def _type(node: ast.expr) -> Any:
+    """Return what an annotation means: a type, one or None, or a `Literal`."""
+    if isinstance(node, ast.BinOp):
+        return _type(node.left) | None
+    if isinstance(node, ast.Subscript):
+        return Literal[ast.literal_eval(node.slice)]
+    return {"bool": bool, "int": int, "float": float, "str": str}[ast.unparse(node)]
+
+
+def _field(call: ast.Call) -> Any:
+    """Return what a call of `flag` with literals returns."""
+    roles = {role.name: role for role in Role}
+
+    def value(node: ast.expr) -> Any:
+        return roles[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+    return flag(*map(value, call.args), **{k.arg: value(k.value) for k in call.keywords if k.arg})

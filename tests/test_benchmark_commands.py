@@ -11,7 +11,7 @@ from benchmarks import scaling
 from benchmarks.command import write
 from benchmarks.markdown import table
 
-COMMANDS = ("memory", "scaling", "tables", "throughput")
+COMMANDS = ("inner_loop", "memory", "scaling", "tables", "throughput")
 
 
 def ended(monkeypatch, name: str, *arguments: str) -> int | str | None:

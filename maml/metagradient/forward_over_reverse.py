@@ -215,7 +215,8 @@ class _Loop:
         began = self._began(step)
         taken = began.taken or self._take(step, began.at, began.state, self.second)
         at, point = began.at, taken.point
-        moved = taken.rule.pull_back({name: self.v[name] for name in taken.names}, self.v_state)
+        moving = {name: self.v.pop(name) for name in taken.names}
+        moved = taken.rule.pull_back(moving, self.v_state)
         u, scale = moved.gradients, moved.scale
         if taken.transformed is not None:
             u, of_step = taken.transformed.pull_back(u, scale)
@@ -224,7 +225,7 @@ class _Loop:
         self.v, self.v_state = self.v | moved.weights, moved.state
         if problem.rates is not None:
             self.of_rates.insert(0, self._of_rates(step, moved.rates))
-        del began, taken, moved  # the optimizer's state is large, and so is what comes now
+        del began, taken, moving, moved  # the optimizer's state is large, and so is what comes now
         # At the first step the tasks meet, at what they share: only their sum is asked.
         first = step == 0
         if first:

@@ -17,7 +17,7 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -99,18 +99,18 @@ def train_rater(
     given: Data, right: Data, steps: int, life: int, generator: torch.Generator
 ) -> Params:
     """Return a rater that has learned for some outer steps; a model is new after ``life``."""
-    rater = new_rater(generator)
+    rater = {name: tensor.requires_grad_() for name, tensor in new_rater(generator).items()}
     optimizer = torch.optim.Adam(rater.values(), lr=RATER_RATE)
-    models = [(new_model(generator), None) for _ in range(MODELS)]
+    models: list[tuple[Params, Any]] = [(new_model(generator), None) for _ in range(MODELS)]
     for step in range(steps):
-        for tensor in rater.values():
-            tensor.grad = torch.zeros_like(tensor)
-        for i, (start, optimizer_state) in enumerate(models):
+        total = {name: torch.zeros_like(tensor) for name, tensor in rater.items()}
+        for i in range(MODELS):
             if (step + i * life // MODELS) % life == 0:  # they are of different ages
-                start, optimizer_state = new_model(generator), None
+                models[i] = new_model(generator), None
+            start, optimizer_state = models[i]
 
             def state(
-                rater: Params, start: Params = start, optimizer_state: object = optimizer_state
+                rater: Params, start: Params = start, optimizer_state: Any = optimizer_state
             ) -> maml.Problem:
                 return maml.Problem(
                     start, support, query, optimizer="adamw", lr=RATE, steps=TRUNCATION,
@@ -121,10 +121,13 @@ def train_rater(
             inner = Data(*(torch.stack(parts)[None] for parts in zip(*batches, strict=True)))
             outer = Data(*(part[None] for part in right.batch(BATCH, generator)))
             found = maml.meta_gradient(state, rater, (inner, outer), batching="tasks")
+            assert found.end is not None
             models[i] = found.end
             norm = torch.stack([g.norm() for g in found.gradients.values()]).norm() + 1e-12
-            for name, tensor in rater.items():  # one normalised gradient a model
-                tensor.grad += found.gradients[name] / norm / MODELS
+            for name, gradient in found.gradients.items():  # one normalised gradient a model
+                total[name] += gradient / norm / MODELS
+        for name, tensor in rater.items():
+            tensor.grad = total[name]
         optimizer.step()
     return rater
 

@@ -71,7 +71,7 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens ``[B, L]`` to logits ``[B, L, vocabulary]`` of the next one."""
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
-        return self.head(self.norm(self.blocks(x)))  # type: ignore[no-any-return]
+        return self.head(self.norm(self.blocks(x)))
 
 
 def draw(size: Size, steps: int, seed: int = 0) -> Params:

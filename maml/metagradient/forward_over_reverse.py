@@ -155,8 +155,10 @@ class _Loop:
         keep = set(range(first, end)) if self.differentiated else set()
         if keep and self.problem.snapshots is not None:
             room = self.problem.snapshots - len(self.kept.keys() - {0})
-            # On the way back the state at ``end`` is the next that is visited.
-            keep = kept_between(first, end + bool(self.kept), room)
+            # On the way back the state at ``end`` is visited next; at first the last one, which is
+            # then at hand.
+            asked, at_hand = (end + 1, set[int]()) if self.kept else (end - 1, {end - 1})
+            keep = kept_between(first, asked, room) | at_hand
         for step in range(first, end):
             if self.problem.step_params:
                 at = self.derivatives.put(at, self.problem.step_params[step])

@@ -102,7 +102,7 @@ def main() -> None:
     parser = command_line("inner_loop", __doc__)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--steps", nargs="+", type=count, default=list(STEPS))
-    parser.add_argument("--here", action="store_true", help="measure in this process, one of each")
+    parser.add_argument("--here", action="store_true", help="one measurement, in this process")
     options = parser.parse_args()
     if options.here:
         print(json.dumps(measure(options.peers[0], options.steps[0])))
@@ -116,10 +116,8 @@ def main() -> None:
     report["rows"] = [{"peer": PEERS[peer]} for peer in options.peers]
     for steps in tqdm(options.steps, leave=False):
         for peer, row in zip(options.peers, report["rows"], strict=True):
-            command = [sys.executable, "-m", "benchmarks.inner_loop", "--here", "--peers", peer]
-            command += ["--steps", str(steps)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            row[f"{steps} steps"] = json.loads(done.stdout)
+            words = f"-m benchmarks.inner_loop --here --peers {peer} --steps {steps}".split()
+            row[f"{steps} steps"] = json.loads(subprocess.check_output([sys.executable, *words]))
             write(options.json, report)
     print(table(report))
 

@@ -1,6 +1,6 @@
 """DataRater (arXiv:2505.17895) on drawings of which half are labelled at random.
 
-    python examples/datarater.py --seeds 10 --json datarater.json
+    python -m examples.datarater --seeds 10 --json datarater.json
 
 A small network, the rater, gives a weight to each example of a batch: it sees the drawing, the
 label that it was given, and the loss that the present model has on it. Four models train on

@@ -1,6 +1,6 @@
 """The meta-gradient through 2 to 32 AdamW steps of a small GPT, one step of memory at a time.
 
-    python examples/gpt_inner_loop.py --steps 8
+    python -m examples.gpt_inner_loop --steps 8
 
 Four sources of tokens are mixed, of which one is what counts. The inner loop trains a GPT of 10.9 M
 parameters on the mixture; the outer loss is that of new sequences of the first source. What learns

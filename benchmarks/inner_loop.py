@@ -3,8 +3,8 @@
     python -m benchmarks.inner_loop [--json FILE]
 
 Each measurement is a process of its own, with our allocator settings: two meta-gradients of
-`examples.gpt_inner_loop`, whose peak memory is what they add to that of the process before, and of
-which the faster is timed. Reverse mode through 32 steps takes 12 GiB.
+`examples.gpt_inner_loop`, the memory that their peak adds to that of the process before, and the
+time of the faster, and of all cores together. Reverse mode through 32 steps takes 12 GiB.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -44,7 +46,6 @@ def plain(
 
     leaves = {name: t.clone().requires_grad_() for name, t in meta_params.items()}
     own = {name: tensor[0] for name, tensor in task.items()}
-    of_sources = leaves["of sources"]
     names = [name for name in leaves if name != "of sources"]
     n = len(names)
 
@@ -52,26 +53,21 @@ def plain(
         at, first, second = (list(state[i * n : i * n + n]) for i in range(3))
         params = dict(zip(names, at, strict=True)) | {"of sources": of_sources}
         loss, _ = example.support(net, params, own, step)
-        found = torch.autograd.grad(loss, at, create_graph=True)
-        # A token that was not there has a gradient of zero, where a root has no slope.
-        gradients = [torch.where(g == 0, 1e-16, g) for g in found]
-        first = [0.9 * m + 0.1 * g for m, g in zip(first, gradients, strict=True)]
-        second = [0.999 * v + 0.001 * g * g for v, g in zip(second, gradients, strict=True)]
-        means = [m / (1 - 0.9 ** (step + 1)) for m in first]
-        roots = [(v / (1 - 0.999 ** (step + 1))).sqrt() for v in second]
-        at = [
-            w - example.RATE * (m / (r + 1e-8) + 0.01 * w)
-            for w, m, r in zip(at, means, roots, strict=True)
-        ]
-        return [*at, *first, *second]
+        after: list[Any] = []
+        gradients = torch.autograd.grad(loss, at, create_graph=True)
+        for w, m, v, g in zip(at, first, second, gradients, strict=True):
+            g = torch.where(g == 0, 1e-16, g)  # of a token that was not there: √0 has no slope
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            root = (v / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
+            w = w - example.RATE * (m / (1 - 0.9 ** (step + 1)) / root + 0.01 * w)
+            after += [(w, m, v)]
+        return [tensor for each in zip(*after, strict=True) for tensor in each]
 
     zeros = [torch.zeros_like(leaves[name]) for name in names]
     state = [*(leaves[name] for name in names), *zeros, *zeros]
     for step in range(steps):
-        if checkpointed:
-            state = checkpoint(one, step, of_sources, *state, use_reentrant=False)
-        else:
-            state = one(step, of_sources, *state)
+        given = step, leaves["of sources"], *state
+        state = checkpoint(one, *given, use_reentrant=False) if checkpointed else one(*given)
     loss, _ = example.query(net, dict(zip(names, state[:n], strict=True)), own, steps - 1)
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
@@ -79,7 +75,6 @@ def plain(
 def measure(peer: str, steps: int) -> dict[str, float]:
     """Measure in this process."""
     allocator.tune()
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from examples import gpt_inner_loop as example
@@ -87,22 +82,20 @@ def measure(peer: str, steps: int) -> dict[str, float]:
     def repetition(size: Any, steps: int) -> Callable[[], object]:
         net = example.GPT(size)
         given = net, example.begin(net), example.draw(size, steps), steps
-        if peer == "ours":
-            return lambda: example.meta_gradient(*given)
-        return lambda: plain(*given, checkpointed=peer == "checkpointed")
+        own = {"checkpointed": peer == "checkpointed"} if peer != "ours" else {}
+        return partial(plain if own else example.meta_gradient, *given, **own)
 
-    torch.manual_seed(0)
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         repetition(example.TINY, 2)()
-        repeated = repetition(example.Size(), steps)
-        pages = int(open("/proc/self/statm").read().split()[1])  # noqa: SIM115
-        seconds = []
+        repeated, seconds = repetition(example.Size(), steps), []
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
         for _ in range(2):
-            began = time.perf_counter()
+            began = time.perf_counter(), time.process_time()
             repeated()
-            seconds.append(time.perf_counter() - began)
+            seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return {"mib": peak - pages * resource.getpagesize() / 2**20, "seconds": min(seconds)}
+    added = peak - pages * resource.getpagesize() / 2**20
+    return {"mib": added, "seconds": min(seconds)[0], "processor": min(seconds)[1]}
 
 
 def main(arguments: list[str]) -> None:
@@ -110,25 +103,22 @@ def main(arguments: list[str]) -> None:
     parser = record.parser("inner_loop", __doc__)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--steps", nargs="+", type=at_least(1), default=list(STEPS))
-    parser.add_argument("--here", action="store_true", help="measure in this process, one of each")
+    parser.add_argument("--here", action="store_true", help="one measurement, in this process")
     options = parser.parse_args(arguments)
     if options.here:
         print(json.dumps(measure(options.peers[0], options.steps[0])))
         return
     from maml.run.provenance import describe  # it imports torch, for which settings come too late
 
-    shown = "{0[mib]:.0f} MiB, {0[seconds]:.1f} s"
-    report: dict[str, Any] = {"hardware": describe(os.cpu_count() or 1), "columns": {}, "rows": []}
-    report["columns"] = {"meta-gradient": "{peer}"} | {
-        f"{n} steps": shown.replace("{0", f"{{{n} steps") for n in options.steps
-    }
-    for peer in options.peers:
-        report["rows"].append(row := {"peer": PEERS[peer]})
-        for steps in tqdm(options.steps, desc=peer, leave=False):
-            command = [sys.executable, "-m", "benchmarks.inner_loop", "--here"]
-            command += ["--peers", peer, "--steps", str(steps)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            row[f"{steps} steps"] = json.loads(done.stdout)
+    shown = "{0[mib]:.0f} MiB, {0[seconds]:.1f} s, {0[processor]:.1f} s"
+    columns = {f"{n} steps": shown.replace("{0", f"{{{n} steps") for n in options.steps}
+    report: dict[str, Any] = {"hardware": describe(os.cpu_count() or 1)}
+    report |= {"columns": {"meta-gradient": "{peer}"} | columns}
+    report["rows"] = [{"peer": PEERS[peer]} for peer in options.peers]
+    for steps in tqdm(options.steps, leave=False):
+        for peer, row in zip(options.peers, report["rows"], strict=True):
+            words = f"-m benchmarks.inner_loop --here --peers {peer} --steps {steps}".split()
+            row[f"{steps} steps"] = json.loads(subprocess.check_output([sys.executable, *words]))
             record.write(options.json, report)
     print(record.table(report))
 

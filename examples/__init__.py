@@ -1,1 +1,1 @@
-"""Programs to read, and to begin from."""
+"""Programs to read and to run, each one file."""

@@ -1,6 +1,6 @@
 """The meta-gradient through 2 to 32 AdamW steps of a small GPT, one step of memory at a time.
 
-    python examples/gpt_inner_loop.py --steps 8
+    python -m examples.gpt_inner_loop --steps 8
 
 Four sources of tokens are mixed, of which one is what counts. The inner loop trains a GPT of 10.9 M
 parameters on the mixture; the outer loss is that of new sequences of the first source. What learns
@@ -11,8 +11,7 @@ where it began (`maml.Problem.snapshots`): the way back computes it again, with 
 from __future__ import annotations
 
 import argparse
-import resource
-import time
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,13 +21,12 @@ from torch.func import functional_call
 
 import maml
 
-SOURCES = 4
-RATE = 1e-3
+SOURCES, RATE = 4, 1e-3
 Params = dict[str, Tensor]
 
 
 class Size(NamedTuple):
-    """How large a GPT and its batches of tokens are."""
+    """How large a GPT is, and a batch of tokens."""
 
     width: int = 384
     layers: int = 6
@@ -54,8 +52,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, L, width]`` to the same."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + self.out(seen.flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -73,18 +71,15 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens ``[B, L]`` to logits ``[B, L, vocabulary]`` of the next one."""
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
-        logits: Tensor = self.head(self.norm(self.blocks(x)))
-        return logits
+        return self.head(self.norm(self.blocks(x)))
 
 
 def draw(size: Size, steps: int, seed: int = 0) -> Params:
-    """Return one task: ``tokens [1, T, B, L + 1]``, ``source [1, T, B]``, ``query [1, B, L + 1]``.
-
-    After a token comes one of three, which depend on the source.
-    """
+    """Return one task: tokens [1, T, B, L + 1], source [1, T, B], query [1, B, L + 1]."""
     generator = torch.Generator().manual_seed(seed)
 
     def sequences(source: Tensor) -> Tensor:
+        # After a token comes one of three, which depend on the source.
         tokens = [torch.randint(size.vocabulary, source.shape, generator=generator)]
         for _ in range(size.length):
             noise = torch.randint(3, source.shape, generator=generator)
@@ -105,10 +100,8 @@ def begin(net: GPT) -> Params:
 def losses(net: GPT, params: Params, tokens: Tensor) -> Tensor:
     """Return the mean loss of each sequence, ``[B]``."""
     own = {name: params[name] for name, _ in net.named_parameters()}
-    logits = functional_call(net, own, (tokens[:, :-1],))
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(
-        len(tokens), -1
-    ).mean(1)  # fmt: skip
+    logits = functional_call(net, own, (tokens[:, :-1],)).transpose(1, 2)
+    return F.cross_entropy(logits, tokens[:, 1:], reduction="none").mean(1)
 
 
 def support(net: GPT, params: Params, task: Params, step: int) -> tuple[Tensor, Tensor]:
@@ -130,8 +123,7 @@ def meta_gradient(net: GPT, meta_params: Params, task: Params, steps: int) -> ma
     def state(meta_params: Params) -> maml.Problem:
         return maml.Problem(
             start={n: t for n, t in meta_params.items() if n != "of sources"},
-            support=lambda params, task, step: support(net, params, task, step),
-            query=lambda params, task, step: query(net, params, task, step),
+            support=partial(support, net), query=partial(query, net),
             fixed={"of sources": meta_params["of sources"]},
             optimizer="adamw", lr=RATE, steps=steps, snapshots=max(steps // 6, 1),
         )  # fmt: skip
@@ -143,24 +135,15 @@ def main() -> None:
     """Learn how much each source counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=8, help="AdamW steps of the inner loop")
-    parser.add_argument("--iterations", type=int, default=3, help="meta-gradients")
     parser.add_argument("--tiny", action="store_true", help="a GPT of 2,000 parameters")
     options = parser.parse_args()
-    size = TINY if options.tiny else Size()
-    torch.manual_seed(0)
-    net = GPT(size)
+    net = GPT(size := TINY if options.tiny else Size())
     meta_params = begin(net)
-    for iteration in range(options.iterations):
-        began = time.perf_counter()
+    for iteration in range(3):
         found = meta_gradient(net, meta_params, draw(size, options.steps, iteration), options.steps)
         meta_params["of sources"] -= 0.5 * found.gradients["of sources"].sign()
-        shares = " ".join(f"{share:.2f}" for share in meta_params["of sources"].softmax(0))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(
-            f"outer loss {found.losses.item():.3f}, shares of the sources {shares}; "
-            f"{time.perf_counter() - began:.1f} s, peak memory {peak:.1f} GiB",
-            flush=True,
-        )
+        shares = [f"{share:.2f}" for share in meta_params["of sources"].softmax(0)]
+        print(f"outer loss {found.losses.item():.3f}, shares of the sources {' '.join(shares)}")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.inner_loop import plain
+from benchmarks.markdown import table
 from datasets.tasks import Task
+from examples import datarater
+from examples import gpt_inner_loop as gpt
 from examples import maml_from_scratch as scratch
 from maml.config.presets import PRESETS, with_values
 from maml.learners import build_learner
@@ -62,3 +68,39 @@ def test_without_data_it_says_so(tmp_path: Path) -> None:
     done = run(command, 60, expect=1, env={"MAML_DATA": str(tmp_path)})
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: no {tmp_path}/omniglot/images_background.zip: $MAML_DATA ")
+
+
+@pytest.mark.parametrize("steps", [2, 13])
+def test_a_gpt_s_inner_loop_has_the_gradient_of_a_plain_loop(steps: int) -> None:
+    """AdamW and attention, in float64; with 13 steps, 2 states are kept."""
+    torch.manual_seed(0)
+    net = gpt.GPT(gpt.TINY).double()
+    meta_params, task = gpt.begin(net), gpt.draw(gpt.TINY, steps)
+    found = gpt.meta_gradient(net, meta_params, task, steps).gradients
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = plain(net, meta_params, task, steps, checkpointed=False)
+    assert expected["of sources"].abs().max() > 1e-4
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_a_gpt_s_sources_learn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpt_inner_loop.py", "--tiny"])
+    gpt.main()
+    assert capsys.readouterr().out.count("shares of the sources") == 3
+
+
+def test_a_datarater_trains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_dir: Path
+) -> None:
+    """A few steps of each, on fewer classes; the record has what a table is made of."""
+    monkeypatch.setattr(datarater, "WAYS", 5)
+    record = tmp_path / "record.json"
+    words = ["--seeds", "2", "--outer-steps", "12", "--steps", "10", "--json", str(record)]
+    monkeypatch.setattr(sys, "argv", ["datarater.py", *words])
+    datarater.main()
+    report = json.loads(record.read_text())
+    assert [row["seed"] for row in report["rows"]] == [0, 1] and "mean" in report
+    assert all(20 < row["unweighted"] <= 100 for row in report["rows"])
+    assert table(report).count(" % ") == 4

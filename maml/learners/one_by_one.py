@@ -61,20 +61,21 @@ def outer_gradient(
     found = []
     with _ALONE if learner.draws else contextlib.nullcontext(), kept():
         before = draws.state()
-        for gradients, *rest in each(learner, one, tasks, where):
-            sums = {n: sums[n] + g for n, g in gradients.items()} if sums else gradients
-            found.append(rest)
+        for of_task in each(learner, one, tasks, where):
+            own = of_task.gradients
+            sums = {n: sums[n] + g for n, g in own.items()} if sums else own
+            found.append(of_task)
         drawn = draws.state() != before
     if not learner.draws and drawn:
         # Somebody has drawn: it may have been the network.
         learner.draws = True
         return outer_gradient(learner, meta_params, tasks, where, phase)
-    losses, outputs, metrics = zip(*found, strict=True)
+    losses = torch.cat([of.losses for of in found])
     return OuterGradient(
         sums,
-        torch.cat(losses),
-        losses[0].new_zeros(0) if isinstance(tasks, list) else torch.cat(outputs),
-        {name: torch.cat([of[name] for of in metrics]) for name in learner.metric_names},
+        losses,
+        losses[:0] if isinstance(tasks, list) else torch.cat([of.outputs for of in found]),
+        {name: torch.cat([of.metrics[name] for of in found]) for name in learner.metric_names},
     )
 
 

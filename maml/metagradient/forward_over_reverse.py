@@ -155,8 +155,10 @@ class _Loop:
         keep = set(range(first, end)) if self.differentiated else set()
         if keep and self.problem.snapshots is not None:
             room = self.problem.snapshots - len(self.kept.keys() - {0})
-            # On the way back the state at ``end`` is the next that is visited.
-            keep = kept_between(first, end + bool(self.kept), room)
+            # On the way back the state at ``end`` is visited next; at first the last one, which is
+            # then at hand.
+            asked, at_hand = (end + 1, set[int]()) if self.kept else (end - 1, {end - 1})
+            keep = kept_between(first, asked, room) | at_hand
         for step in range(first, end):
             if self.problem.step_params:
                 at = self.derivatives.put(at, self.problem.step_params[step])
@@ -215,7 +217,8 @@ class _Loop:
         began = self._began(step)
         taken = began.taken or self._take(step, began.at, began.state, self.second)
         at, point = began.at, taken.point
-        moved = taken.rule.pull_back({name: self.v[name] for name in taken.names}, self.v_state)
+        moving = {name: self.v.pop(name) for name in taken.names}
+        moved = taken.rule.pull_back(moving, self.v_state)
         u, scale = moved.gradients, moved.scale
         if taken.transformed is not None:
             u, of_step = taken.transformed.pull_back(u, scale)
@@ -224,7 +227,7 @@ class _Loop:
         self.v, self.v_state = self.v | moved.weights, moved.state
         if problem.rates is not None:
             self.of_rates.insert(0, self._of_rates(step, moved.rates))
-        del began, taken, moved  # the optimizer's state is large, and so is what comes now
+        del began, taken, moving, moved  # the optimizer's state is large, and so is what comes now
         # At the first step the tasks meet, at what they share: only their sum is asked.
         first = step == 0
         if first:

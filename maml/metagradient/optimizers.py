@@ -37,6 +37,21 @@ def _differentiable_at_zero(make: Callable[[float], Optimizer]) -> Callable[[flo
     return lambda lr: torchopt.chain(not_zero, make(lr))
 
 
+def _momentum(lr: float, beta: float = 0.9) -> Optimizer:
+    """Return SGD with momentum; TorchOpt's (0.7.3) keeps apart from its state that it has begun."""
+
+    def init(params: Params) -> Params:
+        return {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+
+    def update(
+        updates: Params, state: Params, *, params: Params | None = None, inplace: bool = True
+    ) -> tuple[Params, Params]:
+        seen = {name: state[name] * beta + gradient for name, gradient in updates.items()}
+        return {name: tensor * -lr for name, tensor in seen.items()}, seen
+
+    return torchopt.base.GradientTransformation(init, update)
+
+
 ADAMS: dict[str, Callable[[float], Adam]] = {
     "adam": Adam,
     "adamw": lambda lr: Adam(lr, weight_decay=0.01),
@@ -50,7 +65,7 @@ def _transformation(name: str, lr: float) -> Optimizer:
 
 OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "sgd": torchopt.sgd,
-    "momentum": lambda lr: torchopt.sgd(lr, momentum=0.9),
+    "momentum": _momentum,
     "adamax": torchopt.adamax,
     **{
         name: _differentiable_at_zero(getattr(torchopt, name))

@@ -49,7 +49,10 @@ class Rule(Protocol):
     def state(self) -> Any: ...  # noqa: D102
 
     def pull_back(self, v: Params, v_state: Any) -> PulledBack:
-        """Pull cotangents of the weights and the state (None: zero) back to before the rule."""
+        """Pull cotangents of the weights and the state (None: zero) back to before the rule.
+
+        Once: what it is given, and what the rule was, may be used up.
+        """
 
 
 class SGDRule:
@@ -127,13 +130,14 @@ class AdamRule:
         adam, rates = self._adam, self._rates
         by = adam.lr * adam.weight_decay
         of_weights, of_gradients, of_state, of_rates = {}, {}, {}, {}
-        for name, g in self._gradients.items():
-            along = v[name] if rates is None else rates[name] * v[name]
-            of_weights[name] = torch.add(v[name], along, alpha=-by) if by else v[name]
+        for name in tuple(self._gradients):
+            g, of_weight = self._gradients.pop(name), v.pop(name)  # there are many, and large
+            along = of_weight if rates is None else rates[name] * of_weight
+            of_weights[name] = torch.add(of_weight, along, alpha=-by) if by else of_weight
             if self._learned:
                 moved = {name: self._before[name]}
                 update = adam.update({name: g}, self._state, params=moved)[0][name]
-                of_rates[name] = (v[name] * update).sum(0)
+                of_rates[name] = (of_weight * update).sum(0)
             of_gradients[name], of_state[name] = adam.pull_back(
                 name, g, self._state, along, v_state and v_state.pop(name)
             )

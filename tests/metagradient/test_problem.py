@@ -163,9 +163,26 @@ def test_a_random_problem_has_one_gradient(number: int) -> None:
         problem.fixed.pop("of examples")
     mixed = differentiate(problem, tasks, "mixed")
     assert_same(mixed, differentiate(problem, tasks, "reverse"))
-    assert_same(differentiate(problem, tasks, batching="tasks"), mixed)
+    kept = dataclasses.replace(problem, snapshots=number % 4)
+    assert_same(differentiate(kept, tasks, batching="tasks"), mixed)
     plain = dataclasses.replace(problem, optimizer="sgd")
     assert_same(differentiate(plain, tasks, "mixed"), by_hand(plain, tasks))
+
+
+@pytest.mark.parametrize(("snapshots", "again"), [(None, 0), (0, 21), (1, 7), (2, 4), (8, 0)])
+def test_states_that_are_not_kept_are_computed_again(snapshots: int | None, again: int) -> None:
+    """Of 8 steps: each once on the way there, and for the way back, but for what is kept."""
+    called = []
+
+    def support(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        called.append(step)
+        return (params["w"] - task).square().sum() * params["w"].sum(), task
+
+    problem = Problem(
+        {"w": randn(3, seed=1)}, support, support, steps=8, optimizer="adamw", snapshots=snapshots
+    )
+    differentiate(problem, randn(1, 3, seed=2), "mixed", "tasks")
+    assert len(called) == 1 + 8 + (0 if snapshots is None else 8) + again
 
 
 def convnet_problem(pool: bool, mean: bool, **values: Any) -> tuple[Problem, Task]:

@@ -96,7 +96,7 @@ class OuterOptimizer:
         if self._config.grad_clip_norm is not None:
             # In float64: of processes with other numbers of threads, all decide the same.
             norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-            by = min(1.0, self._config.grad_clip_norm / max(norm, math.ulp(0)))
+            by = min(1.0, self._config.grad_clip_norm / (norm + 1e-6))  # as torch's clip_grad_norm_
             gradient.mul_(by)
             peak *= by
         if peak**2 > torch.finfo(gradient.dtype).max:

@@ -152,10 +152,11 @@ def _check_components(config: Config) -> None:
 def _check_weighted_means(config: Config) -> None:
     """Refuse a meta-step that is none: a mean of squares would become negative, or biased."""
     steps = max(config.meta_lr, config.meta_lr_end)
-    if config.meta_optimizer != "sgd" or config.meta_momentum or steps > 1 or config.grad_clip:
+    clips = config.grad_clip or config.grad_clip_norm
+    if config.meta_optimizer != "sgd" or config.meta_momentum or steps > 1 or clips:
         raise UserError(
             "--keep-moment: its moves are weighted means, so it needs --meta-optimizer sgd without "
-            "--meta-momentum and --grad-clip, and --meta-lr 1 or less; or give --no-keep-moment"
+            "--meta-momentum and clipping, and --meta-lr 1 or less; or give --no-keep-moment"
         )
 
 

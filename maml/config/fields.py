@@ -162,6 +162,9 @@ class Common:
     grad_clip: float | None = _outer_loop(
         None, SAME_RUN, "Clip every element of the meta-gradient to this magnitude.", above=0
     )
+    grad_clip_norm: float | None = _outer_loop(
+        None, SAME_RUN, "Shrink a meta-gradient whose norm is larger to this norm.", above=0
+    )
     weight_decay: float = _outer_loop(
         0.0, SAME_RUN,
         "Each outer step shrinks the network's weights by this, times its rate (AdamW).", least=0,

@@ -70,7 +70,7 @@ class OuterOptimizer:
         )
 
     def step(self, gradients: Params, n_tasks: int, iteration: int = 0) -> None:
-        """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped by value.
+        """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped.
 
         Args:
             gradients: Σ over tasks of the gradient, of each meta-parameter by name.
@@ -93,6 +93,12 @@ class OuterOptimizer:
         if self._clip is not None:
             gradient.clamp_(-self._clip, self._clip)
             peak = min(peak, self._clip)
+        if self._config.grad_clip_norm is not None:
+            # In float64: of processes with other numbers of threads, all decide the same.
+            norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+            by = min(1.0, self._config.grad_clip_norm / (norm + 1e-6))  # as torch's clip_grad_norm_
+            gradient.mul_(by)
+            peak *= by
         if peak**2 > torch.finfo(gradient.dtype).max:
             raise NotFiniteError(f"the gradient is too large, {peak:.1g}: its square is not finite")
         self.peak = peak

@@ -49,6 +49,7 @@ TRAINS_OTHERWISE: list[tuple[Any, str, Any]] = [
     (sinusoid, "meta_batch_size", 4),
     (sinusoid, "meta_lr", 0.002),
     (sinusoid, "grad_clip", 1e-9),
+    (sinusoid, "grad_clip_norm", 1e-9),
     (sinusoid, "dtype", "float32"),
     (sinusoid, "meta_schedule", "linear"),
     (sinusoid, "meta_schedule", "cosine"),

@@ -46,14 +46,16 @@ def sums(step: int) -> tuple[dict[str, Tensor], int]:
     return gradients, step + 2
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(("clip", "norm"), [(None, None), (0.5, None), (None, 0.7)])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_steps_as_pytorch_s_optimizer_does(optimizer: str, clip: float | None) -> None:
+def test_steps_as_pytorch_s_optimizer_does(
+    optimizer: str, clip: float | None, norm: float | None
+) -> None:
     """Adam as published (arXiv:1412.6980, section 2), or SGD with momentum; the mean is clipped."""
     momentum = 0.9 if optimizer == "sgd" else 0.0
     config = sinusoid(
         dtype="float64", meta_optimizer=optimizer, meta_lr=0.03, meta_momentum=momentum,
-        grad_clip=clip,
+        grad_clip=clip, grad_clip_norm=norm,
     )  # fmt: skip
     outer = OuterOptimizer(config, meta_params())
     plain = meta_params()
@@ -67,6 +69,8 @@ def test_steps_as_pytorch_s_optimizer_does(optimizer: str, clip: float | None) -
         for name, tensor in plain.items():
             mean = gradients[name] / n_tasks
             tensor.grad = mean if clip is None else mean.clamp(-clip, clip)
+        if norm is not None:
+            torch.nn.utils.clip_grad_norm_(plain.values(), norm)
         peer.step()
         outer.step(gradients, n_tasks)
         for name, tensor in plain.items():

@@ -37,16 +37,23 @@ def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
     # torchvision's downloads have no time limit of their own.
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT_S)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock = folder / ".download.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with Lock(folder / ".download.lock").held(needed=True):
+        with Lock(lock).held(needed=True):
             yield
     except _FAILURES as error:
+        if made:  # as where the folder's name was mistyped
+            lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty
+                for path in made:
+                    path.rmdir()
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
             f"{missing}, and was not downloaded ({reason}); put {put}, or point --data-root or "
             f"$MAML_DATA at a folder that has {folder.name}/, or connect this machine to the "
-            "network so that it downloads; the *-glyphs-* presets need no data"
+            "network so that it downloads; maml-glyphs-5way-1shot and others with glyphs need no data"
         ) from error
     finally:
         socket.setdefaulttimeout(before)

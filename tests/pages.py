@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
     "iterations": 2, "meta_batch_size": 2, "eval_every": 0, "test_tasks": 4, "eval_tasks": 4,
     "log_every": 1, "threads": 1, "logger": "none", "compile": "off",
 }  # fmt: skip
-PACKAGES = ("maml.plots",)
+PACKAGES = ("maml", "maml.plots")
 FEW = {"maml.evaluate": ["--tasks", "4"], "maml.plots": ["--tasks", "4"]}
 
 
@@ -83,6 +83,8 @@ def _run(words: list[str]) -> None:
         code = Trainer(with_values(parse(words[2:]), **SMALL)).run()
     else:
         assert words[:2] == ["python", "-m"], words
+        if words[2].startswith("launch."):  # a name of `maml PROGRAM`
+            words = [*words[:2], "maml", words[2].removeprefix("launch."), *words[3:]]
         name = words[2] + ".__main__" * (words[2] in PACKAGES)
         module = importlib.import_module(name)
         code = module.main([*words[3:], *FEW.get(words[2], [])])

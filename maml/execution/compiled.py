@@ -123,12 +123,12 @@ class Compiled:
         """
         pairs = list(zip(found, pytree.tree_leaves(expected), strict=True))
         for a, b in pairs:
-            if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+            if b is not None and (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
                 raise RuntimeError(f"{a.dtype} {list(a.shape)} came for {b.dtype} {list(b.shape)}")
         for part in pytree.tree_leaves(expected, is_leaf=lambda node: node is not expected):
             n_leaves = len(pytree.tree_leaves(part))
             own, pairs = pairs[:n_leaves], pairs[n_leaves:]
-            floating = [(a, b) for a, b in own if b.is_floating_point()]
+            floating = [(a, b) for a, b in own if b is not None and b.is_floating_point()]
             sizes = [b.norm().item() for _, b in floating]
             floor = FLOOR * math.hypot(*sizes)
             for (a, b), size in zip(floating, sizes, strict=True):

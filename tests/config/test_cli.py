@@ -381,9 +381,8 @@ def test_missing_data_names_three_ways_out(
 def test_run_dir_that_cannot_be(tmp_path: Path, mistake: Callable[..., str]) -> None:
     path = tmp_path / "here"
     path.write_text("a file\n")
-    assert (
-        mistake(SINUSOID, "--run-dir", f"{path}/run") == f"--run-dir {path}/run: {path} is a file"
-    )
+    message = mistake(SINUSOID, "--run-dir", f"{path}/run")
+    assert message.startswith(f"--run-dir {path}/run: ") and message.endswith("Not a directory")
     assert path.read_text() == "a file\n"
 
 

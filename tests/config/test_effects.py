@@ -285,9 +285,7 @@ def test_transductive_chooses_the_headline(tmp_path: Path) -> None:
 def test_rhythms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = []
     monkeypatch.setattr(
-        checkpoint,
-        "save_in",
-        lambda run_dir, content, keep, best: saved.append(content["iteration"]),
+        checkpoint, "save_in", lambda run_dir, content: saved.append(content["iteration"])
     )
     config = sinusoid(
         iterations=7, log_every=3, eval_every=2, checkpoint_every=4, eval_tasks=3,

@@ -7,13 +7,17 @@ and first-order MAML (section 5.2) is MAML with ``--order first``.
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
+import torch.nn.functional as F
+
+from datasets.flags import flag
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.adapting import adapting
 from maml.learners.base import Learner
-from maml.learners.objectives import Given
+from maml.learners.objectives import REGRESSION, Given
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
@@ -29,6 +33,18 @@ COMPONENTS = {
     "anil": {"like": "maml", "help": "maml whose output layer alone adapts", "adapts": "@head"},
     "boil": {"like": "maml", "help": "maml whose output layer does not adapt", "adapts": "@body"},
 }  # fmt: skip
+
+
+class Flags:
+    """What the components of this file read, those that are like them, and no other."""
+
+    label_smoothing: float = flag(
+        0.0,
+        "Share of each label that all classes get alike, in the losses of both loops; the scores "
+        "of validation and test have none.",
+        least=0,
+        most=1,
+    )
 
 
 class MAML(Learner):
@@ -54,6 +70,16 @@ class MAML(Learner):
         if not self.adapting and self.network_adapts:
             raise UserError(f"{why}: all that would adapt is frozen")
         self.still = [name for name in names if name not in self.adapting]
+        if config.label_smoothing:
+            if self.objective is REGRESSION or not self._is_own("loss"):
+                raise UserError(
+                    f"--label-smoothing {config.label_smoothing}: is for the cross-entropy of "
+                    f"classes, and the loss of --learner {config.learner} on --data {config.data} "
+                    "is another"
+                )
+            self.criterion = functools.partial(
+                F.cross_entropy, label_smoothing=config.label_smoothing
+            )
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """The query loss after the last inner step (algorithm 2, line 10)."""

@@ -357,7 +357,9 @@ def test_of_two_of_theirs_the_one_at_fault_is_named(write: Callable[[str], str])
 def test_flags_of_our_networks_are_not_for_theirs(folder: Path) -> None:
     """It is called with the images' shape and the ways alone."""
     for flags in (["--filters", "8"], ["--leak", "0.01"], ["--head-init", "xavier"]):
-        with pytest.raises(UserError, match=f"{flags[0]} .* is not for --network .*, but for conv4"):
+        with pytest.raises(
+            UserError, match=f"{flags[0]} .* is not for --network .*, but for conv4"
+        ):
             parse([*SMALL, *flags])
 
 

@@ -5,6 +5,7 @@ TorchOpt's Adamax has ε = 1e-6 where Adam has 1e-8.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -57,6 +58,11 @@ ADAMS: dict[str, Callable[[float], Adam]] = {
     "adam0": lambda lr: Adam(lr, beta1=0.0),
 }
 
+
+def _adam(name: str, lr: float) -> Optimizer:
+    return ADAMS[name](lr).transformation()
+
+
 OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "sgd": torchopt.sgd,
     "momentum": _momentum,
@@ -65,7 +71,7 @@ OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
         name: _differentiable_at_zero(getattr(torchopt, name))
         for name in ("radam", "rmsprop", "adagrad", "adadelta")
     },
-    **{name: lambda lr, make=make: make(lr).transformation() for name, make in ADAMS.items()},
+    **{name: functools.partial(_adam, name) for name in ADAMS},
 }
 
 

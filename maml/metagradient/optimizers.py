@@ -59,7 +59,7 @@ ADAMS: dict[str, Callable[[float], Adam]] = {
 }
 
 
-def _transformation(name: str, lr: float) -> Optimizer:
+def _adam(name: str, lr: float) -> Optimizer:
     return ADAMS[name](lr).transformation()
 
 
@@ -71,7 +71,7 @@ OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
         name: _differentiable_at_zero(getattr(torchopt, name))
         for name in ("radam", "rmsprop", "adagrad", "adadelta")
     },
-    **{name: functools.partial(_transformation, name) for name in ADAMS},
+    **{name: functools.partial(_adam, name) for name in ADAMS},
 }
 
 

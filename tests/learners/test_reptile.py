@@ -140,7 +140,9 @@ def test_what_keeps_no_moment_is_not_asked_about_it() -> None:
         assert not any("moment" in name for name in learner.meta_parameters())
     with pytest.raises(UserError, match=r"--keep-moment .* --inner-optimizer adam0, not sgd"):
         parse(["reptile-glyphs-5way-1shot", "--keep-moment"])
-    with pytest.raises(UserError, match=r"--keep-moment .* is not for --learner maml, but for reptile"):
+    with pytest.raises(
+        UserError, match=r"--keep-moment .* is not for --learner maml, but for reptile"
+    ):
         parse(["maml-glyphs-5way-1shot", "--inner-optimizer", "adam0", "--keep-moment"])
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.inner_loop import plain
-from benchmarks.markdown import table
+from benchmarks.record import table
 from datasets.tasks import Task
 from examples import datarater
 from examples import gpt_inner_loop as gpt

@@ -327,7 +327,8 @@ def _check_ways(tree: Tree, found: Division, ways: Mapping[str, int]) -> None:
         also = "" if found.divided else " or other --split-fractions"
         raise DataError(
             f"--ways {max(ways[split] for split in few)}: too few classes for "
-            f"{' and '.join(few)}; {tree} has {there}: add classes, or give a smaller --ways{also}"
+            f"{' and '.join(few)}; {tree} has {there}: add classes, or give a smaller --ways "
+            f"(in training: --train-ways){also}"
         )
 
 

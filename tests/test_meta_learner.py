@@ -407,6 +407,8 @@ def in_inference_mode() -> None:
         (lambda: maml.MAML(nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 3))),
          "0 makes sparse gradients.* sparse=False"),
         (in_inference_mode, r"torch.inference_mode .* use torch.no_grad\(\)"),
+        (lambda: maml.MAML(dense())([(t[0], t[1].double(), t[2], t[3].double()) for t in made()]),
+         "query_y is torch.float64, .* give loss=torch.nn.functional.mse_loss"),
         (lambda: maml.MAML(dense().bfloat16()), "module: its parameters are torch.bfloat16"),
         (lambda: maml.MAML(dense(), batching="all"), "batching 'all': auto, vmap or tasks"),
         (lambda: maml.MAML(dense())([(t[0].clone().requires_grad_(), *t[1:]) for t in made()]),

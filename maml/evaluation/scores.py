@@ -208,10 +208,16 @@ def has_answers(scores: Mapping[str, Any]) -> bool:
 
 
 def no_answers(result: Mapping[str, Any]) -> str:
-    """Return a warning where a result of `means` is of answers that are no numbers, or ""."""
-    if has_answers(result):
-        return ""
-    return f"warning: the {result['split']} loss is not finite: the model's answers are no numbers"
+    """Return a warning where a result of `means` is of answers that tell nothing, or ""."""
+    split = result["split"]
+    if not has_answers(result):
+        return f"warning: the {split} loss is not finite: the model's answers are no numbers"
+    if result.get("accuracy_ci95") == 0 and result["accuracy"] < 0.9:
+        return (
+            f"warning: all {split} tasks have the same accuracy: the model gives one answer to all "
+            "queries; try a smaller --inner-lr, or fewer --eval-inner-steps"
+        )
+    return ""
 
 
 def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:

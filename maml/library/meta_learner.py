@@ -64,7 +64,7 @@ class MetaLearner(nn.Module):
         self,
         module: nn.Module,
         *,
-        loss: Loss = F.cross_entropy,
+        loss: Loss | None = None,
         head: str | None = None,
         batching: Literal["auto", "vmap", "tasks"] = "auto",
         **flags: Any,
@@ -74,7 +74,8 @@ class MetaLearner(nn.Module):
         Args:
             module: Maps examples ``[E, …]`` to outputs ``[E, …]``. It stays as it is; its
                 parameters learn.
-            loss: ``(outputs, targets) → scalar``, the mean over the examples of a set.
+            loss: ``(outputs, targets) → scalar``, the mean over the examples of a set; None: the
+                cross-entropy of classes, whose targets are integers.
             head: The name of the output layer, for learners that tell it from the rest.
             batching: How tasks are computed: "vmap" all at once, "tasks" one by one, each in a
                 thread. "auto" looks at the first tasks.
@@ -86,9 +87,11 @@ class MetaLearner(nn.Module):
         super().__init__()
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
-        learner = learner_around(type(self), module, loss, head, flags)
+        own = F.cross_entropy if loss is None else loss
+        learner = learner_around(type(self), module, own, head, flags)
         trained = {m for m in learner.modules() if m.training}
-        self._begin(learner, learner.last_phase, trained, batching, loss)
+        self._begin(learner, learner.last_phase, trained, batching, own)
+        self._takes_numbers = loss is not None
         distribution.same_everywhere(self)
 
     @classmethod
@@ -116,6 +119,7 @@ class MetaLearner(nn.Module):
         self.learner, self._phase, self._made_to_train = learner, phase, made_to_train
         self.metrics: dict[str, Tensor] = {}
         self._asked: Batching | None = None if batching == "auto" else batching
+        self._takes_numbers = True
         self._loss = loss
         # By the mode, as dropout is of one alone.
         self._found: dict[bool, Found] = {}
@@ -201,9 +205,15 @@ class MetaLearner(nn.Module):
         """Return a learner that measures accuracy where integer targets are classes of outputs.
 
         Raises:
-            UserError: for a label that is no class, and that the loss does not take.
+            UserError: for a label that is no class, and that the loss does not take; for numbers
+                without a loss of them.
         """
         learner, y = self.learner, tasks[0].query_y[0]
+        if y.is_floating_point() and not self._takes_numbers:
+            raise UserError(
+                f"task 0: query_y is {y.dtype}, and the loss that is the default is of classes; "
+                "give loss=torch.nn.functional.mse_loss, or another one"
+            )
         classes = 0 if y.is_floating_point() else self._classes(learner, tasks[0].query_x[0], y)
         if classes:
             for i, task in enumerate(tasks):

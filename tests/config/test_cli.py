@@ -228,6 +228,7 @@ def test_data_root_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("--config=/no/where", "/no/where: No such file"),
         (f"{GLYPHS} --ways 1", "--ways 1: .* give 2 or more"),
         (f"{GLYPHS} --nonsense 1", "--nonsense"),
+        (f"{GLYPHS} --lr 1", "--lr: did you mean --inner-lr or --meta-lr"),
         (f"{GLYPHS} --inner-step=1", "--inner-step=1: did you mean --inner-steps"),
         (f"{GLYPHS} stray", "stray"),
         (f"{GLYPHS} --ways", "--ways"),

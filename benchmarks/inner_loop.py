@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +80,9 @@ def measure(peer: str, steps: int) -> dict[str, float]:
     def repetition(size: Any, steps: int) -> Callable[[], object]:
         net = example.GPT(size)
         given = net, example.begin(net), example.draw(size, steps), steps
-        own = {"checkpointed": peer == "checkpointed"} if peer != "ours" else {}
-        return partial(plain if own else example.meta_gradient, *given, **own)
+        if peer == "ours":
+            return lambda: example.meta_gradient(*given)
+        return lambda: plain(*given, checkpointed=peer == "checkpointed")
 
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         repetition(example.TINY, 2)()

@@ -53,7 +53,7 @@ def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
         raise DataError(
             f"{missing}, and was not downloaded ({reason}); put {put}, or point --data-root or "
             f"$MAML_DATA at a folder that has {folder.name}/, or connect this machine to the "
-            "network so that it downloads; maml-glyphs-5way-1shot needs no data"
+            "network so that it downloads; *-glyphs-* presets (maml-glyphs-5way-1shot) need none"
         ) from error
     finally:
         socket.setdefaulttimeout(before)

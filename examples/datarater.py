@@ -26,6 +26,7 @@ from torch import Tensor
 import maml
 from datasets.drawings import divide
 from datasets.glyphs import open_classes
+from maml.run.provenance import describe
 
 WAYS, WIDTH, BATCH = 50, 128, 64
 MODELS, TRUNCATION = 4, 2
@@ -163,6 +164,17 @@ def compare(seed: int, outer_steps: int, steps: int) -> dict[str, float]:
     return row | {"difference": row["rated"] - row["unweighted"]}
 
 
+def report(rows: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the record of all seeds so far: mean difference, and from 5 on its 95 % interval."""
+    differences = [row["difference"] for row in rows]
+    found: dict[str, Any] = {"rows": rows, "mean": statistics.mean(differences)}
+    if len(rows) - 1 in T95:
+        found["ci95"] = T95[len(rows) - 1] * statistics.stdev(differences) / len(rows) ** 0.5
+    shown = {"seed": "{seed}", "rated": "{rated:.2f} %", "unweighted": "{unweighted:.2f} %"}
+    found["columns"] = shown | {"difference": "{difference:+.2f}"}
+    return found | {"hardware": describe(torch.get_num_threads())}
+
+
 def main() -> None:
     """Compare over seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -171,24 +183,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="of the models that are compared")
     parser.add_argument("--json", type=Path, help="write the accuracies to this file")
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, float]] = []
     for seed in range(options.seeds):
         began = time.perf_counter()
         rows.append(compare(seed, options.outer_steps, options.steps))
-        told = ", ".join(f"{name} {value:.2f}" for name, value in rows[-1].items())
+        told = ", ".join(f"{name} {value:g}" for name, value in rows[-1].items())
         print(f"{told} ({time.perf_counter() - began:.0f} s)", flush=True)
-    differences = [row["difference"] for row in rows]
-    report = {"rows": rows, "mean": statistics.mean(differences)}
-    if len(rows) - 1 in T95:
-        report["ci95"] = T95[len(rows) - 1] * statistics.stdev(differences) / len(rows) ** 0.5
-    print(f"difference {report['mean']:.2f} ± {report.get('ci95', float('nan')):.2f} points")
-    if options.json:
-        from maml.run.provenance import describe
-
-        shown = {"seed": "{seed}", "rated": "{rated:.2f} %", "unweighted": "{unweighted:.2f} %"}
-        report |= {"columns": shown | {"difference": "{difference:+.2f}"}}
-        report |= {"hardware": describe(torch.get_num_threads())}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps(report(rows), indent=2) + "\n")
+    found = report(rows)
+    print(f"difference {found['mean']:.2f} ± {found.get('ci95', float('nan')):.2f} points")
 
 
 if __name__ == "__main__":

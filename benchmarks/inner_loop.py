@@ -82,8 +82,8 @@ def measure(peer: str, steps: int) -> dict[str, float]:
         net = example.GPT(size)
         given = net, example.begin(net), example.draw(size, steps), steps
         if peer == "ours":
-            return partial(example.meta_gradient, *given)
-        return partial(plain, *given, checkpointed=peer == "checkpointed")
+            return lambda: example.meta_gradient(*given)
+        return lambda: plain(*given, checkpointed=peer == "checkpointed")
 
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         repetition(example.TINY, 2)()

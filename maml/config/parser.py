@@ -37,10 +37,10 @@ class Parser(argparse.ArgumentParser):
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}")
             flags = [*self._option_string_actions, *self._also]
-            word = word.partition("=")[0]
-            near = [flag for flag in flags if flag.endswith(word[1:])]  # --lr is --meta-lr, or …
+            name = word.partition("=")[0]
+            near = [flag for flag in flags if flag.endswith(name[1:])]  # --lr is --meta-lr, or …
             if not 0 < len(near) <= 3:
-                near = difflib.get_close_matches(word, flags, n=1, cutoff=0.7)
+                near = difflib.get_close_matches(name, flags, n=1, cutoff=0.7)
             hint = f": did you mean {' or '.join(near)}?" if near else "; --help lists all flags"
             self.error(f"unknown flag {word}{hint}")
         return found

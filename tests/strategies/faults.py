@@ -133,6 +133,9 @@ def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float
         else:
             os.kill(pid, fault.by)
         began = time.monotonic()
+        if fault.cause == GOES_ON.cause:
+            # Rank 0 waits meanwhile: all work might be done before the loss is seen.
+            started[0].wait_for("was killed", DEATH_S)
         marker.unlink(missing_ok=True)
         limit = began + (timeout + 60) * SLACK
         while any(one.processes() for one in started) and time.monotonic() < limit:

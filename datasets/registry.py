@@ -69,5 +69,7 @@ def find(name: str) -> DataSet:
             name, module, attribute, arguments, reads=None, episodes=attribute, examples=attribute
         )
     if name not in data_sets():
+        if Path(name).is_dir():
+            raise DataError(f"{FLAG} {name}: a folder; give --data folder and --data-root {name}")
         raise DataError(unknown(FLAG, name, data_sets()))
     return data_sets()[name]

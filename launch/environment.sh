@@ -63,12 +63,13 @@ install() {
     index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null)} || :
     [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
     # learn2learn on every Python, and our numpy whatever it asks for. Its setting is for the command line.
+    # This folder itself, so that the command maml and "import maml" work everywhere.
     sed -E 's/^(learn2learn[^ ]*).*/\1/' requirements.txt |
-        "${uv:-$VENV/bin/uv}" pip install --python "$python" --requirements - --constraint requirements.lock \
+        "${uv:-$VENV/bin/uv}" pip install --python "$python" --requirements - --editable . --constraint requirements.lock \
             --overrides <(grep '^numpy' requirements.txt) --config-setting=--build-option=build_ext || {
         echo "Installing with pip, as uv did not"
         "$python" -m pip --version || "$python" -m ensurepip || return # uv leaves pip out
-        "$python" -m pip install --requirement requirements.txt --constraint requirements.lock || return
+        "$python" -m pip install --requirement requirements.txt --editable . --constraint requirements.lock || return
     }
     echo "Importing torch for the first time" # does it work? And it is compiled to bytecode once
     "$python" -I -W ignore -c 'import torchvision, torchopt, torch._inductor.compile_fx, scipy.stats, wandb' &&

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 import shutil
 import sys
 import traceback
@@ -458,6 +459,33 @@ def test_a_task_is_the_same_alone_and_among_others(tasks: maml.Tasks) -> None:
     assert not torch.equal(batch.support_x[0], batch.support_x[1])
     by_tensor = tasks.tasks(torch.tensor([5, 7]))
     assert torch.equal(by_tensor.query_x, batch.query_x)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_torch_takes_them_in_order(tasks: maml.Tasks, workers: int) -> None:
+    loader = torch.utils.data.DataLoader(tasks, batch_size=2, num_workers=workers)
+    seen = [batch.query_x for _, batch in zip(range(3), loader, strict=False)]
+    # Two workers take turns: batches of even tasks and of odd ones.
+    ids = [[0, 2], [1, 3], [4, 6]] if workers else [[0, 1], [2, 3], [4, 5]]
+    for found, own in zip(seen, ids, strict=True):
+        assert torch.equal(found, tasks.tasks(own).query_x)
+
+
+def test_images_at_hand_are_a_data_set() -> None:
+    images = {name: np.full((4, 9, 9), i, np.uint8) for i, name in enumerate("abc")}
+    task = maml.episodes(images, ways=2, shots=1, queries=2).task(3)
+    assert task.query_x.shape == (4, 1, 9, 9)
+    as_tensors = {name: torch.from_numpy(of_class) for name, of_class in images.items()}
+    again = maml.episodes(as_tensors, ways=2, shots=1, queries=2).task(3)
+    assert torch.equal(again.query_x, task.query_x)
+    for data, more, says in (
+        ({"a": np.zeros((4, 9, 9))}, {}, "class a of test is float64"),
+        (images, {"image_size": 9}, "image_size: no option of {class: images}, which takes dtype"),
+        ([images], {}, "data is a list; give the name of a data set, {class: images}, or"),
+        ("tests", {}, "data tests: a folder; give data folder and data_root tests"),
+    ):
+        with pytest.raises(maml.UserError, match=re.escape(says)):
+            maml.episodes(data, ways=1, queries=2, **more)  # type: ignore[arg-type]
 
 
 def test_an_id_that_is_none(tasks: maml.Tasks) -> None:

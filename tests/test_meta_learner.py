@@ -398,6 +398,9 @@ def in_inference_mode() -> None:
         (lambda: maml.MAML(dense().float())(made()), "support_x is torch.float64, .*float32"),
         (lambda: maml.MAML(dense())([(t[0], t[1][:2], *t[2:]) for t in made()]),
          "task 0: support_x has 6 examples, and support_y 2 targets"),
+        (lambda: maml.MAML(dense())(*made()[0]), "tasks are one argument, not 4; give"),
+        (lambda: maml.R2D2(dense())([(t[0], t[1].double(), t[2], t[3].double()) for t in made()]),
+         r"task 0: support_y is torch.float64 \[6\]; give the number of each example's class"),
         (lambda: maml.ProtoNet(dense())([(t[0], t[1] + 1, *t[2:]) for t in made()]),
          "task 0: support_y has no example of class 0"),
         (lambda: maml.MAML(dense())([(*t[:3], t[3] + 1) for t in made()]),
@@ -422,3 +425,11 @@ def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:
         mistake()
     assert "\n" not in str(found.value)
     assert "--" not in str(found.value)
+
+
+def test_an_error_of_the_module_says_what_it_was_called_with() -> None:
+    pixels = [(t[0].byte(), t[1], t[2].byte(), t[3]) for t in made()]
+    with pytest.raises(RuntimeError) as found:
+        maml.MAML(dense())(pixels)
+    (note,) = found.value.__notes__
+    assert note.endswith(" task 0: torch.uint8 [6, 4, 4]; x.float() / 255 makes images in [0, 1]")

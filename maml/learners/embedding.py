@@ -17,6 +17,7 @@ from maml.learners.base import Learner
 from maml.learners.objectives import REGRESSION, Given
 from maml.metagradient.problem import Problem
 from maml.networks.headless import without_head
+from maml.networks.ordinary import own_name
 from maml.networks.statistics import Statistics
 from maml.params import Params
 
@@ -43,9 +44,12 @@ class Embedding(Learner):
                 f"--data {config.data}: its targets are no classes, which --learner "
                 f"{config.learner} tells apart"
             )
-        # A module at hand that does not say which its output layer is has none.
-        if given is None or getattr(self.network, "head_prefix", None) is not None:
-            self.network, self.n_features = without_head(self.network, config.network)
+        # A module at hand that does not say which its output layer is has none; a class says "".
+        head = getattr(self.network, "head_prefix", None)
+        headless = given is not None if head is None else not own_name(self.network, head)
+        if not headless:
+            or_else = ', or "" if its outputs are features'
+            self.network, self.n_features = without_head(self.network, config.network, or_else)
 
     @abstractmethod
     def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:

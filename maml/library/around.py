@@ -41,6 +41,7 @@ def learner_around(
         learner: Learner = _facts(kind).maker()(config, Given(_network(module, head), objective))
     except UserError as error:
         line = in_words_of_the_library(str(error), FACTS).replace("network ", "module ", 1)
+        line = line.replace("the network", "the module")
         line = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', line)
         raise UserError(line) from error
     if not learner.meta_parameters():
@@ -68,7 +69,8 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
         if name not in known:
             raise UserError(
                 f"{kind.__name__} takes no {name}; besides module, loss, head and "
-                f"batching it takes {', '.join(sorted(known))}"
+                f"batching it takes {', '.join(sorted(known))} (docs/migration.md has the pairs "
+                "of other libraries)"
             )
     if "order" in flags:
         if flags["order"] not in ORDERS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -80,6 +80,22 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
     return tasks
 
 
+@contextlib.contextmanager
+def noted(tasks: list[Task]) -> Iterator[None]:
+    """Let an error that the module raises end with what the module was called with."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        x = tasks[0].support_x[0]
+        note = f"The module was called with x like support_x of task 0: {x.dtype} {list(x.shape)}"
+        if x.dtype == torch.uint8:
+            note += "; x.float() / 255 makes images in [0, 1]"
+        error.add_note(note)
+        raise
+
+
 def _task(item: Any, what: str) -> Task:
     try:
         parts = list(item)
@@ -93,6 +109,12 @@ def _task(item: Any, what: str) -> Task:
 
 def ways_of(i: int, task: Task) -> int:
     """Return how many classes task ``i`` has, whose learner tells any number apart."""
+    for name, y in (("support_y", task.support_y), ("query_y", task.query_y)):
+        if y.is_floating_point() or y.dim() != 2:
+            raise UserError(
+                f"task {i}: {name} is {y.dtype} {list(y.shape[1:])}; give the number of each "
+                "example's class, integers [E]"
+            )
     known, asked = set(task.support_y[0].tolist()), set(task.query_y[0].tolist())
     missing = (set(range(1 + int(max(known)))) | asked) - known
     if missing or min(known) < 0:

@@ -22,7 +22,7 @@ from maml.library import distribution
 from maml.library.alone import alone
 from maml.library.around import Loss, learner_around
 from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.given_tasks import GivenTasks, as_tasks, check_labels, ways_of
+from maml.library.given_tasks import FORM, GivenTasks, as_tasks, check_labels, noted, ways_of
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
@@ -132,7 +132,7 @@ class MetaLearner(nn.Module):
     # ---- training -------------------------------------------------------------------------------
 
     @alone()
-    def forward(self, tasks: GivenTasks) -> Tensor:
+    def forward(self, tasks: GivenTasks, *more: Any) -> Tensor:
         """Return the mean outer loss of tasks, a scalar that can be differentiated once.
 
         Args:
@@ -142,9 +142,12 @@ class MetaLearner(nn.Module):
         Raises:
             UserError: for tasks of another form or dtype.
         """
+        if more:
+            raise UserError(f"tasks are one argument, not {1 + len(more)}; {FORM}")
         given = as_tasks(tasks, self._dtype)
         leaves = {n: p for n, p in self.learner.meta_parameters().items() if p.requires_grad}
-        return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
+        with noted(given):
+            return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
 
     def differentiated(self, tasks: list[Task]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean outer loss of tasks, and its gradient by every meta-parameter.
@@ -279,10 +282,11 @@ class MetaLearner(nn.Module):
             steps: Inner steps; None: ``eval_inner_steps``.
         """
         (task,) = as_tasks([(x, y, x, y)], self._dtype, leaves=False)
-        ((own, _),) = self._of_each_size([task])
-        steps = own.config.eval_inner_steps if steps is None else steps
         support = Task(*(part[0] for part in task))
-        return adapted(own, own.meta_parameters(), support, steps)
+        with noted([task]):
+            ((own, _),) = self._of_each_size([task])
+            steps = own.config.eval_inner_steps if steps is None else steps
+            return adapted(own, own.meta_parameters(), support, steps)
 
     @alone()
     @torch.no_grad()

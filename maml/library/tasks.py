@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from datasets import open_episodes
-from datasets.episodes import Episodes
+from datasets.by_class import image_classes
+from datasets.episodes import Episodes, FewShotImages
 from datasets.errors import DataError
 from datasets.opening import options_of
 from datasets.tasks import Task
@@ -18,8 +21,11 @@ from maml.library import inputs
 from maml.library.alone import alone, in_words_of_the_library
 
 
-class Tasks:
+class Tasks(IterableDataset[Task]):
     """An endless stream of tasks; a task is the same whenever, and on whatever machine, it is made.
+
+    ``torch.utils.data.DataLoader(tasks, batch_size=8)`` yields the batches of ``tasks(range(8))``,
+    ``tasks(range(8, 16))``, …; each of several workers of a loader makes every so many-th task.
 
     Attributes:
         episodes: The data set's own sampler.
@@ -32,6 +38,12 @@ class Tasks:
         """Return how large a task is: ``<tasks of 5 support and 75 query examples>``."""
         support, query = (len(y) for y in (self.task(0).support_y, self.task(0).query_y))
         return f"<tasks of {support} support and {query} query examples>"
+
+    def __iter__(self) -> Iterator[Task]:
+        """Yield task 0, 1, 2, … without end; in a loader's worker, its share of them."""
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return map(self.task, itertools.count(first, step))
 
     @alone()
     def task(self, id: int) -> Task:
@@ -58,7 +70,7 @@ class Tasks:
 
 @alone()
 def episodes(
-    data: str,
+    data: str | Mapping[str, Any],
     split: str = "test",
     *,
     ways: int = 5,
@@ -71,8 +83,10 @@ def episodes(
     """Return the few-shot tasks of a split of a data set.
 
     Args:
-        data: What ``--data`` takes: "omniglot", "glyphs", …
-        split: "train", "validation" or "test".
+        data: What ``--data`` takes: "omniglot", "glyphs", …; or ``{class: images}``, uint8 arrays
+            or tensors ``[n, H, W]`` or ``[n, H, W, 3]`` of one size.
+        split: "train", "validation" or "test". Other splits of ``{class: images}`` have other
+            tasks of the same classes.
         ways: Classes a task.
         shots: Support examples a class.
         queries: Query examples a class.
@@ -83,25 +97,25 @@ def episodes(
     Raises:
         UserError: one line that names the option, or the file, that is not in order.
     """
-    known: set[str] | None = None
+    known: set[str] | None = {"dtype"}
+    task: dict[str, Any] = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
+    if not isinstance(data, str | Mapping):
+        raise UserError(
+            f"data is a {type(data).__name__}; give the name of a data set, {{class: images}}, or "
+            '"folder" with data_root=… for files'
+        )
     try:
-        known = options_of(data)
+        named = isinstance(data, str)
+        known = options_of(data) if named else known
         for name in options:
             if known is not None and name not in known:
                 takes = ", ".join(sorted(known - {"data_root"}))
-                raise UserError(f"{name}: no option of data {data!r}, which takes {takes}")
-        return Tasks(
-            open_episodes(
-                data,
-                split,
-                ways=ways,
-                shots=shots,
-                queries=queries,
-                seed=seed,
-                data_root=data_root,
-                **options,
-            )
-        )
+                what = f"data {data!r}" if named else "{class: images}"
+                raise UserError(f"{name}: no option of {what}, which takes {takes}")
+        if named:
+            return Tasks(open_episodes(data, split, data_root=data_root, **task, **options))
+        found = image_classes(data, "{class: images}", split)
+        return Tasks(FewShotImages(found, split=split, **task, **options))
     except DataError as error:
-        given = {"data", "ways", "shots", "queries", "seed", "data_root", "split", *options}
+        given = {"data", "data_root", "split", *task, *options}
         raise UserError(in_words_of_the_library(str(error), given | (known or set()))) from error

@@ -15,8 +15,10 @@ from maml.networks.ordinary import own_name
 T = TypeVar("T")
 
 
-def head_prefix(network: nn.Module, who: str) -> str:
+def head_prefix(network: nn.Module, who: str, or_else: str = "") -> str:
     """Return how the names of the output layer's parameters begin.
+
+    ``or_else`` is what else the network may say, the end of the line where it says nothing.
 
     Raises:
         UserError: which begins with ``who``, if the network does not say it, or no name begins so.
@@ -25,7 +27,7 @@ def head_prefix(network: nn.Module, who: str) -> str:
     if not isinstance(prefix, str):
         raise UserError(
             f"{who} does not say which its output layer is: give its class "
-            'head_prefix = "name of the layer."'
+            f'head_prefix = "name of the layer."{or_else}'
         )
     names = list(tensors(network))
     if not any(name.startswith(prefix) for name in names):
@@ -71,16 +73,16 @@ def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple
     return seen[0], result
 
 
-def without_head(network: nn.Module, name: str) -> tuple[nn.Module, int]:
+def without_head(network: nn.Module, name: str, or_else: str = "") -> tuple[nn.Module, int]:
     """Return ``network`` with features in place of outputs, and how many features there are.
 
     Its output layer, which its ``head_prefix`` names, becomes the identity; the network is changed
-    in place. ``name`` is what ``--network`` was given.
+    in place. ``name`` is what ``--network`` was given, ``or_else`` as of `head_prefix`.
 
     Raises:
         UserError: as `head_prefix`, and if the output layer is not linear.
     """
-    prefix = head_prefix(network, f"--network {name}")
+    prefix = head_prefix(network, f"--network {name}", or_else)
     path, _, attribute = prefix.rstrip(".").rpartition(".")
     try:
         parent = network.get_submodule(path)

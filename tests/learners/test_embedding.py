@@ -109,6 +109,8 @@ def test_gradient_and_answers_by_hand(learner: str, kernels: str) -> None:
 class Headless(nn.Module):
     """Says nothing of its output layer."""
 
+    head_prefix: str | None = None
+
     def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
         super().__init__()
         self.layer = nn.Linear(784, ways)
@@ -117,9 +119,13 @@ class Headless(nn.Module):
         return self.layer(x.flatten(1))
 
 
-def test_what_has_no_features_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--network .*:Headless does not say which its output"):
+def test_what_has_no_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = r'--network .*:Headless does not say which its output .*, or "" if its outputs are fea'
+    with pytest.raises(UserError, match=line):
         make_worker("protonet", network=f"{__name__}:Headless")
+    monkeypatch.setattr(Headless, "head_prefix", "")
+    network = make_worker("protonet", network=f"{__name__}:Headless").learner.network
+    assert any(isinstance(layer, nn.Linear) for layer in network.modules())
     sinusoid = dataclasses.replace(PRESETS["maml-sinusoid-10shot"], learner="r2d2")
     with pytest.raises(UserError, match="--data sinusoid: its targets are no classes"):
         Worker(sinusoid, torch.device("cpu"))

@@ -83,7 +83,7 @@ class Trainer:
             # The run may have been stopped in the middle of a validation.
             if run.iteration and run.is_due(config.eval_every) and not self.is_validated:
                 self.validations.validate(bar, heed_stop)
-            while run.iteration < config.iterations and not run.strategy.stopping:
+            while not (self._is_trained() or run.strategy.stopping):
                 began = time.perf_counter()
                 ids = run.worker.training.ids(run.iteration, config.meta_batch_size)
                 share = run.strategy.meta_step(run.params, ids)
@@ -93,6 +93,10 @@ class Trainer:
                     run.save()
                 if run.is_due(config.eval_every):
                     self.validations.validate(bar, heed_stop)
+
+    def _is_trained(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.state.iteration >= self.setup.config.iterations or self.validations.enough
 
     def _step(self, share: Share, ids: Tensor, began: float, bar: Any) -> None:
         """Step along the gradient that has come home; write the row that is due."""
@@ -124,6 +128,8 @@ class Trainer:
     def _test(self) -> dict[str, Any]:
         """Test, and write result.json."""
         run, config, (iteration, params) = self.state, self.setup.config, self.validations.chosen()
+        if self.validations.enough:
+            run.say(f"training ended after iteration {run.iteration}: --stop-after")
         if config.test_tasks and config.test_model == "best":
             validated = self.validations.best.iteration is not None
             why = "which validated best" if validated else "the last, as none was validated"

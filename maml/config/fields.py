@@ -219,6 +219,10 @@ class Common:
         "last", SAME_RUN,
         "What is tested at the end: the last model, or the one that validated best.",
     )  # fmt: skip
+    stop_after: int = _evaluation(
+        0, WAY, "End training after so many validations without a better model; 0: never.",
+        least=0, read_with=("test_model", "best"), chooses=True,
+    )  # fmt: skip
     eval_draws: bool = _evaluation(
         False, RESULT, "Let the network draw at validation and test, too, as dropout does.",
         chooses=True,

@@ -100,7 +100,7 @@ def other_means(run: Run) -> str:
     names = list(there[0])
     values = torch.tensor([[row[name] for name in names] for row in there], dtype=torch.float64)
     expected = with_headline(means(values, "test", names), transductive=config.transductive)
-    if config.epochs is None:
+    if config.epochs is None and not config.stop_after:
         expected["iterations"] = config.iterations
     for name, value in expected.items():
         said = result.get(name)

@@ -59,6 +59,14 @@ class Validations:
             with run.changing:
                 self.best.offer(validation, run.iteration, run.params)
 
+    @property
+    def enough(self) -> bool:
+        """Whether the last ``--stop-after`` validations have found no better model."""
+        run, config, best = self._run, self._run.config, self.best.iteration
+        if not config.stop_after or best is None:
+            return False
+        return run.iteration - best >= config.stop_after * config.eval_every
+
     def chosen(self) -> tuple[int, Params]:
         """Return what is tested: the iteration and the parameters."""
         if self.best.iteration is None:

@@ -115,6 +115,7 @@ BY_THEMSELVES = {
     "horizon": "datasets/test_environments.py",
     "discount": "acting/test_policies.py",
     "test_model": "run/test_best_model.py",
+    "stop_after": "run/test_best_model.py",
     "run_dir": "test_run_directory.py",
     "logger": "run/test_log.py",
     "meta_momentum": "test_meta_momentum",

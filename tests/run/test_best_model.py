@@ -1,4 +1,4 @@
-"""``--test-model best``: early stopping, without stopping early."""
+"""``--test-model best``: early stopping; without ``--stop-after``, without stopping early."""
 
 from __future__ import annotations
 
@@ -60,6 +60,20 @@ def test_the_best_is_tested_wherever_the_run_goes_on(tmp_path: Path) -> None:
             resume = "auto" if there == begun else str(saved)
             assert same(train(CONFIG, there, resume=resume)["best"], whole["best"])
             assert result(there)["loss"] == found["loss"]
+
+
+def test_training_ends_when_no_better_model_was_found(tmp_path: Path) -> None:
+    """Where it ends, it has ended when it is started again."""
+    train(CONFIG, tmp_path / "whole")
+    best = best_of(tmp_path / "whole")
+    patient = with_values(CONFIG, iterations=50, stop_after=2)
+    for _ in range(2):
+        train(patient, tmp_path / "patient")
+        found = result(tmp_path / "patient")
+        assert (found["iterations"], found["tested_iteration"]) == (best + 2 * 2, best)
+        assert found["loss"] == result(tmp_path / "whole")["loss"]
+    train(CONFIG, tmp_path / "short", iterations=best + 3, stop_after=2)
+    assert result(tmp_path / "short")["iterations"] == best + 3
 
 
 def test_a_run_s_model_is_the_one_that_it_tests(tmp_path: Path) -> None:

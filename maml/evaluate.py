@@ -27,7 +27,7 @@ from typing import Any
 
 from datasets.errors import DataError
 from datasets.spelling import is_theirs
-from maml.config import Config, default_data_root, flag, registry
+from maml.config import Config, checks, default_data_root, flag, registry
 from maml.config.parser import Parser, add_trust, at_least, positive
 from maml.config.presets import with_values
 from maml.errors import UserError
@@ -53,6 +53,7 @@ ASKED: dict[str, tuple[str, Any, str]] = {
     "shots": ("shots", at_least(1), "support examples per class"),
     "queries": ("eval_queries", at_least(1), "query examples per class"),
     "data": ("data", str, "another data set, of images of the same shape"),
+    "threads": ("threads", at_least(1), "computing threads of this process"),
 }
 """What may be asked otherwise than the run's own: flag, field, type, help."""
 POLL, PATIENCE = 5.0, 3600.0
@@ -185,6 +186,7 @@ class RunEvaluator:
             # Its root is where a user's own images are, and no other data set.
             asked["data_root"] = default_data_root()
         config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
+        checks.check_threads(config)
         registry.import_theirs(config)
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(

@@ -360,6 +360,10 @@ def test_more_threads_than_are_served_here(run_dir: Path) -> None:
     path.write_text(path.read_text().replace("threads: 1\n", f"threads: {most_threads() + 1}\n"))
     evaluation.main([str(run_dir), "--tasks", "2"])
     assert torch.get_num_threads() <= most_threads()
+    evaluation.main([str(run_dir), "--tasks", "2", "--threads", "2"])
+    assert torch.get_num_threads() == 2
+    with pytest.raises(UserError, match=f"--threads must be at most {most_threads()}, "):
+        evaluation.main([str(run_dir), "--threads", str(most_threads() + 1)])
 
 
 def test_evaluations_that_cannot_be_written(

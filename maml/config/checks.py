@@ -30,14 +30,21 @@ def check(config: Config, preset: Config | None = None) -> None:
             default, nothing was given.
     """
     check_values(config)
-    # Not among those: a run directory may have been made on a machine of more cores.
+    check_threads(config)
+    if preset is not None:
+        _check_read(config, preset)
+
+
+def check_threads(config: Config) -> None:
+    """Raise `UserError` for more threads than this machine serves.
+
+    It is no part of `check_values`: a run directory may have been made where there are more cores.
+    """
     if config.threads is not None and config.threads > most_threads():
         raise UserError(
             f"--threads must be at most {most_threads()}, 8 for each core of this machine, "
             f"not {config.threads}"
         )
-    if preset is not None:
-        _check_read(config, preset)
 
 
 def check_values(config: Config, *, own: bool = True) -> None:

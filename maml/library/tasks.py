@@ -105,14 +105,13 @@ def episodes(
             '"folder" with data_root=… for files'
         )
     try:
-        named = isinstance(data, str)
-        known = options_of(data) if named else known
+        known = options_of(data) if isinstance(data, str) else known
         for name in options:
             if known is not None and name not in known:
                 takes = ", ".join(sorted(known - {"data_root"}))
-                what = f"data {data!r}" if named else "{class: images}"
+                what = f"data {data!r}" if isinstance(data, str) else "{class: images}"
                 raise UserError(f"{name}: no option of {what}, which takes {takes}")
-        if named:
+        if isinstance(data, str):
             return Tasks(open_episodes(data, split, data_root=data_root, **task, **options))
         found = image_classes(data, "{class: images}", split)
         return Tasks(FewShotImages(found, split=split, **task, **options))

@@ -117,15 +117,20 @@ def query(net: GPT, params: Params, task: Params, step: int) -> tuple[Tensor, Te
     return each.mean(), each
 
 
-def meta_gradient(net: GPT, meta_params: Params, task: Params, steps: int) -> maml.OuterGradient:
-    """Return the outer loss and its gradient by all meta-parameters, ``{name: […]}``."""
+def meta_gradient(
+    net: GPT, meta_params: Params, task: Params, steps: int, snapshots: int = 0
+) -> maml.OuterGradient:
+    """Return the outer loss and its gradient by all meta-parameters, ``{name: […]}``.
+
+    ``snapshots``: how many states are kept; more take memory and save time. 0: a sixth of all.
+    """
 
     def state(meta_params: Params) -> maml.Problem:
         return maml.Problem(
             start={n: t for n, t in meta_params.items() if n != "of sources"},
             support=partial(support, net), query=partial(query, net),
             fixed={"of sources": meta_params["of sources"]},
-            optimizer="adamw", lr=RATE, steps=steps, snapshots=max(steps // 6, 1),
+            optimizer="adamw", lr=RATE, steps=steps, snapshots=snapshots or max(steps // 6, 1),
         )  # fmt: skip
 
     return maml.meta_gradient(state, meta_params, task)

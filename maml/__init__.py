@@ -60,13 +60,15 @@ _FROM = {
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted((*_MODULE_OF, "nn"))
 
 # Here, because it counts only where torch is not loaded yet.
 scheduling.spin_briefly()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return importlib.import_module("maml.nn")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

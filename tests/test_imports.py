@@ -24,7 +24,7 @@ FLOORS = (
     ("processes", "execution"),
     ("kernels",),
     ("networks",),
-    ("metagradient",),
+    ("metagradient", "nn"),
     ("learners",),
     ("worker",),
     ("strategies", "run"),

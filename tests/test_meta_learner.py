@@ -224,6 +224,34 @@ def test_kernels_serve_conv4_and_any_loss_and_targets_do() -> None:
     maml.MAML(tokens)(words).backward()  # type: ignore[arg-type]
 
 
+def test_blocks_for_networks_of_one_s_own() -> None:
+    """They are what layers of torch are, to training and to the statistics of the support set."""
+    torch.manual_seed(0)
+    blocks = maml.nn.ConvBlocks((1, 12, 12), filters=8, layers=2, pool=True).double()
+    own = nn.Sequential(blocks, nn.Linear(blocks.n_features, 3).double())
+    layers: list[nn.Module] = []
+    for block in blocks.blocks:
+        norm = nn.BatchNorm2d(8, eps=blocks.eps).double()
+        norm.weight, norm.bias = block.norm.weight, block.norm.bias
+        layers += [block.conv, norm, nn.ReLU(), nn.MaxPool2d(2)]
+    plain = nn.Sequential(*layers, nn.Flatten(), own[1])
+    x = torch.randn(2, 6, 1, 12, 12, dtype=torch.float64)
+    task = x[0], torch.arange(6) % 3, x[1], torch.arange(6) % 3
+    found: list[list[Any]] = []
+    for net in (own, plain):
+        for parameter in net.parameters():
+            parameter.grad = None
+        learner = maml.MAML(net, inner_lr=0.1, inner_steps=2)
+        learner([task, task]).backward()
+        fast = learner.adapt(*task[:2])
+        answers = fast(task[2]), fast(task[2], "support")
+        assert not torch.equal(*answers)
+        found.append([*answers, *(parameter.grad for parameter in net.parameters())])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)
+    with pytest.raises(ValueError, match="4 poolings leave nothing"):
+        maml.nn.ConvBlocks((1, 12, 12), pool=True)
+
+
 class Transposed(nn.Module):
     """Puts the classes where torch's cross-entropy of sequences has them."""
 

@@ -26,7 +26,7 @@ from maml.kernels.convnet import DTYPES, Shape, lay_out
 from maml.networks import smoke
 from maml.networks.stack import features as stacked
 from maml.networks.stack import stack_of
-from maml.networks.statistics import EPS, BatchNorm, Statistics
+from maml.networks.statistics import EPS, BatchNorm, Statistics, Taped
 
 COMPONENTS = {
     "conv4": {
@@ -104,70 +104,79 @@ class ConvBlock(nn.Module):
         return F.max_pool2d(x, 2) if self.pool else x, used
 
 
-class Conv4(nn.Module):
-    """MAML's convolutional networks (arXiv:1703.03400, section 5.2): four blocks and a linear head.
+class ConvBlocks(Taped):
+    """A stack of `ConvBlock`: images ``[E, C, H, W]`` to features ``[E, n_features]``.
 
-    Omniglot's has strided blocks of 64 filters and a spatial mean before the head;
-    MiniImageNet's has pooled blocks of 32 filters, whose outputs the head sees flattened.
-    Reptile's and iMAML's for Omniglot have strided blocks, flattened. ``mean`` None: unless pooled.
+    Compiled kernels compute it on the CPU, in a network of one's own as well, under any loss::
+
+        blocks = maml.nn.ConvBlocks((3, 84, 84), filters=32, pool=True)
+        net = nn.Sequential(blocks, nn.Linear(blocks.n_features, 5))
+
+    Attributes:
+        n_features: How many features an image has.
     """
 
-    blocks_n = 4
     kernels = True
     """Whether compiled kernels may compute the blocks: see `maml.networks.serving`."""
-    head_prefix = "head."
-    """What the names of the output layer's parameters begin with."""
-    context_layer = "blocks.2.norm"
-    """The layer that a context modulates (arXiv:1810.03642, appendix)."""
 
     def __init__(
         self,
         image_shape: tuple[int, int, int],
-        ways: int,
         *,
-        filters: int,
-        pool: bool,
-        mean: bool | None = None,
+        filters: int = 64,
+        layers: int = 4,
+        pool: bool = False,
+        mean: bool = False,
         leak: float = 0.0,
         norm_eps: float = EPS,
-        head_init: str = "small",
     ) -> None:
+        """Make the stack.
+
+        Args:
+            image_shape: (C, H, W) of the images.
+            filters: Channels of each convolution.
+            layers: How many blocks; each halves H and W.
+            pool: Whether by max-pools, or else by strides.
+            mean: Whether features are means over what is left of H and W, or else all of it.
+            leak: Slope of the activations below zero.
+            norm_eps: Added to the variance.
+        """
         super().__init__()
         channels, height, width = image_shape
-        if pool and min(height, width) >> self.blocks_n == 0:
-            raise UserError(
-                f"--network conv4-pool: its four poolings leave nothing of {height}x{width}; it "
-                "needs images of 16x16 or more (--image-size), --network conv4 does not"
-            )
         self.image_shape = image_shape
-        self.pool, self.mean = pool, not pool if mean is None else mean
-        self.filters, self.ways = filters, ways
+        self.pool, self.mean, self.filters = pool, mean, filters
         self.leak, self.eps = leak, norm_eps
         self.blocks = nn.ModuleList(
             ConvBlock(
                 channels if i == 0 else filters, filters, pool=pool, leak=leak, norm_eps=norm_eps
             )
-            for i in range(self.blocks_n)
+            for i in range(layers)
         )
-        self.n_features = filters
-        if not self.mean:
-            for _ in range(self.blocks_n):
-                height, width = (side // 2 if pool else (side + 1) // 2 for side in (height, width))
-            self.n_features *= height * width
-        self.head = nn.Linear(self.n_features, ways)
-        HEAD_INITS[head_init](self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        for _ in range(layers):
+            height, width = (side // 2 if pool else (side + 1) // 2 for side in (height, width))
+        if not height * width:
+            raise ValueError(f"{layers} poolings leave nothing of images {list(image_shape)}")
+        self.n_features = filters if mean else filters * height * width
 
-    def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
-        """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features, normalised by the batch at hand, or as the network's tape has it."""
+        given = None if self.tape is None else self.tape.next(len(self.blocks))
+        features, used = self.features(x, given)
+        if self.tape is not None:
+            self.tape.used.extend(used)
+        return features
+
+    def features(
+        self, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """Return the features, and the statistics used: those that are given, or the batch's."""
         if self._meets_kernels(x, statistics):
-            features, used = self._compiled(x, statistics)
-            return self.head(features), used
+            return self._compiled(x, statistics)
         of_blocks = []
         for i, block in enumerate(self.blocks):
             x, of_block = block(x, None if statistics is None else statistics[i])
             of_blocks.append(of_block)
-        return self.head(x.mean(dim=(2, 3)) if self.mean else x.flatten(1)), tuple(of_blocks)
+        return x.mean(dim=(2, 3)) if self.mean else x.flatten(1), tuple(of_blocks)
 
     def _compiled(self, x: Tensor, statistics: Statistics | None) -> tuple[Tensor, Statistics]:
         """Return features ``[E, n]`` and the statistics used, by compiled kernels."""
@@ -182,7 +191,7 @@ class Conv4(nn.Module):
     def shape(self, ways: int = 0) -> Shape:
         """Return what kernels know of the network; with a linear head if it has ``ways``."""
         return Shape(
-            self.image_shape, self.filters, self.blocks_n, self.pool, self.mean, self.eps,
+            self.image_shape, self.filters, len(self.blocks), self.pool, self.mean, self.eps,
             self.leak, ways,
         )  # fmt: skip
 
@@ -211,7 +220,7 @@ class Conv4(nn.Module):
             channels = self.filters if i else self.image_shape[0]
             size, stated = (self.filters, channels, 3, 3), (self.pool, self.leak, self.eps)
             if not _is_as_built(block, size, stated):
-                return f"{_DO_NOT} block {i} is not as Conv4 builds it"
+                return f"{_DO_NOT} block {i} is not as it was built"
         weight: Tensor = self.blocks[0].conv.weight  # type: ignore[assignment, union-attr]
         if weight.device.type != "cpu":
             return f"the compiled kernels run on the CPU, not on --device {weight.device.type}"
@@ -225,6 +234,54 @@ class Conv4(nn.Module):
         if self.filters % lanes:
             return f"{_DO_NOT} --filters {self.filters} is no multiple of {lanes}, a vector here"
         return None
+
+
+class Conv4(ConvBlocks):
+    """MAML's convolutional networks (arXiv:1703.03400, section 5.2): four blocks and a linear head.
+
+    Omniglot's has strided blocks of 64 filters and a spatial mean before the head;
+    MiniImageNet's has pooled blocks of 32 filters, whose outputs the head sees flattened.
+    Reptile's and iMAML's for Omniglot have strided blocks, flattened. ``mean`` None: unless pooled.
+    """
+
+    head_prefix = "head."
+    """What the names of the output layer's parameters begin with."""
+    context_layer = "blocks.2.norm"
+    """The layer that a context modulates (arXiv:1810.03642, appendix)."""
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        ways: int,
+        *,
+        filters: int,
+        pool: bool,
+        mean: bool | None = None,
+        leak: float = 0.0,
+        norm_eps: float = EPS,
+        head_init: str = "small",
+    ) -> None:
+        if pool and min(image_shape[1:]) >> 4 == 0:
+            raise UserError(
+                "--network conv4-pool: its four poolings leave nothing of "
+                f"{image_shape[1]}x{image_shape[2]}; it needs images of 16x16 or more "
+                "(--image-size), --network conv4 does not"
+            )
+        mean = not pool if mean is None else mean
+        super().__init__(
+            image_shape, filters=filters, pool=pool, mean=mean, leak=leak, norm_eps=norm_eps
+        )
+        self.ways = ways
+        self.head = nn.Linear(self.n_features, ways)
+        HEAD_INITS[head_init](self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """Map images ``[E, C, H, W]`` to logits ``[E, N]``; return the statistics used, too."""
+        features, used = self.features(x, statistics)
+        return self.head(features), used
 
 
 _DO_NOT = "the compiled kernels do not serve this, as"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maml.errors import UserError
-from maml.networks.statistics import Statistics, normalise
+from maml.networks.statistics import Statistics, Tape, Taped, normalise
 
 AROUND = "module."
 """What stands before the names that an ordinary module's author gave its parameters."""
@@ -104,7 +104,7 @@ class Ordinary(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.tape = _Tape()
+        self.tape = Tape()
         self.module = _replaced(module, self.tape)
         self.tied = untie(self)
         head = getattr(module, "head_prefix", None)
@@ -118,25 +118,6 @@ class Ordinary(nn.Module):
         return self.module(x), tuple(self.tape.used)
 
 
-class _Tape:
-    """The statistics of one forward pass, in order of use."""
-
-    def __init__(self) -> None:
-        self.begin(None)
-
-    def begin(self, given: Statistics | None) -> None:
-        self.given = given
-        self.used: list[tuple[Tensor, Tensor]] = []
-
-    def next(self) -> tuple[Tensor, Tensor] | None:
-        """Return the given statistics of the next normalisation, if any are."""
-        return None if self.given is None else self.given[len(self.used)]
-
-    def __getstate__(self) -> dict[str, object]:
-        # What a pass leaves behind may belong to autograd, or to vmap; it is of no use later.
-        return {"given": None, "used": []}
-
-
 class ExplicitNorm(nn.Module):
     """Batch normalisation over ``x [E, C, …]`` by the statistics of a tape.
 
@@ -144,7 +125,7 @@ class ExplicitNorm(nn.Module):
     frozen: a checkpoint has them, and ``--init`` finds them by their name in torch.
     """
 
-    def __init__(self, norm: _BatchNorm, tape: _Tape) -> None:
+    def __init__(self, norm: _BatchNorm, tape: Tape) -> None:
         super().__init__()
         self.eps, self.tape = norm.eps, tape
         self.training = self._made_in = norm.training
@@ -166,7 +147,9 @@ class ExplicitNorm(nn.Module):
         if self.running_mean is not None and self.running_var is not None:
             own = self.running_mean, self.running_var
             return normalise(x, own, self.weight, self.bias, self.eps)[0]
-        found, used = normalise(x, self.tape.next(), self.weight, self.bias, self.eps)
+        given = self.tape.next(1)
+        pair = None if given is None else given[0]
+        found, used = normalise(x, pair, self.weight, self.bias, self.eps)
         self.tape.used.append(used)
         return found
 
@@ -188,7 +171,7 @@ def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 def _replaced(
-    module: nn.Module, tape: _Tape, made: dict[nn.Module, nn.Module] | None = None
+    module: nn.Module, tape: Tape, made: dict[nn.Module, nn.Module] | None = None
 ) -> nn.Module:
     """Return ``module`` with its batch normalisations, or itself, made explicit.
 
@@ -199,6 +182,8 @@ def _replaced(
         if module not in made:
             made[module] = ExplicitNorm(module, tape)
         return made[module]
+    if isinstance(module, Taped):
+        module.tape = tape
     for name, child in module._modules.items():
         if child is not None:
             module._modules[name] = _replaced(child, tape, made)

@@ -1,4 +1,4 @@
-"""Whether compiled kernels serve a network: a `Conv4`, or one that calls some."""
+"""Whether compiled kernels serve a network, as they do its `ConvBlocks`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from maml.networks.conv4 import Conv4
+from maml.networks.conv4 import ConvBlocks
 from maml.networks.ordinary import Ordinary
 
 
@@ -25,5 +25,5 @@ def obstacle(network: nn.Module) -> str | None:
     return next((why for part in parts if (why := part.why_torch())), None)
 
 
-def _parts(network: nn.Module) -> Iterator[Conv4]:
-    return (part for part in network.modules() if isinstance(part, Conv4))
+def _parts(network: nn.Module) -> Iterator[ConvBlocks]:
+    return (part for part in network.modules() if isinstance(part, ConvBlocks))

@@ -17,6 +17,36 @@ Statistics: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(mean [C], biased variance [C]) of every normalisation, in order of use."""
 
 
+class Tape:
+    """The statistics of one forward pass of a network, in order of use.
+
+    Attributes:
+        used: (mean, variance) of every normalisation so far.
+    """
+
+    def __init__(self) -> None:
+        self.begin(None)
+
+    def begin(self, given: Statistics | None) -> None:
+        """Begin a pass; ``given`` as a network takes them."""
+        self._given = given
+        self.used: list[tuple[Tensor, Tensor]] = []
+
+    def next(self, n: int) -> Statistics | None:
+        """Return the given statistics of the next ``n`` normalisations, if any are."""
+        return None if self._given is None else self._given[len(self.used) : len(self.used) + n]
+
+    def __getstate__(self) -> dict[str, object]:
+        # What a pass leaves behind may belong to autograd, or to vmap; it is of no use later.
+        return {"_given": None, "used": []}
+
+
+class Taped(nn.Module):
+    """A layer that takes its statistics from the tape of the network that it is a part of."""
+
+    tape: Tape | None = None
+
+
 EPS = 1e-3
 """The default of the layer that MAML's released code uses."""
 

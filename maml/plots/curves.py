@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,8 +29,11 @@ def draw_curves(
 ) -> Path:
     """Draw loss and accuracy (or return) by iterations; of regression, loss and an adapted curve.
 
-    Beside it, the learner's own pictures.
+    Returns:
+        curves.png; curves.pdf is beside it.
     """
+    from matplotlib.ticker import LogFormatter
+
     rows = read_rows(run_dir / "metrics.jsonl")
     figure, ((*axes,),) = style.figure(1, 2, (5.0, 3.8))
     batches = registry.learner(config.learner).tasks == "batches"
@@ -40,14 +44,16 @@ def draw_curves(
         _curve(axes[1], rows, result, metric, of)
     else:
         axes[0].set_yscale("log")
+        axes[0].yaxis.set_major_formatter(LogFormatter())
+        axes[0].yaxis.set_minor_formatter(LogFormatter())
         adapted_curve(axes[1], worker.learner, worker.evaluation("test"), meta_params)
     if batches:
         for axis in axes:
             # No query is told from a support example here.
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
             axis.set_xlabel("iteration")
-    figure.suptitle(title(config), fontsize=11)
-    return style.save(figure, run_dir / "curves", ["png"])[0]
+    figure.suptitle(title(config))
+    return style.save(figure, run_dir / "curves")
 
 
 def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: str) -> None:
@@ -59,12 +65,17 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
     if training:
         iterations, values = zip(*training, strict=True)
         axis.plot(iterations, values, color=BLUE, alpha=0.25, linewidth=0.8)
-        axis.plot(iterations, style.smooth(values), color=BLUE, label=f"training {of}, smoothed")
+        mark, label = "." * (len(values) == 1), f"training {of}, smoothed"
+        axis.plot(iterations, style.smooth(values), color=BLUE, marker=mark, label=label)
     if validation:
+        scores = [row[headline + name] for row in validation]
+        halves = [row[f"{headline}{name}_ci95"] or 0.0 for row in validation]
+        # No accuracy is above 100 %, or below 0.
+        room = [(score, 1 - score) if name == "accuracy" else (inf, inf) for score in scores]
         axis.errorbar(
             [row["iteration"] for row in validation],
-            [row[headline + name] for row in validation],
-            yerr=[row[f"{headline}{name}_ci95"] or 0.0 for row in validation],
+            scores,
+            yerr=[[min(h, r[end]) for h, r in zip(halves, room, strict=True)] for end in (0, 1)],
             color=ORANGE,
             marker="o",
             markersize=3,
@@ -74,6 +85,7 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
     if result.get(name) is not None:
         shown = f"{100 * result[name]:.1f} %" if name == "accuracy" else f"{result[name]:.3g}"
         axis.axhline(result[name], color=GREY, linestyle="--", label=f"test: {shown}")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     style.finish(axis, "outer-loop iteration", f"query {name}", metric=name)
 
 
@@ -147,7 +159,7 @@ def line_of_seeds(
     """Draw the mean of lines, one a seed, and of several each line, too, paler."""
     colour, dash = look
     means = [fmean(values) for values in zip(*each, strict=True)]
-    label = f"{name} ({counted(len(each), 'seed')})"
+    label = f"{name} ({len(each)} seeds)" if len(each) > 1 else name
     axis.plot(x, means, dash, color=colour, marker=".", label=label)
     for values in each if len(each) > 1 else []:
         axis.plot(x, values, dash, color=colour, alpha=0.4, linewidth=0.8)

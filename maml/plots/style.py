@@ -7,6 +7,7 @@ which is lost on white.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ BLUE, ORANGE, GREEN, RED, PINK, SKY, BLACK = COLOURS = (
 )  # fmt: skip
 GREY = "#888888"
 DASHES = ("-", "--", ":")
+WIDEST = 56
+"""Letters of a line of a legend that there is room for."""
 
 
 def look_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -39,11 +42,12 @@ def figure(
         rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained",
         squeeze=False, **options,
     )  # fmt: skip
+    drawn.get_layout_engine().set(w_pad=0.08)
     return drawn, axes
 
 
 def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
-    """Say what an axis shows: its labels, a grid, and a legend of what has a label.
+    """Say what an axis shows: its labels, a grid, and above it a legend of what has a label.
 
     Args:
         axis: What has been drawn on.
@@ -57,31 +61,42 @@ def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
     if metric.endswith("accuracy"):
         from matplotlib.ticker import PercentFormatter
 
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         low, high = axis.get_ylim()
         axis.set_ylim(max(low, -0.02), min(high, 1.02))
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=8)
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        once = {textwrap.fill(label, WIDEST): h for label, h in zip(labels, handles, strict=True)}
+        axis.legend(
+            once.values(), once, fontsize=8, frameon=False, loc="lower left", borderaxespad=0.3,
+            bbox_to_anchor=(0, 1), ncols=max(1, WIDEST // (max(map(len, labels)) + 8)),
+        )  # fmt: skip
 
 
-def save(drawn: Any, path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Write a figure as ``path``.png and so on, for each of ``kinds``; return the files.
+def save(drawn: Any, path: Path) -> Path:
+    """Write a figure as ``path``.png and ``path``.pdf; return the former.
+
+    The figure grows by its legends and its title, so that its axes do not shrink. The PDF, for a
+    paper, has no title; its text stays text (TrueType), and the same picture is the same file.
 
     Raises:
         UserError: if one cannot be written.
     """
     import matplotlib.pyplot as plt
 
-    written = []
-    for kind in kinds:
+    title = textwrap.fill(drawn.get_suptitle(), int(12 * drawn.get_figwidth()))
+    legends = [axis.get_legend() for axis in drawn.axes if axis.get_legend()]
+    taller = max((each.get_window_extent().height / drawn.dpi for each in legends), default=0)
+    drawn.set_figheight(drawn.get_figheight() + taller + 0.17 * title.count("\n"))
+    for kind in ("png", "pdf"):
+        drawn.suptitle(title if kind == "png" else "", fontsize=10)
         picture = io.BytesIO()
-        # Without a date: the same picture is the same file.
         metadata = {"CreationDate": None} if kind == "pdf" else None
-        drawn.savefig(picture, format=kind, dpi=130, metadata=metadata)
-        written.append(path.with_name(f"{path.name}.{kind}"))
-        write_bytes(written[-1], picture.getvalue())
+        with plt.rc_context({"pdf.fonttype": 42}):
+            drawn.savefig(picture, format=kind, dpi=130, metadata=metadata)
+        write_bytes(path.with_name(f"{path.name}.{kind}"), picture.getvalue())
     plt.close(drawn)
-    return written
+    return path.with_name(f"{path.name}.png")
 
 
 def smooth(values: Sequence[float]) -> list[float]:

@@ -12,7 +12,7 @@ from datasets.words import counted
 from maml.config import registry
 from maml.library.model import Model
 from maml.plots import style
-from maml.plots.style import BLUE, ORANGE
+from maml.plots.style import BLUE, RED
 
 LONGEST = 12
 """Letters of a class's name that there is room for."""
@@ -38,7 +38,7 @@ def task_of(model: Model, index: int) -> tuple[Task, list[str]]:
 def panel(model: Model, index: int = 0) -> Any:
     """Draw a test task: a row a class, its support images, then its queries with the answers.
 
-    A right answer has a blue frame and a tick, a wrong one an orange frame, a cross and the class
+    A right answer has a blue frame and a tick, a wrong one a red frame, a cross and the class
     that was answered.
 
     Returns:
@@ -68,15 +68,14 @@ def panel(model: Model, index: int = 0) -> Any:
             axis.set_axis_on()
             axis.set(xticks=[], yticks=[])
             for side in axis.spines.values():
-                side.set(color=BLUE if answer == c else ORANGE, linewidth=3)
+                side.set(color=BLUE if answer == c else RED, linewidth=3)
             said = "✓" if answer == c else f"✗ {classes[answer].removeprefix('class ')}"
-            axis.set_title(said, fontsize=8, color=BLUE if answer == c else ORANGE, pad=3)
+            axis.set_title(said, fontsize=8, color=BLUE if answer == c else RED, pad=3)
     accuracy = float((answers == truth).float().mean())
     way = "transductive" if config.transductive else "non-transductive"
     drawn.suptitle(
         f"test task {index}: support left, queries right; {100 * accuracy:.0f} % of {len(truth)} "
-        f"queries right{_after(model)} ({way})",
-        fontsize=9,
+        f"queries right{_after(model)} ({way})"
     )
     return drawn
 

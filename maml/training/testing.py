@@ -61,6 +61,6 @@ def draw(run: Run, tested: tuple[int, Params], result: dict[str, Any]) -> None:
         if known.tasks == "episodes":
             drawn = panel(Model(run.worker.learner, params, iteration, run.worker.device))
             if drawn is not None:
-                (path,) = style.save(drawn, run.dir / "task", ["png"])
+                path = style.save(drawn, run.dir / "task")
                 run.log.picture("pictures/task", path, run.iteration)
     run.say(f"run directory {run.dir}, plot {curves}")

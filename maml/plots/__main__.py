@@ -1,7 +1,7 @@
 """``python -m maml.plots RUN_DIR…``: pictures of runs, as PNG and PDF.
 
     python -m maml.plots runs/glyphs                     # into runs/glyphs/plots
-    python -m maml.plots runs/maml-* runs/anil-* --folder figures
+    python -m maml.plots runs/maml runs/anil --names MAML ANIL --folder figures
     python -m maml.plots runs/sweeps/inner-rate          # all trials of a sweep
 
 Runs that differ in their seed alone are one method, drawn as their mean and each of them. What is
@@ -23,6 +23,7 @@ from datasets.words import counted
 from maml.config import registry
 from maml.config.parser import Parser, add_trust, at_least
 from maml.config.saved import believed
+from maml.errors import UserError
 from maml.library.model import Model, load
 from maml.plots import adaptation, curves, style
 from maml.plots import tasks as of_tasks
@@ -37,6 +38,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "paths", metavar="RUN_DIR", nargs="+", type=Path, help="run directories, or folders of them"
     )
+    parser.add_argument(
+        "--names", metavar="NAME", nargs="+", help="a label for each run, or each method, in order"
+    )
     parser.add_argument("--folder", type=Path, help="where the pictures go")
     parser.add_argument(
         "--tasks", type=at_least(2), default=100, help="test tasks for each point (default: 100)"
@@ -47,7 +51,7 @@ def main(arguments: list[str]) -> int:
     add_trust(parser, "a run's config.yaml")
     options = parser.parse_args(arguments)
     found = reading.find(options.paths)
-    methods = reading.methods(found)
+    methods = named(options.names, found)
     folder = options.folder
     if folder is None:
         several = Path("runs", f"plots-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -65,6 +69,26 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def named(names: list[str] | None, runs: list[Run]) -> dict[str, list[Run]]:
+    """Return the runs by method, as `maml.run.reading.methods`; ``names``, if any, are the labels.
+
+    As many as there are methods name these; as many as there are runs name each of the runs.
+
+    Raises:
+        UserError: naming ``--names``, where they are too few, too many, or not all different.
+    """
+    methods = reading.methods(runs)
+    if names is None:
+        return methods
+    if len(set(names)) < len(names):
+        raise UserError("--names: one is given twice")
+    for each in (list(methods.values()), [[run] for run in runs]):
+        if len(names) == len(each):
+            return dict(zip(names, each, strict=True))
+    of = f"{counted(len(runs), 'run')} of {counted(len(methods), 'method')}: {', '.join(methods)}"
+    raise UserError(f"--names: {counted(len(names), 'name')} for {of}")
+
+
 def pictures(
     methods: dict[str, list[Run]], tasks: int, task: int, *, trust: bool
 ) -> Iterator[tuple[str, Any]]:
@@ -80,10 +104,10 @@ def pictures(
     trained = _trained(methods, trust=trust)
     learners = {name: registry.learner(each[0].config.learner) for name, each in trained.items()}
     adapting: dict[str, list[Model]] = {}
-    for name, each in trained.items():
+    for number, (name, each) in enumerate(trained.items(), 1):
         learner = learners[name]
         alone = sum(other.tasks == learner.tasks for other in learners.values()) == 1
-        of_it = "" if alone else "-" + re.sub(r"[^\w.=-]+", "_", name)
+        of_it = "" if alone else f"-{number}-" + re.sub(r"[^\w.=-]+", "_", name)[:40].strip("_")
         if learner.tasks == "episodes":
             models = [load(run.path, trust=trust) for run in each]
             yield f"panel{of_it}", of_tasks.panel(models[0], task)

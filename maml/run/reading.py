@@ -15,6 +15,9 @@ from maml.run.files import read_object, read_rows
 from maml.run.log import Row
 from maml.run.task_scores import NAME, Scores, read_tasks
 
+ROOM = 56
+"""Letters of a label that there is room for, if so few tell a method from the others."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -99,7 +102,10 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs that differ in their seed alone together, by what tells them from the others."""
+    """Return runs that differ in their seed alone together, by what tells them from the others.
+
+    Of many settings a label has the first few that tell, and "…" for the rest.
+    """
     names = differing(runs)
     # Presets differ in many settings: the learner, or the preset, says it shorter.
     for alone in ("learner", "preset"):
@@ -107,11 +113,20 @@ def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
         if len(names) > 1 and len(set(value.values())) == len(value):
             names = [alone]
             break
-    found: dict[str, list[Run]] = {}
+    found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        values = [str(getattr(run.config, name)) for name in names]
-        label = " ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
-        if names in (["learner"], ["preset"]):
-            label = values[0]
-        found.setdefault(label or run.config.preset or run.config.learner, []).append(run)
-    return found
+        found.setdefault(tuple(str(getattr(run.config, n)) for n in names), []).append(run)
+    first = runs[0].config
+    if not names:
+        return {first.preset or first.learner: list(runs)}
+    if names in (["learner"], ["preset"]):
+        return {values[0]: each for values, each in found.items()}
+    cut = [[_label(names, values, n + 1) for values in found] for n in range(len(names))]
+    telling = [labels for labels in cut if len(set(labels)) == len(found)]
+    short = [labels for labels in telling if max(map(len, labels)) <= ROOM]
+    return dict(zip((short or telling[:1])[-1], found.values(), strict=True))
+
+
+def _label(names: Sequence[str], values: Sequence[str], count: int) -> str:
+    pairs = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
+    return " ".join(pairs[:count] + ["…"] * (count < len(pairs)))

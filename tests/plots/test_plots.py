@@ -11,10 +11,12 @@ from PIL import Image
 
 import maml
 from maml.config import Config
+from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.plots import __main__ as command
 from maml.plots import adaptation, curves, style, tasks
 from maml.run import reading
+from maml.run.reading import Run
 from tests.runs import glyphs, result, sinusoid, train
 
 BRIEF: dict[str, Any] = {"iterations": 4, "eval_every": 2, "test_tasks": 8}
@@ -42,14 +44,16 @@ def drawn(folder: Path) -> set[str]:
     """Return the names of the pictures in a folder, each of which has something on it, twice."""
     for path in folder.glob("*.png"):
         assert np.asarray(Image.open(path).convert("L")).std() > 5, path
-        assert path.with_name(f"{path.name[:-4]}.pdf").read_bytes().startswith(b"%PDF")
+        pdf = path.with_suffix(".pdf").read_bytes()
+        assert pdf.startswith(b"%PDF") and b"/CIDFontType2" in pdf and b"/Type3" not in pdf
+        assert b"CreationDate" not in pdf
     return {path.name[:-4] for path in folder.glob("*.png")}
 
 
 def test_all_that_there_is_is_drawn(there: Path, tmp_path: Path, capsys: Any) -> None:
     paths = [str(there / name) for name in ("a-0", "a-1", "b-0")]
     assert command.main([*paths, "--folder", str(tmp_path / "two"), "--tasks", "4"]) == 0
-    panels = {"panel-inner_lr=0.4", "panel-inner_lr=0.1"}
+    panels = {"panel-1-inner_lr=0.4", "panel-2-inner_lr=0.1"}
     assert drawn(tmp_path / "two") == {"curves", "steps", *panels}
     assert f"4 pictures of 3 runs, each as PNG and PDF: {tmp_path}" in capsys.readouterr().out
     assert command.main([str(there / "d-0"), "--tasks", "4"]) == 0
@@ -92,6 +96,65 @@ def test_curves_are_means_over_seeds(there: Path) -> None:
     assert mean.get_xdata().tolist() == [2, 4]
     assert mean.get_ydata() == pytest.approx(np.mean(values, 0))
     assert [line.get_ydata().tolist() for line in each] == values
+
+
+def test_labels_are_short_or_those_that_were_given(there: Path) -> None:
+    runs = reading.find([there / name for name in ("a-0", "a-1", "b-0")])
+    # As many as methods, or as runs.
+    assert [len(each) for each in command.named(["A", "B"], runs).values()] == [2, 1]
+    assert list(command.named(["A", "B", "C"], runs)) == ["A", "B", "C"]
+    for names, says in (
+        (["A"], "--names: 1 name for 3 runs of 2 methods: inner_lr=0.4, inner_lr=0.1"),
+        (["A", "A"], "--names: one is given twice"),
+    ):
+        with pytest.raises(UserError, match=says):
+            command.named(names, runs)
+    # Of many flags the first few; a later one that alone tells is not left out.
+    many = {"inner_steps": 7, "meta_batch_size": 48, "meta_lr": 0.5, "meta_eps": 0.0125}
+    many["weight_decay"] = 0.125
+    other = Run(Path("e"), with_values(runs[0].config, **many))
+    first, second = reading.methods([runs[0], other])
+    assert first != second and len(second) <= reading.ROOM and second.endswith(" …")
+    third = Run(Path("f"), with_values(other.config, weight_decay=0.25))
+    assert "weight_decay=0.25" in [*reading.methods([runs[0], other, third])][2]
+
+
+def test_legends_are_beside_axes_that_keep_their_size(there: Path, tmp_path: Path) -> None:
+    """However many lines and however long their labels."""
+    runs = reading.find([there / "a-0"])
+    heights = []
+    for count in (1, 9):
+        figure = curves.learning_curves({f"{i} {'name ' * 30}".strip(): runs for i in range(count)})
+        style.save(figure, tmp_path / "curves")
+        (axis,) = figure.axes
+        box, legend = axis.get_window_extent(), axis.get_legend().get_window_extent()
+        whole = figure.bbox.expanded(1.001, 1.001)
+        assert legend.y0 >= box.y1 and all(whole.contains(*end) for end in legend.get_points())
+        assert len(axis.get_legend().get_texts()) == count
+        heights.append(box.height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.05) and heights[0] > 0.5 * 4 * figure.dpi
+
+
+def test_a_pdf_has_no_title_and_no_date(tmp_path: Path) -> None:
+    made = []
+    for title in ("a title", "another, longer one" * 9, ""):
+        figure, _ = style.figure()
+        figure.suptitle(title)
+        png = style.save(figure, tmp_path / "picture")
+        made.append((png.read_bytes(), png.with_suffix(".pdf").read_bytes()))
+    assert len({png for png, _ in made}) == 3
+    assert made[0][1] == made[2][1]
+
+
+def test_no_bar_of_an_accuracy_leaves_what_there_can_be() -> None:
+    _, ((axis,),) = style.figure()
+    rows = [
+        {"iteration": i, "split": "validation", "accuracy": mean, "accuracy_ci95": 0.1}
+        for i, mean in enumerate((0.05, 0.5, 0.98))
+    ]
+    curves._curve(axis, rows, {"transductive": True}, "accuracy", "tasks")
+    bars = [bar[:, 1].tolist() for bar in axis.collections[0].get_segments()]
+    assert np.ravel(bars) == pytest.approx([0, 0.15, 0.4, 0.6, 0.88, 1])
 
 
 def test_a_panel_s_frames_say_what_was_right(there: Path) -> None:

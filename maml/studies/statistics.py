@@ -72,12 +72,6 @@ def shown(values: Floats) -> Shown:
     return Shown(Interval(float(values.mean()), float(low), float(high)), found.pvalue, detectable)
 
 
-def as_published(scores: Floats) -> Interval:
-    """Return the mean of ``scores [n]`` ± 1.96·σ/√n: over tasks that are drawn again and again."""
-    mean, half = float(scores.mean()), float(1.96 * stats.sem(scores))
-    return Interval(mean, mean - half, mean + half)
-
-
 def verdicts(found: Sequence[Difference]) -> list[tuple[float, float | None, str]]:
     """Return for each difference both p-values, corrected for their number, and what is shown."""
     runs = holm([each.runs.p for each in found])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from maml.studies.statistics import (
     Difference,
     Floats,
     Interval,
-    as_published,
     difference,
     shown,
     verdicts,
@@ -26,7 +26,7 @@ from maml.studies.statistics import (
 LEGEND = """\
 Δ is the row's mean minus that of {base}, on the test tasks of both. *These runs*: of the trained
 networks on other tasks, each pair of seed and task being an observation. *Over seeds*: of other
-seeds, too, each seed being one. Both have Student's interval of 95 % and p. *Detectable*: the
+seeds, too, each seed being one. Every interval, ± too, is Student's of 95 %. *Detectable*: the
 smallest Δ that would have been shown in four studies of five.{holm}
 """
 
@@ -67,7 +67,7 @@ def means_table(arms: Sequence[Arm], unit: Unit) -> str:
     rows = []
     for arm in arms:
         each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
-        mean, over = unit.around(as_published(np.concatenate(each))), "–"
+        mean, over = unit.around(shown(np.concatenate(each)).interval), "–"
         if len(each) > 1:
             over = unit.around(shown(np.array([of_seed.mean() for of_seed in each])).interval)
         rows.append([arm.name, mean, over, str(len(each)), str(len(each[0]))])
@@ -128,23 +128,25 @@ def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]
 
 def _drawn(found: dict[str, Difference], base: str, unit: Unit) -> Any:
     """Draw a difference a row, its interval over tasks, and a thinner one over seeds."""
-    drawn, ((axis,),) = style.figure(size=(7.0, 1.3 + 0.36 * len(found)))
+    names = [textwrap.fill(name, 40) for name in found]
+    lines = "\n".join(names).count("\n") + 1
+    drawn, ((axis,),) = style.figure(size=(7.0, 1.0 + 0.15 * lines + 0.2 * len(names)))
     scale = 100 if unit.percent else 1
     for y, each in enumerate(found.values()):
-        for found_by, look in (
-            (each.over_seeds, {"marker": "|", "color": GREY, "linewidth": 1.2, "markersize": 8}),
-            (each.runs, {"color": BLUE, "linewidth": 4, "alpha": 0.55}),
+        for found_by, over, look in (
+            (each.over_seeds, "seeds", {"marker": "|", "color": GREY, "linewidth": 1.2}),
+            (each.runs, "tasks (these runs)", {"color": BLUE, "linewidth": 4, "alpha": 0.55}),
         ):
             if found_by is not None:
-                axis.plot([scale * end for end in found_by.interval[1:]], (y, y), **look)
+                ends, label = [scale * end for end in found_by.interval[1:]], f"95 % over {over}"
+                axis.plot(ends, (y, y), label=label, solid_capstyle="butt", markersize=8, **look)
         axis.plot(scale * each.runs.interval.mean, y, "o", color=BLUE, markersize=5)
-    axis.set_yticks(range(len(found)), [f"{name}\n− {base}" for name in found], fontsize=8)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_ylim(len(found) - 0.4, -0.6)
-    axis.grid(axis="x", alpha=0.25)
     axis.axvline(0, color=BLACK, linewidth=0.8, zorder=0)
     points = ", percentage points" if unit.percent else ""
-    axis.set_xlabel(f"difference in test {unit.metric}{points}")
-    axis.set_title("95 %: thick over tasks (these runs), thin over seeds", fontsize=7)
+    x = f"test {unit.metric} minus that of {base}{points}"
+    style.finish(axis, textwrap.fill(x, 44), "")
     return drawn
 
 

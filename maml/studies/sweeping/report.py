@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
+import textwrap
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
-import numpy as np
-import optuna
-from optuna.visualization.matplotlib import plot_slice
+from optuna.distributions import CategoricalDistribution
 
 from maml.errors import UserError
 from maml.plots import style
+from maml.plots.style import BLUE
 from maml.run.files import write_text
 from maml.run.reading import read
 from maml.run.task_scores import NAME
@@ -41,7 +39,7 @@ def write(sweep: Sweep) -> Path:
     parts = [
         _head(sweep),
         _settings(sweep.file.metric, settings),
-        _slices(sweep),
+        _slices(sweep, ended),
         _differences(sweep.folder, settings),
         _failures(sweep),
     ]
@@ -83,15 +81,27 @@ def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
 
 
-def _slices(sweep: Sweep) -> str:
-    """Draw every trial's metric against each parameter, by Optuna."""
+def _slices(sweep: Sweep, trials: list[Trial]) -> str:
+    """Draw every trial's metric against each parameter."""
     names = [name for name in sweep.file.varied if name != "seed"]
     if not names:
         return ""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        drawn: Any = plot_slice(sweep.study, names, target_name=sweep.file.metric)
-    style.save(np.ravel(drawn)[0].figure, sweep.folder / "effects")
+    metric, rows = sweep.file.metric, -(-len(names) // 4)
+    drawn, axes = style.figure(rows, min(len(names), 4), (3.2, 3.2), sharey=True)
+    for axis in axes.flat[len(names) :]:
+        axis.set_axis_off()
+    for axis, name in zip(axes.flat, names, strict=False):
+        space, x = sweep.file.space[name], [trial.record.params[name] for trial in trials]
+        if isinstance(space, CategoricalDistribution):
+            x = [space.choices.index(value) for value in x]
+            shown = [textwrap.fill(str(choice), 16) for choice in space.choices]
+            axis.set_xticks(range(len(shown)), shown, rotation=30, ha="right", fontsize=8)
+            axis.margins(x=0.2)
+        elif getattr(space, "log", False):
+            axis.set_xscale("log")
+        axis.plot(x, _values(trials), "o", color=BLUE, alpha=0.5)
+        style.finish(axis, name, metric * (axis in axes[:, 0]), metric=metric)
+    style.save(drawn, sweep.folder / "effects")
     return "## Parameters\n\n![each trial by each parameter](effects.png)"
 
 

@@ -82,6 +82,8 @@ def named(names: list[str] | None, runs: list[Run]) -> dict[str, list[Run]]:
         return methods
     if len(set(names)) < len(names):
         raise UserError("--names: one is given twice")
+    if hidden := [name for name in names if name.startswith("_") or not name.strip()]:
+        raise UserError(f"--names {hidden[0]!r}: a label is not empty, and begins with no _")
     for each in (list(methods.values()), [[run] for run in runs]):
         if len(names) == len(each):
             return dict(zip(names, each, strict=True))

@@ -67,10 +67,12 @@ def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         once = {textwrap.fill(label, WIDEST): h for label, h in zip(labels, handles, strict=True)}
-        axis.legend(
+        legend = axis.legend(
             once.values(), once, fontsize=8, frameon=False, loc="lower left", borderaxespad=0.3,
             bbox_to_anchor=(0, 1), ncols=max(1, WIDEST // (max(map(len, labels)) + 8)),
         )  # fmt: skip
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # a user's own words may have a $
 
 
 def save(drawn: Any, path: Path) -> Path:
@@ -89,7 +91,8 @@ def save(drawn: Any, path: Path) -> Path:
     taller = max((each.get_window_extent().height / drawn.dpi for each in legends), default=0)
     drawn.set_figheight(drawn.get_figheight() + taller + 0.17 * title.count("\n"))
     for kind in ("png", "pdf"):
-        drawn.suptitle(title if kind == "png" else "", fontsize=10)
+        above = drawn.suptitle(title if kind == "png" else "", fontsize=10)
+        above.set_parse_math(False)
         picture = io.BytesIO()
         metadata = {"CreationDate": None} if kind == "pdf" else None
         with plt.rc_context({"pdf.fonttype": 42}):

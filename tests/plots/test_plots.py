@@ -106,6 +106,7 @@ def test_labels_are_short_or_those_that_were_given(there: Path) -> None:
     for names, says in (
         (["A"], "--names: 1 name for 3 runs of 2 methods: inner_lr=0.4, inner_lr=0.1"),
         (["A", "A"], "--names: one is given twice"),
+        (["A", "_b"], "--names '_b': a label is not empty, and begins with no _"),
     ):
         with pytest.raises(UserError, match=says):
             command.named(names, runs)
@@ -124,7 +125,9 @@ def test_legends_are_beside_axes_that_keep_their_size(there: Path, tmp_path: Pat
     runs = reading.find([there / "a-0"])
     heights = []
     for count in (1, 9):
-        figure = curves.learning_curves({f"{i} {'name ' * 30}".strip(): runs for i in range(count)})
+        figure = curves.learning_curves(
+            {f"{i} $\\x$ {'name ' * 30}".strip(): runs for i in range(count)}
+        )
         style.save(figure, tmp_path / "curves")
         (axis,) = figure.axes
         box, legend = axis.get_window_extent(), axis.get_legend().get_window_extent()

@@ -28,7 +28,6 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True}
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 

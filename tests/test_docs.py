@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -89,8 +90,20 @@ def test_own_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = run_page("docs/tutorials/own-network.md", tmp_path, monkeypatch)
+    """Without a download: the pre-trained body is a random one."""
+    instead = {'weights="DEFAULT"': "weights=None"}
+    names = run_page("docs/tutorials/own-network.md", tmp_path, monkeypatch, instead)
     assert names["probabilities"].shape == (15, 5)
+    # Only the output layer learns, and running statistics stay, so no query depends on another.
+    assert [name.rpartition("module.")[2] for name in names["learned"]] == [
+        "head.weight",
+        "head.bias",
+    ]
+    result = json.loads((tmp_path / "runs/pretrained/result.json").read_text())
+    assert result["accuracy"] == result["non_transductive_accuracy"]
+    params = maml.load(tmp_path / "runs/pretrained", trust=True).meta_params
+    running = [value for name, value in params.items() if name.endswith("running_mean")]
+    assert len(running) == 20 and not any(value.any() for value in running)
 
 
 def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

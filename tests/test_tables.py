@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.record import table
+from maml.studies import study
 
 DOCUMENTS = {"ids": lambda path: path.name}
 
@@ -44,6 +45,11 @@ def test_records_are_shown_and_say_where_they_are_from() -> None:
         assert known != record.get("source", "").startswith("Transcribed from "), path.name
         for setting in [one["setting"] for one in record.get("records", [])] or [None]:
             assert "| - " not in table(record, setting) and "| --" in table(record, setting)
+
+
+def test_reports_of_studies_are_what_their_trials_say() -> None:
+    for path in (tables.REPO / "launch" / "studies").glob("*/report.md"):
+        assert study.table(path.parent) in path.read_text()
 
 
 @pytest.fixture

@@ -24,8 +24,9 @@ from maml.processes.world import World
 def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
     watch_launcher()
-    # Torch's sockets would tell of every look at a store that finds nothing yet.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Torch's sockets would tell of every look at a store that is not there yet, or no more; what
+    # counts is raised, too.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # Before anything imports torch, which a user's own component may do as soon as it is named:
     # TorchOpt reads the environment, too, and ends in a traceback where it cannot be.
     World.from_environment()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import maml
+from datasets.tasks import Task
 from maml.networks.conv4 import Conv4
+from maml.networks.stack import remembering
 from tests.launching import run, torchrun
 
 Tasks = list[tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -248,6 +251,11 @@ def test_blocks_for_networks_of_one_s_own() -> None:
         assert not torch.equal(*answers)
         found.append([*answers, *(parameter.grad for parameter in net.parameters())])
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)
+    # Two stacks of the same weights are two.
+    means = maml.nn.ConvBlocks((1, 12, 12), filters=8, layers=2, pool=True, mean=True)
+    means.blocks = blocks.blocks
+    with remembering():
+        assert [stack(task[0]).shape[1] for stack in (blocks, means)] == [72, 8]
     with pytest.raises(ValueError, match="4 poolings leave nothing"):
         maml.nn.ConvBlocks((1, 12, 12), pool=True)
 
@@ -298,6 +306,49 @@ class Checkpointed(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(torch.tanh(self.block(x)), 0.5, self.training)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_checkpointed_block_is_computed_again_by_its_own_weights(steps: int) -> None:
+    """With batch norms and compiled blocks in it, by training, and by adaptation of one's own."""
+    x = torch.randn(2, 6, 1, 12, 12, dtype=torch.float64)
+    task = x[0], torch.arange(6) % 3, x[1], torch.arange(6) % 3
+    found: list[list[Any]] = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        network = Blockwise(again).double()
+        learner = maml.MAML(network, inner_lr=0.5, inner_steps=steps)
+        learner([task, task]).backward()
+        values = [parameter.grad for parameter in network.parameters()]
+        fast = learner.adapt(*task[:2], steps=steps)
+        for statistics in ("query", "support"):
+            answers = fast(task[2], statistics)  # type: ignore[arg-type]
+            loss = F.cross_entropy(answers, task[3])
+            values += [
+                answers,
+                *torch.autograd.grad(loss, [*network.parameters()], retain_graph=True),
+            ]
+        found.append(values + [*learner.evaluate([task]).values()])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-11)
+
+
+class Blockwise(nn.Module):
+    """Blocks that are computed ``again`` on the way back."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.blocks = maml.nn.ConvBlocks((1, 12, 12), filters=8, layers=1)
+        self.norm = nn.BatchNorm1d(self.blocks.n_features)
+        self.head, self.again = nn.Linear(self.blocks.n_features, 3), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to logits."""
+        if self.again:
+            return self.head(checkpoint(self._body, x, use_reentrant=False))
+        return self.head(self._body(x))
+
+    def _body(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.blocks(x)))
 
 
 class Counting(nn.Module):
@@ -426,6 +477,13 @@ def in_inference_mode() -> None:
         (lambda: maml.MAML(dense().float())(made()), "support_x is torch.float64, .*float32"),
         (lambda: maml.MAML(dense())([(t[0], t[1][:2], *t[2:]) for t in made()]),
          "task 0: support_x has 6 examples, and support_y 2 targets"),
+        (lambda: maml.MAML(dense(), lr=1), "MAML takes no lr: it is inner_lr here; besides"),
+        (lambda: maml.MAML(dense()).adapt(made()[0]), r"adapt takes \(support_x, support_y\), "),
+        (lambda: maml.MAML(dense()).evaluate(made(), steps=1.5), "steps 1.5: give a whole number"),
+        (lambda: maml.MAML(nn.Linear), "module is <class .*Linear'>; give a torch.nn.Module"),
+        (lambda: maml.ANIL(dense(), head=""), "says head_prefix = '': its outputs are features"),
+        (lambda: maml.MAML(dense())([(*t[:2], t[2][:0], t[3][:0]) for t in made()]),
+         "task 0: query_x is empty"),
         (lambda: maml.MAML(dense())(*made()[0]), "tasks are one argument, not 4; give"),
         (lambda: maml.R2D2(dense())([(t[0], t[1].double(), t[2], t[3].double()) for t in made()]),
          r"task 0: support_y is torch.float64 \[6\]; give the number of each example's class"),
@@ -455,9 +513,20 @@ def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:
     assert "--" not in str(found.value)
 
 
+def test_tasks_may_have_their_parts_by_name() -> None:
+    other = namedtuple("other", reversed(Task._fields))  # type: ignore[misc]
+    named = [dict(zip(Task._fields, task, strict=True)) for task in made()]
+    learner = maml.MAML(dense())
+    for tasks in (named, [other(**task) for task in named]):
+        assert learner(tasks) == learner(made())
+
+
 def test_an_error_of_the_module_says_what_it_was_called_with() -> None:
     pixels = [(t[0].byte(), t[1], t[2].byte(), t[3]) for t in made()]
     with pytest.raises(RuntimeError) as found:
         maml.MAML(dense())(pixels)
     (note,) = found.value.__notes__
+    with pytest.raises(AttributeError) as unknown:
+        maml.MAML(dense()).clone()
+    assert "adapt(support_x, support_y)" in unknown.value.__notes__[0]
     assert note.endswith(" task 0: torch.uint8 [6, 4, 4]; x.float() / 255 makes images in [0, 1]")

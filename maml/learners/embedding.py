@@ -35,7 +35,7 @@ class Embedding(Learner):
     Training may have other ways and shots than the test: ``--train-ways``, ``--train-shots``.
     """
 
-    any_ways = True
+    any_ways = any_outputs = True
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
         super().__init__(config, given)

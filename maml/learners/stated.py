@@ -50,6 +50,8 @@ class Stated(nn.Module, ABC):
     any_ways: ClassVar[bool] = False
     """Whether the same meta-parameters tell any number of classes apart, as no parameter is of a
     class. Then a trained model may be tested at other ways than the run's."""
+    any_outputs: ClassVar[bool] = False
+    """Whether a user's network may have any number of outputs, as features are what counts."""
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
         """Make the learner that the configuration names.
@@ -71,9 +73,9 @@ class Stated(nn.Module, ABC):
         else:
             self.contents = data_contents(config)
             self.objective = objective(self.contents.classifies)
-            self.network = network_of(
-                config, self.contents, self.outputs(config), any_outputs=not self._is_own("loss")
-            )
+            any_outputs = self.any_outputs or not self._is_own("loss")
+            outputs = self.outputs(config)
+            self.network = network_of(config, self.contents, outputs, any_outputs=any_outputs)
         self.criterion = self.objective.loss
         self.metric_names = self.objective.names
         self.image_shape = self.contents.image_shape

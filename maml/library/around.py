@@ -20,6 +20,8 @@ from maml.networks.ordinary import check_parameters, explicit
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ORDERS = {1: "first", 2: "second", "first": "first", "second": "second"}
+ELSEWHERE = {"lr": "inner_lr", "first_order": "order=1", "steps": "inner_steps"}
+"""What arguments of other libraries are called here."""
 NOT_HERE = (
     *("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots"),
     *("inner_batch", "eval_inner_batch", "keep_moment"),
@@ -35,6 +37,8 @@ def learner_around(
 
     The other arguments, and errors, are those of `MetaLearner`.
     """
+    if not isinstance(module, nn.Module):
+        raise UserError(f"module is {module!r}; give a torch.nn.Module")
     try:
         config = _config(kind, module, flags)
         objective = CLASSIFICATION._replace(loss=loss)
@@ -67,8 +71,9 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     known = [name for name in ("freeze", *read) if name not in NOT_HERE]
     for name in flags:
         if name not in known:
+            here = f": it is {ELSEWHERE[name]} here" if name in ELSEWHERE else ""
             raise UserError(
-                f"{kind.__name__} takes no {name}; besides module, loss, head and "
+                f"{kind.__name__} takes no {name}{here}; besides module, loss, head and "
                 f"batching it takes {', '.join(sorted(known))} (docs/migration.md has the pairs "
                 "of other libraries)"
             )
@@ -105,5 +110,7 @@ def _network(module: nn.Module, head: str | None) -> nn.Module:
         raise UserError(f"module: it cannot be copied ({line})") from error
     check_parameters(network, type(module).__name__)
     if head is not None:
-        network.head_prefix = f"{head.rstrip('.')}."  # type: ignore[assignment]
+        if not isinstance(head, str):
+            raise UserError(f"head is a {type(head).__name__}; give the name of the output layer")
+        network.head_prefix = head and f"{head.rstrip('.')}."  # type: ignore[assignment]
     return explicit(network, type(module).__name__)

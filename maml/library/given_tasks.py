@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -35,7 +35,7 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
             many.
     """
     try:
-        items = list(given)
+        items = list(_by_name(given))
     except TypeError:
         raise UserError(f"tasks is a {type(given).__name__}; {FORM}") from None
     if not items:
@@ -77,6 +77,8 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
                     f"task {i}: {part}_x has {x.shape[1]} examples, and {part}_y {y.shape[1]} "
                     "targets"
                 )
+        if not task.query_x.shape[1]:
+            raise UserError(f"task {i}: query_x is empty: the outer loss is of its examples")
     return tasks
 
 
@@ -98,13 +100,19 @@ def noted(tasks: list[Task]) -> Iterator[None]:
 
 def _task(item: Any, what: str) -> Task:
     try:
-        parts = list(item)
+        parts = list(_by_name(item))
     except TypeError:
         parts = [item]
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
         kinds = ", ".join(type(part).__name__ for part in parts[:6])
         raise UserError(f"{what} is ({kinds}); {FORM}")
     return Task(*parts)
+
+
+def _by_name(given: Any) -> Any:
+    """Return the parts of what has them by name, as a dictionary or a named tuple, in order."""
+    named = given if isinstance(given, Mapping) else getattr(given, "_asdict", dict)()
+    return [named[n] for n in Task._fields] if named.keys() >= {*Task._fields} else given
 
 
 def ways_of(i: int, task: Task) -> int:

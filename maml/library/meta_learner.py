@@ -23,6 +23,7 @@ from maml.library.alone import alone
 from maml.library.around import Loss, learner_around
 from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.given_tasks import FORM, GivenTasks, as_tasks, check_labels, noted, ways_of
+from maml.library.inputs import whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
@@ -128,6 +129,16 @@ class MetaLearner(nn.Module):
         self.learner.batching = "tasks"  # unless the first tasks tell otherwise
         for name in self.learner.frozen:
             self.learner.network.get_parameter(name).requires_grad_(False)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            error.add_note(
+                "A meta-learner has no copies: adapt(support_x, support_y) returns the adapted "
+                "module. docs/migration.md has the calls of other libraries."
+            )
+            raise
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -270,7 +281,7 @@ class MetaLearner(nn.Module):
     # ---- adaptation -----------------------------------------------------------------------------
 
     @alone()
-    def adapt(self, x: Tensor, y: Tensor, steps: int | None = None) -> FastModule:
+    def adapt(self, x: Tensor, y: Tensor | None = None, steps: int | None = None) -> FastModule:
         """Return the module as it has adapted to a support set.
 
         Where gradients are enabled, its answers can be differentiated by the meta-parameters,
@@ -281,17 +292,24 @@ class MetaLearner(nn.Module):
             y: Their targets ``[E, …]``.
             steps: Inner steps; None: ``eval_inner_steps``.
         """
+        if y is None:
+            raise UserError(
+                "adapt takes (support_x, support_y), does all inner steps, and returns the module "
+                "as it has adapted"
+            )
         (task,) = as_tasks([(x, y, x, y)], self._dtype, leaves=False)
         support = Task(*(part[0] for part in task))
         with noted([task]):
             ((own, _),) = self._of_each_size([task])
-            steps = own.config.eval_inner_steps if steps is None else steps
+            steps = own.config.eval_inner_steps if steps is None else whole(steps, "steps")
             return adapted(own, own.meta_parameters(), support, steps)
 
     @alone()
     @torch.no_grad()
-    def evaluate(self, tasks: GivenTasks) -> dict[str, Tensor]:
+    def evaluate(self, tasks: GivenTasks, steps: int | None = None) -> dict[str, Tensor]:
         """Return each task's query loss and metrics after adaptation, ``{name: [B]}``.
+
+        ``steps`` are the inner steps; None: ``eval_inner_steps``.
 
         Dropout is off, whatever the mode is. The names of what is normalised by the support set's
         statistics begin with ``non_transductive_``.
@@ -301,8 +319,10 @@ class MetaLearner(nn.Module):
         rows: list[dict[str, Tensor]] = [{}] * len(given)
         try:
             self.eval()
-            for own, places in self._of_each_size(given):
-                some = [given[i] for i in places]
+            for learner, places in self._of_each_size(given):
+                some, own = [given[i] for i in places], copy.copy(learner)
+                if steps is not None:
+                    own.config = with_values(own.config, eval_inner_steps=whole(steps, "steps"))
                 found = one_by_one.each(own, lambda own, task: own.evaluate(params, task), some)
                 for i, row in zip(places, found, strict=True):
                     rows[i] = row

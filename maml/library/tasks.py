@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset
 
 from datasets import open_episodes
 from datasets.by_class import image_classes
 from datasets.episodes import Episodes, FewShotImages
 from datasets.errors import DataError
+from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.opening import options_of
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.library import inputs
 from maml.library.alone import alone, in_words_of_the_library
 
+LENGTH = 2**24
+"""Tasks that a loader goes through: more than a training sees."""
 
-class Tasks(IterableDataset[Task]):
+
+class Tasks(Dataset[Task]):
     """An endless stream of tasks; a task is the same whenever, and on whatever machine, it is made.
 
-    ``torch.utils.data.DataLoader(tasks, batch_size=8)`` yields the batches of ``tasks(range(8))``,
-    ``tasks(range(8, 16))``, …; each of several workers of a loader makes every so many-th task.
+    To torch it is a data set of `LENGTH` tasks: ``torch.utils.data.DataLoader(tasks,
+    batch_size=8)`` yields ``tasks(range(8))``, ``tasks(range(8, 16))``, …, with any workers.
 
     Attributes:
         episodes: The data set's own sampler.
@@ -35,15 +38,15 @@ class Tasks(IterableDataset[Task]):
         self.episodes = episodes
 
     def __repr__(self) -> str:
-        """Return how large a task is: ``<tasks of 5 support and 75 query examples>``."""
+        """Return how large a task is: ``<test tasks of 5 support and 75 query examples>``."""
         support, query = (len(y) for y in (self.task(0).support_y, self.task(0).query_y))
-        return f"<tasks of {support} support and {query} query examples>"
+        return f"<{self.episodes.split} tasks of {support} support and {query} query examples>"
 
-    def __iter__(self) -> Iterator[Task]:
-        """Yield task 0, 1, 2, … without end; in a loader's worker, its share of them."""
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return map(self.task, itertools.count(first, step))
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, id: int) -> Task:
+        return self.task(id)
 
     @alone()
     def task(self, id: int) -> Task:
@@ -71,7 +74,7 @@ class Tasks(IterableDataset[Task]):
 @alone()
 def episodes(
     data: str | Mapping[str, Any],
-    split: str = "test",
+    split: str | None = None,
     *,
     ways: int = 5,
     shots: int = 1,
@@ -84,9 +87,8 @@ def episodes(
 
     Args:
         data: What ``--data`` takes: "omniglot", "glyphs", …; or ``{class: images}``, uint8 arrays
-            or tensors ``[n, H, W]`` or ``[n, H, W, 3]`` of one size.
-        split: "train", "validation" or "test". Other splits of ``{class: images}`` have other
-            tasks of the same classes.
+            or tensors ``[n, H, W]`` or ``[n, H, W, 3]`` of one size; or a Taskset of learn2learn.
+        split: "train", "validation" or "test", of a named data set.
         ways: Classes a task.
         shots: Support examples a class.
         queries: Query examples a class.
@@ -97,24 +99,42 @@ def episodes(
     Raises:
         UserError: one line that names the option, or the file, that is not in order.
     """
-    known: set[str] | None = {"dtype"}
-    task: dict[str, Any] = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
-    if not isinstance(data, str | Mapping):
+    named, known = isinstance(data, str), None
+    task: dict[str, Any] = {
+        name: inputs.whole(value, name)
+        for name, value in (("ways", ways), ("shots", shots), ("queries", queries), ("seed", seed))
+    }
+    if not isinstance(options.get("dtype", torch.float32), torch.dtype):
+        raise UserError(f"dtype {options['dtype']!r}: give one of torch, as torch.float32")
+    if named == (split is None):
         raise UserError(
-            f"data is a {type(data).__name__}; give the name of a data set, {{class: images}}, or "
-            '"folder" with data_root=… for files'
+            "split: give train, validation or test"
+            if named
+            else f"split {split!r}: data at hand has none; give the test's classes as data, too"
         )
     try:
-        known = options_of(data) if isinstance(data, str) else known
+        known = options_of(data) if isinstance(data, str) else {"dtype"}
         for name in options:
             if known is not None and name not in known:
                 takes = ", ".join(sorted(known - {"data_root"}))
-                what = f"data {data!r}" if isinstance(data, str) else "{class: images}"
+                what = f"data {data!r}" if named else "data at hand"
                 raise UserError(f"{name}: no option of {what}, which takes {takes}")
-        if isinstance(data, str):
+        if isinstance(data, str) and split is not None:
             return Tasks(open_episodes(data, split, data_root=data_root, **task, **options))
-        found = image_classes(data, "{class: images}", split)
-        return Tasks(FewShotImages(found, split=split, **task, **options))
+        return Tasks(_at_hand(data, task, options))
     except DataError as error:
         given = {"data", "data_root", "split", *task, *options}
         raise UserError(in_words_of_the_library(str(error), given | (known or set()))) from error
+
+
+def _at_hand(data: Any, task: dict[str, Any], options: dict[str, Any]) -> Episodes:
+    """Return episodes of ``{class: images}``, or of a Taskset of learn2learn."""
+    if isinstance(data, Mapping):
+        found = image_classes(data, "{class: images}", "train")
+        return FewShotImages(found, split="train", **task, **options)
+    if is_taskset(data):
+        return Tasksets(data, "a Taskset", "train", **task)
+    raise UserError(
+        f"data is a {type(data).__name__}; give the name of a data set, {{class: images}}, a "
+        'Taskset of learn2learn, or "folder" with data_root=… for files'
+    )

@@ -142,8 +142,11 @@ class ConvBlocks(Taped):
             norm_eps: Added to the variance.
         """
         super().__init__()
+        if min(filters, layers) < 1 or not 0 <= leak < 1 or norm_eps <= 0:
+            stated = f"filters {filters}, layers {layers}, leak {leak}, norm_eps {norm_eps}"
+            raise ValueError(f"{stated}: at least 1, at least 1, from 0 to below 1, above 0")
         channels, height, width = image_shape
-        self.image_shape = image_shape
+        self.image_shape = channels, height, width
         self.pool, self.mean, self.filters = pool, mean, filters
         self.leak, self.eps = leak, norm_eps
         self.blocks = nn.ModuleList(
@@ -160,6 +163,8 @@ class ConvBlocks(Taped):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features, normalised by the batch at hand, or as the network's tape has it."""
+        if x.dim() != 4:
+            raise ValueError(f"x is {list(x.shape)}; give images [E, C, H, W]")
         given = None if self.tape is None else self.tape.next(len(self.blocks))
         features, used = self.features(x, given)
         if self.tape is not None:

@@ -29,6 +29,8 @@ def head_prefix(network: nn.Module, who: str, or_else: str = "") -> str:
             f"{who} does not say which its output layer is: give its class "
             f'head_prefix = "name of the layer."{or_else}'
         )
+    if not own_name(network, prefix):
+        raise UserError(f"{who} says head_prefix = '': its outputs are features alone")
     names = list(tensors(network))
     if not any(name.startswith(prefix) for name in names):
         own = [own_name(network, name) for name in names]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from datasets import addresses
 from datasets.tasks import Task
+from maml.networks import checkpointed
 from maml.networks.alone import alone_with
 from maml.networks.statistics import Statistics
 from maml.params import Params
@@ -133,11 +134,13 @@ def apply(
         }
         tied: dict[str, str] = getattr(network, "tied", {})
         buffers |= {name: params[own] for name, own in tied.items() if own in params}
+        tensors = {**buffers, **params}
         # A layer in two places has its tensors once, by one name. Torch's own ties would swap them
         # twice, and leave the second one's tensors in the network.
-        outputs, used = torch.func.functional_call(
-            network, {**buffers, **params}, (x, statistics), tie_weights=False
-        )
+        with checkpointed.calling(network, tensors):
+            outputs, used = torch.func.functional_call(
+                network, tensors, (x, statistics), tie_weights=False
+            )
     # What is computed from the outputs, a loss to begin with, is as exact as the parameters.
     # Examples do not say how exact: they may be integers.
     exact = next((p.dtype for p in params.values() if p.is_floating_point()), outputs.dtype)

@@ -115,7 +115,10 @@ class Ordinary(nn.Module):
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
         """Apply the module to ``x [E, …]``."""
         self.tape.begin(statistics)
-        return self.module(x), tuple(self.tape.used)
+        try:
+            return self.module(x), tuple(self.tape.used)
+        finally:
+            self.tape.begin(None)
 
 
 class ExplicitNorm(nn.Module):

@@ -85,7 +85,7 @@ def features(
     """
     inputs, keeps = (x, given, *weights), torch.is_grad_enabled()
     known: dict[Any, Any] | None = getattr(_memory, "known", None)
-    key = None if known is None else (keeps, *map(_identity, inputs))
+    key = None if known is None else (stack, keeps, *map(_identity, inputs))
     if known is not None and key in known:
         _, *results = known[key]
         # What was made within a transform that has ended is known to those around it.
@@ -121,6 +121,16 @@ def remembering() -> Iterator[None]:
     """
     before = getattr(_memory, "known", None)
     _memory.known = {}
+    try:
+        yield
+    finally:
+        _memory.known = before
+
+
+@contextlib.contextmanager
+def forgetting() -> Iterator[None]:
+    """Remember nothing within the context, nor answer from what is remembered."""
+    before, _memory.known = getattr(_memory, "known", None), None
     try:
         yield
     finally:

@@ -32,6 +32,14 @@ class Tape:
         self._given = given
         self.used: list[tuple[Tensor, Tensor]] = []
 
+    def mark(self) -> tuple[Statistics | None, list[tuple[Tensor, Tensor]]]:
+        """Return where the tape is, for `wind`."""
+        return self._given, list(self.used)
+
+    def wind(self, given: Statistics | None, used: list[tuple[Tensor, Tensor]]) -> None:
+        """Go to where `mark` was."""
+        self._given, self.used = given, list(used)
+
     def next(self, n: int) -> Statistics | None:
         """Return the given statistics of the next ``n`` normalisations, if any are."""
         return None if self._given is None else self._given[len(self.used) : len(self.used) + n]

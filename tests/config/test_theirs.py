@@ -306,10 +306,10 @@ def test_each_may_have_arguments_of_its_own(write: Callable[[str], str], tmp_pat
     assert {kind: [*files] for kind, files in start["own_files"].items()} == {
         "learner": [module], "network": [module], "data": [module]
     }  # fmt: skip
-    task = maml.episodes(f"{module}:images(side=9)", queries=2).task(0)
+    task = maml.episodes(f"{module}:images(side=9)", "test", queries=2).task(0)
     assert task.support_x.shape == (5, 1, 9, 9)
     with pytest.raises(UserError, match=r"^side: no option of data"):
-        maml.episodes(f"{module}:images(side=9)", side=3)
+        maml.episodes(f"{module}:images(side=9)", "test", side=3)
 
 
 @pytest.mark.parametrize(

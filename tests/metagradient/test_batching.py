@@ -232,7 +232,7 @@ def gradient_of(network: nn.Module, tasks: Tasks, steps: int) -> Tensor:
 
 
 def test_a_single_task_is_refused() -> None:
-    task = maml.episodes("glyphs", ways=2, shots=1, queries=1).task(0)
+    task = maml.episodes("glyphs", "test", ways=2, shots=1, queries=1).task(0)
     with pytest.raises(ValueError, match=r"a single task.*episodes\.tasks\(\[0\]\)"):
         maml.meta_gradient(lambda _: pytest.fail("the problem was stated"), {}, task)
 

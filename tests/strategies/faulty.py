@@ -106,7 +106,7 @@ def hold(phase: str, file: Path) -> None:
 
 if __name__ == "__main__":
     # As the program does it, before anything imports torch.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if "FAULT" in os.environ:
         fault, rank, file = (os.environ[name] for name in ("FAULT", "FAULT_RANK", "FAULT_FILE"))
         go_wrong(fault, rank, Path(file))

@@ -16,7 +16,6 @@ PROGRAMS = {
     "replay": ("maml.replay", "the tasks of a step that was not finite"),
     "sweep": ("maml.studies.sweep", "run the trials of a sweep"),
     "compare": ("maml.studies.compare", "two runs, paired over tasks and seeds"),
-    "study": ("maml.studies.study", "keep a sweep, with its trials"),
     "record": ("maml.studies.record", "keep a run for a table"),
     "check": ("maml.studies.check_record", "compute a record's accuracies again"),
     "table": ("maml.studies.table", "the published table beside ours"),

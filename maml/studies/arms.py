@@ -26,7 +26,7 @@ TASKS = (
 )  # fmt: skip
 """Of these the test tasks depend, beside the seed."""
 STUDY = "study.json"
-"""What `launch.study` writes."""
+"""The values and commits of a sweep's trials, where these are kept without its journal."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def read_study(folder: Path) -> dict[str, Any]:
         UserError: naming it, if it is missing or damaged.
     """
     said = read_object(folder / STUDY)
-    if wrong := misfit(said, {"trials": list, "against": str, "note": str, "hardware": dict}):
+    if wrong := misfit(said, {"trials": list, "hardware": dict}):
         raise UserError(f"{folder / STUDY}: damaged: its {wrong}")
     return said
 

@@ -65,9 +65,7 @@ def build_network(
     with registry.calling(network=known):
         make = known.maker()
         if not known.is_theirs:
-            network = make(image_shape, ways, **known.options, **read)
-            assert isinstance(network, nn.Module)
-            return network
+            return explicit(make(image_shape, ways, **known.options, **read), name)
         inputs, outputs = point
         shape, outputs = ((inputs,), outputs) if image_shape is None else (image_shape, ways)
         network = _made(make, name, shape, outputs)

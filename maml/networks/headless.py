@@ -96,21 +96,3 @@ def without_head(network: nn.Module, name: str, or_else: str = "") -> tuple[nn.M
         raise UserError(f"--network {name}: its output layer {layer} is not linear")
     parent._modules[attribute] = nn.Identity()
     return network, head.in_features
-
-
-class Head(nn.Module):
-    """A network's output layer alone, by the names it has there; its inputs are features.
-
-    ``network`` is one whose output layer is linear, an attribute of its own.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        name = head_prefix(network, type(network).__name__).rstrip(".")
-        self._name = name
-        setattr(self, name, getattr(network, name))
-
-    def forward(self, features: Tensor, statistics: object = None) -> tuple[Tensor, tuple[()]]:
-        """Map features ``[E, F]`` to logits ``[E, N]``; nothing is normalised."""
-        logits: Tensor = getattr(self, self._name)(features)
-        return logits, ()

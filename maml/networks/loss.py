@@ -20,6 +20,7 @@ from maml.params import Params
 _OURS = (
     "maml.networks.", "torch.nn.modules.conv", "torch.nn.modules.linear", "torchvision.models.",
     "torch.nn.modules.container", "torch.nn.modules.pooling", "torch.nn.modules.activation",
+    "torch.nn.modules.flatten", "torch.nn.modules.padding",
 )  # fmt: skip
 """Modules of which our own networks are made."""
 

@@ -1,4 +1,4 @@
-"""ResNet-12, the deep network of few-shot tables, by `conv4`'s protocol.
+"""ResNet-12, the deep network of few-shot tables: an ordinary module.
 
 Shape legend: E examples, C channels, H W pixels, N ways.
 """
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maml.errors import UserError
-from maml.networks.statistics import BatchNorm, InTurn, Statistics
 
 COMPONENTS = {
     "resnet12": {
@@ -23,7 +22,6 @@ COMPONENTS = {
 WIDTHS = (64, 160, 320, 640)
 """Filters of each block, as MetaOptNet has them."""
 LEAK = 0.1
-EPS = 1e-5
 
 
 class Block(nn.Module):
@@ -35,22 +33,21 @@ class Block(nn.Module):
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
         self.conv1 = _convolution(channels_in, channels_out, 3)
-        self.bn1 = BatchNorm(channels_out, EPS)
+        self.bn1 = nn.BatchNorm2d(channels_out)
         self.conv2 = _convolution(channels_out, channels_out, 3)
-        self.bn2 = BatchNorm(channels_out, EPS)
+        self.bn2 = nn.BatchNorm2d(channels_out)
         self.conv3 = _convolution(channels_out, channels_out, 3)
-        self.bn3 = BatchNorm(channels_out, EPS)
-        self.downsample = nn.ModuleList(
-            (_convolution(channels_in, channels_out, 1), BatchNorm(channels_out, EPS))
+        self.bn3 = nn.BatchNorm2d(channels_out)
+        self.downsample = nn.Sequential(
+            _convolution(channels_in, channels_out, 1), nn.BatchNorm2d(channels_out)
         )
 
-    def forward(self, x: Tensor, norms: InTurn) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return ``[E, channels_out, H/2, W/2]``."""
-        out = F.leaky_relu(norms(self.bn1, self.conv1(x)), LEAK)
-        out = F.leaky_relu(norms(self.bn2, self.conv2(out)), LEAK)
-        out = norms(self.bn3, self.conv3(out))
-        convolution, norm = self.downsample
-        return F.max_pool2d(F.leaky_relu(out + norms(norm, convolution(x)), LEAK), 2)
+        out = F.leaky_relu(self.bn1(self.conv1(x)), LEAK)
+        out = F.leaky_relu(self.bn2(self.conv2(out)), LEAK)
+        out = self.bn3(self.conv3(out)) + self.downsample(x)
+        return F.max_pool2d(F.leaky_relu(out, LEAK), 2)
 
 
 def _convolution(channels_in: int, channels_out: int, side: int) -> nn.Conv2d:
@@ -64,8 +61,7 @@ class ResNet12(nn.Module):
 
     The network is TADAM's (Oreshkin et al. 2018, arXiv:1805.10123, section 3), as wide as
     MetaOptNet's (Lee et al. 2019, arXiv:1904.03758, section 4.1): 12.4 million parameters. Tensors
-    have the names of learn2learn's ``ResNet12Backbone``. There is no DropBlock: everything random
-    has an address here, and a call of a network has none to draw a mask from.
+    have the names of learn2learn's ``ResNet12Backbone``. There is no DropBlock.
     """
 
     head_prefix = "head."
@@ -81,12 +77,11 @@ class ResNet12(nn.Module):
         super().__init__()
         for i, (before, after) in enumerate(itertools.pairwise((channels, *WIDTHS))):
             # A list of one: that is how others name its tensors.
-            self.add_module(f"layer{i + 1}", nn.ModuleList((Block(before, after),)))
+            self.add_module(f"layer{i + 1}", nn.Sequential(Block(before, after)))
         self.head = nn.Linear(WIDTHS[-1], ways)
 
-    def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
+    def forward(self, x: Tensor) -> Tensor:
         """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
-        norms = InTurn(statistics)
         for i in range(len(WIDTHS)):
-            x = self.get_submodule(f"layer{i + 1}.0")(x, norms)
-        return self.head(x.mean(dim=(2, 3))), norms.used
+            x = self.get_submodule(f"layer{i + 1}")(x)
+        return self.head(x.mean(dim=(2, 3)))

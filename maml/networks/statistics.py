@@ -5,7 +5,6 @@ Shape legend: E examples, C channels, H W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -148,22 +147,3 @@ class BatchNorm(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the normalised ``x`` and the (mean, variance) that were used."""
         return normalise(x, given, self.weight, self.bias, self.eps)
-
-
-class InTurn:
-    """Hands each normalisation of one forward pass its statistics, in order of use."""
-
-    def __init__(self, given: Statistics | None) -> None:
-        self._given: Iterator[tuple[Tensor, Tensor]] | None = None if given is None else iter(given)
-        self._used: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Return ``x`` normalised by ``norm``, a `BatchNorm`."""
-        x, used = norm(x, None if self._given is None else next(self._given))
-        self._used.append(used)
-        return x
-
-    @property
-    def used(self) -> Statistics:
-        """Those of the normalisations so far."""
-        return tuple(self._used)

@@ -36,7 +36,7 @@ def test_the_name_counts_the_layers_with_weights(name: str) -> None:
         if isinstance(layer, nn.Conv2d | nn.Linear)
         and "downsample" not in path
         # Few-shot tables count the convolutions alone: the last layer is the learner's.
-        and not (name == "resnet12" and path == "head")
+        and not (name == "resnet12" and path == "module.head")
     ]
     assert len(layers) == int(name.removeprefix("resnet").removeprefix("vgg"))
 
@@ -49,7 +49,9 @@ def test_lenet_has_the_published_sizes() -> None:
     x = torch.rand(2, 1, 28, 28)
     framed = torch.zeros(2, 1, 32, 32)
     framed[:, :, 2:30, 2:30] = x
-    assert torch.equal(lenet(x)[0], lenet(framed)[0])
+    wide = build("lenet", (1, 32, 32), ways=10)
+    wide.load_state_dict(lenet.state_dict())
+    assert torch.equal(lenet(x)[0], wide(framed)[0])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -58,7 +60,7 @@ def test_maps_images_of_any_size(name: str, shape: tuple[int, int, int]) -> None
     network = build(name, shape, ways=7)
     outputs, used = network(torch.rand(2, *shape))
     assert outputs.shape == (2, 7) and outputs.isfinite().all()
-    norms = [layer for layer in network.modules() if type(layer).__name__ == "BatchNorm"]
+    norms = [layer for layer in network.modules() if type(layer).__name__ == "ExplicitNorm"]
     assert len(used) == len(norms)
     assert bool(norms) == name.startswith("resnet")
 
@@ -68,8 +70,8 @@ def test_larger_images_meet_torchvision_s_own_stem() -> None:
     ours = build("resnet18", (3, 96, 96), ways=1000)
     peer = torchvision.models.resnet18()
     for name, parameter in peer.named_parameters():
-        assert dict(ours.layers.named_parameters())[name].shape == parameter.shape
-    peer.load_state_dict(ours.layers.state_dict(), strict=False)
+        assert dict(ours.module.named_parameters())[name].shape == parameter.shape
+    peer.load_state_dict(ours.module.state_dict(), strict=False)
     x = torch.rand(2, 3, 96, 96)
     torch.testing.assert_close(ours(x)[0], peer.train()(x), rtol=1e-4, atol=1e-5)
 
@@ -82,7 +84,7 @@ def test_given_statistics_are_used_as_torchvision_uses_running_ones(name: str) -
     _, used = ours(support)
     peer: Any = getattr(torchvision.models, name)(num_classes=10).double()
     peer.conv1, peer.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False).double(), nn.Identity()
-    peer.load_state_dict(ours.layers.state_dict(), strict=False)
+    peer.load_state_dict(ours.module.state_dict(), strict=False)
     keep_statistics(peer, support)
     expected = peer.eval()(query)
     torch.testing.assert_close(ours(query, used)[0], expected, rtol=1e-10, atol=1e-10)
@@ -91,15 +93,14 @@ def test_given_statistics_are_used_as_torchvision_uses_running_ones(name: str) -
 
 def test_vgg_equals_torchvision_s_layers() -> None:
     ours = build("vgg13", (3, 64, 64)).double()
-    assert ours.cells == (2, 2)
-    linear = list(ours.classifier)
+    assert ours.module.avgpool.output_size == (2, 2)
     peer = nn.Sequential(
         vgg.make_layers(vgg.cfgs["B"]),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        *(linear[0], nn.ReLU(), linear[1], nn.ReLU(), linear[2]),
+        *ours.module.classifier,
     ).double()
-    peer[0].load_state_dict(ours.features.state_dict())
+    peer[0].load_state_dict(ours.module.features.state_dict())
     x = torch.rand(2, 3, 64, 64, dtype=torch.float64)
     torch.testing.assert_close(ours(x)[0], peer(x), rtol=1e-10, atol=1e-12)
 
@@ -108,9 +109,9 @@ def test_vgg_on_one_cell_loses_nothing() -> None:
     """Torchvision's 49 copies of the one cell meet the sum of the matrix over their places."""
     ours = build("vgg11").double()
     x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
-    cell = ours.features(x)
+    cell = ours.module.features(x)
     assert cell.shape == (2, 512, 1, 1)
-    weight = ours.classifier[0].weight[:50]
+    weight = ours.module.classifier[0].weight[:50]
     copies = nn.AdaptiveAvgPool2d(7)(cell).flatten(1)
     wide = weight[:, :, None].expand(-1, -1, 49).flatten(1) / 49
     torch.testing.assert_close(copies @ wide.T, cell.flatten(1) @ weight.T)
@@ -118,7 +119,7 @@ def test_vgg_on_one_cell_loses_nothing() -> None:
 
 def test_vgg_at_full_size_has_torchvision_s_cells() -> None:
     with torch.device("meta"):
-        assert build("vgg16", (3, 224, 224)).cells == (7, 7)
+        assert build("vgg16", (3, 224, 224)).module.avgpool.output_size == (7, 7)
 
 
 def test_weights_follow_the_seed_alone() -> None:

@@ -31,26 +31,26 @@ def learn2learn_s(channels: int, **options: Any) -> Any:
 def test_equals_learn2learn_s_on_miniimagenet_s_images() -> None:
     """Whose last maps are 5×5, as learn2learn's mean over them expects."""
     ours, peer = build((3, 84, 84)), learn2learn_s(3)
-    weights = {n: t for n, t in ours.state_dict().items() if not n.startswith("head.")}
+    weights = {n: t for n, t in ours.module.state_dict().items() if not n.startswith("head.")}
     assert weights.keys() == dict(peer.named_parameters()).keys()
     peer.load_state_dict(weights, strict=False)
     x = torch.rand(2, 3, 84, 84)
     with torch.no_grad():
-        expected = ours.head(peer.train()(x))
+        expected = ours.module.head(peer.train()(x))
         torch.testing.assert_close(ours(x)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_given_statistics_are_used_as_running_ones_are() -> None:
     ours = build((1, 20, 33)).double()
     peer = learn2learn_s(1, avg_pool=False).double()
-    peer.load_state_dict(ours.state_dict(), strict=False)
+    peer.load_state_dict(ours.module.state_dict(), strict=False)
     generator = torch.Generator().manual_seed(1)
     support, query = torch.rand(2, 6, 1, 20, 33, generator=generator, dtype=torch.float64)
     keep_statistics(peer, support)
     with torch.no_grad():
         _, used = ours(support)
         maps = peer.eval()(query).reshape(6, 640, 1, 2)
-        found, expected = ours(query, used)[0], ours.head(maps.mean(dim=(2, 3)))
+        found, expected = ours(query, used)[0], ours.module.head(maps.mean(dim=(2, 3)))
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
         assert (ours(query)[0] - expected).abs().max() > 1e-3
 

@@ -46,13 +46,9 @@ class Common:
     eval_inner_steps: int = _learner(
         3, RESULT, "Inner-loop steps at validation and test.", least=0, chooses=True
     )
-    inner_optimizer: Literal[
-        "sgd", "momentum", "adam", "adamw", "adamax", "radam", "rmsprop", "adagrad", "adadelta",
-        "adam0",
-    ] = _learner(
-        "sgd", SAME_RUN,
-        "Inner-loop optimizer, differentiated through (TorchOpt's, and Adam); adam0: with β1 = 0.",
-    )  # fmt: skip
+    inner_optimizer: Literal["sgd", "momentum", "adam", "adamw", "adam0"] = _learner(
+        "sgd", SAME_RUN, "Inner-loop optimizer, differentiated through; adam0: Adam with β1 = 0."
+    )
     order: Literal["second", "first"] = _learner(
         "second", SAME_RUN,
         "Order of the meta-gradient: second differentiates through the inner gradients.",

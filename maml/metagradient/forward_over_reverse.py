@@ -85,10 +85,7 @@ class _Loop:
         second = problem.second_moment
         if second is not None:
             second = Moment(self._of_start(second.total), second.weight)
-        self.rule = make_rule(
-            problem.optimizer, problem.lr,
-            learned_rates=learned, differentiated=differentiated, second=second,
-        )  # fmt: skip
+        self.rule = make_rule(problem.optimizer, problem.lr, learned_rates=learned, second=second)
         self.differentiated = differentiated
         self.rates = [self._own_rates(step) for step in range(problem.steps)]
         shared = derivatives.enter(problem.params(problem.start, 0))

@@ -1,7 +1,4 @@
-"""The optimizers of the inner loop, by name, differentiable: TorchOpt's functional ones, and Adam.
-
-TorchOpt's Adamax has ε = 1e-6 where Adam has 1e-8.
-"""
+"""The optimizers of the inner loop, by name, as TorchOpt has its functional ones."""
 
 from __future__ import annotations
 
@@ -12,32 +9,16 @@ from typing import Any, TypeAlias
 import torch
 import torchopt
 
-from maml.metagradient.adam import NOT_ZERO, Adam, Moment
+from maml.metagradient.adam import Adam, Moment
 from maml.params import Params
 
 Optimizer: TypeAlias = torchopt.base.GradientTransformation
 
 
-def _differentiable_at_zero(make: Callable[[float], Optimizer]) -> Callable[[float], Optimizer]:
-    """Keep an optimizer that divides by √(Σ gradient²) differentiable where a gradient is zero.
-
-    A ReLU that is off for all of a support set has a gradient of exactly zero; √0 has an infinite
-    slope, and the meta-gradient would be NaN. The step of such an element stays below 1e-8.
-    """
-
-    def init(params: Params) -> tuple[()]:
-        return ()
-
-    def update(
-        updates: Params, state: tuple[()], *, params: Params | None = None, inplace: bool = True
-    ) -> tuple[Params, tuple[()]]:
-        return {k: torch.where(g == 0, NOT_ZERO, g) for k, g in updates.items()}, state
-
-    not_zero = torchopt.base.GradientTransformation(init, update)
-    return lambda lr: torchopt.chain(not_zero, make(lr))
+MOMENTUM = 0.9
 
 
-def _momentum(lr: float, beta: float = 0.9) -> Optimizer:
+def _momentum(lr: float) -> Optimizer:
     """Return SGD with momentum; TorchOpt's (0.7.3) keeps apart from its state that it has begun."""
 
     def init(params: Params) -> Params:
@@ -46,7 +27,7 @@ def _momentum(lr: float, beta: float = 0.9) -> Optimizer:
     def update(
         updates: Params, state: Params, *, params: Params | None = None, inplace: bool = True
     ) -> tuple[Params, Params]:
-        seen = {name: state[name] * beta + gradient for name, gradient in updates.items()}
+        seen = {name: state[name] * MOMENTUM + gradient for name, gradient in updates.items()}
         return {name: tensor * -lr for name, tensor in seen.items()}, seen
 
     return torchopt.base.GradientTransformation(init, update)
@@ -66,20 +47,15 @@ def _adam(name: str, lr: float) -> Optimizer:
 OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "sgd": torchopt.sgd,
     "momentum": _momentum,
-    "adamax": torchopt.adamax,
-    **{
-        name: _differentiable_at_zero(getattr(torchopt, name))
-        for name in ("radam", "rmsprop", "adagrad", "adadelta")
-    },
     **{name: functools.partial(_adam, name) for name in ADAMS},
 }
 
 
-def begun(optimizer: Optimizer, gradients: Params, second: Moment | None) -> Any:
+def begun(optimizer: Optimizer | Adam, gradients: Params, second: Moment | None) -> Any:
     """Return an optimizer's state before its first step.
 
     Args:
-        optimizer: One of `OPTIMIZERS`.
+        optimizer: One of `OPTIMIZERS`, or of `ADAMS`.
         gradients: The first gradients, whose names and shapes it takes.
         second: What Adam's second moment begins as; None: as nothing seen.
     """

@@ -11,12 +11,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-import torchopt
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from maml.metagradient.adam import Adam, AdamState, Moment
-from maml.metagradient.optimizers import ADAMS, OPTIMIZERS, Optimizer, begun
+from maml.metagradient.optimizers import ADAMS, MOMENTUM, begun
 from maml.params import Params
 
 
@@ -56,46 +53,40 @@ class Rule(Protocol):
 
 
 class SGDRule:
-    """θ' = θ − α g, in closed form."""
+    """m' = β m + g, θ' = θ − α r ∘ m', in closed form; without momentum β is 0, and no m is kept.
 
-    state: Any = ()
-
-    def __init__(self, lr: float, weights: Params, gradients: Params) -> None:
-        self._lr = lr
-        self.weights = {
-            name: torch.add(tensor, gradients[name], alpha=-lr) for name, tensor in weights.items()
-        }
-
-    def pull_back(self, v: Params, v_state: Any) -> PulledBack:
-        """See `Rule.pull_back`."""
-        return PulledBack(v, v, -self._lr, ())
-
-
-class RatedSGDRule:
-    """θ' = θ − α r ∘ g, with a rate for each element: one that is zero stands still."""
-
-    state: Any = ()
+    The rates r may be one for each element: one that is zero stands still. Cotangents of the state
+    are in units of −α.
+    """
 
     def __init__(
-        self, lr: float, weights: Params, gradients: Params, rates: Params, *, learned: bool
-    ) -> None:
-        self._lr, self._rates = lr, rates
-        self._gradients = gradients if learned else None
+        self, lr: float, beta: float, weights: Params, gradients: Params, state: Any,
+        rates: Params | None, *, learned: bool,
+    ) -> None:  # fmt: skip
+        self._lr, self._beta, self._rates, self._learned = lr, beta, rates, learned
+        moment = gradients
+        if state:
+            moment = {n: torch.add(g, state[n], alpha=beta) for n, g in gradients.items()}
+        self._moment = moment if learned else {}
+        self.state: Any = moment if beta else ()
         self.weights = {
-            name: torch.addcmul(tensor, rates[name], gradients[name], value=-lr)
+            name: torch.add(tensor, moment[name], alpha=-lr)
+            if rates is None
+            else torch.addcmul(tensor, rates[name], moment[name], value=-lr)
             for name, tensor in weights.items()
         }
 
     def pull_back(self, v: Params, v_state: Any) -> PulledBack:
         """See `Rule.pull_back`."""
         v_rates = None
-        if self._gradients is not None:
-            v_rates = {
-                name: (tensor * self._gradients[name]).sum(0).mul_(-self._lr)
-                for name, tensor in v.items()
-            }
-        v_gradients = {name: self._rates[name] * tensor for name, tensor in v.items()}
-        return PulledBack(v, v_gradients, -self._lr, (), v_rates)
+        if self._learned:
+            v_rates = {n: (t * self._moment[n]).sum(0).mul_(-self._lr) for n, t in v.items()}
+        rates = self._rates
+        of_moment = v if rates is None else {n: rates[n] * tensor for n, tensor in v.items()}
+        if v_state:
+            of_moment = {n: tensor + v_state[n] for n, tensor in of_moment.items()}
+        before = {n: self._beta * tensor for n, tensor in of_moment.items()} if self._beta else ()
+        return PulledBack(v, of_moment, -self._lr, before, v_rates)
 
 
 class AdamRule:
@@ -146,84 +137,12 @@ class AdamRule:
         )
 
 
-class AutogradRule:
-    """Any of TorchOpt's functional optimizers, by autograd; its updates times rates, if any."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        weights: Params,
-        gradients: Params,
-        state: Any,
-        rates: Params | None,
-        *,
-        learned: bool,
-        differentiated: bool = True,
-    ) -> None:
-        with torch.set_grad_enabled(differentiated):
-            self._rates = _leaves(rates) if rates is not None and learned else None
-            rates = self._rates or rates
-            self._before_weights, self._gradients = _leaves(weights), _leaves(gradients)
-            before, structure = pytree.tree_flatten(state)
-            before = [_leaf(leaf) for leaf in before]
-            self._before = [leaf for leaf in before if _is_differentiable(leaf)]
-            updates, new_state = optimizer.update(
-                self._gradients,
-                pytree.tree_unflatten(before, structure),
-                params=self._before_weights,
-                inplace=False,
-            )
-            if rates is not None:
-                updates = {name: rates[name] * update for name, update in updates.items()}
-            self._after = torchopt.apply_updates(self._before_weights, updates, inplace=False)
-        after, structure = pytree.tree_flatten(new_state)
-        self._state_after = [leaf for leaf in after if _is_differentiable(leaf)]
-        detached = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in after]
-        self.weights = {name: tensor.detach() for name, tensor in self._after.items()}
-        self.state = pytree.tree_unflatten(detached, structure)
-
-    def pull_back(self, v: Params, v_state: Any) -> PulledBack:
-        """See `Rule.pull_back`."""
-        if v_state is None:
-            v_state = [torch.zeros_like(leaf) for leaf in self._state_after]
-        # A new state tensor that no gradient reached has no graph: a constant.
-        reached = [
-            (leaf, cotangent)
-            for leaf, cotangent in zip(self._state_after, v_state, strict=True)
-            if leaf.requires_grad
-        ]
-        names = tuple(self._before_weights)
-        outputs = [*(self._after[name] for name in names), *(leaf for leaf, _ in reached)]
-        cotangents = [*(v[name] for name in names), *(cotangent for _, cotangent in reached)]
-        inputs = [self._before_weights[name] for name in names]
-        inputs += [*(self._gradients[name] for name in names), *self._before]
-        end = len(inputs)
-        if self._rates is not None:
-            inputs += [self._rates[name] for name in names]
-        pulled = torch.autograd.grad(
-            outputs, inputs, cotangents, allow_unused=True, materialize_grads=True
-        )
-        n = len(names)
-        return PulledBack(
-            dict(zip(names, pulled[:n], strict=True)),
-            dict(zip(names, pulled[n : 2 * n], strict=True)),
-            1.0,
-            list(pulled[2 * n : end]),
-            None if self._rates is None else dict(zip(names, pulled[end:], strict=True)),
-        )
-
-
 MakeRule: TypeAlias = Callable[[Params, Params, Any, Params | None], Rule]
 """Weights, gradients, state (None before the first step) and rates, if any, to a `Rule`."""
 
 
 def make_rule(
-    name: str,
-    lr: float,
-    *,
-    learned_rates: bool = False,
-    differentiated: bool = True,
-    second: Moment | None = None,
+    name: str, lr: float, *, learned_rates: bool = False, second: Moment | None = None
 ) -> MakeRule:
     """Return the rule of ``--inner-optimizer name``, whose updates are multiplied by any rates.
 
@@ -231,37 +150,15 @@ def make_rule(
         name: The optimizer.
         lr: Its learning rate.
         learned_rates: Whether `PulledBack.rates` will be asked for.
-        differentiated: Whether `Rule.pull_back` will.
         second: What Adam's second moment begins as; None: as nothing seen.
     """
-    optimizer = OPTIMIZERS[name](lr)
-
-    def sgd(weights: Params, gradients: Params, state: Any, rates: Params | None) -> Rule:
-        if rates is None:
-            return SGDRule(lr, weights, gradients)
-        return RatedSGDRule(lr, weights, gradients, rates, learned=learned_rates)
-
-    def other(weights: Params, gradients: Params, state: Any, rates: Params | None) -> Rule:
-        state = begun(optimizer, gradients, second) if state is None else state
-        return AutogradRule(
-            optimizer, weights, gradients, state, rates,
-            learned=learned_rates, differentiated=differentiated,
-        )  # fmt: skip
+    if name not in ADAMS:
+        beta = MOMENTUM if name == "momentum" else 0.0
+        return functools.partial(SGDRule, lr, beta, learned=learned_rates)
+    adam = ADAMS[name](lr)
 
     def of_adam(weights: Params, gradients: Params, state: Any, rates: Params | None) -> Rule:
-        state = begun(optimizer, gradients, second) if state is None else state
-        return AdamRule(ADAMS[name](lr), weights, gradients, state, rates, learned=learned_rates)
+        state = begun(adam, gradients, second) if state is None else state
+        return AdamRule(adam, weights, gradients, state, rates, learned=learned_rates)
 
-    return sgd if name == "sgd" else of_adam if name in ADAMS else other
-
-
-def _is_differentiable(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def _leaf(leaf: Any) -> Any:
-    return leaf.detach().requires_grad_() if _is_differentiable(leaf) else leaf
-
-
-def _leaves(params: Params) -> Params:
-    return {name: _leaf(tensor) for name, tensor in params.items()}
+    return of_adam

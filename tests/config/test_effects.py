@@ -174,7 +174,7 @@ def test_trains_otherwise(
 
 
 def test_inner_optimizers_are_all_different(tmp_path: Path) -> None:
-    # The first step of momentum, and of radam, is a plain step.
+    # The first step of momentum is a plain step.
     config = sinusoid(dtype="float64", inner_steps=2)
     models = {
         name: train(config, tmp_path / name, inner_optimizer=name)["model"] for name in OPTIMIZERS

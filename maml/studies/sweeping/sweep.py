@@ -4,19 +4,21 @@ sweep.yaml     the file, as it was when the sweep was last continued
 journal.log    Optuna's journal: what is known of every trial
 trials/0007/   the run directory of trial 7
 logs/0007.log  what it printed
-workers/       signs of life of those that work here
+locks/0007     held, with signs of life, by the process that works on it
 """
 
 from __future__ import annotations
 
 import math
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from datasets import locks
 from maml.errors import UserError
 from maml.run.files import make_folder, write_text
 from maml.run.lock import Lock
@@ -24,7 +26,7 @@ from maml.studies.sweeping import file as files
 from maml.studies.sweeping.choosing import next_point
 from maml.studies.sweeping.file import SweepFile
 from maml.studies.sweeping.points import settings
-from maml.studies.sweeping.shared import Workers, alone, journal
+from maml.studies.sweeping.shared import alone, is_held, journal
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED, LOST = STATES = (
     "waiting", "running", "finished", "stopped early", "failed", "lost"
@@ -45,16 +47,18 @@ class Trial(NamedTuple):
     """A trial, as it is now.
 
     Attributes:
-        record: Optuna's: its number, its parameters, its metric, who has it and why it failed.
+        record: Optuna's: its number, its parameters, its metric and why it failed.
         state: One of `STATES`.
         run_dir: Its run directory.
         log: What it printed.
+        hold: Keeps it this process's until it is closed, where `Sweep.take` returned it.
     """
 
     record: FrozenTrial
     state: str
     run_dir: Path
     log: Path
+    hold: ExitStack
 
     @property
     def value(self) -> float | None:
@@ -69,7 +73,6 @@ class Sweep:
         folder: Where it is.
         file: What it goes through.
         study: Optuna's. Its name is the sweep's identity, which no other sweep has.
-        workers: Who works on it; whoever takes trials has joined them.
     """
 
     def __init__(self, folder: Path, file: SweepFile) -> None:
@@ -78,10 +81,9 @@ class Sweep:
         Raises:
             UserError: if it cannot be written, or what was run there is no part of ``file``.
         """
-        for part in ("", "trials", "logs", "workers"):
+        for part in ("", "trials", "logs", "locks"):
             make_folder(folder / part, "--folder")
         self.folder, self.file = folder, file
-        self.workers = Workers(folder / "workers")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with alone(self.folder / "next"):
             self._storage = journal(folder / "journal.log")
@@ -128,11 +130,17 @@ class Sweep:
         state = next(state for state, of in RECORDED.items() if of == record.state)
         if state == WAITING and said["reason"]:
             state = FAILED
-        if state == RUNNING and self.workers.is_gone(said["worker"]):
+        if state == RUNNING and not is_held(self.folder / "locks" / name):
             state = LOST
-        return Trial(
-            record, state, self.folder / "trials" / name, self.folder / "logs" / f"{name}.log"
-        )
+        folders = self.folder / "trials" / name, self.folder / "logs" / f"{name}.log"
+        return Trial(record, state, *folders, ExitStack())
+
+    def _held(self, trial: Trial) -> Trial:
+        """Return a trial as this process's: others see that it is, for as long as it lives."""
+        path = self.folder / "locks" / f"{trial.record.number:04d}"
+        path.touch()  # where there are no locks, too
+        trial.hold.enter_context(locks.Lock(path).held())
+        return trial._replace(state=RUNNING)
 
     def take(self, total: int | None) -> Trial | None:
         """Return a trial that is this process's from here on: lost, waiting or new.
@@ -150,11 +158,10 @@ class Sweep:
                 # A killed worker's training may live on for a moment.
                 lost = trial.state == LOST and not Lock.is_held(trial.run_dir)
                 if lost or trial.state == WAITING:
-                    id = trial.record._trial_id
-                    self._storage.set_trial_user_attr(id, "worker", self.workers.own)
                     if trial.state == WAITING:
+                        id = trial.record._trial_id
                         self._storage.set_trial_state_values(id, TrialState.RUNNING)
-                    return trial._replace(state=RUNNING)
+                    return self._held(trial)
             if self.to_come(total, trials) == 0:
                 return None
             point = next_point(self.file, self._records(), self.study.study_name)
@@ -163,14 +170,10 @@ class Sweep:
             # One line of the journal, so that there is all of it or nothing.
             record = create_trial(
                 state=TrialState.RUNNING, params=point, distributions=self.file.space,
-                user_attrs={"worker": self.workers.own, "reason": ""},
+                user_attrs={"reason": ""},
             )  # fmt: skip
             self.study.add_trial(record)
-            return self.trials()[-1]
-
-    def is_own(self, trial: Trial) -> bool:
-        """Return whether this process has it, or had it last."""
-        return trial.record.user_attrs["worker"] == self.workers.own
+            return self._held(self.trials()[-1])
 
     def does_badly(self, trial: Trial, values: list[float]) -> bool:
         """Record a running trial's metric so far; return whether the trial is to be ended early."""
@@ -184,20 +187,17 @@ class Sweep:
                 return True
         return False
 
-    def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> bool:
-        """Record how a trial of this process ended; return False where it is another's by now.
+    def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
+        """Record how a trial of this process ended, and give it back.
 
-        ``state`` `WAITING` gives it back: whoever comes next continues it.
+        ``state`` `WAITING`: whoever comes next continues it.
         """
         id = trial.record._trial_id
-        with alone(self.folder / "next"):
-            now = self._storage.get_trial(id)
-            if now.state != TrialState.RUNNING or not self.is_own(trial._replace(record=now)):
-                return False  # this process was thought dead
-            self._storage.set_trial_user_attr(id, "reason", reason)
-            values = None if value is None else [value]
-            self._storage.set_trial_state_values(id, RECORDED[state], values)
-            return True
+        with trial.hold, alone(self.folder / "next"):
+            if self._storage.get_trial(id).state == TrialState.RUNNING:  # else it was given up
+                self._storage.set_trial_user_attr(id, "reason", reason)
+                values = None if value is None else [value]
+                self._storage.set_trial_state_values(id, RECORDED[state], values)
 
     def retry_failed(self) -> int:
         """Let failed trials wait to be continued; return how many."""

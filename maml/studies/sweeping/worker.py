@@ -23,7 +23,6 @@ from maml.processes.signals import SIGNALS, StopRequest
 from maml.run import directory
 from maml.run.files import read_rows
 from maml.run.reading import history
-from maml.studies.sweeping import shared
 from maml.studies.sweeping import sweep as states
 from maml.studies.sweeping.command import command_of
 from maml.studies.sweeping.points import setting_of
@@ -60,7 +59,7 @@ class Workers:
             UserError: of a worker: a folder that cannot be written, say.
         """
         self._stop.install()
-        with self._sweep.workers.joined(), ThreadPoolExecutor(workers) as pool:
+        with ThreadPoolExecutor(workers) as pool:
             try:
                 for done in as_completed(
                     [pool.submit(self._work, each, workers) for each in range(workers)]
@@ -80,20 +79,12 @@ class Workers:
             # This thread's, and so its trials'.
             cores = share(sorted(os.sched_getaffinity(0)), worker, workers)
             os.sched_setaffinity(0, cores)
-        idle = None
         while not self._stop and not self._ending:
             trial = self._sweep.take(self._total)
-            if trial is not None:
-                idle = None
-                self._do(trial, gpus)
-                continue
-            others = {each.state for each in self._sweep.trials() if not self._sweep.is_own(each)}
-            # Who has the rest may be gone, which shows after a while on another machine.
-            idle = idle or time.monotonic()
-            waits = states.RUNNING in others and time.monotonic() - idle < shared.GRACE + 1
-            if states.LOST not in others and not waits:
+            if trial is None:
                 return
-            time.sleep(1.0)
+            with trial.hold:
+                self._do(trial, gpus)
 
     def _do(self, trial: Trial, gpus: dict[str, str]) -> None:
         """Run a trial to its end, and record it."""
@@ -112,9 +103,8 @@ class Workers:
                 state, reason = FAILED, f"no {file.metric} in metrics.jsonl"
             elif not math.isfinite(value):
                 state, reason, value = FAILED, f"its {file.metric} is {value} at the end", None
-        if not self._sweep.end(trial, state, value, reason):
-            self._say(f"{shown}: another worker has it now")
-        elif state == WAITING:
+        self._sweep.end(trial, state, value, reason)
+        if state == WAITING:
             # A scheduler that tells a trial to stop tells all processes of its job.
             self._ending = True
             self._say(f"{shown}: it was told to stop; it waits to be continued")

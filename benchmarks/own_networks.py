@@ -45,21 +45,6 @@ def _convolution(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), norm)
 
 
-class GroupNormCNN(nn.Sequential):
-    """Four 3×3 convolutions with group norm (Wu and He 2018) and pooling."""
-
-    def __init__(self, image_shape: Shape, ways: int, width: int = 64) -> None:
-        layers: list[nn.Module] = []
-        channels = image_shape[0]
-        for _ in range(4):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(8, width)]
-            layers += [nn.ReLU(), nn.MaxPool2d(2)]
-            channels = width
-        super().__init__(*layers, nn.Flatten(), nn.LazyLinear(ways))
-        with torch.no_grad():
-            self(torch.zeros(1, *image_shape))
-
-
 class ViT(nn.Module):
     """A small vision transformer (Dosovitskiy et al. 2021) of torch's encoder layers."""
 
@@ -98,13 +83,3 @@ class RowsLSTM(nn.Module):
         """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
         rows = x.transpose(1, 2).flatten(2)
         return self.head(self.cells(rows)[0][:, -1])
-
-
-def resnet18(image_shape: Shape, ways: int) -> nn.Module:
-    """Return torchvision's ResNet-18, without pre-training."""
-    from torchvision.models import resnet18
-
-    network: nn.Module = resnet18(
-        num_classes=ways, norm_layer=lambda width: nn.BatchNorm2d(width, track_running_stats=False)
-    )
-    return network

@@ -45,8 +45,6 @@ def _own(name: str, steps: int) -> Setting:
     network = f"benchmarks.own_networks:{name}"
     config = with_values(_omniglot(5, 1, steps), network=network, inner_lr=0.01)
     title = f"{name}, {steps} step{'s' * (steps > 1)}"
-    if name == "resnet18":
-        return Setting(with_values(config, data="miniimagenet"), 4, title, OF_OWN)
     return Setting(config, 8, title, OF_OWN)
 
 
@@ -57,7 +55,7 @@ SETTINGS: dict[str, Setting] = {
     "miniimagenet-5w1s": Setting(_MINIIMAGENET, 4, "MiniImageNet 5-way 1-shot, 5 steps"),
     **{
         f"own-{name}-{steps}": _own(name, steps)
-        for name in ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "resnet18")
+        for name in ("ResidualCNN", "ViT", "RowsLSTM")
         for steps in (1, 5)
     },
     "sinusoid": Setting(PRESETS["maml-sinusoid-10shot"], 25, "sinusoid 10-shot, 1 step"),

@@ -12,12 +12,34 @@ from benchmarks import tables
 from benchmarks.record import table
 from maml.studies import study
 
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+LEFT_OUT = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv:\S+")
+"""No measurements: commands, links, papers."""
+MEASURED = re.compile(
+    r"\d ?(%|[mµ]?s\b|min\b|[kKMG]i?B\b|tasks/s|×(?! ?\d))|\d ± ?\d|^\s*\d[\d,.–]+\s*$"
+)
 DOCUMENTS = {"ids": lambda path: path.name}
 
 
 @pytest.mark.parametrize("document", tables.documents(), **DOCUMENTS)
 def test_every_table_is_what_its_record_says(document: Path) -> None:
     assert tables.problems(document) == []
+
+
+def unmarked(text: str) -> list[str]:
+    """Return each table's first line in ``text`` that shows a measurement without a record."""
+    found, told = [], False
+    for line in FENCED.sub("", tables.MARKED.sub("", text)).splitlines():
+        cells = LEFT_OUT.sub("", line).strip().strip("|").split("|") if line[:1] == "|" else []
+        measured = any(MEASURED.search(cell) for cell in cells)
+        found += [line] if measured and not told else []
+        told = bool(cells) and (told or measured)
+    return found
+
+
+@pytest.mark.parametrize("document", tables.documents(), **DOCUMENTS)
+def test_every_measurement_has_a_record(document: Path) -> None:
+    assert unmarked(document.read_text()) == []
 
 
 @pytest.mark.parametrize("document", tables.documents(), **DOCUMENTS)
@@ -102,6 +124,5 @@ def test_tables_are_written_and_a_digit_that_differs_is_found(document, capsys):
         ("It took 12.5 s.", False),
     ],
 )
-def test_measurements_without_a_record_are_found(document, shown, measured):
-    document.write_text(f"{shown}\n")
-    assert len(tables.problems(document)) == measured
+def test_measurements_without_a_record_are_found(shown, measured):
+    assert len(unmarked(f"{shown}\n")) == measured

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from datasets.locks import HeldError, Lock
 from maml.config import Config
 from maml.config.fields import with_values
+from maml.errors import UserError
 from maml.evaluation.scores import check_headline, same_classes
 from maml.learners.data import class_names
 from maml.processes.device import choose_device
 from maml.processes.setup import init_process, settled
 from maml.processes.world import World
 from maml.run import checkpoint, directory
-from maml.run.lock import Lock
 from maml.run.resume import beginning
 from maml.strategies import build_strategy, resolve_strategy
 from maml.training.initial import initial_weights, met_before
@@ -80,7 +81,17 @@ class Setup:
         """
         run_dir = directory.choose(self.config)
         self.config = config = with_values(self.config, run_dir=str(run_dir))
-        self._lock = Lock(run_dir)
+        lock = Lock(run_dir / ".lock")
+        try:
+            # Two would write over each other's rows. Not every shared folder has locks: there,
+            # nothing is known of others.
+            lock.acquire()
+        except HeldError:
+            raise UserError(
+                f"--run-dir {run_dir}: {lock.holder()} is training into it; end it first, or "
+                "choose another directory"
+            ) from None
+        self._lock = lock
         try:
             learner = self.worker.learner
             start = self.begun[0] = beginning(run_dir, config, learner.meta_parameters())

@@ -21,7 +21,6 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from datasets import locks
 from maml.errors import UserError
 from maml.run.files import make_folder, write_text
-from maml.run.lock import Lock
 from maml.studies.sweeping import file as files
 from maml.studies.sweeping.choosing import next_point
 from maml.studies.sweeping.file import SweepFile
@@ -156,7 +155,7 @@ class Sweep:
             trials = self.trials()
             for trial in trials:
                 # A killed worker's training may live on for a moment.
-                lost = trial.state == LOST and not Lock.is_held(trial.run_dir)
+                lost = trial.state == LOST and not is_held(trial.run_dir / ".lock")
                 if lost or trial.state == WAITING:
                     if trial.state == WAITING:
                         id = trial.record._trial_id

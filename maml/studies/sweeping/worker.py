@@ -81,10 +81,13 @@ class Workers:
             os.sched_setaffinity(0, cores)
         while not self._stop and not self._ending:
             trial = self._sweep.take(self._total)
-            if trial is None:
+            if trial is not None:
+                with trial.hold:
+                    self._do(trial, gpus)
+            elif any(each.state == states.LOST for each in self._sweep.trials()):
+                time.sleep(1.0)  # its training ends in a moment
+            else:
                 return
-            with trial.hold:
-                self._do(trial, gpus)
 
     def _do(self, trial: Trial, gpus: dict[str, str]) -> None:
         """Run a trial to its end, and record it."""

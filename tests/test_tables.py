@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.record import table
-from maml.studies import study
+from maml.studies import compare
 
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LEFT_OUT = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv:\S+")
@@ -71,7 +71,9 @@ def test_records_are_shown_and_say_where_they_are_from() -> None:
 
 def test_reports_of_studies_are_what_their_trials_say() -> None:
     for path in (tables.REPO / "launch" / "studies").glob("*/report.md"):
-        assert study.table(path.parent) in path.read_text()
+        text = path.read_text()
+        settings = dict.fromkeys(re.findall(r"^\| (\w+=\S+) ", text, re.MULTILINE))
+        assert compare.table(path.parent, *settings) in text
 
 
 @pytest.fixture

@@ -61,12 +61,3 @@ def table(study: Path, *settings: str) -> str:
     """Return the comparison of settings that are kept in a folder, as ``part=none part=all``."""
     found = [replace(arms.read(f"{study}:{name}", None), name=name) for name in settings]
     return tables.compared(found)[0]
-
-
-def measured_on(study: Path, *settings: str) -> str:
-    """Return a sentence: on what a kept study was measured, and by which commits."""
-    said = arms.read_study(study)
-    hardware = said["hardware"]
-    commits = sorted({commit[:7] for trial in said["trials"] for commit in trial["git_commits"]})
-    words = f"{hardware['cores']} cores of {hardware['processor']}, {hardware['date']}"
-    return f"{words}, commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}."

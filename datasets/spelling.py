@@ -37,6 +37,8 @@ def read(flag: str, spelled: str) -> Spelled:
     what = f"{flag} {' '.join(spelled.split())}"
     plain, bracket, rest = spelled.partition("(")
     module, _, attribute = plain.partition(":")
+    if module.endswith(".py"):
+        raise DataError(f"{what}: write {module.removesuffix('.py')}:{attribute}, without .py")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise DataError(f"{what}: write module:attribute, as in my_file:MyClass")
     if not bracket:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from datasets.words import counted
-from maml.config import Config
+from maml.config import Config, registry
 from maml.config.presets import experiment
 from maml.errors import UserError
 from maml.metagradient.outer_optimizer import NotFiniteError
@@ -73,6 +73,9 @@ class Trainer:
             f"{counted(strategy.world.size, 'process', 'processes')}, "
             f"iterations {run.iteration} to {config.iterations}, run directory {run.dir}"
         )
+        if registry.data_set(config.data).own_images:
+            size = f"{config.image_size}x{config.image_size} pixels"
+            run.say(f"images are scaled to {size} (--image-size, --image-mode)")
         if slow := run.worker.why_no_kernels():
             run.say(f"{slow}: it is differentiated by torch, which is slower")
 

@@ -238,6 +238,7 @@ def test_data_root_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (f"{GLYPHS} --strategy magic", "--strategy"),
         (f"{GLYPHS} --compile on --kernels native", "--compile on.*--kernels native"),
         (f"{GLYPHS} --data imagenet", "--data imagenet: .*miniimagenet"),
+        (f"{GLYPHS} --network my_file.py:Net", "--network my_file.py:Net: write my_file:Net, "),
         (f"{GLYPHS} --learner mamml", "--learner mamml: .*did you mean maml"),
         (f"{GLYPHS} --transductive perhaps", "perhaps"),
         (f"{GLYPHS} --network mlp", "--network mlp.*--data glyphs"),

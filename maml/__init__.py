@@ -70,7 +70,10 @@ def __getattr__(name: str) -> Any:
     if name == "nn":
         return importlib.import_module("maml.nn")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; docs/migration.md has the calls of "
+            "other libraries"
+        )
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 

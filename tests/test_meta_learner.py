@@ -478,6 +478,7 @@ def in_inference_mode() -> None:
         (lambda: maml.MAML(dense())([(t[0], t[1][:2], *t[2:]) for t in made()]),
          "task 0: support_x has 6 examples, and support_y 2 targets"),
         (lambda: maml.MAML(dense(), lr=1), "MAML takes no lr: it is inner_lr here; besides"),
+        (lambda: maml.MAML(dense()).adapt([], ["owl"]), "two tensors, .* are for maml.load"),
         (lambda: maml.MAML(dense()).adapt(made()[0]), r"adapt takes \(support_x, support_y\), "),
         (lambda: maml.MAML(dense()).evaluate(made(), steps=1.5), "steps 1.5: give a whole number"),
         (lambda: maml.MAML(nn.Linear), "module is <class .*Linear'>; give a torch.nn.Module"),

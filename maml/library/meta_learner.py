@@ -292,10 +292,10 @@ class MetaLearner(nn.Module):
             y: Their targets ``[E, …]``.
             steps: Inner steps; None: ``eval_inner_steps``.
         """
-        if y is None:
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise UserError(
-                "adapt takes (support_x, support_y), does all inner steps, and returns the module "
-                "as it has adapted"
+                "adapt takes (support_x, support_y), two tensors, does all inner steps, and "
+                "returns the module as it has adapted; pictures and names are for maml.load"
             )
         (task,) = as_tasks([(x, y, x, y)], self._dtype, leaves=False)
         support = Task(*(part[0] for part in task))

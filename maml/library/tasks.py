@@ -106,11 +106,11 @@ def episodes(
     }
     if not isinstance(options.get("dtype", torch.float32), torch.dtype):
         raise UserError(f"dtype {options['dtype']!r}: give one of torch, as torch.float32")
-    if named == (split is None):
+    if named and split is None:
+        raise UserError("split: give train, validation or test")
+    if not named and split is not None:
         raise UserError(
-            "split: give train, validation or test"
-            if named
-            else f"split {split!r}: data at hand has none; give the test's classes as data, too"
+            f"split {split!r}: data at hand has none; give the test's classes as data, too"
         )
     try:
         known = options_of(data) if isinstance(data, str) else {"dtype"}

@@ -1,6 +1,6 @@
 """Peak memory of a meta-gradient against the number of inner steps: ours and peers.
 
-    python -m benchmarks.memory [--json FILE]
+    python -m benchmarks.memory [--network ResidualCNN] [--json FILE]
 
 Each measurement is a process of its own, with one thread; its peak is that of the whole process
 (ru_maxrss).
@@ -19,13 +19,13 @@ from benchmarks.settings import MEMORY
 from maml.processes.program import run_program
 from maml.run.provenance import describe
 
-PEERS = ("ours", "ours-mixed", "ours-reverse", "learn2learn", "vmap")
+PEERS = ("ours", "ours-mixed", "ours-reverse", "learn2learn", "plain", "vmap")
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, network: str) -> dict[str, Any]:
     """Return a peer's row: the MiB of its process after one repetition, by inner steps."""
     peaks = []
-    for setting in tqdm(MEMORY, desc=name, leave=False):
+    for setting in tqdm(MEMORY[network], desc=name, leave=False):
         peer = Peer(name, setting, 1)
         peaks.append(peer.ask("run")["peak_mib"])
         peer.close()
@@ -36,8 +36,9 @@ def main(arguments: list[str]) -> None:
     """Run the benchmark."""
     parser = record.parser("memory", __doc__)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--network", choices=MEMORY, default="conv4")
     options = parser.parse_args(arguments)
-    steps = [str(setting.config.inner_steps) for setting in MEMORY.values()]
+    steps = [str(setting.config.inner_steps) for setting in MEMORY[options.network].values()]
     report: dict[str, Any] = {
         "hardware": describe(1),
         "columns": {"inner steps": "{peer}"}
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> None:
         "rows": [],
     }
     for peer in options.peers:
-        report["rows"].append(measure(peer))
+        report["rows"].append(measure(peer, options.network))
         record.write(options.json, report)
     print(record.table(report))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 
 Shape = tuple[int, int, int]
@@ -43,6 +44,29 @@ class _Residual(nn.Module):
 def _convolution(channels: int, width: int) -> nn.Sequential:
     norm = nn.BatchNorm2d(width, track_running_stats=False)
     return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), norm)
+
+
+class GroupNormCNN(nn.Sequential):
+    """Four 3×3 convolutions with group norm (Wu and He 2018)."""
+
+    def __init__(self, image_shape: Shape, ways: int, width: int = 32) -> None:
+        blocks: list[nn.Module] = []
+        channels = image_shape[0]
+        for _ in range(4):
+            convolution = nn.Conv2d(channels, width, 3, padding=1)
+            blocks += [convolution, nn.GroupNorm(8, width), nn.ReLU(), nn.MaxPool2d(2)]
+            channels = width
+        size = (image_shape[1] // 16) * (image_shape[2] // 16)
+        super().__init__(*blocks, nn.Flatten(), nn.Linear(width * size, ways))
+
+
+def resnet18(image_shape: Shape, ways: int) -> nn.Module:
+    """Return torchvision's ResNet-18, whose batch norm keeps no running statistics."""
+
+    def norm(channels: int) -> nn.Module:
+        return nn.BatchNorm2d(channels, track_running_stats=False)
+
+    return torchvision.models.resnet18(num_classes=ways, norm_layer=norm)
 
 
 class ViT(nn.Module):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections import ChainMap
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -40,12 +43,18 @@ _MINIIMAGENET = with_values(
 )
 
 
+_OWN = {"ResidualCNN": 8, "GroupNormCNN": 8, "ViT": 8, "RowsLSTM": 8, "resnet18": 2}
+"""The networks of `benchmarks.own_networks`, and how many tasks a repetition has."""
+
+
 def _own(name: str, steps: int) -> Setting:
-    """Return the setting of a network of `benchmarks.own_networks`."""
+    """Return the setting of a network of one's own; ``resnet18`` has MiniImageNet's images."""
     network = f"benchmarks.own_networks:{name}"
     config = with_values(_omniglot(5, 1, steps), network=network, inner_lr=0.01)
+    if name == "resnet18":
+        config = with_values(config, data="miniimagenet")
     title = f"{name}, {steps} step{'s' * (steps > 1)}"
-    return Setting(config, 8, title, OF_OWN)
+    return Setting(config, _OWN[name], title, OF_OWN)
 
 
 SETTINGS: dict[str, Setting] = {
@@ -53,22 +62,25 @@ SETTINGS: dict[str, Setting] = {
     "omniglot-5w5s": Setting(_omniglot(5, 5, 1), 32, "Omniglot 5-way 5-shot, 1 step"),
     "omniglot-20w1s": Setting(_omniglot(20, 1, 5), 16, "Omniglot 20-way 1-shot, 5 steps"),
     "miniimagenet-5w1s": Setting(_MINIIMAGENET, 4, "MiniImageNet 5-way 1-shot, 5 steps"),
-    **{
-        f"own-{name}-{steps}": _own(name, steps)
-        for name in ("ResidualCNN", "ViT", "RowsLSTM")
-        for steps in (1, 5)
-    },
+    **{f"own-{name}-{steps}": _own(name, steps) for name in _OWN for steps in (1, 5)},
     "sinusoid": Setting(PRESETS["maml-sinusoid-10shot"], 25, "sinusoid 10-shot, 1 step"),
 }
 
-MEMORY: dict[str, Setting] = {
-    f"memory-{steps}": Setting(
-        # A small rate: random pixels must not blow 50 steps up.
-        with_values(_omniglot(5, 1, steps), inner_lr=0.01), 8, "Omniglot 5-way 1-shot"
-    )
-    for steps in (1, 5, 10, 25, 50)
-}  # fmt: skip
-"""What `benchmarks.memory` measures, by the number of inner steps."""
+
+def _conv4(steps: int) -> Setting:
+    # A small rate: random pixels must not blow 50 steps up.
+    return Setting(with_values(_omniglot(5, 1, steps), inner_lr=0.01), 8, "conv4")
+
+
+_MAKERS: dict[str, Callable[[int], Setting]] = {
+    "conv4": _conv4,
+    **{name: functools.partial(_own, name) for name in _OWN},
+}
+MEMORY = {
+    network: {f"memory-{network}-{steps}": setting(steps) for steps in (1, 5, 10, 25, 50)}
+    for network, setting in _MAKERS.items()
+}
+"""What `benchmarks.memory` measures, by network and number of inner steps."""
 
 
 def make_tasks(config: Config, n_tasks: int) -> Task:
@@ -100,9 +112,9 @@ def make_tasks(config: Config, n_tasks: int) -> Task:
 
 def repetition_of(peer: str, name: str, threads: int, *, float64: bool) -> Repetition:
     """Return what ``peer`` repeats in a setting; in float64 of few tasks, for a check."""
-    config, n_tasks, *_ = (SETTINGS | MEMORY)[name]
+    config, n_tasks, *_ = {**SETTINGS, **ChainMap(*MEMORY.values())}[name]
     if float64:
-        config, n_tasks = with_values(config, dtype="float64"), 3
+        config, n_tasks = with_values(config, dtype="float64"), min(n_tasks, 3)
     # The preset's own choice: a tiny network takes one thread whatever there are.
     torch.set_num_threads(config.threads or threads if peer.startswith("ours") else threads)
     # They have no second derivative, for peers neither.

@@ -196,7 +196,7 @@ class Common:
         None, HOST, "Computing threads per process [cores / processes on this host].", least=1
     )
     task_batch: int = _distribution(
-        16, HOST, "Tasks that a worker batches together; bounds memory, changes no result.",
+        32, HOST, "Tasks that a worker batches together; bounds memory, changes no result.",
         least=1,
     )  # fmt: skip
     device: str = _distribution(

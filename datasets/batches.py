@@ -1,9 +1,4 @@
-"""Ordinary classification as a stream of tasks: a task is a mini-batch.
-
-So one address still says what is learned from, whoever asks: a mini-batch is a pure function of
-(seed, split, id), batch statistics are those of the mini-batch whatever the number of workers, and
-its id travels between processes in its place.
-"""
+"""Ordinary classification as a stream of tasks: a task is a mini-batch, by its id."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets import addresses
-from datasets.episodes import ClassRows, Episodes, scaled
+from datasets.episodes import Episodes, ImageClasses, scaled
 from datasets.errors import DataError
 from datasets.tasks import Task
 
@@ -27,8 +22,7 @@ _SEED = 1998
 class Examples(NamedTuple):
     """The ``n`` labelled images of a split, as a view of an array that others share.
 
-    * ``images``: uint8 ``[..., H, W]`` or ``[..., H, W, 3]`` with one leading dimension, usually
-      memory-mapped
+    * ``images``: uint8 ``[..., H, W]`` or ``[..., H, W, 3]`` with one leading dimension
     * ``rows``: int64 ``[n]``, the rows of ``images`` that belong to the split
     * ``labels``: int64 ``[n]``, the classes of ``rows``
     """
@@ -43,13 +37,11 @@ class Batches(Episodes):
 
     *To learn from* (``reference`` is None): task ``id`` is batch ``id % b`` of epoch ``id // b``,
     where an epoch is a permutation of the n examples at the address (seed, split, epoch), cut into
-    b = n // E batches; the remainder is left out, another one each epoch. The mini-batch is the
-    query set; the support set is empty.
+    b = n // E batches. The mini-batch is the query set; the support set is empty.
 
-    *To be tested on*: tasks 0, 1, … run through the examples in one fixed order, which does not
-    depend on ``seed``, and begin again at its end. The support set is a batch of E training
-    examples, those of ``reference``, at the address (seed, split, id): what a network without
-    running statistics may normalise by when a query must not depend on other queries.
+    *To be tested on*: tasks 0, 1, … run through the examples in one order, whatever ``seed`` is,
+    and begin again. The support set is a batch of E training examples, those of ``reference``, at
+    the address (seed, split, id): what a network normalises by where no query may depend on others.
     """
 
     def __init__(
@@ -84,10 +76,8 @@ class Batches(Episodes):
         self._epoch = functools.lru_cache(maxsize=4)(self._permutation)
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``).
-
-        Query ``[B, E, C, H, W]`` in [0, 1] with labels ``[B, E]``; support the same, or while
-        training ``[B, 0, C, H, W]`` and ``[B, 0]``.
+        """The tasks with these ids (int64 ``[B]``): query ``[B, E, C, H, W]`` in [0, 1] with labels
+        ``[B, E]``; support the same, or ``[B, 0, …]``.
         """
         index = ids.detach().cpu().numpy()
         if self._reference is None:
@@ -97,11 +87,6 @@ class Batches(Episodes):
         query = self._take(self._examples, self._order[places % len(self._order)])
         support = self._take(self._reference, self._drawn(len(self._reference.rows), index))
         return Task(*support, *query)
-
-    def class_rows(self) -> ClassRows:
-        """The images of each class; reads none."""
-        images, rows, labels = self._examples
-        return ClassRows(images, [rows[labels == label] for label in np.unique(labels)])
 
     def _drawn(self, n: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places in [0, n) of the batches with these indices (``[B]``): int64 ``[B, E]``."""
@@ -119,3 +104,18 @@ class Batches(Episodes):
         """Images and labels at ``places [B, E]``."""
         pixels = np.asarray(examples.images[examples.rows[places]])
         return scaled(pixels, self.dtype), torch.from_numpy(examples.labels[places])
+
+
+PLACES = {"train": range(0, 14), "validation": range(14, 16), "test": range(16, 20)}
+"""Of a class's 20 drawings, those of each split. In Omniglot the same hand drew the same place of
+every class of an alphabet: the test's are of hands that were never seen."""
+
+
+def divide(found: ImageClasses, split: str, ways: int) -> Examples:
+    """Other drawings of the first ``ways`` classes; :class:`DataError` if there are too few."""
+    if not 1 <= ways <= len(found.first):
+        raise DataError(f"--ways {ways}: the train split has only {len(found.first)} classes")
+    places = np.asarray(PLACES[split])
+    rows = found.first[:ways, None] + places
+    labels = np.repeat(np.arange(ways, dtype=np.int64), len(places))
+    return Examples(found.images.view(np.ndarray), rows.reshape(-1).astype(np.int64), labels)

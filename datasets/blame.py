@@ -1,7 +1,4 @@
-"""What goes wrong in a user's own component, as one line: who raised it, what, and where.
-
-Nothing here imports torch.
-"""
+"""What goes wrong in a user's own component, as one line: who raised it, what, and where."""
 
 from __future__ import annotations
 
@@ -20,11 +17,7 @@ from datasets.errors import DataError
 def calling(
     components: Mapping[str, Component], passing: type[Exception] = DataError
 ) -> Iterator[None]:
-    """Turn what a user's own component raises inside into a :class:`DataError` of one line.
-
-    ``components`` are those at work, by flag. Errors of ours pass through: they are faults of this
-    program. So do :class:`DataError` and ``passing``, which are one line already.
-    """
+    """Turn what ``components`` of a user's own raise into a one-line :class:`DataError`."""
     try:
         yield
     except (DataError, passing):
@@ -43,17 +36,13 @@ def _where_it_happened(
     error: BaseException, components: Mapping[str, Component]
 ) -> dict[str, Component]:
     """The component in whose code the error arose; several, if that cannot be told."""
-    found: dict[str, Component] = {}
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         name, file = f"{frame.f_code.co_qualname}.", frame.f_code.co_filename
         here = {flag: c for flag, c in components.items() if _is_in(file, _files(c))}
-        # Of several in one file: whose own code it is.
-        own = {flag: c for flag, c in here.items() if name.startswith(f"{c.attribute}.")}
-        for some in (own, here):
-            if len(some) == 1:
-                return some
-        found = found or here
-    return found
+        if here:  # of several in one file: whose own code it is
+            own = {flag: c for flag, c in here.items() if name.startswith(f"{c.attribute}.")}
+            return own or here
+    return {}
 
 
 def files_of(component: Component) -> dict[str, str]:
@@ -65,22 +54,18 @@ def files_of(component: Component) -> dict[str, str]:
 
 
 def _files(component: Component) -> set[str]:
-    """Those files, or the package that one is."""
     return {file.removesuffix("__init__.py") for file in files_of(component).values()}
 
 
 def _is_in(file: str, places: Collection[str]) -> bool:
-    """Whether a file is one of ``places``, or in a folder that is."""
     return any(
         file == place or (place.endswith("/") and file.startswith(place)) for place in places
     )
 
 
 def described(error: BaseException, files: Collection[str] = ()) -> str:
-    """An exception in one line: what it says, where it happened, and the notes that it was given.
-
-    The place is the innermost one in ``files``, a component's own, or in folders among them, which
-    end with ``/``. Without one it is the innermost one that is neither a library's nor ours.
+    """An exception in one line, and the innermost place in ``files`` (or folders, ``…/``); without
+    one, the innermost place that is neither a library's nor ours.
     """
     text = " ".join(str(error).split())
     line = type(error).__name__ + (f": {text}" if text else "")
@@ -92,9 +77,8 @@ def described(error: BaseException, files: Collection[str] = ()) -> str:
 
 
 def places_of_theirs(error: BaseException, files: Collection[str] = ()) -> list[str]:
-    """The places in a user's files that an exception passed, as ``file:line``, the last at the end.
-
-    They are those in ``files``; without one of these, those that are neither a library's nor ours.
+    """The places (``file:line``) in ``files``, else in no library's and not ours, the last at the
+    end.
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if _is_in(frame.filename, files)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,13 +15,12 @@ from datasets.errors import DataError
 from datasets.registry import FLAG, DataSet
 from datasets.tasks import Task
 
-E = TypeVar("E", bound=Episodes)
 Form: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """Of each part of a task: its dtype, and the shape of what one example has of it."""
 
 
 def checked(
-    found: E,
+    found: Episodes,
     known: DataSet,
     *,
     split: str,
@@ -29,22 +28,16 @@ def checked(
     dtype: torch.dtype,
     form: Form | None = None,
     classes: int | None = None,
-) -> E:
+) -> Episodes:
     """A copy of ``found`` whose tasks are converted and looked at wherever they are made.
 
     Floats become ``dtype``, and so do images of bytes (uint8 ``[B, E, C, H, W]``), divided by 255.
-    All other integers become int64. Task 0 is made at once.
-
-    ``split`` and ``seed`` are for messages. ``form``: what all tasks are to be like; None: as task
-    0 is. ``classes``: how many labels there may be; None: they mean whatever they mean.
-
-    Raises :class:`DataError`, here and wherever tasks are made: one line that names the task and
-    says what is wrong with it, or what the user's code raised.
+    All other integers become int64. ``form``: what all tasks are to be like; None: as task 0.
+    ``classes``: how many labels there may be. Raises :class:`DataError`, naming the task.
     """
     looking = _Looking(found.tasks, known, f"{split} task{{}} of seed {seed}", dtype, form, classes)
     made = looking(torch.arange(1))
-    first = made[0] if isinstance(made, list) else made
-    looking.form = form or form_of(first)
+    looking.form = form or form_of(made[0] if isinstance(made, list) else made)
     return found.remade(looking)
 
 
@@ -95,7 +88,7 @@ class _Looking:
             if not isinstance(part, Tensor):
                 raise self._error(ids, f"{type(made).__name__} without a tensor {name}")
         found: Task = made._replace(**{n: self._converted(n, part) for n, part in parts.items()})
-        if wrong := self._wrong(found, len(ids)):
+        if wrong := self._wrong_sets(found, len(ids)) or self._wrong_form(found, len(ids)):
             raise self._error(ids, wrong)
         return found
 
@@ -114,8 +107,7 @@ class _Looking:
             return part.to(self.dtype).div_(255)
         return part.to(self.dtype if part.is_floating_point() else torch.int64)
 
-    def _wrong(self, made: Task, count: int) -> str:
-        """What is wrong with ``count`` tasks, in so many words; "": nothing."""
+    def _wrong_sets(self, made: Task, count: int) -> str:
         for part in ("support", "query"):
             x, y = getattr(made, f"{part}_x"), getattr(made, f"{part}_y")
             found = f"{part}_x is {_of(x)} and {part}_y {_of(y)}"
@@ -130,6 +122,9 @@ class _Looking:
                 if strange:
                     of = f"of {self.classes} ways they are from 0 to {self.classes - 1}"
                     return f"{part}_y has the label {max(strange)}; {of}"
+        return ""
+
+    def _wrong_form(self, made: Task, count: int) -> str:
         for name, (dtype, sizes) in (self.form or {}).items():
             part = getattr(made, name)
             if (part.dtype, part.shape[2:]) != (dtype, sizes):

@@ -1,24 +1,19 @@
 """``--data folder``: a user's own images, in folders of classes.
 
-``--data-root`` is the folder itself. It is divided by the user::
+``--data-root`` is divided by the user::
 
     PATH/train/<class>/*   PATH/validation/<class>/* (or val)   PATH/test/<class>/*
 
-or has the classes beside one another, ``PATH/<class>/*``; then the program divides them, the same
-way on every machine. Images may have any size and format, classes any number of images.
-
-Look, decode once, map: the decoded images of all splits lie in one array in the cache. It is found
-by the paths, sizes and times of the files, so that a folder that changed is decoded again and one
-that did not opens at once.
+or has the classes beside one another, ``PATH/<class>/*``; then the program divides them. Images may
+have any size and format. All splits' decoded images are one array, by the files' sizes and times.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,10 +24,9 @@ from datasets import addresses
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
-from datasets.image_files import Content, Pixels, Source, cached_images, in_folder, look, shown
+from datasets.image_files import Pixels, cached_images, in_folder, look, shown
 from datasets.paths import default_data_root
 from datasets.pixels import Decoder, Mode
-from datasets.words import counted
 
 COMPONENTS = {
     "folder": {
@@ -73,52 +67,6 @@ FRACTIONS = "0.64,0.16,0.2"
 _SEED = 2016
 # Part of the cache's file name: raise it when the decoder's output changes.
 _DECODER = "upright-white-fit-lanczos-2"
-
-
-class Tree:
-    """A folder of folders of images; ``ignored`` counts what in it is neither."""
-
-    def __init__(self, path: Path | str) -> None:
-        """Raise :class:`DataError` if there is no such folder."""
-        self.root, self.ignored = Path(path).expanduser().absolute(), 0
-        if not self.root.is_dir():
-            found = "not a folder" if self.root.exists() else "no such folder"
-            raise DataError(f"{self}: {found}; give the folder of your images")
-
-    def __str__(self) -> str:
-        return shown(self.root)
-
-    def look(self, below: str = "") -> Content:
-        """List a folder that is no class. Whatever in it is no folder is ignored."""
-        found = look(self.root, below)
-        self.ignored += len(found.images) + found.others
-        return found
-
-    def images(self, name: str) -> list[str]:
-        """The images of a class. Raises :class:`DataError` if there are none."""
-        images, folders, others = look(self.root, name)
-        if not images:
-            there = (
-                f"but the folder {shown(folders[0])}: images lie directly in their class's "
-                "folder, and --data-root is to hold <class>/* or train/<class>/* and so on"
-                if folders
-                else "put images there, or remove it"
-            )
-            raise DataError(f"{shown(self.root / name)}: no images in it, {there}")
-        self.ignored += len(folders) + others
-        return images
-
-    def source(self, images: Sequence[str], decoder: Decoder) -> Source:
-        """Decodes images, and says on standard error then if there is anything else."""
-        found = in_folder(self.root, images, decoder.file)
-
-        def decode() -> Iterator[Pixels]:
-            if self.ignored:
-                what = counted(self.ignored, "file or folder", "files or folders")
-                print(f"{self}: ignored {what} beside the images of classes", file=sys.stderr)
-            return found.chunks()
-
-        return found._replace(chunks=decode)
 
 
 class Division(NamedTuple):
@@ -164,25 +112,21 @@ def open_classes(
 ) -> ImageClasses:
     """The classes of a split, in the order of their names, not to be rotated.
 
-    ``image_size`` is in pixels; what is done to an image is in
-    :meth:`datasets.pixels.Decoder.image`. Where the user did not divide the classes,
-    ``split_fractions`` of them, drawn once and for all, are each split's. That it has fewer than
-    ``ways`` is said before anything is decoded.
+    What is done to an image is in :meth:`datasets.pixels.Decoder.image`. Where the user did not
+    divide the classes, ``split_fractions`` of them, drawn once and for all, are each split's.
 
-    Raises :class:`DataError`, in one line, for a folder that is not in order: none or empty, a
-    class without images or in two splits, images that cannot be decoded.
+    Raises :class:`DataError`, before anything is decoded, for a folder that is not in order, or
+    that has fewer classes than ``ways``; and for images that cannot be decoded.
     """
-    tree = _own_folder(data_root)
     decoder = Decoder(image_size, image_mode)
-    found = divide(tree, split_fractions)
-    _check_ways(tree, found, {split: ways})
+    root, found = _divided(data_root, split_fractions, {split: ways})
     images = list(itertools.chain.from_iterable(found.classes.values()))
-    name = re.sub(r"[^A-Za-z0-9]+", "-", tree.root.name)[:40]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
     array = cached_images(
         f"folder/{name}-{_DECODER}-{image_mode}-{image_size}",
-        [tree.source(images, decoder)],
+        [in_folder(root, images, decoder.file)],
         (len(images), *decoder.shape),
-        title=f"decoding {len(images)} images of {tree}",
+        title=f"decoding {len(images)} images of {shown(root)}",
     )
     counts = np.array([len(files) for files in found.classes.values()], dtype=np.int64)
     names, rows = list(found.classes), found.splits[split]
@@ -196,20 +140,10 @@ def open_classes(
 
 
 def list_classes(
-    *,
-    data_root: Path,
-    ways: Mapping[str, int],
-    split_fractions: str = FRACTIONS,
-    **_unused: object,
+    *, data_root: Path, ways: Mapping[str, int], split_fractions: str = FRACTIONS, **_unused: object
 ) -> dict[str, list[str]]:
-    """The classes of each split, by name: their paths below the folder. Decodes nothing.
-
-    Raises :class:`DataError` as :func:`open_classes` does, for any split of ``ways`` that has fewer
-    classes than its ways.
-    """
-    tree = _own_folder(data_root)
-    found = divide(tree, split_fractions)
-    _check_ways(tree, found, ways)
+    """The classes of each split, or :class:`DataError`; paths below the folder. Decodes nothing."""
+    _, found = _divided(data_root, split_fractions, ways)
     names = list(found.classes)
     return {split: [names[row] for row in rows] for split, rows in found.splits.items()}
 
@@ -223,76 +157,88 @@ def own_name(name: str) -> str:
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
     """Decode the images of a folder of classes, of a folder of images without classes, or one file.
 
-    For few images, to predict with: all of them in memory, nothing in the cache. ``size`` and
-    ``mode`` are as in training, and so is what is done to an image. Raises :class:`DataError` as
-    :func:`open_classes` does, and where images lie beside folders of images.
+    For few images, to predict with: nothing goes into the cache. Otherwise as in training. Raises
+    :class:`DataError` as :func:`open_classes` does, and where images lie beside folders of images.
     """
-    file = Path(place).expanduser().absolute()
-    if file.is_file():
-        tree, classes = Tree(file.parent), {"": [file.name]}
+    root = Path(place).expanduser().absolute()
+    if root.is_file():
+        root, classes = root.parent, {"": [root.name]}
     else:
-        tree = Tree(place)
-        top = look(tree.root)
+        top = look(root)
         if top.images and top.folders:
             raise DataError(
-                f"{tree}: holds images ({shown(top.images[0])}) and folders "
+                f"{shown(root)}: holds images ({shown(top.images[0])}) and folders "
                 f"({shown(top.folders[0])}); let it hold one or the other"
             )
-        tree.ignored += top.others if top.folders else 0
-        classes = {name: tree.images(name) for name in top.folders or [""]}
+        classes = {name: _images(root, name) for name in top.folders or [""]}
     images = list(itertools.chain.from_iterable(classes.values()))
-    pixels = np.concatenate(list(tree.source(images, Decoder(size, mode)).chunks()))
+    pixels = np.concatenate(list(in_folder(root, images, Decoder(size, mode).file).chunks()))
     ends = list(itertools.accumulate(len(files) for files in classes.values()))
     return FolderImages(
         list(classes),
         np.split(pixels, ends[:-1]),
-        [[str(tree.root / image) for image in files] for files in classes.values()],
+        [[str(root / image) for image in files] for files in classes.values()],
     )
 
 
-def divide(tree: Tree, split_fractions: str = FRACTIONS) -> Division:
-    """Look through a folder: its classes, and the split of each. Decodes nothing.
+def _divided(
+    data_root: Path, split_fractions: str, ways: Mapping[str, int]
+) -> tuple[Path, Division]:
+    """The folder that the user names, and its classes; ``ways`` are those that splits must have."""
+    if Path(data_root) == default_data_root():
+        raise DataError("--data folder needs --data-root, the folder of your images")
+    root = Path(data_root).expanduser().absolute()
+    found = _divide(root, split_fractions)
+    _check_ways(root, found, ways)
+    return root, found
 
-    A folder called ``test`` that holds images and no folders is a class of that name. Raises
-    :class:`DataError` as :func:`open_classes` does.
-    """
-    shares = parse_fractions(split_fractions)
-    top = tree.look()
-    if not top.folders:
+
+def _images(root: Path, name: str) -> list[str]:
+    """The images of a class. Raises :class:`DataError` if there are none."""
+    images, folders = look(root, name)
+    if images:
+        return images
+    there = (
+        f"but the folder {shown(folders[0])}: images lie directly in their class's folder, and "
+        "--data-root is to hold <class>/* or train/<class>/* and so on"
+        if folders
+        else "put images there, or remove it"
+    )
+    raise DataError(f"{shown(root / name)}: no images in it, {there}")
+
+
+def _divide(root: Path, split_fractions: str) -> Division:
+    """Look through a folder. One called ``test`` that has no folders is a class of that name."""
+    shares = _parse_fractions(split_fractions)
+    top = look(root).folders
+    if not top:
         raise DataError(
-            f"{tree}: no folders of images in it; --data-root is to hold <class>/*, or "
+            f"{shown(root)}: no folders of images in it; --data-root is to hold <class>/*, or "
             "train/<class>/*, validation/<class>/* and test/<class>/*"
         )
     split_of = {name: split for split, names in SPLITS.items() for name in names}
-    there = [name for name in split_of if name in top.folders and look(tree.root, name).folders]
+    there = [name for name in split_of if name in top and look(root, name).folders]
     if not there:
-        classes = {name: tree.images(name) for name in top.folders}
+        classes = {name: _images(root, name) for name in top}
         return Division(classes, _drawn(len(classes), shares), divided=False)
     if split_fractions != FRACTIONS:
         raise DataError(
-            f"--split-fractions {split_fractions}: {tree} is divided into {', '.join(there)} "
-            "already"
+            f"--split-fractions {split_fractions}: {shown(root)} is divided into "
+            f"{', '.join(there)} already"
         )
     if {"validation", "val"} <= {*there}:
-        raise DataError(f"{tree}: has validation and val, which mean the same; keep one")
-    tree.ignored += len(top.folders) - len(there)
+        raise DataError(f"{shown(root)}: has validation and val, which mean the same; keep one")
     classes, splits = {}, {}
     for name in there:
-        names = [f"{name}/{folder}" for folder in tree.look(name).folders]
+        names = [f"{name}/{folder}" for folder in look(root, name).folders]
         n = len(classes)
         splits[split_of[name]] = np.arange(n, n + len(names), dtype=np.int64)
-        classes |= {each: tree.images(each) for each in names}
-    _check_disjoint(tree, classes)
+        classes |= {each: _images(root, each) for each in names}
+    _check_disjoint(root, classes)
     return Division(classes, splits, divided=True)
 
 
-def parse_fractions(text: str | Sequence[float]) -> tuple[float, float, float]:
-    """The fractions in ``0.64,0.16,0.2``, or three numbers.
-
-    Raises :class:`DataError`, naming the flag.
-    """
-    if not isinstance(text, str):
-        text = ",".join(map(str, text))
+def _parse_fractions(text: str) -> tuple[float, float, float]:
     try:
         train, validation, test = (float(part) for part in text.split(","))
     except ValueError:
@@ -313,12 +259,12 @@ def _drawn(n: int, shares: Sequence[float]) -> dict[str, NDArray[np.int64]]:
     return {split: np.sort(part) for split, part in zip(SPLITS, np.split(order, ends), strict=True)}
 
 
-def _check_ways(tree: Tree, found: Division, ways: Mapping[str, int]) -> None:
+def _check_ways(root: Path, found: Division, ways: Mapping[str, int]) -> None:
     """Raise :class:`DataError` where a split is missing or has too few classes."""
     for split in ways:
         if split not in found.splits:
             raise DataError(
-                f"{tree}: no folder {' or '.join(SPLITS[split])} with classes in it, as "
+                f"{shown(root)}: no folder {' or '.join(SPLITS[split])} with classes in it, as "
                 f"there is for {' and '.join(found.splits)}; make one, or put all classes beside "
                 "one another into one folder: --split-fractions divides them"
             )
@@ -327,28 +273,19 @@ def _check_ways(tree: Tree, found: Division, ways: Mapping[str, int]) -> None:
         also = "" if found.divided else " or other --split-fractions"
         raise DataError(
             f"--ways {max(ways[split] for split in few)}: too few classes for "
-            f"{' and '.join(few)}; {tree} has {there}: add classes, or give a smaller --ways "
-            f"(in training: --train-ways){also}"
+            f"{' and '.join(few)}; {shown(root)} has {there}: add classes, or give a smaller "
+            f"--ways (in training: --train-ways){also}"
         )
 
 
-def _check_disjoint(tree: Tree, names: Iterable[str]) -> None:
+def _check_disjoint(root: Path, names: Iterable[str]) -> None:
     """Raise :class:`DataError` for a class in two splits: it would be tested on, and learned."""
     seen: dict[str, str] = {}
     for path in names:
         name = unicodedata.normalize("NFC", path.split("/", 1)[1])
         if name in seen:
             raise DataError(
-                f"{tree}: {shown(seen[name])} and {shown(path)} have the same name, and "
-                "few-shot splits share no class: the test is of classes never seen; move one, "
-                "rename it if it is another class, or put all classes beside one another into one "
-                "folder"
+                f"{shown(root)}: {shown(seen[name])} and {shown(path)} have the same name, and "
+                "few-shot splits share no class: move one, or rename it if it is another class"
             )
         seen[name] = path
-
-
-def _own_folder(data_root: Path | str) -> Tree:
-    """The folder that the user names; the default is no folder of one's own images."""
-    if Path(data_root) == default_data_root():
-        raise DataError("--data folder needs --data-root, the folder of your images")
-    return Tree(data_root)

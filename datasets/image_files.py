@@ -1,7 +1,5 @@
-"""Files of images as they lie on disk, in a folder, a ``.zip`` or a ``.tar.xz``; and all decoded.
-
-In a folder an image is a file whose ending Pillow reads. Hidden files and folders count for
-nothing. Symbolic links are followed.
+"""Files of images on disk, in a folder (whatever ending Pillow reads; nothing hidden; links are
+followed), a ``.zip`` or a ``.tar.xz``; and all decoded.
 """
 
 from __future__ import annotations
@@ -42,16 +40,10 @@ _NAMED = 5
 
 
 class Content(NamedTuple):
-    """What lies directly in one folder, in the order of names, which all machines share.
-
-    * ``images``: their paths below the root
-    * ``folders``: as they are called
-    * ``others``: how many other files there are
-    """
+    """What lies directly in a folder: the paths of images below the root, and names of folders."""
 
     images: list[str]
     folders: list[str]
-    others: int
 
 
 @functools.cache
@@ -63,11 +55,8 @@ def endings() -> frozenset[str]:
 
 
 def look(root: Path, below: str = "") -> Content:
-    """List the folder ``below`` of ``root``; not what is in its folders.
-
-    Raises :class:`DataError`, naming the folder, if it cannot be listed.
-    """
-    images, folders, others = [], [], 0
+    """List the folder ``below`` of ``root``. Raises :class:`DataError`, naming it."""
+    images, folders = [], []
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
@@ -78,11 +67,9 @@ def look(root: Path, below: str = "") -> Content:
                 elif os.path.splitext(entry.name)[1].lower() in endings():
                     # A link to nothing, too, which decoding will name.
                     images.append(f"{below}/{entry.name}" if below else entry.name)
-                else:
-                    others += 1
     except OSError as error:
         raise DataError(f"{shown(root / below)}: cannot be read ({error.strerror})") from error
-    return Content(sorted(images, key=_in_order), sorted(folders, key=_in_order), others)
+    return Content(sorted(images, key=_in_order), sorted(folders, key=_in_order))
 
 
 def _in_order(name: str) -> tuple[str, str]:
@@ -128,18 +115,14 @@ def in_zip(archive: zipfile.ZipFile, names: Sequence[str], decode: Decode) -> So
 
 
 def in_tar(path: Path, names: Sequence[str], decode: Decode) -> Source:
-    """The files of these names in a ``.tar.xz``, in whatever folders of it; it may hold others."""
+    """The files of these names in a ``.tar.xz``, in whatever folders; it may hold others."""
     state = "\n".join([*names, stamp(path)])
     return Source(state, lambda: decode_all(path, _of_tar(path, names), decode))
 
 
 def _of_tar(path: Path, names: Sequence[str]) -> Files:
-    """One pass, because ``.xz`` cannot seek. What comes before its turn waits in memory.
-
-    Raises :class:`DataError`, naming the archive, if it cannot be read.
-    """
-    left, waiting = list(reversed(names)), dict[str, bytes]()
-    wanted = set(names)
+    """One pass, because ``.xz`` cannot seek. What comes before its turn waits in memory."""
+    left, waiting, wanted = list(reversed(names)), dict[str, bytes](), set(names)
     try:
         with lzma.open(path) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -168,12 +151,7 @@ def _lacking(found: Mapping[str, bytes], name: str) -> bytes:
 def cached_images(
     name: str, sources: Sequence[Source], shape: tuple[int, ...], title: str
 ) -> Mapped:
-    """All images of some sources, decoded once and mapped from the cache: uint8 ``shape``.
-
-    ``name`` begins the file's name; it says how images are decoded. ``title`` says what is done, on
-    standard error. Raises :class:`DataError` as :func:`decode_all` and
-    :func:`datasets.cache.cached` do.
-    """
+    """All images of some sources, decoded once and mapped from the cache: uint8 ``shape``."""
     state = "\n".join(source.state for source in sources).encode("utf-8", "surrogateescape")
     return cached(
         f"{name}-{hashlib.blake2b(state, digest_size=12).hexdigest()}.npy",
@@ -192,11 +170,9 @@ def stamp(path: Path | str) -> str:
 
 
 def decode_all(place: Path, files: Files, decode: Decode) -> Iterator[Pixels]:
-    """All images in order, decoded, in chunks: uint8 ``[n, …]``.
-
-    One thread for each core: Pillow decodes and resizes outside the interpreter's lock. ``place``
-    is where the files are, for messages. Raises :class:`DataError` at the end if images are missing
-    or damaged, naming some of them.
+    """All images in order, decoded, in chunks: uint8 ``[n, …]``. One thread for each core: Pillow
+    decodes outside the interpreter's lock. Raises :class:`DataError` at the end, naming images of
+    ``place``.
     """
     damaged: list[str] = []
 

@@ -1,8 +1,4 @@
-"""Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015).
-
-Locate, verify, decode once, map: :func:`open_images` finds the archives or downloads them, checks
-their contents, and keeps a decoded copy in the cache that every process maps.
-"""
+"""Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015)."""
 
 from __future__ import annotations
 
@@ -94,11 +90,8 @@ _DECODER = "grey-lanczos-inverted-1"
 def open_classes(
     split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> ImageClasses:
-    """The characters of a split, rotated per class and task.
-
-    In all splits, as MAML's code does; where the classes are divided as by MAML++'s, in training
-    alone, as its code does. Raises :class:`DataError` as :func:`open_images` and
-    :func:`split_classes` do.
+    """The characters of a split, rotated per class and task: in all splits, as MAML's code does; by
+    MAML++'s split in training alone, as its code does.
     """
     classes = split_classes(omniglot_split, split)
     rotate = omniglot_split != "mamlpp" or split == "train"
@@ -107,19 +100,12 @@ def open_classes(
 
 def list_classes(*, omniglot_split: str = "maml", **_unused: object) -> dict[str, list[str]]:
     """The characters of each split, as ``alphabet/characterNN``."""
-    names = class_names()
-    return {
-        split: [names[row] for row in split_classes(omniglot_split, split)]
-        for split in SPLITS[omniglot_split]
-    }
+    names, splits = np.array(class_names()), SPLITS[omniglot_split]
+    return {split: names[split_classes(omniglot_split, split)].tolist() for split in splits}
 
 
 def class_names() -> list[str]:
-    """The 1,623 classes as ``alphabet/characterNN``, in the row order of the image array.
-
-    Background alphabets sorted by name, then evaluation alphabets sorted by name; characters in
-    order in each.
-    """
+    """The classes as ``alphabet/characterNN``, in row order: background first."""
     return [
         f"{alphabet}/character{number:02d}"
         for alphabets in PARTS.values()
@@ -134,14 +120,13 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
     ``name`` is one of
 
     * ``maml``: 1,200 training characters of which 100 validate, 423 test (Finn et al. 2017,
-      arXiv:1703.03400). Their shuffle depends on the order of the file system, so this is a fixed
-      permutation of our own.
-    * ``mamlpp``: 1150 / 50 / 423 (Antoniou et al. 2019, arXiv:1810.09502), of the same
-      permutation: the same test classes.
+      arXiv:1703.03400). Their shuffle depends on the file system, so this is a permutation of our
+      own.
+    * ``mamlpp``: 1150 / 50 / 423 (Antoniou et al. 2019, arXiv:1810.09502), of the same permutation.
     * ``vinyals``: 1028 / 172 / 423 (Vinyals et al. 2016, arXiv:1606.04080, in the files published
-      with Snell et al. 2017, arXiv:1703.05175). The test classes are the last 423 of the ordered
-      list, validation is five whole alphabets. That protocol also counts each rotation as a class
-      of its own (4,112 training classes); here, as in MAML, rotation is drawn per class and task.
+      with Snell et al. 2017, arXiv:1703.05175): the test is the last 423 of the ordered list,
+      validation is five whole alphabets. There each rotation is a class of its own; here rotation
+      is drawn.
 
     Raises :class:`DataError` for any other name.
     """
@@ -164,9 +149,9 @@ def open_images(data_root: Path) -> Mapped:
     """All drawings, read-only: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0.
 
     The rows are in the order of :func:`class_names`. Under ``data_root/omniglot`` it takes the
-    archives ``images_background.zip`` and ``images_evaluation.zip``, or folders of the same names;
-    failing both, it downloads the archives there. Raises :class:`DataError`, in one line, if there
-    is no data, or if it is damaged or incomplete.
+    archives ``images_background.zip`` and ``images_evaluation.zip``, or folders of the same names,
+    or downloads the archives there. Raises :class:`DataError` if there is no data, or if it is not
+    in order.
     """
     return open_parts(Path(data_root).expanduser() / "omniglot", PARTS)
 
@@ -182,25 +167,18 @@ def open_parts(folder: Path, parts: Mapping[str, Mapping[str, int]]) -> Mapped:
 
 
 def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
-    """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``.
-
-    Local archives are often packed again, so a checksum of the file says nothing: raises
-    :class:`DataError`, naming the file and what is wrong, unless it holds exactly these alphabets,
-    with their characters, 20 drawings each. Reads names only, no image.
+    """A ``.zip`` or folder of ``alphabet/characterNN/*.png`` that holds these, or
+    :class:`DataError`.
     """
     archive = None if path.is_dir() else open_zip(path)
     pngs = (file.relative_to(path).as_posix() for file in path.rglob("*.png"))
     drawings = sorted(filter(_is_drawing, archive.namelist() if archive else pngs), key=_place)
     characters = Counter("/".join(_place(name)[:-1]) or name for name in drawings)
-    expected = Counter(
-        {f"{a}/character{i + 1:02d}": DRAWINGS for a, n in alphabets.items() for i in range(n)}
-    )
+    names = (f"{a}/character{i + 1:02d}" for a, n in alphabets.items() for i in range(n))
+    expected = Counter(dict.fromkeys(names, DRAWINGS))
     if wrong := sorted((expected - characters).keys() | (characters - expected).keys()):
-        name, more = wrong[0], f" (and {len(wrong) - 1} more characters)" if wrong[1:] else ""
-        raise DataError(
-            f"{path}: {name} has {characters[name]} drawings instead of {expected[name]}{more}; "
-            "fetch the complete archive again"
-        )
+        found = f"{wrong[0]} has {characters[wrong[0]]} drawings instead of {expected[wrong[0]]}"
+        raise DataError(f"{path}: {found}; fetch the complete archive again")
     return in_zip(archive, drawings, decode) if archive else in_folder(path, drawings, decode)
 
 
@@ -211,7 +189,6 @@ def _is_drawing(name: str) -> bool:
 
 
 def _place(name: str) -> tuple[str, ...]:
-    """Alphabet, character and file, in whatever folder they lie."""
     return PurePosixPath(name).parts[-3:]
 
 

@@ -5,12 +5,11 @@ with ``**options``: ``name``, ``data_root``, ``ways``, ``shots``, ``queries``, `
 and the configuration's fields that its facts say it reads. ``split`` is ``train``, ``validation``
 or ``test``. It returns one of
 
-* ``{class: images}`` or a list of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each:
-  the simplest, for a data set that fits into memory;
+* ``{class: images}`` or a list of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each;
 * :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
 * :class:`~datasets.batches.Examples`, for ordinary classification;
 * any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
-* :class:`~datasets.environments.acting.Acting`, for policies.
+* :class:`~datasets.environments.acting.Acting`, for policies;
 * a ``Taskset`` of learn2learn.
 """
 
@@ -19,17 +18,16 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from datasets import by_class
-from datasets.batches import Batches, Examples
+from datasets.batches import Batches, Examples, divide
 from datasets.blame import calling
 from datasets.checked import Form, checked, form_of
-from datasets.drawings import divide
 from datasets.environments.acting import Acting
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
@@ -46,9 +44,8 @@ class Contents(NamedTuple):
 
     * ``image_shape``: (C, H, W); None where examples are no images
     * ``classifies``: whether targets are classes; else they are numbers, to be regressed
-    * ``point``: how many numbers an example has that is no image; and how many are answered to an
-      example, where they are no classes
-    * ``pixels``: whether numbers of images are in [0, 1], as those of a picture become here
+    * ``point``: how many numbers an example has that is no image, and how many are answered to it
+    * ``pixels``: whether numbers of images are in [0, 1]
     * ``form``: what the training tasks are like, where one was opened to see
     """
 
@@ -65,10 +62,7 @@ class Contents(NamedTuple):
 
 
 def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
-    """The (C, H, W) of a data set's images, known without opening it; None if it has none.
-
-    ``options``: fields of the configuration; those that it does not read are left out.
-    """
+    """The (C, H, W) of a data set's images, known without opening it; None if it has none."""
     known = find(data)
     if not isinstance(known.image_shape, str):
         return known.image_shape
@@ -78,10 +72,7 @@ def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
 
 
 def contents(data: str, data_root: Path | str | None = None, **request: Any) -> Contents:
-    """What the data set holds; a user's own is opened to see.
-
-    ``request`` is what :func:`open_episodes` takes. Raises :class:`DataError` as that does.
-    """
+    """What the data set holds; a user's own is opened, with what :func:`open_episodes` takes."""
     known = find(data)
     if not known.is_theirs:
         return Contents(image_shape(data, **request), known.classifies, known.point)
@@ -125,10 +116,8 @@ def _contents_of(task: Task, ways: int, what: str) -> Contents:
 def list_classes(
     data: str, data_root: Path | str, *, ways: Mapping[str, int], **options: Any
 ) -> dict[str, list[str]] | None:
-    """The names of the classes of each split, where a data set lists them before it is opened.
-
-    ``ways``: the classes that a task of each split is to have. Raises :class:`DataError` where a
-    split has fewer, before much time is spent on its images.
+    """The names of each split's classes, if known before; :class:`DataError` for too few for
+    ``ways``.
     """
     known = find(data)
     if known.classes is None:
@@ -156,10 +145,9 @@ def open_episodes(
     """The few-shot tasks of a split of a data set.
 
     ``data`` is a name of :func:`datasets.registry.data_sets`, or a user's own as
-    :mod:`datasets.spelling` has it; ``split`` is ``train``, ``validation`` or ``test``;
-    ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``. Options that a data set has no
-    use for are ignored (``ways`` by ``sinusoid``). ``form`` and ``classes``: what tasks of a user's
-    own are held against, as :func:`datasets.checked.checked` says.
+    :mod:`datasets.spelling` has it; ``data_root`` defaults to ``$MAML_DATA``, then
+    ``~/.cache/maml``. Options that a data set has no use for are ignored. ``form`` and ``classes``:
+    what tasks of a user's own are held against (:func:`datasets.checked.checked`).
 
     Raises :class:`DataError`, whose message is for the user, if the request or the data is not in
     order.
@@ -194,11 +182,7 @@ def open_batches(
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Batches:
-    """The mini-batches of a split of a data set, as tasks: to learn from, or for ``evaluation``.
-
-    The arguments are as in :func:`open_episodes`. Raises :class:`DataError`, whose message is for
-    the user, if the request or the data is not in order.
-    """
+    """The mini-batches of a split, as tasks, to learn from or for ``evaluation``."""
     known = find(data)
     opener = known.examples or ""
     request = {**options, "ways": ways, "seed": seed, "dtype": dtype}
@@ -209,7 +193,7 @@ def open_batches(
             return divide(found, split, ways)
         if isinstance(found, ImageClasses) and found.names is not None:
             learned = _call(known, opener, "train", data_root, request)
-            return by_class.examples(found, learned.names, data, split, ways)
+            return _examples_of(found, learned.names, data, split, ways)
         if not isinstance(found, Examples):
             raise DataError(f"{FLAG} {data}: {type(found).__name__} is for few-shot learners alone")
         return found
@@ -227,11 +211,8 @@ def open_batches(
 def open_environments(
     data: str, split: str, *, data_root: Path | str | None = None, **request: Any
 ) -> Acting:
-    """The tasks of a split that materialise by acting (:mod:`datasets.environments.acting`).
-
-    ``request``: ``shots``, ``queries``, ``seed``, ``starts`` and the fields that the data set
-    reads. Raises :class:`DataError`, whose message is for the user, if the request or the data is
-    not in order.
+    """The tasks of a split that materialise by acting, of a ``request`` by ``shots``, ``queries``,
+    ….
     """
     known = find(data)
     opener = known.environments or known.attribute
@@ -269,11 +250,7 @@ def _taken(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 def _call(
     known: DataSet, opener: str, split: str, data_root: Path | str | None, request: dict[str, Any]
 ) -> Any:
-    """What ``opener`` returns, called with those of the options that it takes.
-
-    Raises :class:`DataError` if there is no such split, or if a user's own arguments say again what
-    ``request`` says.
-    """
+    """What ``opener`` returns, called with those of the options that it takes."""
     for name in known.arguments.keys() & {"data_root", *request}:
         say = f"--{name.replace('_', '-')}"
         raise DataError(f"{FLAG} {known.name}: {name} is what {say} says: leave it out")
@@ -290,13 +267,55 @@ def _call(
 
 @functools.lru_cache(maxsize=4)
 def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    """What a user's own function returns, images by class as :class:`ImageClasses`.
-
-    Remembered: it may take long, and is asked what its images are like before they are used.
-    """
+    """What a user's own function returns, images by class as :class:`ImageClasses`; remembered."""
     known = find(data)
     with calling({FLAG: known}):
         found = known.maker()(split, **dict(options))
     if isinstance(found, (Episodes, ImageClasses, Examples)) or is_taskset(found):
         return found
-    return by_class.image_classes(found, data, split)
+    return image_classes(found, data, split)
+
+
+def image_classes(found: Any, data: str, split: str) -> ImageClasses:
+    """The classes of a mapping or a list, copied, or :class:`DataError`."""
+    if isinstance(found, Sequence):
+        found = dict(enumerate(found))
+    if not isinstance(found, Mapping) or not found:
+        raise DataError(
+            f"{FLAG} {data}: returned {type(found).__name__} for {split}, not {{class: images}}, "
+            "ImageClasses, Examples, Episodes or a Taskset of learn2learn"
+            if not isinstance(found, Mapping)
+            else f"{FLAG} {data}: returned no class for {split}"
+        )
+    arrays = {str(name): np.asarray(images) for name, images in found.items()}
+    size = next(iter(arrays.values())).shape[1:]
+    for name, images in arrays.items():
+        is_image = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+        if images.dtype != np.uint8 or not is_image or images.shape[1:] != size:
+            raise DataError(
+                f"{FLAG} {data}: class {name} of {split} is {images.dtype} {list(images.shape)}; "
+                "all must be uint8 [n, H, W] or [n, H, W, 3], of one size"
+            )
+    counts = np.array([len(images) for images in arrays.values()], dtype=np.int64)
+    images = np.concatenate(list(arrays.values()))
+    return ImageClasses(images, np.cumsum(counts) - counts, counts, rotate=False, names=[*arrays])
+
+
+def _examples_of(
+    found: ImageClasses, learned: Sequence[str], data: str, split: str, ways: int
+) -> Examples:
+    """The images of classes that have names, labelled by their place among those ``learned``."""
+    names, n = found.names or (), len(learned)
+    if n != ways:
+        raise DataError(f"--ways {ways}: {data} has {n} classes; give --ways {n}")
+    if strange := sorted({*names} ^ {*learned}):
+        where = "train" if strange[0] in names else split
+        raise DataError(
+            f"{FLAG} {data}: class {strange[0]} is missing in {where}: ordinary classification "
+            f"has the same classes in train and in {split}"
+        )
+    label_of = {name: label for label, name in enumerate(learned)}
+    labels = np.repeat(np.array([label_of[name] for name in names], np.int64), found.counts)
+    places = zip(found.first, found.counts, strict=True)
+    rows = np.concatenate([np.arange(first, first + count) for first, count in places])
+    return Examples(found.images, rows.astype(np.int64), labels)

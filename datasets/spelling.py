@@ -1,9 +1,5 @@
-"""How a flag spells a component of a user's own: ``module:attribute``, which may be called.
-
-``my_file:MyNet(width=32, norm="group")`` is ``MyNet`` of ``my_file.py`` with two arguments of its
-own. Arguments are given by name, and are Python's literals: numbers, texts, True, False, None, and
-tuples, lists, dictionaries and sets of these. They are part of the name, so whatever tells apart or
-keeps what a flag is given does so for them.
+"""How a flag spells a component of a user's own: ``module:attribute``, which may be called, as
+``my_file:MyNet(width=32, norm="group")``: arguments are Python's literals, given by name.
 """
 
 from __future__ import annotations
@@ -29,11 +25,7 @@ def is_theirs(spelled: str) -> bool:
 
 
 def read(flag: str, spelled: str) -> Spelled:
-    """The parts of a name that :func:`is_theirs`.
-
-    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if it is no
-    such name.
-    """
+    """The parts of a name that :func:`is_theirs`, or :class:`DataError` if it is none."""
     what = f"{flag} {' '.join(spelled.split())}"
     plain, bracket, rest = spelled.partition("(")
     module, _, attribute = plain.partition(":")
@@ -56,7 +48,6 @@ def read(flag: str, spelled: str) -> Spelled:
             reason = f"Python cannot read this call: {error.msg}"
         raise DataError(
             f"{what}: {reason}; write module:attribute(name=value), as in "
-            'my_file:MyClass(width=32, norm="group"): values are numbers, texts in quotes, True, '
-            "False, None, and lists, tuples, dictionaries and sets of these"
+            'my_file:MyClass(width=32, norm="group")'
         ) from error
     return Spelled(module, attribute, arguments)

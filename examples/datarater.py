@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import maml
-from datasets.drawings import divide
+from datasets.batches import divide
 from datasets.glyphs import open_classes
 from maml.run.provenance import describe
 

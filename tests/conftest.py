@@ -45,14 +45,16 @@ def data_root() -> Path:
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache for the session: the user's is never touched.
 
-    Compiled kernels and drawn glyphs stay in the checkout, for all of pytest's processes and for
-    later sessions: a minute of compiling and twenty seconds of drawing for each. A kernel's name is
-    a hash of what it was compiled from, and so is that of the glyphs' folder.
+    Compiled kernels, drawn glyphs and Omniglot's decoded images stay in the checkout, for all of
+    pytest's processes and for later sessions. A kernel's name is a hash of what it was compiled
+    from, and so are those of the other folders.
     """
     folder = tmp_path_factory.mktemp("cache")
-    drawn_by = [*(REPO / "datasets").glob("glyph*.py"), REPO / "datasets" / "addresses.py"]
-    digest = hashlib.blake2b(b"".join(path.read_bytes() for path in drawn_by), digest_size=8)
-    kept = {"kernels": "test-kernels", "glyphs": f"test-glyphs-{digest.hexdigest()}"}
+    made_by = {"glyphs": ("glyphs", "addresses"), "omniglot": ("omniglot", "image_files")}
+    kept = {"kernels": "test-kernels"}
+    for name, modules in made_by.items():
+        sources = b"".join((REPO / "datasets" / f"{each}.py").read_bytes() for each in modules)
+        kept[name] = f"test-{name}-{hashlib.blake2b(sources, digest_size=8).hexdigest()}"
     for name, stays in kept.items():
         there = REPO / "build" / stays
         with contextlib.suppress(OSError):  # if the checkout is read-only: the session's own

@@ -1,8 +1,7 @@
 """Tasks that materialise by acting: environments as tensors, and all the chance that is in them.
 
-A data set of this kind gives no examples. It gives environments in their first states, and the
-uniform numbers by which actions will be drawn; who has a policy then acts. Both have addresses, so
-what a policy meets depends on (seed, split, id) alone: not on who acts, where, or beside whom.
+A data set of this kind gives environments in their first states, and the uniform numbers by which
+actions will be drawn, both by addresses; who has a policy then acts.
 
 Shape legend, beside that of :mod:`datasets.tasks`:
 
@@ -64,14 +63,7 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, state: Tensor, action: Tensor) -> Step:
-        """Act once: ``state [..., S]``, and ``action`` int64 ``[...]`` or float ``[..., outputs]``.
-
-        The time limit is not the environment's: who acts counts the steps.
-        """
-
-    def of_library(self) -> Environment:
-        """The same, stepped by the library that it is from; itself, where there is none."""
-        return self
+        """Act once: ``state [..., S]``, ``action`` int64 ``[...]`` or float ``[..., outputs]``."""
 
     @abstractmethod
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -85,9 +77,9 @@ class Environment(ABC):
 class Acting(Episodes):
     """Tasks to act in: physics, first states and uniform numbers by their addresses.
 
-    ``support_x`` of a task has the first states ``[B, K, R, S]`` of its support episodes, and
-    ``support_y`` the uniform numbers ``[B, K, T, D]``; ``query_x`` and ``query_y`` those of its
-    queries. All are float64, because a fall is not to depend on ``--dtype``.
+    ``support_x``: the first states ``[B, K, R, S]`` of support episodes, ``support_y`` the uniform
+    numbers ``[B, K, T, D]``; ``query_x`` and ``query_y`` the queries'. All are float64: a fall is
+    not to depend on ``--dtype``.
     """
 
     def __init__(
@@ -170,8 +162,7 @@ def play(
 
     ``first`` is ``[..., E, R, S]`` and ``draws [..., E, T, D]``; ``choose(observations [..., E, O],
     draws [..., E, D])`` returns actions. An episode that has ended goes on with the next of the R
-    first states; when none is left, its environment stands still. Steps that nobody takes are
-    zeros: what else is in the batch says for how long it is played.
+    first states; when none is left, its environment stands still, and its steps are zeros.
     """
     state, starts, horizon = first[..., 0, :].clone(), first.shape[-2], draws.shape[-2]
     start = torch.zeros(state.shape[:-1], dtype=torch.int64, device=first.device)

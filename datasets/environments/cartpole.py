@@ -1,7 +1,5 @@
-"""CartPole (Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077) as tensors.
-
-The dynamics are those of gymnasium's ``CartPole-v1``, step by step, for any number of carts at
-once, each with physics of its own.
+"""CartPole (Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077) as tensors: the
+dynamics of gymnasium's ``CartPole-v1``, for any number of carts, each with its own physics.
 """
 
 from __future__ import annotations
@@ -79,10 +77,6 @@ class CartPole(Environment):
         after = torch.stack([*moved, gravity, cart, pole, length, push], dim=-1)
         return Step(after, torch.ones_like(x), ended)
 
-    def of_library(self) -> Environment:
-        """Gymnasium's."""
-        return GymnasiumCartPole()
-
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """All have the standard physics."""
         return np.tile(np.array(Physics()), (len(u), 1))
@@ -90,38 +84,6 @@ class CartPole(Environment):
     def draw_start(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Uniform in ±0.05, as gymnasium's."""
         return 0.1 * u[..., :4] - 0.05
-
-
-class GymnasiumCartPole(CartPole):
-    """The same, each cart a ``CartPole-v1`` of gymnasium's that is told where it stands."""
-
-    def __init__(self) -> None:
-        self._carts: list[Any] = []
-
-    def step(self, state: Tensor, action: Tensor) -> Step:
-        """Step one cart after the other."""
-        rows, pushes = state.reshape(-1, self.state_size).tolist(), action.reshape(-1).tolist()
-        while len(self._carts) < len(rows):
-            # Imported late: who does not act in it need not have it loaded.
-            import gymnasium
-
-            self._carts.append(gymnasium.make("CartPole-v1").unwrapped)
-        after, rewards, ended = [], [], []
-        for cart, row, push in zip(self._carts, rows, pushes, strict=False):
-            cart.state, cart.steps_beyond_terminated = np.array(row[:4]), None
-            cart.gravity, cart.masscart, cart.masspole, cart.length, cart.force_mag = row[4:]
-            cart.total_mass = cart.masspole + cart.masscart
-            cart.polemass_length = cart.masspole * cart.length
-            _, reward, terminated, _, _ = cart.step(int(push))
-            after.append([*cart.state.tolist(), *row[4:]])
-            rewards.append(reward)
-            ended.append(terminated)
-        shape = state.shape[:-1]
-        return Step(
-            state.new_tensor(after).reshape(state.shape),
-            state.new_tensor(rewards).reshape(shape),
-            torch.tensor(ended, device=state.device).reshape(shape),
-        )
 
 
 class DrawnCartPole(CartPole):
@@ -134,11 +96,7 @@ class DrawnCartPole(CartPole):
 
 
 class TurnedCartPole(DrawnCartPole):
-    """The same, and the force of half of the tasks is turned round: "right" pushes left.
-
-    One policy can balance all poles of `DrawnCartPole`. Here none can: what is right in one half of
-    the tasks is a fall in the other, and only who acts finds out which half it is.
-    """
+    """The same, and the force of half of the tasks is turned round: none balances all."""
 
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Draw gravity, masses, length and force, and its direction."""

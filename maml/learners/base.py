@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from datasets.episodes import Episodes
+from datasets.opening import Contents
+from datasets.spelling import is_theirs
 from datasets.tasks import Task
+from maml.config import Config
 from maml.errors import UserError
-from maml.learners.stated import Stated
+from maml.learners.adapting import frozen
+from maml.learners.data import data_contents, few_shot_tasks, network_of
+from maml.learners.objectives import REGRESSION, Given, objective
 from maml.metagradient import differentiate, unrolled
-from maml.metagradient.by_task import each_task
-from maml.metagradient.problem import Problem
+from maml.metagradient.by_task import Batching, each_task
+from maml.metagradient.problem import Problem, called
 from maml.networks import serving
-from maml.params import Params
+from maml.networks.headless import given_to_head
+from maml.networks.loss import NetworkLoss, apply
+from maml.networks.norms import tensors
+from maml.networks.statistics import Statistics
+from maml.params import Params, without_prefix
 
 
 class Predictions(NamedTuple):
     """What a network answers to the queries of B tasks: ``[B, E, …]`` each.
 
     Attributes:
-        transductive: Queries are normalised by the statistics of the whole query set, as in MAML's
-            released code.
-        non_transductive: By those of the same network on the support set, so that a query's answer
-            depends on no other query. The same tensor where the network normalises nothing.
+        transductive: Normalised by the statistics of the whole query set, as in MAML's released
+            code.
+        non_transductive: By those of the support set: an answer depends on no other query.
     """
 
     transductive: Tensor
@@ -32,25 +42,185 @@ class Predictions(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """What the inner loop has made of B tasks.
-
-    Attributes:
-        problem: The inner problem.
-        at: What has adapted, ``{name: [B, …]}``.
-    """
+    """Of B tasks: the inner problem, and what has adapted, ``{name: [B, …]}``."""
 
     problem: Problem
     at: Params
 
 
-class Learner(Stated):
-    """What learns: its parameters are the meta-parameters, by name.
+class Learner(nn.Module, ABC):
+    """What learns: its parameters are the meta-parameters, by name, the network's as ``network.…``.
 
-    The network's weights are named ``network.…``; a subclass adds what else it learns. The
-    methods take meta-parameters as an argument and read none of their own, so one learner serves
-    any number of workers and steps. What a subclass writes is in `Stated`; here is what is made
-    of it, for B tasks.
+    What an author writes is for *one* task, and pure: the inner problem in `problem`, and any of
+    `support_loss`, `query_loss`, `set_loss`, `loss`, `call_network` and `answers`: whatever they
+    are is what is differentiated, evaluated and scored. The methods take meta-parameters as an
+    argument and read none of their own.
+
+    Attributes:
+        metric_names: The metrics that `metrics` returns, in order; some names are taken
+            (`maml.learners.metric_names`).
+        objective: What answers are scored by: a loss, and metrics.
+        criterion: What `loss` is, unless a subclass overrides that: the objective's, or another.
+        batching: How B tasks are computed where no kernels serve: all at once by "vmap", or one by
+            one ("tasks"), which is right for any network and loss.
+        draws: Whether its losses draw random numbers, as dropout does (`maml.metagradient.draws`).
+        contents: What the data set holds (`datasets.opening.Contents`).
+        image_shape: (C, H, W) of the images that the network takes; None where it takes none.
+        frozen: The network's names of what neither adapts nor learns (`maml.learners.adapting`).
     """
+
+    any_ways: ClassVar[bool] = False
+    """Whether the same meta-parameters tell any number of classes apart, as no parameter is of a
+    class. Then a trained model may be tested at other ways than the run's."""
+    any_outputs: ClassVar[bool] = False
+    """Whether a user's network may have any number of outputs, as features are what counts."""
+
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        """Make the learner of a configuration, with its network or one ``given``."""
+        super().__init__()
+        self.config = config
+        theirs = is_theirs(config.learner) or is_theirs(config.network)
+        self.batching: Batching = "tasks" if theirs else "vmap"
+        if config.batching != "auto":
+            self.batching = config.batching
+        self.draws, self.checked = False, set[int]()
+        if given is not None:
+            self.network, self.objective = given
+            self.contents = Contents(None, classifies=self.objective is not REGRESSION)
+        else:
+            self.contents = data_contents(config)
+            self.objective = objective(self.contents.classifies)
+            any_outputs = self.any_outputs or not self._is_own("loss")
+            outputs = self.outputs(config)
+            self.network = network_of(config, self.contents, outputs, any_outputs=any_outputs)
+        self.criterion = self.objective.loss
+        self.metric_names = self.objective.names
+        self.image_shape = self.contents.image_shape
+        self.frozen = frozen(
+            config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
+        )
+        serving.allow_kernels(self.network, config.kernels != "torch")
+        self.to(getattr(torch, config.dtype))
+
+    def outputs(self, config: Config) -> int:
+        """Return how many outputs a classifier's network has."""
+        return config.ways
+
+    @abstractmethod
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """Return the inner problem of every task, and its outer loss.
+
+        Args:
+            meta_params: ``{name: […]}``; the problem's tensors may be any differentiable function
+                of them.
+            steps: Inner-loop steps: ``--inner-steps`` in training, else as many as asked for.
+        """
+
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        """Return the inner problem as it is trained on; by default as it is evaluated."""
+        return self.problem(meta_params, self.config.inner_steps)
+
+    def phase(self, iteration: int) -> int:
+        """Return what of an iteration the training problem depends on; by default nothing."""
+        return 0
+
+    @property
+    def last_phase(self) -> int:
+        """The phase that a long training ends in."""
+        return 0
+
+    def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return the loss that the inner loop descends (a scalar) at ``step``, from 0, and outputs.
+        ``params`` are the network's weights, by its own names, and whatever else `problem` has.
+        """
+        return called(self.set_loss, params, task.support_x, task.support_y)
+
+    def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return the outer loss (a scalar) after inner step ``step``, and outputs for `metrics`."""
+        return called(self.set_loss, params, task.query_x, task.query_y)
+
+    def set_loss(self, params: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of a set, normalised by its own statistics, and its outputs."""
+        outputs, _ = self.call_network(params, x)
+        return self.loss(outputs, y), outputs
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the loss (a scalar) of outputs ``[E, …]`` for targets ``y [E, …]``: the data set's
+        own. Who overrides it may have a network with any outputs, for any targets.
+        """
+        return self.criterion(outputs, y)
+
+    def call_network(
+        self, params: Params, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """Apply the network with ``params`` (names without prefix) to ``x [E, …]``."""
+        at = self.modulated(params)
+        own = {name: at[name] for name in tensors(self.network) if name in at}
+        return apply(self.network, own, x, statistics)
+
+    def features_of(
+        self, params: Params, x: Tensor, statistics: Statistics | None = None
+    ) -> tuple[Tensor, Statistics]:
+        """Return what the output layer is given for ``x``, ``[E, F]``, and the statistics used.
+        Raises `UserError` if the network does not say which its output layer is, or does not call
+        it once.
+        """
+        given, (_, used) = given_to_head(
+            self.network, self.config.network, lambda: self.call_network(params, x, statistics)
+        )
+        return given, used
+
+    def modulated(self, params: Params) -> Params:
+        """Return the network's weights as it is called with them (CAVIA's context moves some)."""
+        return params
+
+    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+        """Return one task's outputs for its queries, by adapted ``params``: see `Predictions`."""
+        transductive, own = self.call_network(params, task.query_x)
+        if not own:  # nothing is normalised, and both are the same
+            return transductive, transductive
+        _, of_support = self.call_network(params, task.support_x)
+        return transductive, self.call_network(params, task.query_x, of_support)[0]
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return ``{name: […]}`` of outputs ``[…, E, …]`` for targets ``y [… E, …]``."""
+        return self.objective.metrics(outputs, y)
+
+    def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
+        """Return the tasks of ``split`` that it learns from, or is evaluated on: few-shot ones."""
+        classes = self._is_own("loss")
+        return few_shot_tasks(
+            self.config, split, self.contents.form, evaluation=evaluation, classes=classes
+        )
+
+    def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Any:
+        """Return the B tasks that the losses read; a learner that acts makes them. ``steps``: inner
+        steps that will be taken; None: as many as in training.
+        """
+        return tasks
+
+    # ---- of use to a subclass
+
+    def network_weights(self, meta_params: Params) -> Params:
+        """Return the network's share of ``meta_params``, with names without prefix."""
+        return without_prefix(meta_params, "network.")
+
+    def stated_losses(self) -> dict[str, Any]:
+        """Return the support and the query loss as `Problem` takes them: one that nobody has
+        overridden is the network's own, which compiled kernels can compute.
+        """
+        return {part: self._stated(part) for part in ("support", "query")}
+
+    def _stated(self, part: Any) -> Any:
+        if not all(map(self._is_own, (f"{part}_loss", "set_loss", "loss", "call_network"))):
+            return getattr(self, f"{part}_loss")
+        return NetworkLoss(self.network, part, self.criterion)
+
+    def _is_own(self, name: str, of: type[Learner] | None = None) -> bool:
+        # Nobody overrides a method, in a subclass of ``of`` or in this object.
+        return getattr(getattr(self, name), "__func__", None) is getattr(of or Learner, name)
+
+    # ---- of B tasks
 
     def meta_parameters(self) -> Params:
         """Return the learner's own meta-parameters by name (aliases, not copies)."""
@@ -63,19 +233,10 @@ class Learner(Stated):
         }
 
     def outer_gradient(
-        self,
-        meta_params: Params,
-        tasks: Task,
-        phase: int = 0,
-        *,
-        checked: bool = False,
+        self, meta_params: Params, tasks: Task, phase: int = 0, *, checked: bool = False
     ) -> differentiate.OuterGradient:
         """Differentiate the outer loss summed over B tasks, of one phase, by the meta-parameters.
-
-        ``checked``: see `differentiate.meta_gradient`.
-
-        Raises:
-            RuntimeError: for a meta-parameter that no loss depends on: a mistake, not a zero.
+        Raises `RuntimeError` for a meta-parameter that no loss depends on: a mistake, not a zero.
         """
         found = differentiate.meta_gradient(
             lambda params: self.training_problem(params, phase),
@@ -114,12 +275,8 @@ class Learner(Stated):
 
     @torch.no_grad()
     def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
-        """Return each task's loss and metrics, ``{name: [B]}``, of its queries' targets ``y``.
-
-        The loss is the objective's, or the author's own `loss`, whatever else the learner was
-        trained with: so that learners can be compared.
-
-        Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
+        """Return each task's loss and metrics for targets ``y``, ``{name: [B]}``, and the same of
+        ``non_transductive_<name>``. The loss is the objective's, or the author's own `loss`.
         """
         loss = self.objective.loss if self._is_own("loss") else self.loss
         results = {}
@@ -144,11 +301,7 @@ class Learner(Stated):
         return found
 
     def prepare(self, device: torch.device) -> None:
-        """Hold the buffers there, and compile the kernels if they serve; refuse what cannot work.
-
-        Raises:
-            UserError: naming the flag.
-        """
+        """Hold the buffers there, and compile kernels that serve, or `UserError`."""
         self.hold_buffers(device)
         try:
             self.training_problem(self.meta_parameters(), self.last_phase)
@@ -172,8 +325,5 @@ class Learner(Stated):
         return serving.obstacle(self.network)
 
     def in_torch(self, device: torch.device) -> bool:
-        """Say whether `outer_gradient` is made of torch's operations alone.
-
-        Such a function can be compiled (``--compile``).
-        """
+        """Say whether `outer_gradient` is made of torch's operations alone, and can be compiled."""
         return self.obstacle(device) is not None

@@ -23,11 +23,7 @@ def data_options(config: Config) -> dict[str, Any]:
 
 
 def data_contents(config: Config) -> Contents:
-    """Return what a network has to know of the data set.
-
-    Raises:
-        DataError: naming the flag or the file.
-    """
+    """Return what a network has to know of the data set."""
     ways, shots = training_task(config)
     return contents(
         config.data,
@@ -42,10 +38,7 @@ def data_contents(config: Config) -> Contents:
 
 
 def training_task(config: Config) -> tuple[int, int]:
-    """Return the ways and shots of a training task: as at test, if the learner reads no others.
-
-    Reptile's preset has ten shots while training. With another learner these are nobody's.
-    """
+    """Return the ways and shots of a training task: as at test, if the learner reads no others."""
     reads = registry.learner(config.learner).reads
 
     def of(name: str) -> int:
@@ -57,13 +50,8 @@ def training_task(config: Config) -> tuple[int, int]:
 
 
 def network_of(config: Config, contents: Contents, classes: int, *, any_outputs: bool) -> nn.Module:
-    """Return the network that a configuration names, its initial weights drawn by the seed.
-
-    Args:
-        config: The configuration.
-        contents: What the data set holds.
-        classes: How many outputs the network of a classifier has.
-        any_outputs: Whether a user's own may have any other number.
+    """Return the network that a configuration names, its initial weights drawn by the seed; a
+    user's own, if ``any_outputs``, may have other outputs than ``classes``.
     """
     inputs, outputs = contents.point
     outputs = classes if contents.classifies else outputs
@@ -83,17 +71,8 @@ def network_of(config: Config, contents: Contents, classes: int, *, any_outputs:
 def few_shot_tasks(
     config: Config, split: str, form: Form | None, *, evaluation: bool, classes: bool
 ) -> Episodes:
-    """Return the few-shot tasks of ``split``, to learn from or for an ``evaluation``.
-
-    Args:
-        config: The configuration.
-        split: Of the data set.
-        form: What a user's own tasks are held against.
-        evaluation: Whether they have the ways, shots and queries of a test.
-        classes: Whether labels must be classes from 0 to ways − 1.
-
-    Raises:
-        DataError: naming the flag or the file.
+    """Return the few-shot tasks of ``split``, to learn from or for an ``evaluation``. ``form``:
+    what a user's own are held against; ``classes``: whether labels must be classes.
     """
     ways, shots = (config.ways, config.shots) if evaluation else training_task(config)
     try:
@@ -112,21 +91,13 @@ def few_shot_tasks(
         )
     except DataError as error:
         # The sampler knows its queries, not which flag they came from.
-        said = str(error)
-        if evaluation:
-            said = said.replace("--queries", "--eval-queries")
-        else:
-            for name, value in {"ways": ways, "shots": shots}.items():
-                if value == getattr(config, f"train_{name}"):
-                    said = said.replace(f"--{name} ", f"--train-{name} ")
-        raise DataError(said) from error
+        own = "--eval-queries" if evaluation else "--queries"
+        raise DataError(str(error).replace("--queries", own)) from error
 
 
 def class_names(config: Config) -> dict[str, list[str]] | None:
     """Return the names of each split's classes; None where they are known only with the images.
-
-    Raises:
-        DataError: if a split that the run reads has too few of them.
+    Raises `DataError` if a split that the run reads has too few of them.
     """
     if registry.learner(config.learner).tasks != "episodes":
         return None

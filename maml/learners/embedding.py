@@ -1,6 +1,5 @@
-"""Learners without an inner loop: a network's features, and a classifier in closed form on them.
-
-Shape legend: S support and E query examples of a task, F features, N ways.
+"""Learners without an inner loop: a network's features, and a classifier in closed form on them. S
+support and E query examples of a task, F features, N ways.
 """
 
 from __future__ import annotations
@@ -25,14 +24,10 @@ from maml.params import Params
 class Embedding(Learner):
     """A network whose features tell classes apart by a classifier made of the support set's.
 
-    Nothing adapts step by step: the problem has no inner step, and the outer loss is the
-    cross-entropy of the queries. In training, support and query set go through the network as one
-    batch, and batch norms use its statistics, as in the released code of both learners here. So do
-    the transductive answers. The others normalise the support set by itself, and the queries by the
-    support set's statistics. The released codes test with running statistics of training, of which
-    there are none here.
-
-    Training may have other ways and shots than the test: ``--train-ways``, ``--train-shots``.
+    The problem has no inner step; the outer loss is the cross-entropy of the queries. In training
+    and for the transductive answers, support and query set go through the network as one batch, as
+    in the released code of both learners here. The other answers are normalised by the support set
+    alone.
     """
 
     any_ways = any_outputs = True
@@ -53,13 +48,9 @@ class Embedding(Learner):
 
     @abstractmethod
     def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:
-        """Return logits ``[E, N]`` of queries.
-
-        Args:
-            params: All meta-parameters, without prefix those of the network.
-            support: Features ``[S, F]``.
-            one_hot: Their classes, ``[S, N]`` of zeros and ones.
-            query: Features ``[E, F]``.
+        """Return logits ``[E, N]`` of queries ``[E, F]``, by support features ``[S, F]`` and their
+        classes, zeros and ones ``[S, N]``. ``params`` are all meta-parameters, without prefix those
+        of the network.
         """
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
@@ -81,13 +72,7 @@ class Embedding(Learner):
     def _of_features(self, params: Params, features: Tensor, task: Task, ways: int) -> Tensor:
         """Return the classifier's logits ``[E, N]``, of features ``[S + E, F]`` of both sets."""
         support, query = features.split([len(task.support_x), len(task.query_x)])
-        outputs = self.logits(params, support, one_hot(task.support_y, ways, support), query)
-        if outputs.shape != (len(query), ways):
-            raise ValueError(
-                f"logits returns {list(outputs.shape)}; it must be [{len(query)}, {ways}], a "
-                "row a query and a column a class"
-            )
-        return outputs
+        return self.logits(params, support, one_hot(task.support_y, ways, support), query)
 
     def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None

@@ -1,7 +1,5 @@
-"""Which names a learner's metrics may not have: a run writes numbers of its own beside them.
-
-A row of metrics.jsonl, result.json and a line of test_tasks.csv are flat: a metric stands there by
-its name, and another number of that name would be lost.
+"""Which names a learner's metrics may not have: a run writes numbers of its own beside them, in
+metrics.jsonl, result.json and test_tasks.csv.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ TAKEN = {
     # `Strategy.report`, in rows of training: of all, of collectives, of servers and of observers.
     *("wire_bytes", "reduce_seconds"),
     *("server_seconds", "dropped", "staleness"),
-    *("forwards", "requests", "requests_per_second", "agent_latency_us", "observer_latency_us"),
+    *("forwards", "requests", "requests_per_second"),
     *("flushed", "missed_tasks"),
     # result.json, also of a record.
     *("ci95", "transductive", "preset", "published", "claim", "source", "deviations", "changed"),
@@ -31,23 +29,12 @@ BEFORE, AFTER = ("non_transductive_", "transductive_", "ensemble_"), ("_ci95",)
 
 
 def is_taken(name: str) -> bool:
-    """Say whether a run has, or may have, a number of its own of that name.
-
-    Of what has parts a logger makes a number each, ``time/sampling``.
-    """
+    """Say whether a run may have a number of its own of that name, or of a part ``time/…``."""
     return name.partition("/")[0] in TAKEN or name.startswith(BEFORE) or name.endswith(AFTER)
 
 
 def check_metric_names(names: object, what: str) -> None:
-    """Refuse metric names that would overwrite something, or that no file can have.
-
-    Args:
-        names: A learner's `metric_names`.
-        what: The learner, for the message.
-
-    Raises:
-        UserError: naming the first one that cannot be.
-    """
+    """Refuse metric names that would overwrite something, or that no file can have."""
     what += ": metric_names"
     if not isinstance(names, (tuple, list)):
         raise UserError(f"{what} is of type {type(names).__name__}: make it a tuple of names")

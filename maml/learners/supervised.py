@@ -1,7 +1,4 @@
-"""Supervised learning: ordinary classification, a task being a mini-batch without an inner loop.
-
-Whatever trains a meta-learner trains a classifier then: the same strategies, logs and checkpoints.
-"""
+"""Supervised learning: a task is a mini-batch of ordinary classification, without an inner loop."""
 
 from __future__ import annotations
 

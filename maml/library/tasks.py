@@ -10,11 +10,10 @@ import torch
 from torch.utils.data import Dataset
 
 from datasets import open_episodes
-from datasets.by_class import image_classes
 from datasets.episodes import Episodes, FewShotImages
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
-from datasets.opening import options_of
+from datasets.opening import image_classes, options_of
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.library import inputs

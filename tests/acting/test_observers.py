@@ -35,7 +35,7 @@ CONFIG = with_values(PRESETS["reinforce-cartpole"], **SHORT)
 
 
 def test_equal_actions_and_gradients(tmp_path: Path) -> None:
-    """Two observers with gymnasium's carts, one process with the tensor's: one set of parameters.
+    """Two observers, and one process: one set of parameters.
 
     Five tasks divide by no number of observers, and an iteration's actions follow from the
     parameters before it: a gradient that differed would be seen in all that comes after.

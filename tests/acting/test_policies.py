@@ -12,7 +12,7 @@ from torch import Tensor
 
 import maml
 from maml import evaluate
-from maml.acting.estimators import dice
+from maml.acting.learners.maml_policy import dice
 from maml.acting.learners.reinforce import returns_to_go
 from maml.acting.policy import Played
 from maml.config.presets import PRESETS, with_values
@@ -21,7 +21,6 @@ from maml.learners import build_learner
 from maml.metagradient.differentiate import meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
-from maml.plots import __main__ as plots
 from maml.run.files import read_rows
 from tests.runs import BRIEF, metrics, result, same, train
 
@@ -148,7 +147,7 @@ def learner(preset: str, **values: Any) -> Any:
     return build_learner(with_values(PRESETS[preset], **small))
 
 
-@pytest.mark.parametrize("preset", ["maml-cartpole", "maml-navigation", "reinforce-cartpole"])
+@pytest.mark.parametrize("preset", ["maml-navigation", "reinforce-cartpole"])
 def test_what_was_played_is_as_probable_as_it_says(preset: str) -> None:
     """An episode's steps, taken one after the other by the network, and the uniform numbers."""
     of = learner(preset)
@@ -175,24 +174,6 @@ def test_what_was_played_is_as_probable_as_it_says(preset: str) -> None:
     torch.testing.assert_close(logp, expected * query.alive, rtol=0, atol=1e-12)
 
 
-def test_a_frozen_part_of_a_policy_does_not_adapt() -> None:
-    """Nor does it for the episodes that are played, one inner step after another."""
-    of = learner("maml-cartpole", freeze="@body", inner_steps=2)
-    params = {n: p.detach() for n, p in of.meta_parameters().items()}
-    tasks = of.open_tasks("train").tasks(torch.arange(2))
-    acted = []
-    act, of.act = of.act, lambda by, *rest, **each: acted.append(by) or act(by, *rest, **each)
-    played = of.materialise(params, tasks)
-    assert len(acted) == 3
-    task = Played(*(torch.utils._pytree.tree_map(lambda part: part[0], part) for part in played))
-    for adapted in (of.adapted(params, task, 2), {n: each[0] for n, each in acted[-1].items()}):
-        assert adapted.keys() == of.network_weights(params).keys()
-        moved = {n for n, p in of.network_weights(params).items() if not torch.equal(p, adapted[n])}
-        assert moved == adapted.keys() - set(of.frozen) and moved
-    with pytest.raises(UserError, match="--learner maml-policy: all that would adapt is frozen"):
-        learner("maml-cartpole", freeze="*")
-
-
 def test_returns_begin_anew_with_each_episode() -> None:
     of = learner("reinforce-cartpole")
     played = of.materialise(of.meta_parameters(), of.open_tasks("train").tasks(torch.arange(2)))
@@ -212,19 +193,10 @@ def test_returns_begin_anew_with_each_episode() -> None:
     assert float(played.query_y[0, 1]) == pytest.approx(sum(first) / 3)
 
 
-@pytest.mark.parametrize(
-    ("preset", "name", "value"),
-    [
-        ("maml-cartpole", "discount", 0.5),
-        ("maml-cartpole", "horizon", 9),
-        ("maml-cartpole", "order", "first"),
-        ("reinforce-cartpole", "discount", 0.5),
-    ],
-)
-def test_a_flag_changes_the_gradient(preset: str, name: str, value: Any) -> None:
+@pytest.mark.parametrize("preset", ["maml-cartpole", "reinforce-cartpole"])
+def test_a_discount_changes_the_gradient(preset: str) -> None:
     found = []
-    for values in ({}, {name: value}):
-        of = learner(preset, **values)
+    for of in (learner(preset), learner(preset, discount=0.5)):
         params = of.meta_parameters()
         tasks = of.materialise(params, of.open_tasks("train").tasks(torch.arange(2)))
         found.append(of.outer_gradient(params, tasks).gradients)
@@ -242,9 +214,6 @@ def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None
     found = result(tmp_path / "whole")
     assert found["return"] == -found["loss"] < 0 and found["ci95"] == found["return_ci95"]
     assert (tmp_path / "whole" / "curves.png").stat().st_size > 5000
-    # It has no validations, so what was logged is drawn; and the newest checkpoint acts.
-    plots.main([str(tmp_path / "whole")])
-    assert (tmp_path / "whole" / "plots" / "curves.pdf").stat().st_size > 5000
     evaluate.main([str(tmp_path / "whole"), "--tasks", "4"])
     (row,) = read_rows(tmp_path / "whole" / "evaluations.jsonl")
     assert row["return"] == pytest.approx(found["return"])

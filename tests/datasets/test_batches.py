@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from datasets import DataError, ImageClasses, Task, open_batches
-from datasets.batches import Batches, Examples
-from datasets.drawings import PLACES, divide
+from datasets.batches import PLACES, Batches, Examples, divide
 
 N, E = 53, 8
 PER_EPOCH = N // E
@@ -70,44 +69,30 @@ def test_a_task_is_the_same_alone_in_any_order_and_of_any_instance(make):
 
 
 def test_held_out_examples_come_in_one_order_whatever_the_seed():
+    """With a batch of training examples each, at an address of its own."""
     batches = held_out()
     assert batches.one_pass == 3  # 20 examples in batches of 8
-    drawn = batches.tasks(torch.arange(8)).query_y.flatten().tolist()
+    tasks, other = batches.tasks(torch.arange(8)), held_out(seed=9).tasks(torch.arange(8))
+    drawn = tasks.query_y.flatten().tolist()
     own = examples(first=1, n=20).rows.tolist()
     assert sorted(drawn[:20]) == own
     assert drawn[:20] != own  # files are often in the order of classes
     assert drawn[20:40] == drawn[:20]
-    assert held_out(seed=9).tasks(torch.arange(8)).query_y.flatten().tolist() == drawn
+    assert other.query_y.flatten().tolist() == drawn
+    support = tasks.support_y[:PER_EPOCH].flatten().tolist()
+    assert set(support) <= set(examples().rows.tolist()) and len(set(support)) == len(support)
+    assert not torch.equal(other.support_y, tasks.support_y)
+    assert not torch.equal(training().tasks(torch.arange(8)).query_y, tasks.support_y)
 
 
-def test_held_out_tasks_carry_a_batch_of_training_examples():
-    task = held_out().tasks(torch.arange(PER_EPOCH))
-    support = task.support_y.flatten().tolist()
-    assert set(support) <= set(examples().rows.tolist())
-    assert len(set(support)) == len(support)
-    assert not set(support) & set(task.query_y.flatten().tolist())
-    exact = task.support_y.float()[..., None, None, None].expand_as(task.support_x) / 255
-    assert torch.equal(task.support_x, exact)
-    assert not torch.equal(held_out(seed=1).tasks(torch.arange(6)).support_y, task.support_y)
-    # At an address of their own: not the mini-batches of training.
-    assert not torch.equal(training().tasks(torch.arange(6)).query_y, task.support_y)
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
+def test_too_few_examples_name_the_flag():
+    for make, says in (
         (lambda: training(batch_size=N + 1), "--batch-size 54: the train split has only 53"),
         (lambda: training(batch_size=0), "--batch-size 0: must be at least 1"),
-        (lambda: held_out(batch_size=21), "--batch-size 21: the test split has only 20 examples"),
-        (
-            lambda: held_out(reference=examples(n=5)),
-            "--batch-size 8: the train split has only 5 examples",
-        ),
-    ],
-)
-def test_too_few_examples_name_the_flag(make, says):
-    with pytest.raises(DataError, match=says):
-        make()
+        (lambda: held_out(reference=examples(n=5)), "--batch-size 8: the train split has only 5"),
+    ):
+        with pytest.raises(DataError, match=says):
+            make()
 
 
 # ---- drawings as ordinary classification ------------------------------------------------------

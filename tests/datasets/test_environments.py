@@ -55,8 +55,6 @@ def test_the_standard_physics_are_gymnasium_s() -> None:
     tasks = open_environments("cartpole", "test", **COUNTS).tasks(torch.arange(2))
     standard = torch.tensor(Physics(), dtype=torch.float64)
     assert torch.equal(tasks.query_x[..., 4:], standard.expand(2, 3, 1, 5))
-    assert tasks.query_x[..., :4].abs().max() < 0.05
-    assert gymnasium.spec("CartPole-v1").max_episode_steps == 500
 
 
 @pytest.mark.parametrize("name", ["cartpole", "cartpole-turned", "navigation"])

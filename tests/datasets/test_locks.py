@@ -34,8 +34,8 @@ time.sleep(600)
 @pytest.fixture
 def hold(run_python, tmp_path, monkeypatch):
     """Start a process that holds ``tmp_path / "lock"`` for some seconds."""
-    monkeypatch.setattr(locks, "PATIENCE_S", 3.0)
-    monkeypatch.setattr(locks, "BEAT_S", 1.0)
+    monkeypatch.setattr(locks, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(locks, "BEAT_S", 0.5)
     children = []
 
     def start(code, seconds=600.0):
@@ -53,7 +53,7 @@ def hold(run_python, tmp_path, monkeypatch):
 
 def test_who_works_is_waited_for_and_named(hold, tmp_path, capfd):
     """Twice as long as is waited for one that gives no sign of life."""
-    child = hold(HOLD, 6.0)
+    child = hold(HOLD, 4.0)
     with Lock(tmp_path / "lock").held():
         assert child.wait(timeout=60) == 0
     (line,) = capfd.readouterr().err.splitlines()
@@ -68,7 +68,7 @@ def test_who_is_silent_is_waited_for_no_longer(hold, tmp_path, capfd, stopped):
         child.send_signal(signal.SIGSTOP)
     named = f"process {child.pid} of {platform.node()} since" if stopped else "another process"
     with (
-        pytest.raises(HeldError, match=f"lock: held by {named}.*silent for 3 s"),
+        pytest.raises(HeldError, match=f"lock: held by {named}.*silent for 2 s"),
         Lock(tmp_path / "lock").held(needed=True),
     ):
         pass

@@ -47,8 +47,7 @@ def test_it_learns_the_training_classes() -> None:
         make_worker(train_ways=7)
 
 
-@pytest.mark.parametrize("steps", [0, 2])
-def test_a_network_that_is_called_otherwise_is_tested_so(steps: int) -> None:
+def test_a_network_that_is_called_otherwise_is_tested_so() -> None:
     """As by a subclass that prepares its inputs: of constant inputs all queries are alike."""
 
     class Dark(Finetune):
@@ -57,11 +56,9 @@ def test_a_network_that_is_called_otherwise_is_tested_so(steps: int) -> None:
         ) -> tuple[Tensor, Statistics]:
             return super().call_network(params, 0 * x, statistics)
 
-    worker = make_worker(eval_inner_steps=steps)
-    learner = Dark(worker.config)
-    answers = learner.predictions(
-        learner.meta_parameters(), worker.evaluation("test").tasks(IDS), steps
-    )
+    worker = make_worker(eval_inner_steps=2)
+    learner, tasks = Dark(worker.config), worker.evaluation("test").tasks(IDS)
+    answers = learner.predictions(learner.meta_parameters(), tasks, 2)
     for outputs in answers:
         torch.testing.assert_close(outputs, outputs[:, :1].expand_as(outputs))
 

@@ -26,7 +26,7 @@ def make_worker(**changes: object) -> Worker:
     return worker_of("mamlpp-glyphs-5way-1shot", **(SMALL | changes))
 
 
-@pytest.mark.parametrize("adapt", ["*", "@norm", "@head,*.norm.bias"])
+@pytest.mark.parametrize("adapt", ["*", "@head,*.norm.bias"])
 def test_norms_of_each_step_do_not_adapt(adapt: str) -> None:
     """They would stand still without a word."""
     with pytest.raises(UserError, match=r"--adapt .*: blocks\.0\.norm\..* --no-per-step-norm"):
@@ -84,7 +84,6 @@ def by_hand(worker: Worker, params: Params, iteration: int, weights: list[float]
 @pytest.mark.parametrize(
     ("changes", "iteration", "weights"),
     [
-        ({}, 1, [0.5, 0.5]),
         ({}, 2, [0.25, 0.75]),
         ({}, 4, [0, 1]),
         ({"msl_epochs": 0, "first_order_epochs": 1}, 1, [0, 1]),
@@ -106,7 +105,7 @@ def test_equals_a_walk_by_hand(
 
 
 @needs_compiler
-@pytest.mark.parametrize("iteration", [0, 2, 9])
+@pytest.mark.parametrize("iteration", [0, 9])
 def test_every_way_is_the_same(iteration: int) -> None:
     """Kernels, forward over reverse, and reverse, in each phase; and one task at a time."""
     ways = ({"kernels": "native"}, {"meta_gradient": "mixed"}, {}, {"task_batch": 1})
@@ -132,18 +131,17 @@ def test_tasks_know_their_iteration() -> None:
 
 def test_weights_of_the_query_losses() -> None:
     """By the released code's own loop; they add up to one."""
-    for steps, epochs in ((5, 10), (3, 4)):
-        decay = 1 / steps / epochs
-        least = 0.03 / steps
-        for epoch in range(epochs):
-            earlier = max(1 / steps - epoch * decay, least)
-            last = min(1 / steps + epoch * (steps - 1) * decay, 1 - (steps - 1) * least)
-            found = weights_of(epoch, steps, epochs)
-            assert found == pytest.approx([earlier] * (steps - 1) + [last])
-            assert sum(found) == pytest.approx(1)
+    steps, epochs = 3, 4
+    decay, least = 1 / steps / epochs, 0.03 / steps
+    for epoch in range(epochs):
+        earlier = max(1 / steps - epoch * decay, least)
+        last = min(1 / steps + epoch * (steps - 1) * decay, 1 - (steps - 1) * least)
+        found = weights_of(epoch, steps, epochs)
+        assert found == pytest.approx([earlier] * (steps - 1) + [last])
+        assert sum(found) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 4])
+@pytest.mark.parametrize("steps", [0, 4])
 def test_evaluates_with_any_number_of_steps(steps: int) -> None:
     """Beyond those of its training the last step's rates and norms are taken again."""
     worker = make_worker(eval_inner_steps=steps)

@@ -6,6 +6,8 @@ import ast
 import json
 from pathlib import Path
 
+import pytest
+
 from maml.evaluate import main as evaluate
 from maml.learners.metric_names import is_taken
 from maml.run.task_scores import NAME
@@ -16,6 +18,7 @@ METRICS = {"accuracy", "precision@1", "precision@5", "return", "return_before", 
 """Of the learners here."""
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_all_that_a_run_writes_is_taken(tmp_path: Path) -> None:
     """Of one without metrics: its rows of all kinds, its result, its evaluations and its tasks."""
     train(sinusoid(eval_every=1, test_tasks=2), tmp_path)

@@ -72,8 +72,8 @@ def gradient(learner: Learner, meta_params: Params, tasks: Task) -> Tensor:
     [
         (name, way)
         for name in LEARNERS
-        for way in ("auto", "reverse", "mixed")
-        if not (name in NOT_BACKWARDS and way == "reverse")
+        for way in ("auto", "mixed")
+        if way == "auto" or name in ("maml", "mamlpp", "cavia", "maml-policy")
     ],
 )
 def test_a_loss_that_is_doubled_is_obeyed(name: str, meta_gradient: str) -> None:
@@ -98,9 +98,11 @@ def test_a_loss_that_is_doubled_is_obeyed(name: str, meta_gradient: str) -> None
             torch.testing.assert_close(found, 2 * before, rtol=1e-9, atol=1e-10)
         else:
             assert (found - before).norm() > 1e-3 * before.norm()
-        changed = LEARNERS[name](config)
-        setattr(changed, method, getattr(learner, method))
-        torch.testing.assert_close(gradient(changed, params, tasks), found, rtol=1e-9, atol=1e-10)
+        if method == "support_loss":
+            changed = LEARNERS[name](config)
+            setattr(changed, method, getattr(learner, method))
+            again = gradient(changed, params, tasks)
+            torch.testing.assert_close(again, found, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["reptile", "imaml"])

@@ -10,7 +10,6 @@ from torch.utils import _pytree as pytree
 
 from datasets.environments.acting import Trajectory
 from datasets.tasks import Task
-from maml.acting.estimators import dice
 from maml.acting.policy import Played, Policy, first_return
 from maml.errors import UserError
 from maml.metagradient import unrolled
@@ -42,10 +41,9 @@ _TURN = 0.6180339887498949
 class MAMLPolicy(Policy):
     """Weights whose return is high after inner steps along policy gradients.
 
-    The inner loop descends an estimate of −J/T (return per step, so that a rate suits any horizon)
-    of K support episodes; the outer loss is the same of Q query episodes, played by the adapted
-    policy. DiCE makes the second-order term: the outer gradient is that of J(θ − α ∇J),
-    with the support's expectation inside (formulation II of arXiv:1810.06784).
+    The inner loop descends an estimate of −J/T (return per step) of K support episodes; the outer
+    loss is the same of Q query episodes, played by the adapted policy. DiCE makes the second-order
+    term: the outer gradient is that of J(θ − α ∇J) (formulation II of arXiv:1810.06784).
     """
 
     def __init__(self, config: Any) -> None:
@@ -137,8 +135,36 @@ def _cut(played: Trajectory, dim: int) -> Trajectory:
 
 
 def _turned(draws: Tensor, step: int) -> Tensor:
-    """Return uniform numbers for another inner step: all moved on round the unit circle.
-
-    They are uniform, too, but not independent of those of the other steps.
-    """
+    """Return uniform numbers for another inner step: all moved round the unit circle."""
     return draws if step == 0 else (draws + step * _TURN) % 1.0
+
+
+def dice(logp: Tensor, rewards: Tensor, weights: Tensor) -> Tensor:
+    """DiCE (Foerster et al. 2018, arXiv:1802.05098), equations 5 and 10, a scalar.
+
+    Its value is the return, and each of its derivatives estimates that of J without bias.
+
+    Args:
+        logp: ``[E, T]``, of the actions that were taken.
+        rewards: ``[E, T]``, discounted already.
+        weights: ``[E]``, adding up to 1: 1/E for episodes that were drawn.
+    """
+    reward = (_magic(logp.cumsum(-1)) * rewards).sum(-1)
+    # Zero in value; in expectation, so are its derivatives.
+    baseline = ((1 - _magic(logp)) * _baseline(rewards, weights)).sum(-1)
+    return weights @ (reward + baseline)
+
+
+def _magic(x: Tensor) -> Tensor:
+    """One, whose derivative is that of x times itself."""
+    return torch.exp(x - x.detach())
+
+
+def _baseline(rewards: Tensor, weights: Tensor) -> Tensor:
+    """Return what the other episodes get from each step on, in their mean: ``[E, T]``."""
+    # With its own return an episode's baseline would depend on its actions: a bias.
+    to_go = rewards.flip(-1).cumsum(-1).flip(-1)
+    if len(weights) == 1:
+        return torch.zeros_like(to_go)
+    own = weights[:, None]
+    return (weights @ to_go - own * to_go) / (1 - own)

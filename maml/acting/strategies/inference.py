@@ -1,7 +1,4 @@
-"""What answers requests for actions: one by one, or all of a step by one forward pass.
-
-Nothing here knows how requests come: over RPC, or from threads of a test.
-"""
+"""What answers requests for actions: one by one, or all of a step by one forward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import copy
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +16,8 @@ from maml.strategies.gathering import Answer, answer_all
 
 
 class Inference:
-    """The policy of one step of training, for any thread.
-
-    Attributes:
-        forwards, requests: How many forward passes have answered how many requests.
-        seconds: What each forward pass took, with the drawing of its actions.
+    """The policy of one step of training, for any thread: in so many ``forwards`` it has answered
+    so many ``requests``.
     """
 
     def __init__(self, learner: Policy) -> None:
@@ -36,7 +29,7 @@ class Inference:
 
     def forget(self) -> None:
         """Count anew."""
-        self.forwards, self.requests, self.seconds = 0, 0, list[float]()
+        self.forwards, self.requests = 0, 0
 
     def follow(self, meta_params: Params) -> None:
         """Answer by ``meta_params`` from here on; nobody is to be asking."""
@@ -47,12 +40,7 @@ class Inference:
 
     @torch.no_grad()
     def __call__(self, requests: list[Tensor]) -> list[Tensor]:
-        """Return the actions for some requests, by one forward pass.
-
-        Args:
-            requests: ``[n, O + D]`` each: observations, and the uniform numbers to draw by.
-        """
-        began = time.perf_counter()
+        """Return the actions for requests ``[n, O + D]``, observations and draws, by one pass."""
         rows = torch.cat(requests)
         observations, draws = rows[:, : self._seen], rows[:, self._seen :]
         dtype = next(self._policy.parameters()).dtype
@@ -60,15 +48,13 @@ class Inference:
         actions = self._learner.choose(outputs, draws)
         self.forwards += 1
         self.requests += len(requests)
-        self.seconds.append(time.perf_counter() - began)
         return list(actions.split([len(request) for request in requests]))
 
 
 class Batches:
     """Gathers one request of each observer; the last one that comes answers all.
 
-    A batch that is not complete after some seconds is answered as it is: whoever is slow, or gone,
-    holds up the others once, and no longer than that.
+    A batch that is not complete after ``wait`` seconds is answered as it is.
 
     Attributes:
         flushed: How many batches were not complete.
@@ -131,11 +117,3 @@ class Batches:
                 batch = self._take()
                 self.flushed += 1
             self._answer(batch)
-
-
-def percentiles(seconds: list[float]) -> dict[str, Any]:
-    """Return p50 and p95 of latencies, in microseconds."""
-    found = torch.tensor(seconds or [0.0], dtype=torch.float64).quantile(
-        torch.tensor([0.5, 0.95], dtype=torch.float64)
-    )
-    return {name: 1e6 * value for name, value in zip(("p50", "p95"), found.tolist(), strict=True)}

@@ -1,9 +1,8 @@
 """``--strategy observers``: one agent, many observers (torch's tutorial "Batch RPC processing").
 
-A step of the outer loop: each observer gets the ids of its environments, plays T steps in them,
-asks the agent for each action, and returns what it saw and did. The agent differentiates. What an
-observer meets, and what is drawn, has addresses; so the parameters are those of ``local``, batched
-or not, however many observers there are, as long as none of them is lost.
+Each observer plays the environments of its ids, asks the agent for each action, and returns what it
+saw and did. The agent differentiates. All chance has addresses: the parameters are those of
+``local``, however many observers there are, as long as none is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from datasets.environments.acting import Trajectory, play
 from maml.acting.learners.reinforce import Reinforce, as_played
-from maml.acting.strategies.inference import Batches, Inference, percentiles
+from maml.acting.strategies.inference import Batches, Inference
 from maml.config import Config
 from maml.errors import UserError
 from maml.params import Params
@@ -46,10 +45,7 @@ class _Late(Exception):
 
 @rpc.functions.async_execution
 def _answer(number: int, rank: int, request: Tensor) -> Answer:
-    """Run on the agent: the actions of one request, by one forward pass for all observers.
-
-    A request of a step that is over has none.
-    """
+    """Run on the agent: the actions of one request; none, of a step that is over."""
     agent = this(Observers)
     if number == agent.number:
         return agent.batches.ask(rank, request)
@@ -59,7 +55,7 @@ def _answer(number: int, rank: int, request: Tensor) -> Answer:
 
 
 @reported
-def _observe(number: int, ids: Tensor) -> tuple[Trajectory, list[float]] | None:
+def _observe(number: int, ids: Tensor) -> Trajectory | None:
     """Run on an observer: play the tasks ``ids``; None if the agent does not wait for it."""
     try:
         return this(Observers).observe(number, ids)
@@ -68,11 +64,7 @@ def _observe(number: int, ids: Tensor) -> tuple[Trajectory, list[float]] | None:
 
 
 class Observers(OverRpc):
-    """The agent on rank 0, an observer on each other rank.
-
-    Attributes:
-        number: The step of training that is under way.
-    """
+    """The agent on rank 0, an observer on each other; ``number`` is the step under way."""
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
@@ -91,7 +83,7 @@ class Observers(OverRpc):
         self._calls: dict[int, tuple[int, torch.futures.Future[Any]]] = {}
         self._news = threading.Event()
         self._played = torch.empty(0, dtype=torch.int64)
-        self._missed, self._waits, self._acting = 0, list[float](), 0.0
+        self._missed, self._acting = 0, 0.0
 
     def get_ready(self) -> None:
         """Be the agent, or an observer with its environment."""
@@ -99,7 +91,7 @@ class Observers(OverRpc):
             self.inference = Inference(self.learner)
             self.batches = Batches(self.inference, self.config.batch_wait)
         else:
-            self._environment = self.learner.environment.of_library()
+            self._environment = self.learner.environment
 
     # ---- the agent ----------------------------------------------------------------------------
 
@@ -142,7 +134,6 @@ class Observers(OverRpc):
             self._wait(0.2)
 
     def _call(self, rank: int, part: Tensor) -> None:
-        """Let ``rank`` play."""
         try:
             # 0: no time limit of its own; `_gather` has one.
             call = rpc.rpc_async(rank, _observe, (self.number, part), timeout=0)
@@ -159,11 +150,10 @@ class Observers(OverRpc):
         deadline = began + self.config.timeout
         while missing := playing - found.keys() - self.gone:
             now = clock.now()
-            for rank, (played, waits) in self._take().items():
+            for rank, played in self._take().items():
                 if not found:
                     deadline = min(deadline, now + max(LATE, 3 * (now - began)))
                 found[rank] = played
-                self._waits += waits
                 self.wire_bytes += sum(part.nbytes for part in played)
             missing -= found.keys()
             if missing and now >= deadline:
@@ -179,11 +169,10 @@ class Observers(OverRpc):
         return found
 
     def _wait(self, seconds: float) -> None:
-        """Wait until a call has ended."""
         self._news.wait(seconds)
         self._news.clear()
 
-    def _take(self) -> dict[int, tuple[Trajectory, list[float]]]:
+    def _take(self) -> dict[int, Trajectory]:
         """Return what ended calls of this step have played; who has failed is lost."""
         found = {}
         for rank, (number, call) in list(self._calls.items()):
@@ -218,46 +207,32 @@ class Observers(OverRpc):
         return self.worker.evaluate(meta_params, split, ids, self.learner)
 
     def report(self) -> dict[str, Any]:
-        """Forward passes and requests, latencies in µs, incomplete batches, tasks not played.
-
-        Requests of a second are of one in which observers act, not of one of REINFORCE's step.
-        """
+        """Forward passes and requests, incomplete batches, tasks not played."""
         inference = self.inference
         row = super().report() | {
             "forwards": inference.forwards,
             "requests": inference.requests,
             "requests_per_second": inference.requests / self._acting if self._acting else 0.0,
-            "agent_latency_us": percentiles(inference.seconds),
-            "observer_latency_us": percentiles(self._waits),
             "flushed": self.batches.flushed,
         }
         if self._missed:
             row["missed_tasks"] = self._missed
         inference.forget()
-        self.batches.flushed, self._missed = 0, 0
-        self._waits, self._acting = [], 0.0
+        self.batches.flushed, self._missed, self._acting = 0, 0, 0.0
         return row
 
     # ---- an observer --------------------------------------------------------------------------
 
-    def observe(self, number: int, ids: Tensor) -> tuple[Trajectory, list[float]]:
-        """Play the tasks ``ids``; return `Trajectory` of ``[B, Q, T, …]``, and seconds waited.
-
-        Raises:
-            _Late: if the agent does not wait for it.
-        """
+    def observe(self, number: int, ids: Tensor) -> Trajectory:
+        """Play the tasks ``ids``: `Trajectory` of ``[B, Q, T, …]``."""
         tasks = self.worker.training.tasks(ids)
-        waits: list[float] = []
 
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
             request = torch.cat([observations, draws], dim=-1).flatten(0, -2)
-            began = time.perf_counter()
             with self.guard():
                 actions = rpc.rpc_sync(0, _answer, (number, self.world.rank, request))
-            waits.append(time.perf_counter() - began)
             if not actions.numel():
                 raise _Late
             return actions.view(*observations.shape[:-1], *actions.shape[1:])
 
-        played = play(self._environment, tasks.query_x, tasks.query_y, choose, self.worker.dtype)
-        return played, waits
+        return play(self._environment, tasks.query_x, tasks.query_y, choose, self.worker.dtype)

@@ -15,6 +15,11 @@ from maml.networks.conv4 import Conv4, ConvBlock
 from maml.networks.ordinary import Ordinary
 from maml.params import Params
 
+Repetition = Callable[[], Params]
+Loss = Callable[[Tensor, Tensor], Tensor]
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor], object]
+"""Of a task's support_x, support_y, query_x and query_y."""
+
 
 class ConvNet(nn.Module):
     """`maml.networks.conv4.Conv4` of ``nn.BatchNorm2d``, ``nn.Sequential`` and the like."""
@@ -72,18 +77,15 @@ def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
     return network, names
 
 
-def loss_function(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
+def loss_function(config: Config) -> Loss:
     """Return torch's own loss for the setting."""
     return F.mse_loss if config.data == "sinusoid" else F.cross_entropy
 
 
 def task_by_task(
-    network: nn.Module, names: dict[str, str], tasks: Task, backward: Callable[..., object]
-) -> Callable[[], Params]:
-    """Return a repetition: ``backward(support_x, support_y, query_x, query_y)`` of each task.
-
-    The gradients that this accumulates are returned by our names.
-    """
+    network: nn.Module, names: dict[str, str], tasks: Task, backward: Backward
+) -> Repetition:
+    """Return a repetition: ``backward`` of each task's sets; gradients come back by our names."""
 
     def repetition() -> Params:
         network.zero_grad()

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.peers import OF_MAML, OF_OWN, Repetition, build
+from benchmarks.network import Repetition
+from benchmarks.peers import OF_MAML, OF_OWN, build
 from datasets import image_shape, open_episodes
 from datasets.tasks import Task
 from maml.config import Config

@@ -1,4 +1,4 @@
-"""The peers, one file each: ``build(learner, tasks)`` returns a repetition.
+"""The peers, one file each: ``backward_of`` for one that goes task by task, or ``build``.
 
 A repetition computes Σ over tasks of the meta-gradient and returns it by the learner's names.
 """
@@ -6,15 +6,13 @@ A repetition computes Σ over tasks of the meta-gradient and returns it by the l
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
+from benchmarks.network import Repetition, loss_function, peer_network, task_by_task
+from benchmarks.peers import ours_peer, vmap_peer
 from datasets.tasks import Task
 from maml.config.presets import with_values
 from maml.learners import Learner, build_learner
-from maml.params import Params
-
-Repetition = Callable[[], Params]
 
 OURS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -27,8 +25,14 @@ OURS: dict[str, dict[str, Any]] = {
 }
 """This project as a run calls it, and with other flags."""
 OF_MAML = (
-    *("ours", "ours-torch", "ours-compiled"),
-    *("learn2learn", "higher", "torchopt", "vmap", "compiled"),
+    "ours",
+    "ours-torch",
+    "ours-compiled",
+    "learn2learn",
+    "higher",
+    "torchopt",
+    "vmap",
+    "compiled",
 )
 OF_OWN = ("ours", "ours-vmap", "ours-tasks", "learn2learn", "higher", "torchopt", "plain")
 """The peers that can compute the meta-gradient of each learner, or of a network of one's own."""
@@ -37,10 +41,12 @@ PEERS = tuple(dict.fromkeys((*OF_MAML, *OF_OWN)))
 
 def build(name: str, learner: Learner, tasks: Task) -> Repetition:
     """Return a repetition of peer ``name``."""
-    module = "ours" if name in OURS else name
-    if OURS.get(name):
+    if name in OURS:
         learner = build_learner(with_values(learner.config, **OURS[name]))
-    repetition: Repetition = importlib.import_module(f"benchmarks.peers.{module}_peer").build(
-        learner, tasks
-    )
-    return repetition
+        return ours_peer.build(learner, tasks)
+    if name in ("vmap", "compiled"):
+        return vmap_peer.build(learner, tasks, compiled=name == "compiled")
+    network, names = peer_network(learner)
+    module = importlib.import_module(f"benchmarks.peers.{name}_peer")
+    backward = module.backward_of(network, learner.config, loss_function(learner.config))
+    return task_by_task(network, names, tasks, backward)

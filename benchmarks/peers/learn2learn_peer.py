@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import warnings
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.network import loss_function, peer_network, task_by_task
-from benchmarks.peers import Repetition
-from datasets.tasks import Task
-from maml.learners import Learner
+from benchmarks.network import Backward, Loss
+from maml.config import Config
 
 
-def build(learner: Learner, tasks: Task) -> Repetition:
-    """Return a repetition."""
+def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
+    """Return what accumulates a task's gradients."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import learn2learn
 
-    network, names = peer_network(learner)
-    config = learner.config
-    loss = loss_function(config)
     maml = learn2learn.algorithms.MAML(network, lr=config.inner_lr, first_order=False)
 
     def backward(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> None:
@@ -29,4 +24,4 @@ def build(learner: Learner, tasks: Task) -> Repetition:
             clone.adapt(loss(clone(support_x), support_y))
         loss(clone(query_x), query_y).backward()
 
-    return task_by_task(network, names, tasks, backward)
+    return backward

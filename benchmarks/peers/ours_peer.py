@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.peers import Repetition
+from benchmarks.network import Repetition
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.learners import Learner

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.network import loss_function, peer_network, task_by_task
-from benchmarks.peers import Repetition
-from datasets.tasks import Task
-from maml.learners import Learner
+from benchmarks.network import Backward, Loss
+from maml.config import Config
 
 
-def build(learner: Learner, tasks: Task) -> Repetition:
-    """Return a repetition."""
-    network, names = peer_network(learner)
-    config = learner.config
-    loss = loss_function(config)
+def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
+    """Return what accumulates a task's gradients."""
     start = dict(network.named_parameters())
 
     def loss_of(at: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -30,4 +25,4 @@ def build(learner: Learner, tasks: Task) -> Repetition:
             at = dict(zip(at, moved, strict=True))
         loss_of(at, query_x, query_y).backward()
 
-    return task_by_task(network, names, tasks, backward)
+    return backward

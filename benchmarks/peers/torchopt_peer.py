@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import torchopt
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.network import loss_function, peer_network, task_by_task
-from benchmarks.peers import Repetition
-from datasets.tasks import Task
-from maml.learners import Learner
+from benchmarks.network import Backward, Loss
+from maml.config import Config
 
 
-def build(learner: Learner, tasks: Task) -> Repetition:
-    """Return a repetition."""
-    network, names = peer_network(learner)
-    config = learner.config
-    loss = loss_function(config)
+def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
+    """Return what accumulates a task's gradients."""
     inner = torchopt.MetaSGD(network, lr=config.inner_lr)
     network_start = torchopt.extract_state_dict(network, by="reference")
     inner_start = torchopt.extract_state_dict(inner, by="reference")
@@ -27,4 +22,4 @@ def build(learner: Learner, tasks: Task) -> Repetition:
         torchopt.recover_state_dict(network, network_start)
         torchopt.recover_state_dict(inner, inner_start)
 
-    return task_by_task(network, names, tasks, backward)
+    return backward

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from benchmarks.network import loss_function, peer_network
-from benchmarks.peers import Repetition
+from benchmarks.network import Repetition, loss_function, peer_network
 from datasets.tasks import Task
 from maml.learners import Learner
 from maml.params import Params
@@ -56,10 +55,11 @@ def _with_plain_norm(network: nn.Module) -> None:
                 setattr(module, name, _PlainNorm(child))
 
 
-def build(learner: Learner, tasks: Task) -> Repetition:
-    """Return a repetition."""
+def build(learner: Learner, tasks: Task, *, compiled: bool) -> Repetition:
+    """Return a repetition; where ``compiled``, by torch.compile, in the first one."""
     total, weights, names = total_loss(learner)
     gradient = torch.func.grad(total)
+    gradient = torch.compile(gradient) if compiled else gradient
 
     def repetition() -> Params:
         return {names[name]: g for name, g in gradient(weights, tasks).items()}

@@ -19,7 +19,6 @@ from maml.evaluate import main as evaluate
 from maml.learners import build_learner
 from maml.run.files import read_rows
 from maml.trainer import Trainer
-from tests.launching import REPO, run
 from tests.runs import metrics, result
 
 BRIEF = [
@@ -156,21 +155,6 @@ def test_before_training_task_0_of_every_split_is_looked_at(own: str, tmp_path: 
         with pytest.raises(DataError, match=rf"--data {re.escape(data)}: .*test task 0 of seed 0"):
             Trainer(parse([*words, "--run-dir", str(tmp_path / "run")]))
     assert not (tmp_path / "run").exists()
-
-
-def test_in_every_process_it_is_one_line(own: str, cache_dir: Path) -> None:
-    """Task 5 is rank 1's."""
-    words = ["maml-glyphs-5way-1shot", "--data", f"{own}:bad(change='above')", "--network",
-             f"{own}:flat", *BRIEF, "--iterations", "3"]  # fmt: skip
-    done = run(
-        [str(REPO / "launch" / "local"), *words, "--workers", "2"], 120,
-        expect=None, cwd=Path.cwd(),
-        env={"MAML_CACHE": str(cache_dir), "PYTHONPATH": str(REPO), "VENV": sys.prefix},
-    )  # fmt: skip
-    (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    line = f"--data {own}:bad(change='above'): train task 5 of seed 0: query_y has the label 7"
-    assert line in said, done.stderr
-    assert done.returncode and "Traceback" not in done.stdout + done.stderr
 
 
 # ---- tasks that are converted -------------------------------------------------------------------

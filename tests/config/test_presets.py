@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import Any
 
 import pytest
 import torch
 
+from maml.config import registry
 from maml.config.checks import check
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, describe, experiment, published_row, title, with_values
@@ -27,48 +27,38 @@ OMNIGLOT = {
 }
 
 
+FEW_SHOT = re.compile(r"([a-z0-9]+)-([a-z0-9]+)-(?:(\d+)way-)?(\d+)shot(-\w+)?")
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_name_says_what_the_preset_is(name: str) -> None:
     config = PRESETS[name]
     assert config.preset == name
-    few_shot = re.fullmatch(r"([a-z0-9]+)-([a-z0-9]+)-(\d+)way-(\d+)shot(-\w+)?", name)
-    experiment = re.fullmatch(r"([a-z]+)-([a-z]+)-(\d+)shot", name)
-    classifier = re.fullmatch(r"(supervised)-([a-z0-9-]+)-([a-z0-9]+)", name)
-    policy = re.fullmatch(r"(reinforce|maml)-(cartpole|navigation)", name)
-    assert few_shot or experiment or classifier or policy
-    said: tuple[Any, ...]
-    if classifier:
-        said = (config.learner, config.data, config.network)
-        assert said == classifier.groups()
+    if config.learner == "supervised":
+        assert name == f"supervised-{config.data}-{config.network}"
         return
-    if policy:
-        assert config.learner in (policy[1], f"{policy[1]}-policy")
-        assert config.data in (policy[2], f"{policy[2]}-turned")
+    if registry.learner(config.learner).tasks == "environments":
+        assert name == f"{config.learner.split('-')[0]}-{config.data.split('-')[0]}"
         return
-    if few_shot:
-        said = (few_shot[1], few_shot[2], int(few_shot[3]), int(few_shot[4]))
-        # A row of the same problem with another network than the first's.
-        assert few_shot[5] in (None, f"-{config.network}", f"-{config.filters}filters")
-    else:
-        assert experiment
-        said = (experiment[1], experiment[2], config.ways, int(experiment[3]))
+    found = FEW_SHOT.fullmatch(name)
+    assert found
     learner = "fomaml" if (config.learner, config.order) == ("maml", "first") else config.learner
+    said = (found[1], found[2], int(found[3] or 1), int(found[4]))
     assert said == (learner, config.data, config.ways, config.shots)
+    # A row of the same problem with another network than the first's.
+    assert found[5] in (None, f"-{config.network}", f"-{config.filters}filters")
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_works_as_it_is_and_names_its_source(name: str) -> None:
-    config = PRESETS[name]
-    check(config)
-    assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d{4}/\S+", config.source)
-    assert config.published is None or 0.3 < config.published < 1
-    listed = [line for line in describe().splitlines() if name in line.split()]
-    assert len(listed) == 1
-    assert config.source in listed[0]
-    if config.published is not None:
-        assert f" {100 * config.published:.1f} % " in listed[0]
-        # The same number with its interval, and what it is of where that is another kind than ours.
-        assert listed[0].endswith(f": {config.claim}")
+def test_a_preset_works_as_it_is_and_names_its_source() -> None:
+    listed = {line.split()[0]: line for line in describe().splitlines()}
+    for name, config in PRESETS.items():
+        check(config)
+        assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d{4}/\S+", config.source)
+        assert config.source in listed[name]
+        if config.published is None:
+            continue
+        # The number with its interval, and what it is of where that is another kind than ours.
+        assert listed[name].endswith(f": {config.claim}")
         said = re.fullmatch(r"(\d\d\.\d+)( ± \d\.\d+)? %( \(.*\))?", config.claim)
         assert said and float(said[1]) == pytest.approx(100 * config.published, abs=1e-9)
         kind = said[3] or ""
@@ -80,34 +70,20 @@ def test_a_preset_works_as_it_is_and_names_its_source(name: str) -> None:
 def test_omniglot_follows_the_published_protocol(ways: int, shots: int) -> None:
     config = PRESETS[f"maml-omniglot-{ways}way-{shots}shot"]
     batch, raw_rate, steps, eval_steps, queries, eval_queries, published = OMNIGLOT[ways, shots]
-    assert config.meta_batch_size == batch
-    assert config.inner_steps == steps
-    assert config.eval_inner_steps == eval_steps
-    assert config.queries == queries
-    assert config.eval_queries == eval_queries
-    assert config.published == published
+    assert (config.meta_batch_size, config.published) == (batch, published)
+    assert (config.inner_steps, config.eval_inner_steps) == (steps, eval_steps)
+    assert (config.queries, config.eval_queries) == (queries, eval_queries)
     # Each of the N·K cross-entropies is divided by K there: N times the gradient of the mean.
     assert config.inner_lr == pytest.approx(ways * raw_rate, rel=1e-12)
-    assert config.meta_lr == 1e-3
-    assert config.iterations == 60_000
-    assert config.inner_optimizer == "sgd"
-    assert config.order == "second"
+    assert (config.meta_lr, config.iterations, config.test_tasks) == (1e-3, 60_000, 600)
+    assert (config.inner_optimizer, config.order, config.network) == ("sgd", "second", "conv4")
     assert config.grad_clip is None  # clipped on MiniImageNet only
-    assert config.omniglot_split == "maml"
-    assert config.test_tasks == 600
-    assert config.transductive
-    assert config.network == "conv4"
+    assert config.omniglot_split == "maml" and config.transductive
 
 
 @pytest.mark.parametrize(
     ("name", "shots", "published"),
-    [
-        ("maml", 1, 0.487),
-        ("maml", 5, 0.6311),
-        ("fomaml", 1, 0.4807),
-        ("anil", 1, 0.467),
-        ("anil", 5, 0.615),
-    ],
+    [("maml", 1, 0.487), ("maml", 5, 0.6311), ("fomaml", 1, 0.4807), ("anil", 1, 0.467)],
 )
 def test_miniimagenet_follows_the_published_protocol(
     name: str, shots: int, published: float
@@ -125,9 +101,8 @@ def test_miniimagenet_follows_the_published_protocol(
 
 def test_what_a_preset_deviates_in_is_said() -> None:
     """Every pattern is of presets, and every few-shot image row has a sentence."""
-    for patterns, _ in DEVIATIONS:
-        for pattern in patterns:
-            assert fnmatch.filter(PRESETS, pattern), pattern
+    for pattern in " ".join(DEVIATIONS).split():
+        assert fnmatch.filter(PRESETS, pattern), pattern
     for name, config in PRESETS.items():
         if config.published is not None and config.learner != "supervised":
             assert published_row(config)["deviations"], name

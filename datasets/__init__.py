@@ -1,8 +1,14 @@
 """Data sets as endless, addressable streams of tasks. It imports nothing from ``maml``.
 
-To add one, add a file with an opener (:mod:`datasets.opening`) and its facts. Names are imported
-when they are asked for. The package shadows Hugging Face's ``datasets`` wherever the repository is
-on the path: keep this file, and never build a wheel of it.
+To add a data set, add a file with an opener (:mod:`datasets.opening` says what it takes and
+returns) and its facts (:class:`datasets.registry.DataSet`); no list elsewhere names it.
+
+Names are imported when they are asked for: :mod:`datasets.registry` and :mod:`datasets.paths` serve
+the command line, which does not wait for torch.
+
+A top-level package called ``datasets`` shadows Hugging Face's of the same name wherever the
+repository is on the path. That is accepted: this package is only ever run from the checkout. Keep
+this file, and never build a wheel of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,14 @@
-"""Randomness without state: every random number has an address, (seed, split, purpose, index).
+"""Randomness without state: every random number has an address.
 
-It is hashed to a 64-bit key, the state of a splitmix64 generator (Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators", 2014) whose ``j``-th output is computed directly from
-``j``. Written out here, because the streams of ``numpy.random`` and ``torch`` may change. Every
-operation is exact, or one correctly rounded: the same bits on every machine.
+An address is (seed, split, purpose, index). It is hashed to a 64-bit key, and the key is the state
+of a splitmix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+2014) whose ``j``-th output is computed directly from ``j``. So a draw depends on its address alone:
+not on who draws, when, after what, or beside what else.
+
+The generator is written out here, on ``uint64`` arrays, because the streams of ``numpy.random`` and
+``torch`` may change between releases, and a task set must not. Everything is vectorised over keys,
+and every operation is exact integer arithmetic or a single correctly rounded IEEE operation: the
+same bits on every machine.
 """
 
 from __future__ import annotations
@@ -22,7 +27,11 @@ _S30, _S27, _S31, _S11 = (np.uint64(shift) for shift in (30, 27, 31, 11))
 
 
 def _mix(z: Keys) -> Keys:
-    """splitmix64's finaliser, a bijection, in place. Not 0-dimensional: numpy's scalars warn."""
+    """splitmix64's finaliser, a bijection of 64-bit words, in place; ``z`` is not 0-dimensional.
+
+    On arrays, numpy wraps unsigned overflow silently, as wanted; only its scalars warn, so none are
+    used.
+    """
     z ^= z >> _S30
     z *= _MIX_1
     z ^= z >> _S27
@@ -32,8 +41,10 @@ def _mix(z: Keys) -> Keys:
 
 
 def keys(seed: int, split: str, purpose: str, index: ArrayLike) -> Keys:
-    """The keys at these addresses: ``index`` int64 ``[...]`` to uint64 ``[...]`` (a scalar:
-    ``[1]``).
+    """The keys at addresses (seed, split, purpose, index), for an array of indices.
+
+    ``index`` is int64 ``[...]``; the result is uint64 ``[...]`` (a scalar index gives ``[1]``).
+    Strings are hashed with BLAKE2b, never with ``hash``, which differs from process to process.
     """
     # The lengths keep ("ab", "c") and ("a", "bc") apart.
     text = f"{int(seed)}|{len(split)}|{split}|{purpose}".encode()
@@ -54,7 +65,10 @@ def uniforms(keys: Keys, n: int) -> NDArray[np.float64]:
 
 
 def integers(keys: Keys, high: int, n: int) -> NDArray[np.int64]:
-    """``n`` integers of each key, uniform in [0, high), with replacement: int64 ``[..., n]``."""
+    """``n`` integers of each key, uniform in [0, high): uint64 ``[...]`` to int64 ``[..., n]``.
+
+    Drawn with replacement. The bias of scaling 53 bits is below high / 2**53.
+    """
     return (uniforms(keys, n) * high).astype(np.int64)
 
 
@@ -62,8 +76,9 @@ def choose(keys: Keys, n: ArrayLike, k: int) -> NDArray[np.int64]:
     """``k`` distinct integers of [0, n) for each key, every ordered choice equally likely.
 
     uint64 ``[...]`` to int64 ``[..., k]``; ``n`` is one number, or one for each key: int64
-    ``[...]``. Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", 1987) draws the set,
-    a second draw its order. Raises ``ValueError`` if ``k`` is more than an ``n``.
+    ``[...]``. What a key draws depends on its own ``n`` alone. Floyd's algorithm (Bentley and
+    Floyd, "A sample of brilliance", 1987) draws the set in ``k`` steps whatever ``n``; a second
+    draw puts it in random order. Raises ``ValueError`` if ``k`` is more than an ``n``.
     """
     of = np.asarray(n, dtype=np.int64)
     if k < 0 or (of < k).any():

@@ -76,8 +76,10 @@ class Batches(Episodes):
         self._epoch = functools.lru_cache(maxsize=4)(self._permutation)
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``): query ``[B, E, C, H, W]`` in [0, 1] with labels
-        ``[B, E]``; support the same, or ``[B, 0, …]``.
+        """The tasks with these ids (int64 ``[B]``).
+
+        Query ``[B, E, C, H, W]`` in [0, 1] with labels ``[B, E]``; support the same, or while
+        training ``[B, 0, C, H, W]`` and ``[B, 0]``.
         """
         index = ids.detach().cpu().numpy()
         if self._reference is None:

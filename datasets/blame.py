@@ -64,8 +64,10 @@ def _is_in(file: str, places: Collection[str]) -> bool:
 
 
 def described(error: BaseException, files: Collection[str] = ()) -> str:
-    """An exception in one line, and the innermost place in ``files`` (or folders, ``…/``); without
-    one, the innermost place that is neither a library's nor ours.
+    """An exception in one line: what it says, where it happened, and the notes that it was given.
+
+    The place is the innermost one in ``files``, a component's own, or in folders among them, which
+    end with ``/``. Without one it is the innermost one that is neither a library's nor ours.
     """
     text = " ".join(str(error).split())
     line = type(error).__name__ + (f": {text}" if text else "")
@@ -77,8 +79,9 @@ def described(error: BaseException, files: Collection[str] = ()) -> str:
 
 
 def places_of_theirs(error: BaseException, files: Collection[str] = ()) -> list[str]:
-    """The places (``file:line``) in ``files``, else in no library's and not ours, the last at the
-    end.
+    """The places in a user's files that an exception passed, as ``file:line``, the last at the end.
+
+    They are those in ``files``; without one of these, those that are neither a library's nor ours.
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if _is_in(frame.filename, files)]

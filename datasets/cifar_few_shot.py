@@ -1,5 +1,7 @@
-"""CIFAR-FS and FC100: few-shot tasks from CIFAR-100 as torchvision finds it, under
-``<data-root>/cifar100``.
+"""CIFAR-FS and FC100: few-shot tasks from CIFAR-100's 100 classes of 600 images, 32x32.
+
+Both take CIFAR-100 as torchvision finds and downloads it, under ``<data-root>/cifar100``. The
+images of its two parts are put together by class; the cache keeps that.
 """
 
 from __future__ import annotations
@@ -70,7 +72,11 @@ def labels(name: str, split: str) -> NDArray[np.int64]:
 
 
 def open_classes(split: str, *, name: str, data_root: Path, **_unused: object) -> ImageClasses:
-    """The classes of a split of "cifarfs" or "fc100", by name, or :class:`DataError`."""
+    """The classes of a split of "cifarfs" or "fc100", in the order of their names, not rotated.
+
+    Raises :class:`DataError`, in one line, if CIFAR-100's files are missing or damaged and cannot
+    be downloaded.
+    """
     return ImageClasses.of_equal_size(open_images(data_root), labels(name, split), rotate=False)
 
 
@@ -83,8 +89,10 @@ def list_classes(*, name: str, **_unused: object) -> dict[str, list[str]]:
 
 
 def open_images(data_root: Path) -> Mapped:
-    """CIFAR-100 by class, read-only: uint8 ``[100, 600, 32, 32, 3]``, RGB. Of each class
-    torchvision's training images come first, then its test images, in its order.
+    """CIFAR-100 by class, read-only: uint8 ``[100, 600, 32, 32, 3]``, RGB.
+
+    Of each class torchvision's training images come first, then its test images, in its order.
+    Raises :class:`DataError` as :func:`open_classes` does.
     """
     source = SOURCES[_CIFAR]
     per_class = sum(source.sizes.values()) // source.classes

@@ -61,9 +61,10 @@ class Episodes(ABC):
 
     @abstractmethod
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``), batched, on the CPU: the same alone or in a
-        batch, in any process. A user's own may return a list of B tasks without the leading
-        dimension, of any sizes.
+        """The tasks with these ids (int64 ``[B]``), batched, on the CPU.
+
+        Pure: a task is the same alone or in a batch, in any order, in any process. Data of a user's
+        own may return a list of B tasks without the leading dimension, whose sets are of any sizes.
         """
 
     def keys(self, ids: Tensor, purpose: str, seed: int) -> addresses.Keys:

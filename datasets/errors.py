@@ -4,4 +4,8 @@ from __future__ import annotations
 
 
 class DataError(ValueError):
-    """Data is missing, damaged, or asked for as it cannot serve: a line says what to change."""
+    """Data is missing, damaged, or asked for in a way it cannot serve.
+
+    The message is one line that names the flag or the file to change. Commands print ``str(error)``
+    and leave with exit status 2: no traceback helps here.
+    """

@@ -1,12 +1,14 @@
 """Flags: the fields of the configuration, each with what it says of itself.
 
-A component's own flags are a class ``Flags`` at the top level of its file, which every component of
-that file reads::
+A component's own flags are a class ``Flags`` at the top level of its file::
 
     class Flags:
         context: int = flag(100, "Numbers of the context, which alone adapts.", least=1)
 
-It is read as text (:mod:`datasets.components`): ``--help`` imports no component, nor torch.
+It is read as text (:mod:`datasets.components`), so ``--help`` imports no component. Every component
+of the file reads these flags. What components of several files read is in ``maml.config.fields``.
+
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -42,9 +44,13 @@ class FieldFacts:
         group: Its heading in ``--help``; "" for what is no flag.
         role: What else depends on it.
         help: For ``--help``.
-        least, above, below, most: Bounds of its value.
+        least: The least value that it may have.
+        above: What its value must exceed.
+        below: What its value must stay below.
+        most: The greatest value that it may have.
         names: Whether its values are names of components, of the kind that is called as it is.
-        read_with: ``(field, value, …)``: it has an effect only where that field has one of these.
+        read_with: ``(field, value, …)``: it has an effect only where that field has one of these
+            values. Which component reads it is said by the component.
         chooses: Whether validations, and so the model that validated best, depend on it.
     """
 
@@ -64,7 +70,10 @@ _KEY = "facts"
 
 
 def flag(default: Any, help: str, role: Role = SAME_RUN, **facts: Any) -> Any:
-    """Return a dataclass field with `FieldFacts`; a function as default is called each time."""
+    """Return a dataclass field with `FieldFacts`.
+
+    A default that is a function is called for each configuration.
+    """
     metadata = {_KEY: FieldFacts(role=role, help=help, **facts)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -115,6 +124,7 @@ def own_flags(tree: ast.Module) -> dict[str, OwnFlag]:
 
 
 def _type(node: ast.expr) -> Any:
+    """Return what an annotation means: a type, one or None, or a `Literal`."""
     if isinstance(node, ast.BinOp):
         return _type(node.left) | None
     if isinstance(node, ast.Subscript):
@@ -123,6 +133,7 @@ def _type(node: ast.expr) -> Any:
 
 
 def _field(call: ast.Call) -> Any:
+    """Return what a call of `flag` with literals returns."""
     roles = {role.name: role for role in Role}
 
     def value(node: ast.expr) -> Any:

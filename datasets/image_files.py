@@ -1,5 +1,7 @@
-"""Files of images on disk, in a folder (whatever ending Pillow reads; nothing hidden; links are
-followed), a ``.zip`` or a ``.tar.xz``; and all decoded.
+"""Files of images as they lie on disk, in a folder, a ``.zip`` or a ``.tar.xz``; and all decoded.
+
+In a folder an image is a file whose ending Pillow reads. Hidden files and folders count for
+nothing. Symbolic links are followed.
 """
 
 from __future__ import annotations
@@ -170,9 +172,11 @@ def stamp(path: Path | str) -> str:
 
 
 def decode_all(place: Path, files: Files, decode: Decode) -> Iterator[Pixels]:
-    """All images in order, decoded, in chunks: uint8 ``[n, …]``. One thread for each core: Pillow
-    decodes outside the interpreter's lock. Raises :class:`DataError` at the end, naming images of
-    ``place``.
+    """All images in order, decoded, in chunks: uint8 ``[n, …]``.
+
+    One thread for each core: Pillow decodes and resizes outside the interpreter's lock. ``place``
+    is where the files are, for messages. Raises :class:`DataError` at the end if images are missing
+    or damaged, naming some of them.
     """
     damaged: list[str] = []
 

@@ -1,7 +1,10 @@
 """The program's file locks: each says who holds it, and nobody waits for one without end.
 
-The lock is the operating system's: that of a killed process is gone with it. Its file names its
-holder, and changes every few seconds while the holder works: its signs of life.
+The lock is the operating system's: that of a killed process is gone with it. Its file holds a line
+about its holder, and changes every few seconds for as long as the holder works: these are its signs
+of life. A process that was stopped gives none, and neither does one on a host that is gone.
+
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -37,9 +40,13 @@ class Lock:
         self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
 
     def acquire(self, patience: float = 0.0) -> bool:
-        """Wait while the holder gives signs of life, and then for ``patience`` seconds; then
-        `HeldError`. Returns whether this process has it. False: this folder has no locks, as some
-        that hosts share.
+        """Wait for as long as the holder gives signs of life, and then for ``patience`` seconds.
+
+        Returns whether this process has it. False: this folder has no locks, as some that hosts
+        share, or they cannot be written.
+
+        Raises:
+            HeldError: another process still has it.
         """
         since, sign = time.monotonic(), self._sign()
         said = patience <= BEAT_S or os.environ.get("LOCAL_RANK", "0") != "0"
@@ -65,7 +72,11 @@ class Lock:
         return True
 
     def is_held(self) -> bool:
-        """Return whether somebody has it now. Raises ``OSError`` in a folder without locks."""
+        """Return whether somebody has it now.
+
+        Raises:
+            OSError: this folder has no locks, as far as this process can tell.
+        """
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
@@ -82,8 +93,11 @@ class Lock:
         """Hold it within this context, and give signs of life. Yields whether it is held.
 
         After `PATIENCE_S` without a sign of another holder's it goes on without the lock, and says
-        so, or raises `HeldError` where the lock is ``needed``. Work that takes more than ``limit``
-        seconds counts as hanging, and its signs end.
+        so: two may do the same work at once where its result is renamed into place. Work that takes
+        more than ``limit`` seconds counts as hanging, and its signs end.
+
+        Raises:
+            HeldError: instead, where the lock is ``needed``.
         """
         has = False
         try:

@@ -1,6 +1,8 @@
-"""MiniImageNet: 100 classes of ImageNet, 600 images each, 84x84 (Vinyals et al. 2016), in the split
-of
-Ravi & Larochelle (2017). Nothing downloads it.
+"""MiniImageNet: 100 classes of ImageNet, 600 images each, 84x84 (Vinyals et al. 2016).
+
+The split is Ravi & Larochelle's (2017). Locate, verify, decode once, map: :func:`open_images` finds
+a split's classes and images, checks that they are all there, and keeps a decoded copy in the cache
+that every process maps. The images are ImageNet's, so nothing downloads them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from datasets import array_pickle
 from datasets.cache import Mapped
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
-from datasets.image_files import Pixels, Source, cached_images, in_folder, in_tar, look, stamp
+from datasets.image_files import (
+    Pixels,
+    Source,
+    cached_images,
+    in_folder,
+    in_tar,
+    look,
+    stamp,
+)
 
 COMPONENTS = {
     "miniimagenet": {
@@ -44,7 +54,10 @@ Table: TypeAlias = dict[str, list[str]]
 
 
 def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClasses:
-    """The classes of a split, not to be rotated; errors are those of :func:`open_images`."""
+    """The classes of a split, not to be rotated.
+
+    Raises :class:`DataError` as :func:`open_images` does.
+    """
     images = open_images(data_root, split)
     return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
 
@@ -52,16 +65,19 @@ def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClas
 def open_images(data_root: Path, split: str) -> Mapped:
     """The images of a split, read-only: uint8 ``[classes, 600, 84, 84, 3]``, RGB.
 
-    Classes are in the order of their labels, images in that of their file names. Under
-    ``data_root/miniimagenet`` it takes the first that is there of
+    Classes are in the order of their labels, images in that of their file names: equal pixels make
+    equal tasks, whatever they lie in. Under ``data_root/miniimagenet`` it takes the first that is
+    there of
 
     1. the table ``train.csv``, ``val.csv`` or ``test.csv`` with the columns ``filename`` and
-    ``label``, and the images from ``train.tar.xz`` and so on, or else from the folder ``images``;
-    2. ``<split>/<label>/*``, a folder for each class; 3. ``mini-imagenet-cache-<split>.pkl``, as
-    Ren et al. (2018, arXiv:1803.00676) publish it; of its images the order is the file's own, and
-    they were resized by others.
+       ``label``, and the images from the archive of the same name, ``train.tar.xz`` and so on, or
+       else from the folder ``images``;
+    2. ``<split>/<label>/*``, a folder for each class;
+    3. ``mini-imagenet-cache-<split>.pkl``, as Ren et al. (2018, arXiv:1803.00676) publish it; of
+       its images the order is the file's own. They were resized by others, so their bits need not
+       be those of the archives.
 
-    Raises :class:`DataError` if there is no data, or if it is damaged or incomplete.
+    Raises :class:`DataError`, in one line, if there is no data, or if it is damaged or incomplete.
     """
     return open_split(Path(data_root).expanduser() / "miniimagenet", split, CLASSES[split])
 
@@ -97,12 +113,16 @@ def _source(folder: Path, split: str, classes: int, per_class: int) -> Source:
         f"{nor if table.is_file() else f'{table}: not found'}; MiniImageNet is not downloaded: put "
         f"it into {folder} in one of the forms of docs/data.md (train.csv and train.tar.xz or "
         "images/, or train/, or mini-imagenet-cache-train.pkl, and so on), or point --data-root or "
-        "$MAML_DATA at a folder that has miniimagenet/; the maml-glyphs-* presets need no data"
+        "$MAML_DATA at a folder that has miniimagenet/; the omniglot presets download their data, "
+        "and the maml-glyphs-* presets need none"
     )
 
 
 def read_table(path: Path) -> Table:
-    """Read a table with the columns ``filename`` and ``label``, or :class:`DataError`."""
+    """Read a table with the columns ``filename`` and ``label``.
+
+    Raises :class:`DataError`, naming the file and what is wrong with it.
+    """
     found: Table = defaultdict(list)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -119,6 +139,7 @@ def read_table(path: Path) -> Table:
 
 
 def _in_order(path: Path, found: Table, classes: int, per_class: int) -> list[str]:
+    """The files by class. Raises :class:`DataError`, naming ``path``, unless all are there."""
     wrong = [f"{label} has {len(n)} images" for label, n in found.items() if len(n) != per_class]
     if len(found) != classes:
         wrong, per_class = [f"{len(found)} classes"], classes
@@ -136,19 +157,21 @@ def decode(image: Image.Image) -> Pixels:
 
 
 def read_pickle(path: Path, classes: int, per_class: int) -> Iterator[Pixels]:
-    """The classes of a pickle by name, each uint8 ``[images, 84, 84, 3]``: of ``image_data``, uint8
-    ``[n, 84, 84, 3]``, and ``class_dict``, the rows of each class.
+    """The classes of a pickle in the order of their names, each uint8 ``[images, 84, 84, 3]``.
+
+    It is a dictionary with ``image_data``, uint8 ``[n, 84, 84, 3]``, and ``class_dict``, the rows
+    of each class. Raises :class:`DataError`, naming the file and what is wrong.
     """
     found = array_pickle.read(path)
     try:
-        images = found["image_data"]
-        rows = {label: np.array(n, dtype=np.int64) for label, n in found["class_dict"].items()}
+        images = array_pickle.array(found["image_data"])
+        rows = {str(label): array_pickle.array(n) for label, n in found["class_dict"].items()}
         if images.dtype != np.uint8 or images.shape[1:] != SHAPE:
             raise ValueError("image_data is no uint8 [n, 84, 84, 3]")
         if len(rows) != classes:
             raise ValueError(f"{len(rows)} classes instead of {classes}")
         for label, some in rows.items():
-            if some.shape != (per_class,):
+            if some.dtype.kind not in "iu" or some.shape != (per_class,):
                 raise ValueError(f"{label} is not {per_class} rows")
         used = np.unique(np.concatenate(list(rows.values())))
         if used[0] < 0 or used[-1] >= len(images) or len(used) < classes * per_class:

@@ -90,8 +90,11 @@ _DECODER = "grey-lanczos-inverted-1"
 def open_classes(
     split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> ImageClasses:
-    """The characters of a split, rotated per class and task: in all splits, as MAML's code does; by
-    MAML++'s split in training alone, as its code does.
+    """The characters of a split, rotated per class and task.
+
+    In all splits, as MAML's code does; where the classes are divided as by MAML++'s, in training
+    alone, as its code does. Raises :class:`DataError` as :func:`open_images` and
+    :func:`split_classes` do.
     """
     classes = split_classes(omniglot_split, split)
     rotate = omniglot_split != "mamlpp" or split == "train"
@@ -167,8 +170,11 @@ def open_parts(folder: Path, parts: Mapping[str, Mapping[str, int]]) -> Mapped:
 
 
 def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
-    """A ``.zip`` or folder of ``alphabet/characterNN/*.png`` that holds these, or
-    :class:`DataError`.
+    """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``.
+
+    Local archives are often packed again, so a checksum of the file says nothing: raises
+    :class:`DataError`, naming the file and what is wrong, unless it holds exactly these alphabets,
+    with their characters, 20 drawings each. Reads names only, no image.
     """
     archive = None if path.is_dir() else open_zip(path)
     pngs = (file.relative_to(path).as_posix() for file in path.rglob("*.png"))

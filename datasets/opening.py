@@ -116,8 +116,10 @@ def _contents_of(task: Task, ways: int, what: str) -> Contents:
 def list_classes(
     data: str, data_root: Path | str, *, ways: Mapping[str, int], **options: Any
 ) -> dict[str, list[str]] | None:
-    """The names of each split's classes, if known before; :class:`DataError` for too few for
-    ``ways``.
+    """The names of the classes of each split, where a data set lists them before it is opened.
+
+    ``ways``: the classes that a task of each split is to have. Raises :class:`DataError` where a
+    split has fewer, before much time is spent on its images.
     """
     known = find(data)
     if known.classes is None:
@@ -211,8 +213,11 @@ def open_batches(
 def open_environments(
     data: str, split: str, *, data_root: Path | str | None = None, **request: Any
 ) -> Acting:
-    """The tasks of a split that materialise by acting, of a ``request`` by ``shots``, ``queries``,
-    ….
+    """The tasks of a split that materialise by acting (:mod:`datasets.environments.acting`).
+
+    ``request``: ``shots``, ``queries``, ``seed``, ``starts`` and the fields that the data set
+    reads. Raises :class:`DataError`, whose message is for the user, if the request or the data is
+    not in order.
     """
     known = find(data)
     opener = known.environments or known.attribute

@@ -41,9 +41,10 @@ class Decoder:
     def image(self, opened: Image.Image) -> NDArray[np.uint8]:
         """One image as uint8 ``[size, size]`` or ``[size, size, 3]``.
 
-        It is turned upright (EXIF), transparent parts become white. Its shorter side becomes
-        ``size`` pixels long; the longer one is cut on both ends. Raises ``ValueError`` for more
-        than 8 bits a pixel, and what Pillow raises for damaged images.
+        It is turned upright as its EXIF data says, transparent parts become white, the first
+        picture of an animation is taken. Its shorter side becomes ``size`` pixels long, and what
+        the longer one has more is cut off on both ends: proportions are kept. Raises
+        ``ValueError`` for pixels whose range nobody knows, and what Pillow raises for damaged ones.
         """
         image = ImageOps.exif_transpose(opened)
         if image.mode[0] in "IF":
@@ -57,8 +58,10 @@ class Decoder:
 
 
 def as_in(data: str, pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pictures uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` as the data set's own images are: drawings
-    with bright paper (by the median pixel) are inverted.
+    """Pictures uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` as the data set's own images are.
+
+    For drawings, bright paper (the median of a picture's pixels) means dark ink, and the two are
+    swapped: a scan is learned from as Omniglot's files are.
     """
     if not find(data).ink:
         return pictures

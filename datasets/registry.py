@@ -19,12 +19,16 @@ class DataSet(Component):
     """A data set's facts.
 
     Attributes:
-        episodes, examples, environments: The functions of its module that open a split's few-shot
-            tasks, its examples for ordinary classification, its tasks to act in; None: it has none.
-        drawings: Whether examples are of known classes' drawings (:func:`datasets.batches.divide`).
-        image_shape: (C, H, W) of its images, or the function that tells it; None if it has none.
-        ink: Whether its images are ink (255) on paper (0).
+        episodes: The function of its module that opens a split's few-shot tasks; None: it has none.
+        examples: The same for ordinary classification.
+        drawings: Whether that is of known classes' drawings (:mod:`datasets.drawings`).
+        image_shape: (C, H, W) of its images, for those who build a network before, or without,
+            opening it; None if it has none. Where it depends on the fields that it reads: the
+            function of its module that tells it, called with them.
+        ink: Whether its images are ink (255) on paper (0): for who learned from them, a picture
+            with bright paper is inverted.
         classifies: Whether its targets are classes; else numbers, which are regressed.
+        environments: The function that opens a split's tasks to act in; None: it has none.
         own_images: Whether ``--data-root`` says which images there are, a user's own.
         classes: The function that lists each split's classes without opening any; None: it has
             none.
@@ -55,7 +59,10 @@ def data_sets() -> dict[str, DataSet]:
 
 @functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name
 def find(name: str) -> DataSet:
-    """A data set's facts; a user's own is imported. Raises :class:`DataError`."""
+    """A data set's facts; of a user's own ``module:attribute``, which is imported, few are known.
+
+    Raises :class:`DataError`, in one line that names the flag.
+    """
     if is_theirs(name):
         (module, attribute, arguments), _ = load_theirs(FLAG, name, DataSet.GIVEN)
         return DataSet(

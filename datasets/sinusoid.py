@@ -29,8 +29,11 @@ INPUTS = (-5.0, 5.0)
 
 
 class Sinusoid(Episodes):
-    """Regress ``amplitude * sin(x - phase)`` from ``shots`` of its points: amplitude uniform in
-    [0.1, 5], phase in [0, pi], inputs in [-5, 5], without noise, as the released code.
+    """Regress a sine wave from ``shots`` of its points.
+
+    Amplitude is uniform in [0.1, 5], phase in [0, pi], inputs in [-5, 5], without noise. The paper
+    leaves the sign of the phase open; the released code evaluates ``amplitude * sin(x - phase)``,
+    and so does this.
     """
 
     def __init__(
@@ -43,7 +46,10 @@ class Sinusoid(Episodes):
         dtype: torch.dtype = torch.float32,
         **_unused: object,
     ) -> None:
-        """``shots`` support and ``queries`` query points a task; :class:`DataError` below one."""
+        """``shots`` support and ``queries`` query points a task; :class:`DataError` below one.
+
+        Splits are different draws of one distribution.
+        """
         for flag, value in (("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")

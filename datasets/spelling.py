@@ -1,5 +1,9 @@
-"""How a flag spells a component of a user's own: ``module:attribute``, which may be called, as
-``my_file:MyNet(width=32, norm="group")``: arguments are Python's literals, given by name.
+"""How a flag spells a component of a user's own: ``module:attribute``, which may be called.
+
+``my_file:MyNet(width=32, norm="group")`` is ``MyNet`` of ``my_file.py`` with two arguments of its
+own. Arguments are given by name, and are Python's literals: numbers, texts, True, False, None, and
+tuples, lists, dictionaries and sets of these. They are part of the name, so whatever tells apart or
+keeps what a flag is given does so for them.
 """
 
 from __future__ import annotations

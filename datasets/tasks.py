@@ -20,7 +20,10 @@ from torch import Tensor
 
 
 class Task(NamedTuple):
-    """Support set and query set of ``B`` tasks; without the leading ``B``, of one task: a pytree.
+    """Support set and query set of ``B`` tasks; without the leading ``B``, of one task.
+
+    A ``NamedTuple`` is a pytree, so ``torch.func.vmap(f)(task)`` maps over the tasks and
+    ``Task(*(part[0] for part in task))`` is the first of them.
 
     Images are in class-major order (all examples of class 0, then all of class 1, ...):
 
@@ -29,11 +32,26 @@ class Task(NamedTuple):
     * ``query_x``: ``[B, N*Q, C, H, W]`` float in [0, 1]
     * ``query_y``: ``[B, N*Q]`` int64 in [0, N)
 
-    A mini-batch of ordinary classification (:mod:`datasets.batches`) is the query set, of E
-    examples in random order. Regression has points: ``[B, K, 1]`` and ``[B, Q, 1]`` float.
+    A mini-batch of ordinary classification (:mod:`datasets.batches`) is the query set: E examples
+    in place of N*Q, in random order; while training the support set is empty.
+
+    Regression has one point per example and no classes:
+
+    * ``support_x``, ``support_y``: ``[B, K, 1]`` float
+    * ``query_x``, ``query_y``: ``[B, Q, 1]`` float
     """
 
     support_x: Tensor
     support_y: Tensor
     query_x: Tensor
     query_y: Tensor
+
+    def __repr__(self) -> str:
+        """Types and shapes, not the numbers."""
+        parts = (
+            f"{name}={str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
+            if isinstance(part, Tensor)
+            else f"{name}={part!r}"
+            for name, part in zip(self._fields, self, strict=True)
+        )
+        return f"Task({', '.join(parts)})"

@@ -1,4 +1,7 @@
-"""A component of a user's own, imported."""
+"""A component of a user's own, imported.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,15 @@ from datasets.trust import refusal, search_path
 
 
 def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
-    """What a name in a user's own file means, and its parts; the module is imported.
+    """What a name in a user's own file means, and its parts.
 
-    ``given`` is with how many arguments, by position, this program calls what is meant. Raises
-    :class:`DataError` for what is not there, not defined there or takes no such arguments, for a
-    module that raises, and for a name that nobody but a file has said (:mod:`datasets.trust`).
+    The module is imported, also from the current directory. ``given`` is with how many arguments,
+    by position, this program calls what is meant.
+
+    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if the name is
+    not spelled as :mod:`datasets.spelling` says, if there is no such module or attribute, if that
+    is not defined there or takes no such arguments, or if the module ends in an exception of its
+    own. If nobody but a file has said the name (:mod:`datasets.trust`), the line names that file.
     """
     if line := refusal(spelled):
         raise DataError(line)
@@ -55,7 +62,11 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
 
 def _strange(module: str, loaded: Any) -> str:
-    """Why what a module holds is no component of it; "" if it is one."""
+    """Why what a module holds is no component of it; "" if it is one.
+
+    A package may offer what its own modules define. What is imported from elsewhere is not meant:
+    any function of Python is somewhere in most modules.
+    """
     plain = inspect.unwrap(loaded) if callable(loaded) else loaded
     if not isinstance(plain, (type, FunctionType)):
         return f"is no function or class, but {type(loaded).__name__}"

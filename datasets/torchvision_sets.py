@@ -1,5 +1,11 @@
-"""MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, as torchvision finds and downloads them,
-under ``<data-root>/<name>``. Validation is a tenth of its training part, drawn once and for all.
+"""MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, as torchvision finds and downloads them.
+
+torchvision looks for files under ``<data-root>/<name>``, and downloads what is missing there or has
+another MD5 than the published one. A decoded copy in the cache is what every process maps, and once
+it exists the files are not asked for again.
+
+Validation is a tenth of torchvision's training part, drawn once and for all without regard to
+class; test is torchvision's test part.
 """
 
 from __future__ import annotations
@@ -24,7 +30,10 @@ COMPONENTS = {
         "examples": "open_examples",
         "image_shape": (1, 28, 28),
     },
-    "fashion-mnist": {"like": "mnist", "help": "articles of clothing, ordinary classification"},
+    "fashion-mnist": {
+        "like": "mnist",
+        "help": "articles of clothing, ordinary classification",
+    },
     "cifar10": {
         "help": "10 kinds of objects in colour, ordinary classification",
         "examples": "open_examples",
@@ -34,7 +43,10 @@ COMPONENTS = {
         "like": "cifar10",
         "help": "100 kinds of objects in colour, ordinary classification",
     },
-    "svhn": {"like": "cifar10", "help": "house numbers in colour, ordinary classification"},
+    "svhn": {
+        "like": "cifar10",
+        "help": "house numbers in colour, ordinary classification",
+    },
 }
 
 # Constants of the project, not the run's --seed: every run validates on the same examples.
@@ -69,8 +81,9 @@ SOURCES: dict[str, Source] = {
 def open_examples(
     split: str, *, name: str, ways: int, data_root: Path, **_unused: object
 ) -> Examples:
-    """The examples of a split of the data set ``name``, all ``ways`` classes, or
-    :class:`DataError`.
+    """The examples of a split of the data set ``name``, a key of ``SOURCES``.
+
+    Raises :class:`DataError` if ``ways`` is not its number of classes, and as :func:`open_part`.
     """
     if ways != (classes := SOURCES[name].classes):
         raise DataError(f"--ways {ways}: {name} has {classes} classes; give --ways {classes}")
@@ -90,9 +103,10 @@ def split_rows(name: str, split: str, n: int) -> NDArray[np.int64]:
 
 
 def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
-    """Torchvision's ``part``, "train" or "test", in its order, read-only: images uint8 ``[n, H,
-    W]`` or ``[n, H, W, 3]``, and labels uint8 ``[n]``. Raises :class:`DataError` if they cannot be
-    had.
+    """Torchvision's ``part``, "train" or "test": images and labels, read-only, in its order.
+
+    uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, and uint8 ``[n]``. Raises :class:`DataError`, in one
+    line, if the files are missing or damaged and cannot be downloaded.
     """
     source = SOURCES[name]
     n, values = source.sizes[part], math.prod(source.shape)
@@ -107,7 +121,10 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
 
 
 def read_part(name: str, part: str, folder: Path) -> tuple[Bytes, Bytes]:
-    """What :func:`open_part` keeps, read from ``folder``; many processes may call."""
+    """What :func:`open_part` keeps, read from ``folder`` each time, downloading what is missing.
+
+    Many processes may call. Raises :class:`DataError` as that does.
+    """
     # Imported late: it is heavy, and the cache needs none of it.
     from torchvision import datasets as torchvision_datasets
 

@@ -1,6 +1,10 @@
-"""What a file names is not what its reader names. A component's name that a file has said (a run's
-config.yaml, a record) is a :class:`FromFile`: not imported, before a reader who trusts it makes a
-plain ``str`` of it.
+"""What a file names is not what its reader names: it is imported only where the reader trusts it.
+
+Whoever types a component's name means it. A file (a run's config.yaml, a record) may come from
+anybody, and hold any name. There it is a :class:`FromFile`, and :mod:`datasets.theirs` refuses to
+import it. Who has been told to trust the file makes a plain ``str`` of it.
+
+Nothing here imports torch, or what a file names.
 """
 
 from __future__ import annotations
@@ -32,7 +36,10 @@ def refusal(name: str) -> str:
 
 
 def search_path() -> list[str]:
-    """Where modules of a user's own are looked for: also in the current folder."""
+    """Where modules of a user's own are looked for: also in the current folder.
+
+    As ``python -m`` does; a program that is started by its path has its own folder there alone.
+    """
     here = str(Path.cwd())
     known = here in sys.path or "" in sys.path
     return [*sys.path] if known else [*sys.path[:1], here, *sys.path[1:]]

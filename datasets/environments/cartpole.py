@@ -1,5 +1,7 @@
-"""CartPole (Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077) as tensors: the
-dynamics of gymnasium's ``CartPole-v1``, for any number of carts, each with its own physics.
+"""CartPole (Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077) as tensors.
+
+The dynamics are those of gymnasium's ``CartPole-v1``, step by step, for any number of carts at
+once, each with physics of its own.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ CLOSE = 0.01
 
 
 class Navigation(Environment):
-    """State: position and goal. The position is observed; reward: minus the squared distance. A
-    policy answers a mean velocity; what is done is clipped to ±0.1.
+    """State: position and goal. The position is observed; reward: minus the squared distance.
+
+    A policy answers a mean velocity; what is done is clipped to ±0.1.
     """
 
     state_size, observation_size, outputs, draws, discrete = 4, 2, 2, 2, False

@@ -1,5 +1,8 @@
-"""What learners of policies share: acting (`Learner.materialise`, by parameters that are
-constants), and how probable what was done is, of which losses are pure functions.
+"""What learners of policies share: acting, and how probable what was done is.
+
+A policy's task materialises by acting: `Learner.materialise` plays it, by parameters that are taken
+as constants, and the losses then read what was seen and done. So they are pure functions, as every
+loss here, and whatever differentiates and distributes a classifier does so with a policy.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class Played(NamedTuple):
         support: For each inner step, its episodes: `Trajectory` of ``[B, steps, K, T, …]``.
         query: `Trajectory` of ``[B, Q, T, …]``.
         query_y: ``[B, 2]``: a number of the learner's own, and the mean return of the query's first
-            episodes.
+            episodes: what was measured while acting.
     """
 
     support: Trajectory | tuple[()]
@@ -82,7 +85,12 @@ class Policy(Learner):
     # ---- acting -------------------------------------------------------------------------------
 
     def choose(self, outputs: Tensor, draws: Tensor) -> Tensor:
-        """Return actions by outputs ``[…, outputs]`` and uniform numbers ``[…, D]``."""
+        """Return actions, given what the policy answers and uniform numbers in [0, 1).
+
+        Args:
+            outputs: ``[…, outputs]``.
+            draws: ``[…, D]``.
+        """
         if self.environment.discrete:
             below = outputs.softmax(-1).cumsum(-1)[..., :-1]
             return (draws >= below).sum(-1)
@@ -100,9 +108,13 @@ class Policy(Learner):
 
     @torch.no_grad()
     def act(self, params: Params, first: Tensor, draws: Tensor, *, each: bool) -> Trajectory:
-        """Play by ``params``, all tasks and episodes at once: ``first [B, E, R, S]``, ``draws [B,
-        E, T, D]``;
-        ``each``: parameters have a leading B, one set for each task.
+        """Play by ``params``, all tasks and episodes at once.
+
+        Args:
+            params: The network's, by its own names; with a leading B if ``each`` task has its own.
+            first: ``[B, E, R, S]``.
+            draws: ``[B, E, T, D]``.
+            each: Whether each task has parameters of its own.
         """
         dtype = next(iter(params.values())).dtype
         policy = self._policies if each else self._policy
@@ -138,6 +150,9 @@ class Policy(Learner):
 
 
 def first_return(played: Trajectory) -> Tensor:
-    """Return the mean, over environments, of the return of their first episode: ``[…]``."""
+    """Return the mean, over environments, of the return of their first episode: ``[…]``.
+
+    Not of all episodes: of those that fit into a given number of steps, more are short.
+    """
     before = played.ends.cumsum(-1) - played.ends
     return (played.rewards * (before == 0)).sum(-1).mean(-1)

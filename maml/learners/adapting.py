@@ -1,9 +1,12 @@
-"""What the inner loop adapts, and what stays: ``PATTERN[=RATE],…`` over a network's parameters.
+"""What the inner loop adapts, and what stays: patterns over the names of a network's parameters.
 
-A pattern is a name in which ``*`` stands for any characters, or ``@head`` (the output layer),
-``@body`` (all but that) or ``@norm`` (scales and shifts of batch norms). A parameter adapts at
-``--inner-lr`` times the rate of the last pattern that has it (1, if it has none); one with the rate
-0, or that no pattern has, stands still: ``*`` is MAML, ``@head`` ANIL, ``@body`` BOIL.
+``PATTERN[=RATE],…``: a pattern is a name in which ``*`` stands for any characters, as the network's
+author has it (one that fits none of these names may be as a run has it, ``module.…``), or ``@head``
+(the network's output layer), ``@body`` (all but that) or ``@norm`` (the scales and shifts of its
+batch norms, of which it may have none). A parameter adapts at ``--inner-lr`` times
+the rate of the last pattern that has it; without a rate that is 1. One with the rate 0, or that no
+pattern has, stands still. So ``*`` is MAML, ``@head`` ANIL, ``@body`` BOIL, ``*.lora_*`` a low-rank
+subset, ``*,@head=10`` MAML with a faster head.
 """
 
 from __future__ import annotations
@@ -24,9 +27,16 @@ from maml.networks.ordinary import own_name
 def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -> dict[str, float]:
     """Return the rates of what adapts, by name, in the order of ``names``.
 
-    ``why`` is what asks for the pattern, for messages. Raises `UserError` for a rate that is none,
-    a pattern that no name has, nothing that adapts, and ``@head`` of a network that does not name
-    it.
+    Args:
+        pattern: As above.
+        network: Whose ``head_prefix`` says which parameters ``@head`` has.
+        names: Of the network's parameters.
+        why: What asks for the pattern, for messages: ``--adapt …``.
+
+    Raises:
+        UserError: for a rate that is none, a pattern that no name has, nothing that adapts, and for
+            ``@head`` and ``@body`` where the network does not say which the output layer is, or no
+            name is of it.
     """
     names = list(names)
     rates = dict.fromkeys(names, 0.0)
@@ -44,8 +54,9 @@ def frozen(pattern: str | None, network: nn.Module, why: str) -> list[str]:
     """Return the names of the network's parameters that neither adapt nor learn, in order.
 
     They are those that its author has frozen, by ``requires_grad_(False)``, and those of
-    ``--freeze``: patterns without rates. From here on all require a gradient again: this list says
-    what learns.
+    ``--freeze``: patterns without rates. From here on all require a gradient again: what is
+    differentiated is said by a problem, and what learns by this list. Arguments and errors are
+    those of `adapting`; ``pattern`` may be None.
     """
     parameters = dict(network.named_parameters())
     still = {name for name, parameter in parameters.items() if not parameter.requires_grad}

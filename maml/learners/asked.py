@@ -18,8 +18,13 @@ from maml.params import Params
 
 
 def evaluate_together(learner: Learner, models: Sequence[Params], tasks: Task) -> dict[str, Tensor]:
-    """Return the `Learner.scores` of an ensemble: of its models' mean outputs (of a classifier
-    logits, as in MAML++'s released code, experiment_builder.py).
+    """Return the `Learner.scores` of an ensemble: of its models' mean outputs.
+
+    Each model adapts by itself. For a classifier, outputs are logits: their mean, not that of
+    probabilities, is what MAML++'s released code takes (experiment_builder.py).
+
+    Raises:
+        UserError: for a learner that is not evaluated by its outputs, as one that acts.
     """
     if type(learner).evaluate is not Learner.evaluate:
         name = learner.config.learner
@@ -31,8 +36,10 @@ def evaluate_together(learner: Learner, models: Sequence[Params], tasks: Task) -
 
 
 def mixes(learner: Learner, x: Tensor) -> bool:
-    """Say whether the network answers an example of ``x [E, …]`` by the others
-    (`maml.networks.mixing`); of `answers` that its author overrides nothing is known.
+    """Say whether the network answers an example by the others of its set, whatever is given.
+
+    Then no answer is non-transductive; of `answers` that its author overrides nothing is known.
+    See `maml.networks.mixing`, also for ``x [E, …]``.
     """
     kind, network = type(learner), learner.network
     stated = kind.answers.__module__.startswith("maml.")

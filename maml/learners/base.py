@@ -275,8 +275,12 @@ class Learner(nn.Module, ABC):
 
     @torch.no_grad()
     def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
-        """Return each task's loss and metrics for targets ``y``, ``{name: [B]}``, and the same of
-        ``non_transductive_<name>``. The loss is the objective's, or the author's own `loss`.
+        """Return each task's loss and metrics, ``{name: [B]}``, of its queries' targets ``y``.
+
+        The loss is the objective's, or the author's own `loss`, whatever else the learner was
+        trained with: so that learners can be compared.
+
+        Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
         """
         loss = self.objective.loss if self._is_own("loss") else self.loss
         results = {}

@@ -43,8 +43,9 @@ class CAVIA(MAML):
     φ ← φ − α ∇_φ L (equation 3), and the outer loop learns all the rest (equation 4). The context
     modulates the layer that the network calls its ``context_layer``:
 
-    - a batch norm is followed by FiLM (section 3.3): h ← (1 + γ) h + β, (γ, β) = A φ, computed as
-      another scale and shift of the norm. The released code has γ = A φ + b in place of 1 + A φ.
+    - a batch norm is followed by FiLM (section 3.3): h ← (1 + γ) h + β, (γ, β) = A φ. That is the
+      same as another scale and shift of the norm itself, and is computed so. The released code has
+      γ = A φ + b in place of 1 + A φ; here the context 0 leaves the network as it is.
     - of a linear layer the bias moves by A φ: as if φ were appended to its input (section 3.2).
     """
 
@@ -91,7 +92,7 @@ class CAVIA(MAML):
         )
 
     def modulated(self, params: Params) -> Params:
-        """See `Learner.modulated`: the network's weights as the context has them."""
+        """See `Stated.modulated`: the network's weights as the context has them."""
         if "context" not in params:
             return params
         by = params["modulation"] @ params["context"]

@@ -50,8 +50,13 @@ def training_task(config: Config) -> tuple[int, int]:
 
 
 def network_of(config: Config, contents: Contents, classes: int, *, any_outputs: bool) -> nn.Module:
-    """Return the network that a configuration names, its initial weights drawn by the seed; a
-    user's own, if ``any_outputs``, may have other outputs than ``classes``.
+    """Return the network that a configuration names, its initial weights drawn by the seed.
+
+    Args:
+        config: The configuration.
+        contents: What the data set holds.
+        classes: How many outputs the network of a classifier has.
+        any_outputs: Whether a user's own may have any other number.
     """
     inputs, outputs = contents.point
     outputs = classes if contents.classifies else outputs

@@ -1,5 +1,6 @@
-"""Learners without an inner loop: a network's features, and a classifier in closed form on them. S
-support and E query examples of a task, F features, N ways.
+"""Learners without an inner loop: a network's features, and a classifier in closed form on them.
+
+Shape legend: S support and E query examples of a task, F features, N ways.
 """
 
 from __future__ import annotations
@@ -48,9 +49,13 @@ class Embedding(Learner):
 
     @abstractmethod
     def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:
-        """Return logits ``[E, N]`` of queries ``[E, F]``, by support features ``[S, F]`` and their
-        classes, zeros and ones ``[S, N]``. ``params`` are all meta-parameters, without prefix those
-        of the network.
+        """Return logits ``[E, N]`` of queries.
+
+        Args:
+            params: All meta-parameters, without prefix those of the network.
+            support: Features ``[S, F]``.
+            one_hot: Their classes, ``[S, N]`` of zeros and ones.
+            query: Features ``[E, F]``.
         """
 
     def problem(self, meta_params: Params, steps: int) -> Problem:

@@ -1,7 +1,7 @@
 """Pre-train a classifier, then the nearest centroid, or a head that is tuned to the support set.
 
 The baselines of Chen et al. 2019 (arXiv:1904.04232, section 3.2) and Wang et al. 2019
-(arXiv:1911.04623).
+(arXiv:1911.04623): no learning to learn.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ HEAD = "tuned."
 class Finetune(Learner):
     """An ordinary classifier of the training classes, whose features serve new classes.
 
-    A training task is a mini-batch of ``--batch-size`` images of all classes of the training split,
-    which ``--train-ways`` counts. At test the features stand still. Without inner steps a query has
-    the class of the nearest centroid of the support set; with them a linear head, which begins at
-    zero, descends the cross-entropy of the support set: its `support_loss`.
+    Training is supervised: a task is a mini-batch of ``--batch-size`` images of all classes of the
+    training split, which ``--train-ways`` counts. At test the features stand still. Without inner
+    steps (``--eval-inner-steps 0``, or `python -m maml.evaluate RUN_DIR --steps 0`) a query has the
+    class of the nearest centroid of the support set; with them a linear head, which begins at zero,
+    descends the cross-entropy of the support set: its `support_loss`, where `set_loss` and
+    `query_loss` are of training.
     """
 
     any_ways = True

@@ -59,9 +59,11 @@ class IMAML(MAML):
     """Initial weights that pull the adapted ones, whose meta-gradient is that of the solution.
 
     The inner loop minimises the support loss plus λ/2 ‖φ − θ‖² (equation 3), λ being
-    ``--proximal``, at test ``--eval-proximal``. The released code takes plain steps and then one of
-    the pull alone (``--pull end``), its solver divides H by λ + 10 (``--cg-lambda 12``), and it
-    tests without a pull.
+    ``--proximal``, in training and, unless ``--eval-proximal`` says another λ, at test.
+
+    The released code does otherwise, and so do the presets that claim its command: it takes plain
+    steps and then one of the pull alone (``--pull end``), its solver divides H by λ + 10
+    (``--cg-lambda 12``), and it tests without a pull (``--eval-proximal 0``).
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:

@@ -48,17 +48,22 @@ class Flags:
 class MAMLpp(MAML):
     """MAML with what MAML++ changes of the inner problem, each with its flag.
 
-    - a learned rate α of each tensor and step, from ``--inner-lr`` on (LSLR, equation 4):
-      ``--lslr``;
-    - a scale γ and a shift β of the batch norms for each step, which do not adapt (BNWB):
-      ``--per-step-norm``. The query loss after a step uses that step's;
+    - a learned rate α of each tensor and step, which begins at ``--inner-lr`` (LSLR, section 4,
+      equation 4): ``--lslr``;
+    - a scale γ and a shift β of the batch norms for each step, which the inner loop does not adapt
+      (BNWB): ``--per-step-norm``. The query loss after a step uses that step's;
     - the query losses of all steps, weighted (MSL, equation 3), for so many epochs: `weights_of`,
       ``--msl-epochs``;
     - the first-order gradient for so many epochs (DA): ``--first-order-epochs``. The paper has 50;
       the released configurations have none.
 
-    An epoch is ``--iterations-per-epoch`` iterations. Evaluated with more steps than it was trained
-    with, it takes the last step's rates and norms again.
+    An epoch is ``--iterations-per-epoch`` iterations. The other parts are no learner's: the cosine
+    schedule is ``--meta-schedule cosine``, leaky ReLU is ``--leak``. The released batch norms keep
+    running statistics for each step, which never reach an output, as their layers always normalise
+    by the batch at hand; here there are none.
+
+    Evaluated with more steps than it was trained with, it takes the last step's rates and norms
+    again.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
@@ -126,9 +131,10 @@ class MAMLpp(MAML):
 
 
 def weights_of(epoch: int, steps: int, epochs: int) -> list[float]:
-    """Return the weights of the query losses after each step, which add up to 1, as the released
-    code: all begin at 1 / steps; earlier ones fall linearly to 0.03 / steps, and the last is the
-    rest.
+    """Return the weights of the query losses after each step, which add up to 1.
+
+    As in the released code: all begin at 1 / steps; those of earlier steps fall linearly to zero
+    over so many epochs, but not below 0.03 / steps, and the last step's is the rest.
     """
     earlier = max((1 - epoch / epochs) / steps, 0.03 / steps)
     return [earlier] * (steps - 1) + [1 - earlier * (steps - 1)]

@@ -26,8 +26,9 @@ COMPONENTS = {
 class MetaSGD(MAML):
     """MAML that learns, beside the initial weights θ, an inner rate α for each of them.
 
-    θ' = θ − α ∘ ∇L(θ) (equation 3), as often as ``--inner-steps`` says. Rates begin at
-    ``--inner-lr``, times what ``--adapt`` says.
+    θ' = θ − α ∘ ∇L(θ) (equation 3), as often as ``--inner-steps`` says (the paper: once); any
+    ``--inner-optimizer``'s updates in place of the gradient. Rates begin at ``--inner-lr``,
+    times what ``--adapt`` says.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:

@@ -27,8 +27,9 @@ COMPONENTS = {
 class MetaCurvature(MAML):
     """MAML whose inner gradients G are multiplied by learned matrices, which begin as identities.
 
-    MC(G) = G ×₃ M_f ×₂ M_i ×₁ M_o (equation 7): of a convolution along outputs, inputs and pixels,
-    of a matrix along outputs and inputs. A vector has a factor for each element, as in learn2learn.
+    MC(G) = G ×₃ M_f ×₂ M_i ×₁ M_o (equation 7): of a convolution along its outputs, inputs and the
+    pixels of its kernel, of a matrix along outputs and inputs. A vector has a factor for each
+    element, as in learn2learn. The same matrices serve every inner step.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:

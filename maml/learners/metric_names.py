@@ -1,5 +1,7 @@
-"""Which names a learner's metrics may not have: a run writes numbers of its own beside them, in
-metrics.jsonl, result.json and test_tasks.csv.
+"""Which names a learner's metrics may not have: a run writes numbers of its own beside them.
+
+A row of metrics.jsonl, result.json and a line of test_tasks.csv are flat: a metric stands there by
+its name, and another number of that name would be lost.
 """
 
 from __future__ import annotations

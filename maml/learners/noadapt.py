@@ -17,9 +17,11 @@ COMPONENTS = {
 
 
 class NoAdaptation(Learner):
-    """The weights of least query loss over all tasks, taken as they are at test: the floor under
-    every learner that adapts (as in arXiv:1703.03400, section 5.1). In few-shot classification it
-    can only guess.
+    """The weights of least query loss over all tasks, taken as they are at test.
+
+    The floor under every learner that adapts (as in arXiv:1703.03400, section 5.1, where it answers
+    every sinusoid alike). Labels of a few-shot classification are drawn anew for each task, so all
+    that it can do there is to guess: 1 / N.
     """
 
     def problem(self, meta_params: Params, steps: int) -> Problem:

@@ -15,7 +15,7 @@ class Objective(NamedTuple):
     """A mean loss over examples, and metrics of the same examples.
 
     Attributes:
-        loss: ``(outputs [E, …], targets [E, …]) → scalar``.
+        loss: ``(outputs [E, …], targets [E, …]) → scalar``, the mean over the E examples.
         metrics: ``(outputs [… E, …], targets) → {name: […]}``, of one set or of many at once.
         names: The names of ``metrics``, in order.
     """
@@ -40,7 +40,10 @@ def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def _precisions(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Accuracy, which is also precision@1, and the fraction whose label is among the five first."""
+    """Accuracy, which is also precision@1, and the fraction whose label is among the five first.
+
+    Fewer than five classes are all among the first five.
+    """
     accuracy = _accuracy(logits, labels)["accuracy"]
     first = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
     among = (first == labels[..., None]).any(-1).to(logits.dtype).mean(-1)

@@ -1,5 +1,7 @@
-"""A learner's computations of B tasks, one task after the other in each of some threads; what a
-network draws has the address of the task.
+"""A learner's computations of B tasks, one task after the other in each of some threads.
+
+So it is where ``torch.func.vmap`` cannot batch tasks, or where one task is work enough
+(``--batching``). What a network draws has the address of the task.
 """
 
 from __future__ import annotations
@@ -34,10 +36,21 @@ def addresses(learner: Learner, split: str, ids: Tensor) -> list[draws.Address]:
 
 
 def outer_gradient(
-    learner: Learner, meta_params: Params, tasks: Any, where: Sequence[draws.Address], phase: int
+    learner: Learner,
+    meta_params: Params,
+    tasks: Any,
+    where: Sequence[draws.Address],
+    phase: int,
 ) -> OuterGradient:
-    """Return what `Learner.outer_gradient` does. ``tasks`` may be a list, each a batch of one, of
-    any sizes: then there are no outputs. ``where`` is where their draws come from, if they draw.
+    """Return what `Learner.outer_gradient` does.
+
+    Args:
+        learner: Its `Learner.draws` becomes true where the tasks turn out to draw.
+        meta_params: ``{name: […]}``.
+        tasks: B tasks; or a list of them, each a batch of one, whose sets may be of any sizes. Then
+            there are no outputs.
+        where: Where each task's draws come from, if there are any.
+        phase: Of the tasks.
     """
 
     def one(own: Learner, task: Any) -> OuterGradient:
@@ -72,7 +85,14 @@ def each(
     tasks: Any,
     where: Sequence[draws.Address] | None = None,
 ) -> Iterator[T]:
-    """Yield ``function(learner, task)`` of each of B tasks in order, with draws from ``where``."""
+    """Yield ``function(learner, task)`` of each task, a batch of one, in order.
+
+    Args:
+        learner: What the function calls, or a copy of it.
+        function: Of one task.
+        tasks: B tasks, or a list of them, each a batch of one.
+        where: Where their draws come from; None: nowhere.
+    """
     items = list(one_by_one(tasks))
     if where is None or not learner.draws:
         where = [draws.NONE] * len(items)
@@ -99,7 +119,11 @@ def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
 
 
 def check(learner: Learner, meta_params: Params, tasks: Any, phase: int) -> None:
-    """Refuse losses that do not read in some task what they should, once a phase."""
+    """Refuse losses of a phase that do not read in some task what they should; once a phase.
+
+    Raises:
+        ValueError: as `maml.metagradient.reading.check_read`; RuntimeError likewise.
+    """
     if phase in learner.checked:
         return
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}

@@ -13,7 +13,9 @@ COMPONENTS = {
         "adapts_at_test": False,
         "help": "the nearest mean of a class's features",
         "reads": ("train_ways", "train_shots", "shots", "queries", "eval_queries"),
-        "refuses": {"meta_gradient": {"mixed": "has no inner loop"}},
+        "refuses": {
+            "meta_gradient": {"mixed": "has no inner loop"},
+        },
         "ignores": {"head_init": "takes the output layer off"},
     }
 }

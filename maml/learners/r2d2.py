@@ -24,9 +24,11 @@ COMPONENTS = {
 class R2D2(Embedding):
     """A query's logits are those of a ridge regression of the classes on the support features.
 
-    W = Xᵀ (X Xᵀ + λ I)⁻¹ Y (equation 4) and logits α X' W (equation 6), with a column of ones in X,
-    and with X and Y divided by √S, as in the released code. λ and α are learned, as logarithms: the
-    released code learns α itself and has λ by a flag.
+    W = Xᵀ (X Xᵀ + λ I)⁻¹ Y (equation 4: a system of as many unknowns as support examples) and
+    logits α X' W (equation 6), with a column of ones in X for the bias, and with X and Y divided by
+    √S, as in the released code. λ and α are learned, as logarithms, so that they stay positive: the
+    released code learns α itself and has λ by a flag. Equation 6 has a shift β of all logits, too,
+    which no softmax sees.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:

@@ -57,15 +57,19 @@ class Flags:
 class Reptile(MAML):
     """Initial weights whose gradient is what the inner loop has moved them by, reversed.
 
-    The outer loop's SGD with ``--meta-lr 1 --meta-schedule linear`` is the paper's meta-step
-    (section 6.1). The inner loop takes mini-batches of the support set (``--inner-batch``), one
-    random order after another, as the released code; the orders have addresses. The query set is
-    only reported on.
+    The outer loop's SGD with ``--meta-lr 1 --meta-schedule linear`` is the paper's meta-step, which
+    falls linearly from 1 to 0 (section 6.1). The inner loop takes mini-batches of the support set
+    (``--inner-batch``), one after another through one random order after another, as the released
+    code. Each training task's support set is shuffled by an order of its own; the order of a pass
+    has an address as well (the seed, the pass). The query set is only reported on.
 
     The released code's inner Adam (``--inner-optimizer adam0``: β₁ is 0) goes on from task to task
-    with its second moment. With ``--keep-moment`` that is a meta-parameter: each task begins at it,
-    and it moves by the meta-step towards the mean over tasks of where it ends. Tests begin at it,
-    too, as if losses were sums over a mini-batch, as they are in the released code.
+    with its second moment. ``--keep-moment`` does so, too, but so that the order of the tasks makes
+    no difference: the second moment is a meta-parameter. Each task begins at it, and it moves by
+    the meta-step towards the mean over tasks of where it ends. Tests begin at it, too, as if losses
+    were sums over a mini-batch, as they are in the released code: where a test's mini-batches are
+    half as large as those of training, its steps are half as long. Without, it begins anew with
+    each task: every weight then moves by about as much in each step, also where a task is learned.
 
     Attributes:
         keeps_moment: Whether it does.
@@ -101,6 +105,7 @@ class Reptile(MAML):
         return dataclasses.replace(problem, displacement=True)
 
     def _trained_on(self) -> int:
+        """Return how many examples a step sees in training."""
         config = self.config
         ways, shots = training_task(config)
         return self._examples(config.inner_batch, ways, shots)
@@ -110,7 +115,10 @@ class Reptile(MAML):
         return there if batch is None else min(batch, there)
 
     def _remembering(self, problem: Problem, meta_params: Params, examples: int) -> Problem:
-        """Let Adam begin at the kept moment, for mean losses over ``examples`` a step."""
+        """Let Adam begin at the kept moment, for mean losses over ``examples`` a step.
+
+        A sum's gradient is ``examples`` times the mean's, and its square so often squared.
+        """
         if not self.keeps_moment:
             return problem
         scale = (self._trained_on() / examples) ** 2

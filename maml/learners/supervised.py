@@ -1,4 +1,7 @@
-"""Supervised learning: a task is a mini-batch of ordinary classification, without an inner loop."""
+"""Supervised learning: ordinary classification, a task being a mini-batch without an inner loop.
+
+Whatever trains a meta-learner trains a classifier then: the same strategies, logs and checkpoints.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,11 @@ from maml.params import Params
 
 
 def tree(params: Params) -> nn.Module:
-    """Return a module whose parameters have the names (with dots) and values of ``params``."""
+    """Return a module whose parameters have the names and the values of ``params``.
+
+    The names may have dots, as a network's have; the module is never called. Its parameters come in
+    the order of ``params``.
+    """
     root = nn.Module()
     for name, tensor in params.items():
         *path, last = name.split(".")

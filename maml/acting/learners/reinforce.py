@@ -37,8 +37,8 @@ SHORTEST = 8
 class Reinforce(Policy):
     """The policy gradient of T steps in each environment, whose episodes follow one another.
 
-    Each environment's own returns: discounted rewards to the end of the episode, less their mean,
-    by their deviation, as in torch's example of batched RPC.
+    Each environment's own returns: discounted rewards from a step on to the end of its episode,
+    less their mean, by their deviation, as in torch's example of batched RPC.
     """
 
     def __init__(self, config: Config) -> None:

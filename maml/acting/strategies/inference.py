@@ -16,8 +16,11 @@ from maml.strategies.gathering import Answer, answer_all
 
 
 class Inference:
-    """The policy of one step of training, for any thread: in so many ``forwards`` it has answered
-    so many ``requests``.
+    """The policy of one step of training, for any thread.
+
+    Attributes:
+        forwards, requests: How many forward passes have answered how many requests.
+        seconds: What each forward pass took, with the drawing of its actions.
     """
 
     def __init__(self, learner: Policy) -> None:

@@ -101,8 +101,9 @@ def test_miniimagenet_follows_the_published_protocol(
 
 def test_what_a_preset_deviates_in_is_said() -> None:
     """Every pattern is of presets, and every few-shot image row has a sentence."""
-    for pattern in " ".join(DEVIATIONS).split():
-        assert fnmatch.filter(PRESETS, pattern), pattern
+    for patterns, _ in DEVIATIONS:
+        for pattern in patterns:
+            assert fnmatch.filter(PRESETS, pattern), pattern
     for name, config in PRESETS.items():
         if config.published is not None and config.learner != "supervised":
             assert published_row(config)["deviations"], name

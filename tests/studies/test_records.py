@@ -23,7 +23,7 @@ from maml.config import Config
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, changed, with_values
 from maml.errors import UserError
-from maml.evaluation.best import recorded_content
+from maml.evaluation.best import RECORDED, recorded_content
 from maml.learners import build_learner
 from maml.run import checkpoint, directory, provenance
 from maml.run.provenance import digest_of
@@ -34,6 +34,12 @@ from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.metagradient.peer import oracle
 from tests.runs import glyphs, last, same
+
+OF_MAML = sorted(
+    path.parent
+    for path in recorded.RECORDS.glob("*/*/record.json")
+    if path.parts[-3].startswith(("maml-", "fomaml-"))
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +81,20 @@ def test_what_was_kept_scores_what_it_says(
     assert table._went_wrong(answers) == "its test loss is not finite"
 
 
+def test_a_record_of_what_validated_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+    config = glyphs(test_tasks=6, run_dir=str(tmp_path / "run"), iterations=3, eval_every=2)
+    assert Trainer(with_values(config, test_model="best")).run() == 0
+    kept = record.write(tmp_path / "run", tmp_path / "records")
+    assert check_record.main([str(kept), "--tasks", "6"]) == 0
+    assert "6 tasks score what it says" in capsys.readouterr().out
+    assert maml.load(kept).iteration == recorded.read(kept).result["tested_iteration"] == 2
+    # In float32 other threads would give other bits.
+    assert recorded.read(kept).made["command"].endswith(" --threads 1")
+
+
 def test_a_record_is_a_model_to_adapt(kept: Path, run_dir: Path) -> None:
     task = maml.episodes("glyphs", split="test", ways=2, shots=1, queries=3).task(0)
     expected = maml.load(run_dir).adapt(task.support_x, task.support_y).logits(task.query_x)
@@ -114,6 +134,8 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     warning = f"warning: {said} this checkpoint was saved: results may differ\n"
     uses = [
         lambda: evaluation.main(["run", "--tasks", "2", "--trust"]),
+        lambda: maml.load("run", trust=True),
+        lambda: maml.load("run/checkpoints/last.pt", trust=True),
         lambda: maml.load(kept, trust=True),
     ]
     for use in uses:
@@ -131,12 +153,21 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     assert warning in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("preset", ["maml-omniglot-20way-1shot", "maml-miniimagenet-5way-1shot"])
-def test_learn2learn_finds_what_our_records_say(preset: str, data_root: Path) -> None:
-    """The first tasks, of both of MAML's networks."""
-    one = recorded.read(recorded.RECORDS / preset / "seed-0")
-    config = with_values(one.config, data_root=str(data_root))
-    assert off_from_learn2learn(dataclasses.replace(one, config=config), 5) < 1e-4
+@pytest.mark.parametrize("folder", OF_MAML, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_learn2learn_finds_what_our_records_say(
+    folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """The first tasks of each of MAML's records, of first order, too."""
+    one = recorded.read(folder)
+    config = one.config
+    if config.adapt is not None or config.inner_optimizer != "sgd":
+        pytest.skip("learn2learn's MAML adapts all, by plain steps")
+    if not (folder / RECORDED).is_file():
+        pytest.skip("its parameters are not kept")
+    if config.data != "glyphs":
+        root = request.getfixturevalue("data_root")
+        one = dataclasses.replace(one, config=with_values(config, data_root=str(root)))
+    assert off_from_learn2learn(one, 20) < 1e-4
 
 
 def off_from_learn2learn(one: Run, tasks: int) -> float:
@@ -212,6 +243,26 @@ def test_a_run_that_went_on_elsewhere_names_both_machines(run_dir: Path, tmp_pat
     assert record.write(onward, tmp_path, "again") == done
     assert recorded.read(done).made["note"] == "again"
     assert table.table(tmp_path, "run", "maml-*").endswith(", seed 0: again")
+
+
+def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    first = record.write(run_dir, tmp_path)
+    other = tmp_path / "other"
+    shutil.copytree(run_dir, other)
+    content = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(content.replace("inner_lr: 0.4", "inner_lr: 0.3"))
+    config = directory.read_config(other)
+    assert recorded.place_of(config).name == "seed-0" and config.inner_lr == 0.3
+    assert tmp_path / recorded.place_of(config) != first
+    shutil.copytree(first, tmp_path / recorded.place_of(config))
+    kept = tmp_path / recorded.place_of(config) / "config.yaml"
+    kept.write_text(kept.read_text().replace("inner_lr: 0.4", "inner_lr: 0.3"))
+    rows = table.table(tmp_path, "run").splitlines()[2:]
+    assert len(rows) == 2 and "--inner-lr 0.3" in rows[1] and "inner-lr" not in rows[0]
+    # Both are too short for the preset's own.
+    assert table.table(tmp_path, "run", "own").splitlines()[2:] == []
 
 
 def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,12 +384,19 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"result\.json: No such file"):
         record.write(copy, tmp_path)
     # Before anything is copied: result.json is still missing.
-    (copy / "config.yaml").write_text(yaml.safe_dump(yaml.safe_load(config) | {"starts": []}))
-    with pytest.raises(UserError, match=r"config.yaml: damaged: its starts is \[\]"):
-        record.write(copy, tmp_path)
-    place = copy / "config.yaml"
-    with pytest.raises(UserError, match=rf"^--records {place}: (File exists|Not a directory)"):
-        record.main([str(run_dir), "--records", str(place)])
+    content = yaml.safe_load(config)
+    (start,) = content["starts"]
+    for other, said in (
+        ({"starts": []}, r"its starts is \[\]"),
+        ({"starts": [start | {"iteration": 5}]}, "does not say how the run began"),
+        ({"versions": None}, "its versions is None"),
+    ):
+        (copy / "config.yaml").write_text(yaml.safe_dump(content | other))
+        with pytest.raises(UserError, match=f"config.yaml: damaged: .*{said}|{said}$"):
+            record.write(copy, tmp_path)
+    for place in (copy / "config.yaml", copy / "config.yaml" / "below"):
+        with pytest.raises(UserError, match=rf"^--records {place}: (File exists|Not a directory)"):
+            record.main([str(run_dir), "--records", str(place)])
     with pytest.raises(UserError, match="no record there"):
         check_record.main([str(copy / "checkpoints")])
     with pytest.raises(UserError, match="--tasks must be at least 1, not 0"):

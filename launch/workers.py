@@ -2,14 +2,10 @@
 
     launch/local PRESET [--workers N] [--restarts N] [--flag value …]
 
-torchrun's key-value store listens at every address of a host, and whoever reaches it can write
-there. Here the store, RPC and gloo listen at the loopback alone. And torchrun ends all workers when
-one is lost. Here they decide themselves, once they have met: a run that can do without one goes on.
-Where all have ended, all are started again if that was asked for, and continue from the last
-checkpoint.
+torchrun's store listens at every address of a host; here all listen at the loopback alone. And
+torchrun ends all workers when one is lost; here they decide themselves, once they have met. Where
+all have ended, all are started again, if that was asked for.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
@@ -49,12 +45,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
-    """Return the workers, if they are given, the restarts, and all other flags, which are checked.
-
-    Raises:
-        UserError: for a flag that cannot work.
-        SystemExit: after the help.
-    """
+    """Return the workers, if given, the restarts, and all other flags, which are checked."""
     parser = argparse.ArgumentParser(
         prog="launch/local", description=__doc__, add_help=False, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -133,10 +124,9 @@ class _Workers:
         self.stopped_by = 0
 
     def wait(self, signals: list[int]) -> int:
-        """Wait until all have ended, and hand on the ``signals`` that come; return the exit code.
+        """Wait until all have ended, and hand on ``signals``; return the first failure's exit code.
 
-        It is 0 if rank 0's is: the run is done, whoever was lost. Else it is that of the first that
-        failed.
+        It is 0 if rank 0's is: the run is done, whoever was lost.
         """
         deadline = math.inf
         while self._living():

@@ -1,7 +1,5 @@
 """``maml PROGRAM …``, or ``python -m maml PROGRAM …``: all programs under one name."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

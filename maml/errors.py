@@ -1,7 +1,5 @@
 """Errors that a user can mend, and the exit codes that go with them."""
 
-from __future__ import annotations
-
 
 class UserError(Exception):
     """Bad input: ``str(error)`` is one line that names the flag or the file. Exit code 2."""

@@ -10,8 +10,6 @@ It appends to the run directory's ``evaluations.jsonl``; with ``--watch``, a row
 checkpoint as training makes them. A record stays as it is.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy

@@ -1,7 +1,5 @@
 """Parameters by name: what learns, what adapts, and their gradients."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import torch
@@ -25,10 +23,9 @@ def without_prefix(params: Params, prefix: str) -> Params:
 
 
 def sum_rows(rows: Tensor) -> Tensor:
-    """Return the sum over the first dimension, which lies in memory as each of the rows does.
+    """Return the sum over the first dimension, without a graph; it lies in memory as the rows do.
 
-    Torch's own result is contiguous; where the rows are not, it takes tens of times as long. There
-    is no graph.
+    Torch's own result is contiguous; where the rows are not, it takes tens of times as long.
     """
     if rows.is_sparse:
         return rows.detach().sum(0)

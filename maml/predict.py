@@ -1,13 +1,9 @@
-"""Predict with a trained model on folders of images: ``python -m maml.predict RUN_DIR …``.
-
-    python -m maml.predict runs/maml-omniglot-5way-1shot-… --support animals --query unknown
+"""``python -m maml.predict RUN_DIR …``: predict with a trained model on folders of images.
 
 SUPPORT holds one folder a class, with any number of images each. QUERY is an image, a folder of
 images, or a folder of folders of the same classes; of the last the accuracy is told, too. One line
 an image: file, class, probability, with tabs between them.
 """
-
-from __future__ import annotations
 
 import argparse
 import json

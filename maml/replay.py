@@ -1,33 +1,26 @@
 """``python -m maml.replay RUN_DIR``: the tasks of a step that was not finite, one by one.
 
-    python -m maml.replay runs/maml-omniglot-5way-1shot-… [--iteration 1234]
-
 A training that meets a loss or gradient that is not finite does not take that step, and keeps its
 tasks and the model before it. Here each task is computed alone: which one is it?
 """
-
-from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from datasets.words import counted
 from maml.config import registry
 from maml.config.parser import Parser, add_trust, whole_number
 from maml.errors import UserError
+from maml.networks.headless import in_short
 from maml.params import Params
 from maml.run import directory, refused
 from maml.run.checkpoint import check_model
 from maml.run.provenance import warn_of_edits
 from maml.strategies.local import alone
 from maml.worker import Share, Worker
-
-NAMES = 4
-"""How many parameters a line names."""
 
 
 def main(arguments: list[str]) -> int:
@@ -45,8 +38,11 @@ def main(arguments: list[str]) -> int:
     model: Params = saved["model"]
     print(f"{run_dir}: iteration {row['iteration']}: {row.get('reason')}", flush=True)
     bad = [task for task in tasks.tolist() if not _is_fine(worker, model, task)]
-    print(_verdict(bad, len(tasks)))
-    if not bad:
+    if bad:
+        said = f"{len(bad)} of {counted(len(tasks), 'task')} not finite"
+        print(f"{said}: {', '.join(map(str, bad))}")
+    else:
+        print(f"each of the {len(tasks)} tasks is finite by itself, here and now")
         share = worker.share(model, tasks, worker.learner)
         print(f"together: {_numbers(worker, share)}{_faults(share.gradients)}")
     return 0
@@ -90,25 +86,9 @@ def _numbers(worker: Worker, share: Share) -> str:
 
 
 def _faults(gradients: Params) -> str:
-    """Name the parameters whose gradient cannot be learned from."""
-    names = [name for name, gradient in gradients.items() if not _is_usable(gradient)]
-    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return f"; not finite in {', '.join(names[:NAMES])}{more}" if names else ""
-
-
-def _is_usable(gradient: Tensor) -> bool:
-    """Whether its elements, and their squares, are finite: see `OuterOptimizer.step`."""
-    return bool((gradient * gradient).isfinite().all())
-
-
-def _verdict(bad: list[int], tasks: int) -> str:
-    if bad:
-        few = ", ".join(map(str, bad[:20])) + (", …" if len(bad) > 20 else "")
-        return f"{len(bad)} of {counted(tasks, 'task')} not finite: {few}"
-    return (
-        f"each of the {tasks} tasks is finite by itself, here and now; with --ps-mode async the "
-        "gradient may have been of an earlier model"
-    )
+    """Name the parameters whose gradient, or its square, is not finite: see `OuterOptimizer`."""
+    names = [name for name, grad in gradients.items() if not (grad * grad).isfinite().all()]
+    return f"; not finite in {in_short(names)}" if names else ""
 
 
 if __name__ == "__main__":

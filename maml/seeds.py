@@ -1,7 +1,5 @@
 """Seeds for generators that libraries own, from the project's addresses."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator
@@ -19,11 +17,7 @@ def seed_of(seed: int, purpose: str, index: int = 0, split: str = "") -> int:
 
 @contextlib.contextmanager
 def drawn(seed: int, purpose: str) -> Iterator[None]:
-    """Let what is drawn inside follow the address (seed, purpose), and nothing outside follow it.
-
-    That is what torch, numpy and Python draw from their global generators, as modules do when they
-    are made: so every process makes the same ones.
-    """
+    """Let what torch, numpy and Python draw inside follow the address (seed, purpose)."""
     with kept():
         begin(seed_of(seed, purpose))
         yield

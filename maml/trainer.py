@@ -1,7 +1,5 @@
 """The outer loop: ids → strategy → mean gradient → optimizer → log → checkpoint."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

@@ -1,10 +1,8 @@
 """A worker's share of an iteration: materialise tasks from their ids, differentiate, sum.
 
-Every strategy calls the methods of `Worker`; here, and nowhere else, is what a meta-gradient
-is. Parameters come with the call, gradients leave as a sum with its count.
+Every strategy calls the methods of `Worker`. Parameters come with the call, gradients leave as a
+sum with its count.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -61,10 +59,7 @@ class Share(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Training tasks of one phase (`Learner.phase`), which travels with them.
-
-    ``tasks``, of the ids ``ids [B]``, are as a sampler makes them, or made already by acting.
-    """
+    """Training tasks of one phase (`Learner.phase`), of the ids ``ids [B]``, made or to be made."""
 
     phase: int
     tasks: Any
@@ -204,17 +199,13 @@ class Worker:
     def on_own_thread(self, compute: Callable[[], T]) -> T:
         """Return ``compute()``, run on one of the worker's own threads: as many as torch has.
 
-        For calls that come in on a transport's threads, of which there are many. A thread has
-        working memory of its own, the kernels' and the allocator's; the same few threads find it
-        warm, and share the cores without contending for them.
+        Calls come in on many threads of a transport. These few find working memory warm, and share
+        the cores without contending for them.
         """
         return self._threads.submit(compute).result()
 
     def get_ready(self, sizes: Iterable[int]) -> None:
-        """Do as ``--compile`` says from here on, at once for calls with so many training tasks.
-
-        A worker that is not told to get ready for a run compiles nothing.
-        """
+        """Do as ``--compile`` says from here on, at once for calls with so many training tasks."""
         in_torch = self._in_torch and self.learner.batching == "vmap"
         self.compiled = compiled.choose(self.config, self.device, in_torch=in_torch)
         if self.compiled is None:
@@ -223,11 +214,7 @@ class Worker:
             self.share(self.learner.meta_parameters(), torch.arange(size), self.learner)
 
     def why_no_kernels(self) -> str | None:
-        """Return why compiled kernels do not serve this run; None where they do, or nobody asks.
-
-        Nobody asks without an inner loop, on a GPU, for what is no image, or where the flags say
-        otherwise.
-        """
+        """Return why compiled kernels do not serve this run; None where they do, or nobody asks."""
         asked_otherwise = self.config.kernels != "auto"
         few_shot = registry.learner(self.config.learner).tasks == "episodes"
         if not few_shot or asked_otherwise or self.device.type != "cpu":
@@ -366,9 +353,7 @@ class Worker:
 
     def _one_by_one(self, learner: Learner, tasks: Any) -> bool:
         """Say whether tasks are computed one by one."""
-        if isinstance(tasks, list):
-            return True
-        return learner.batching == "tasks"
+        return isinstance(tasks, list) or learner.batching == "tasks"
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
         """Split ids into batches of a bounded size: memory stays bounded, too."""

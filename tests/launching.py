@@ -1,16 +1,10 @@
 """Start the program as a user does, in processes of its own, and never leave one behind.
 
-``run_train`` runs ``python train_maml.py …``, ``run_torchrun`` the same under torchrun, ``run``
-any command line; each waits, within a hard time limit (see `SLACK`), and returns a
-``CompletedProcess`` with text output. ``start`` returns a `Launched` at once, for tests that send
-signals.
-
-Every launched process inherits a variable with a value of its own, by which its descendants are
-found whatever session or process group they move to. Past the time limit the Python stacks of all
-of them are dumped (py-spy, where it is installed and allowed), all are killed and the test fails.
+``run_train``, ``run_torchrun`` and ``run`` wait, within a hard time limit (see `SLACK`); ``start``
+returns a `Launched` at once, for tests that send signals. Every launched process inherits a
+variable by which its descendants are found, whatever session they move to. Past the time limit the
+Python stacks of all of them are dumped (py-spy), all are killed and the test fails.
 """
-
-from __future__ import annotations
 
 import os
 import shutil
@@ -29,6 +23,7 @@ import psutil
 REPO = Path(__file__).resolve().parents[1]
 TRAIN = [sys.executable, "train_maml.py"]
 MARKER = "MAML_TEST_LAUNCH"
+Completed = subprocess.CompletedProcess[str]
 
 # Whatever the caller's shell or an enclosing torchrun says must not reach a test.
 _NOT_INHERITED = (
@@ -58,12 +53,8 @@ def start_ranks(
     own: Mapping[int, Sequence[str]] | None = None,
     script: str = "train_maml.py",
     env: Mapping[str, str] | None = None,
-) -> list[Launched]:
-    """Start every rank of ``script args`` on its own, as a cluster's launcher does.
-
-    Unlike under torchrun, the end of one is not the end of all, and a rank can be given arguments
-    of its ``own``.
-    """
+) -> "list[Launched]":
+    """Start every rank of ``script args`` on its own: the end of one is not the end of all."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -101,25 +92,16 @@ def run(
     expect: int | None = 0,
     cwd: Path = REPO,
 ) -> Completed:
-    """Run ``command`` to its end and return it, with ``stdout`` and ``stderr`` as text.
+    """Run ``command`` to its end, at most ``timeout`` × `SLACK` s; return it, with output as text.
 
-    Args:
-        command: The command line.
-        timeout: Seconds (times `SLACK`) after which all is dumped and killed, and the test fails.
-        env: Variables to add; with the value None, to remove.
-        expect: The exit code that it must end with; None: any.
-        cwd: The working directory.
+    ``env`` has variables to add, or to remove (None); ``expect`` is its exit code, None any.
     """
     launched = start(command, env=env, cwd=cwd)
     return launched.wait(timeout, expect=expect)
 
 
 def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Completed]:
-    """Run ``commands`` at the same time to their ends, as hosts of one run do; each must end well.
-
-    Once one fails, or ``timeout`` seconds (times `SLACK`) have passed, all are killed and the test
-    fails.
-    """
+    """Run ``commands`` at the same time to their ends; once one fails, all are killed."""
     deadline = time.monotonic() + SLACK * timeout
     started: list[Launched] = []
     try:
@@ -139,12 +121,9 @@ def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Comp
 
 def start(
     command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: Path = REPO
-) -> Launched:
+) -> "Launched":
     """Start ``command`` in a session of its own and return at once."""
     return Launched(command, env or {}, cwd)
-
-
-Completed = subprocess.CompletedProcess[str]
 
 
 class Launched:

@@ -4,12 +4,9 @@
 
 Each round takes a strategy whose sums have one order, trains with it, and at random moments kills,
 stops or slows one of its processes, or kills or suspends all. A run that has ended early is started
-again by the same command. The parameters at its end are those of a run that nobody disturbed, bit
-for bit.
-The seed decides strategies, faults and the moments; how far a run has come by then is chance.
+stops or slows one of its processes, or kills or suspends all. A run that has ended early is started
+again by the same command. The parameters at its end are those of a run that nobody disturbed.
 """
-
-from __future__ import annotations
 
 import argparse
 import json

@@ -1,7 +1,5 @@
 """Evaluation: the interval, what it may depend on, and the command."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Which of a run's models validated best."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores of a strategy's parameters on a split: means and intervals over tasks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any

@@ -1,15 +1,9 @@
 """``--compile``: a whole meta-gradient compiled for each shape of tasks it meets.
 
-The function is run once while every operation that it ends in is written down (`record`): what
-``torch.func`` transforms, autograd and the inner optimizer do in Python is then done, and what is
-left is one list of tensor operations, for which torch's inductor generates code.
-
-Nothing is taken on trust: the result on other inputs than those that it was made with is compared
-with the function's own. Whatever goes wrong is one line on stderr, after which the function itself
-serves.
+The operations that it ends in are recorded, and torch's inductor generates code for them. The
+result on other inputs is compared with the function's own. Whatever goes wrong is one line on
+stderr, after which the function itself serves.
 """
-
-from __future__ import annotations
 
 import contextlib
 import logging
@@ -43,13 +37,9 @@ LIMIT_S = 900.0
 LONG_RUN = 500_000
 """Tasks in all from which ``--compile auto`` compiles on a CPU."""
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 0.1}
-"""Largest accepted norm of a tensor's difference, relative to the norm of what it differs from.
-
-In float32 another order of rounding may turn a ReLU, and so move the gradient itself.
-"""
+"""Largest accepted norm of a difference, relative to the tensor's; a ReLU may turn in float32."""
 FLOOR = 0.1
-"""To a tensor's own norm comes so much of that of all beside it (all gradients, say): some consist
-of rounding alone, as those of biases that a batch norm subtracts again."""
+"""To a tensor's own norm comes so much of that of all beside it: some consist of rounding alone."""
 
 
 class _Form(NamedTuple):
@@ -60,10 +50,9 @@ class _Form(NamedTuple):
 
 
 class Compiled:
-    """Calls pure functions of tensors, each through a form compiled for the inputs' shapes.
+    """Calls a pure function of tensors through a form compiled for the inputs' shapes.
 
-    The functions given to one object must be the same function of their inputs. Threads may share
-    it.
+    All functions given to one object must be the same one. Threads may share it.
     """
 
     def __init__(self, stage: Stage, *, speaks: bool = True) -> None:
@@ -116,11 +105,7 @@ class Compiled:
         return _Form(run, form_structure)
 
     def _compare(self, found: Tensors, expected: Any) -> None:
-        """Raise unless each output agrees; beside a result that is not finite, any does.
-
-        Losses are large where gradients are small: what stands at different places of the result's
-        outermost nest is never weighed together.
-        """
+        """Raise unless each output agrees; beside a result that is not finite, any does."""
         pairs = list(zip(found, pytree.tree_leaves(expected), strict=True))
         for a, b in pairs:
             if b is not None and (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
@@ -155,13 +140,8 @@ def record(
 ) -> tuple[torch.fx.GraphModule, Any]:
     """Return ``function`` as a list of operations on flat inputs, and its outputs' structure.
 
-    Args:
-        function: A pure function of nests of tensors whose course depends on no tensor's values.
-        inputs: The leaves of its arguments.
-        structure: How they are nested.
-
-    Raises:
-        RuntimeError: if its course does depend on values, among others.
+    It is pure, of nests of tensors, and its course depends on no value: else a RuntimeError is
+    raised. ``structure`` is how the ``inputs`` are nested in its arguments.
     """
     structures = []
 
@@ -183,10 +163,7 @@ def inductor(recorded: torch.fx.GraphModule, inputs: Tensors) -> Callable[..., T
 def choose(config: Config, device: torch.device, *, in_torch: bool) -> Compiled | None:
     """Return what computes meta-gradients under ``--compile``, or None where nothing is compiled.
 
-    Args:
-        config: The configuration.
-        device: Where the meta-gradient is computed.
-        in_torch: Whether it is made of torch's operations alone.
+    ``in_torch``: whether they are made of torch's operations alone.
     """
     long = config.iterations * config.meta_batch_size >= LONG_RUN and device.type == "cpu"
     if not in_torch or not (config.compile == "on" or (config.compile == "auto" and long)):

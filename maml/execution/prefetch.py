@@ -1,7 +1,5 @@
 """Tasks made ahead: sampling and decoding go on while others compute, or wait."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import time
@@ -18,11 +16,7 @@ MISSES = 4
 
 
 class Prefetch:
-    """Makes tasks in a thread, one batch ahead of the one that is asked for.
-
-    Tasks are pure functions of their ids, so what was made ahead is what would have been made, and
-    a wrong guess costs its time alone.
-    """
+    """Makes tasks in a thread, one batch ahead; a wrong guess costs its time alone."""
 
     def __init__(self, make: Callable[[Tensor], Task]) -> None:
         """Call ``make`` with ids ``[B]``, of one batch at a time."""
@@ -44,8 +38,8 @@ class Prefetch:
     def guess(self, ids: Tensor, delay: float = 0.0) -> None:
         """Make the tasks of ``ids``: the first batch, as it seems, that will be asked for next.
 
-        Call it where this process is about to wait. The thread takes the interpreter for about a
-        millisecond: ``delay`` (seconds) lets what is to be said first be said.
+        The thread takes the interpreter for about a millisecond; what is to be said first is said
+        within ``delay`` seconds.
         """
         if self._misses >= MISSES:
             return

@@ -1,7 +1,5 @@
 """What a process spends its time on."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,11 +1,7 @@
 """Tasks shared out to threads, each of which computes whole tasks with one core.
 
-A network is called with parameters that are put into it, so a thread calls a copy of its own; the
-tensors of all copies are the same memory. Results come in the order of the tasks, whichever thread
-computed them.
+A thread calls a copy of the network, whose tensors are the same memory. Results come in order.
 """
-
-from __future__ import annotations
 
 import contextlib
 import copy
@@ -38,8 +34,7 @@ def spread(
         owner: What the function calls. A thread that is not alone is given a copy.
         function: Of one item; it changes nothing but the copy.
         items: In order.
-        alone: Whether one thread with one core computes all: what a generator draws depends on who
-            drew before, and on how many cores share an operation.
+        alone: Whether one thread with one core computes all: draws depend on who drew before.
     """
     if alone:
         with _one_core_each(), sdpa_kernel(SDPBackend.MATH):

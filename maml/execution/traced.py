@@ -1,9 +1,4 @@
-"""A small function that is called thousands of times, as the list of operations it comes to.
-
-To find the operations of a `torch.func.vmap` of a few layers takes longer than to run them.
-"""
-
-from __future__ import annotations
+"""A small function that is called thousands of times, as the list of operations it comes to."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -20,8 +15,7 @@ WORTH = 150
 class Traced:
     """A function of tensors, traced for each shape that it is often called with.
 
-    It must be without gradients, and do the same operations whatever the values are. Copies and
-    pickles are of the function alone.
+    It is without gradients, and its operations do not depend on values. Copies are not traced.
     """
 
     def __init__(self, function: Callable[..., Any], *, each: bool = False) -> None:

@@ -1,7 +1,5 @@
 """How much work one operation on one task is: counted, so the same wherever it runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,10 +9,8 @@ HEAVY = 500_000
 """Multiplications and additions of one operation, from which on tasks are computed one by one.
 
 With less, what an operation costs beside its work counts: ``torch.func.vmap`` pays it once for all
-tasks. With more, one task fills a core, while for all tasks together convolutions become grouped
-ones, and their results leave the cache. Two cores break even between 70,000 (a small vision
-transformer) and 1,000,000 (four convolutions of 64 filters); `benchmarks.throughput --settings
-own-…` compares both.
+tasks. With more, one task fills a core, and for all together results leave the cache. Two cores
+break even between 70,000 and 1,000,000; `benchmarks.throughput --settings own-…` compares both.
 """
 
 
@@ -22,8 +18,7 @@ class Work(TorchDispatchMode):
     """A context that counts what is computed inside.
 
     Attributes:
-        operations: How many operations of torch.
-        flops: Their multiplications and additions: of convolutions and products of matrices.
+        operations, flops: How many of torch, and their multiplications and additions.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from maml.library.meta_learner import MetaLearner, switch
 from maml.library.tasks import Tasks
 from maml.networks.ordinary import switched
 from maml.params import Params
-from maml.processes.device import choose_device
+from maml.processes.setup import choose_device
 from maml.processes.world import World
 from maml.run import checkpoint, directory
 from maml.run.provenance import warn_of_edits

@@ -1,7 +1,5 @@
 """The time in which a process ran, and how long it waits for others by that time."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -12,11 +10,9 @@ LONGEST = 2.0
 
 
 class Clock:
-    """Seconds in which this process ran.
+    """Seconds in which this process ran. A suspension of the whole job takes `LONGEST` of them.
 
-    A scheduler may suspend a whole job for hours. When it goes on, nobody was silent: all stood
-    still. By this clock the suspension took `LONGEST` seconds, whatever it took by others. So it
-    must be looked at more often than that, as by `maml.processes.liveness`.
+    When it goes on, nobody was silent. So it must be looked at more often than that.
     """
 
     def __init__(self) -> None:
@@ -33,10 +29,7 @@ class Clock:
 
 
 class Waits:
-    """Whether this process waits for others, in any of its threads, and since when.
-
-    Who does not is the one that the others wait for.
-    """
+    """Whether this process waits for others, in any of its threads, and since when."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,7 +1,5 @@
 """Collectives between all processes of a run: their beginning and their end."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Collection, Iterator
@@ -19,11 +17,9 @@ from maml.processes.world import World
 
 
 class Groups(NamedTuple):
-    """Process groups over the same processes, which differ in how long nccl waits.
+    """Two groups of all processes: nccl waits in ``work`` for ``--timeout``, in ``idle`` for ever.
 
-    ``work``: for ``--timeout``. ``idle``: for ever; where a process waits for work, or for rank
-    zero to finish writing. Wait there with `wait_idly`. In both, gloo waits for as long as
-    `maml.processes.liveness` allows.
+    gloo waits in both for as long as `maml.processes.liveness` allows.
     """
 
     work: dist.ProcessGroup
@@ -40,19 +36,14 @@ _worlds = itertools.count()
 
 
 def wait_idly(work: dist.Work | None, missed: Collection[int] = ()) -> None:
-    """Wait for a collective that rank zero begins when it pleases.
-
-    Args:
-        work: What ``async_op=True`` returned.
-        missed: Ranks without which it cannot be done; there may be some later.
+    """Wait for a collective that rank zero begins when it pleases; signals are heeded meanwhile.
 
     Raises:
-        RuntimeError: as ``work`` does, or if one is missed.
+        RuntimeError: as ``work`` does, or once some of those that take part are ``missed``.
     """
     assert work is not None
     while not missed:
         try:
-            # Python heeds no signal within a collective.
             work.wait(timedelta(seconds=POLL))
             return
         except RuntimeError:

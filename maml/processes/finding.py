@@ -1,7 +1,5 @@
 """Why all processes of a run end: the line that one of them says, and how it is said."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -25,7 +23,7 @@ class Finding(NamedTuple):
     code: int = 1
 
     @classmethod
-    def read(cls, text: bytes) -> Finding:
+    def read(cls, text: bytes) -> "Finding":
         """Return what `json.dumps` made of one."""
         return cls(*json.loads(text))
 

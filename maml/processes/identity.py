@@ -1,7 +1,5 @@
 """Which process it is, beyond its number: numbers are used again, and every host has its own."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal
@@ -25,7 +23,7 @@ class Identity(NamedTuple):
     since: str
 
     @classmethod
-    def own(cls) -> Identity:
+    def own(cls) -> "Identity":
         """Return this process's."""
         return cls(platform.node(), _place(), os.getpid(), started(os.getpid()))
 

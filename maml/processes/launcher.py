@@ -1,9 +1,4 @@
-"""What has started this process, torchrun or launch/local, and what happens when it is gone.
-
-Nobody would end its processes then: they would train on beside those that take their place.
-"""
-
-from __future__ import annotations
+"""What has started this process, torchrun or launch/local, and what happens when it is gone."""
 
 import contextlib
 import os
@@ -43,10 +38,7 @@ _gone = threading.Event()
 
 
 def watch_launcher() -> None:
-    """Look from here on whether the launcher lives, if there is one: call it first of all.
-
-    Until `when_lost` says what is to be done, this process ends when it is gone.
-    """
+    """Look from here on whether the launcher lives; until `when_lost`, end when it does not."""
     start = os.environ.get("TORCHELASTIC_RUN_ID")
     if start is None:
         return
@@ -69,10 +61,7 @@ def when_lost(action: Callable[[str], None]) -> None:
 
 
 def let_it_be_named() -> None:
-    """Do not return if the launcher is gone: whatever else fails then is no cause of its own.
-
-    Its sockets close a moment before the system gives its processes another parent.
-    """
+    """Do not return if the launcher is gone: whatever else fails then is no cause of its own."""
     if "TORCHELASTIC_RUN_ID" in os.environ and _gone.wait(4 * LOOK):
         time.sleep(ENDS)
 

@@ -1,13 +1,9 @@
 """Whether the kernel has killed for want of memory (Linux): to the others, it is a mere SIGKILL."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
-
-GIB = 2**30
 
 
 class OutOfMemory:
@@ -19,18 +15,13 @@ class OutOfMemory:
         self._before = self._kills()
 
     def cause(self, which: str, had: int | None) -> str:
-        """Return what to add to the news of a killed process; "" if the kernel has killed none.
-
-        Args:
-            which: "it", or another process of which it is known how much memory it had.
-            had: The bytes that it was last seen to have, if it was.
-        """
+        """Return what to add to a killed process's news, ``which`` had ``had`` bytes; or ""."""
         count = self._kills() - self._before
         if count <= 0:
             return ""
         killed = "1 process" if count == 1 else f"{count} processes"
         line = f": memory ran out, and the kernel killed {killed} of this host during this run"
-        return line + (f"; {which} had {had / GIB:.2f} GiB" if had else "")
+        return line + (f"; {which} had {had / 2**30:.2f} GiB" if had else "")
 
     def _kills(self) -> int:
         with suppress(OSError, ValueError, KeyError):

@@ -1,6 +1,4 @@
-"""What a process sets once: its title, warnings, computing threads, generators."""
-
-from __future__ import annotations
+"""What a process sets once: its device, title, warnings, computing threads, generators."""
 
 import contextlib
 import gc
@@ -14,6 +12,7 @@ import setproctitle
 import torch
 
 from maml.config import Config
+from maml.errors import UserError
 from maml.processes.world import World
 from maml.seeds import seed_of
 
@@ -29,8 +28,7 @@ UPSTREAM = (
 def init_process(config: Config, world: World) -> None:
     """Set title, warnings, computing threads and the global generators of this process.
 
-    The generators are seeded by *global* rank, so that no two processes of a run share a stream.
-    No result depends on them: all that matters for one has an address of its own.
+    Each has a stream of its own. No result depends on it: what matters for one has an address.
     """
     for message in UPSTREAM:
         warnings.filterwarnings("ignore", message=message)
@@ -49,14 +47,39 @@ def init_process(config: Config, world: World) -> None:
 
 @contextlib.contextmanager
 def settled() -> Iterator[None]:
-    """Exempt what exists before the loop from garbage collection.
-
-    Modules and data sets are a million objects, which stay; to walk through them takes a tenth of
-    a second, and every process that is waited for does it at another time.
-    """
+    """Exempt what exists before the loop, a million objects, from garbage collection."""
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+
+
+def shares_gpu(config: Config, device: torch.device, world: World) -> bool:
+    """Whether another process of this host computes on the same GPU: NCCL refuses that."""
+    if device.type != "cuda" or world.local_size == 1:
+        return False
+    by_number = torch.device(config.device).index is not None if config.device != "auto" else False
+    return by_number or world.local_size > torch.cuda.device_count()
+
+
+def choose_device(config: Config, world: World) -> torch.device:
+    """Return the device of ``--device``; raise `UserError` if it is not there."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: not a device (cpu, cuda, cuda:N or auto)") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name}: only cpu and cuda are supported")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError(f"--device {name}: this machine has no usable GPU")
+        if device.index is None:
+            device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+        elif device.index >= torch.cuda.device_count():
+            raise UserError(f"--device {name}: there are only {torch.cuda.device_count()} GPUs")
+    return device

@@ -1,7 +1,5 @@
 """Stop signals, remembered until they can be heeded."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

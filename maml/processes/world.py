@@ -1,7 +1,5 @@
 """A process's place among all, as whoever started it says in the environment. No torch here."""
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 
@@ -18,7 +16,7 @@ class World(NamedTuple):
     launched: bool
 
     @classmethod
-    def from_environment(cls) -> World:
+    def from_environment(cls) -> "World":
         """Read the variables that torchrun sets; one process without them.
 
         Raises:

@@ -1,12 +1,8 @@
 """Checkpoints: one file of tensors and plain containers, never half-written.
 
-A run's ``checkpoints/`` holds ``last.pt``, which a run continues from, and the newest few under
-names of their own, ``iteration-00001000.pt``, for whoever looks on: ``python -m maml.evaluate
---watch``. The newest of them and ``last.pt`` are one file with two names. Older ones stay for as
-long as they are among those that validated best (`maml.evaluation.best`).
+``checkpoints/last.pt`` is what a run continues from. The newest few, and those that validated best,
+stay under names of their own: ``iteration-00001000.pt``.
 """
-
-from __future__ import annotations
 
 import contextlib
 import math
@@ -67,13 +63,7 @@ def is_begun(run_dir: Path) -> bool:
 
 
 def save_in(run_dir: Path, content: dict[str, Any]) -> None:
-    """Save a run's newest checkpoint, ``last.pt`` and numbered.
-
-    ``last.pt`` comes first: should there be no room for more, no work is lost.
-
-    Raises:
-        UserError: as `save`.
-    """
+    """Save a run's newest checkpoint, numbered, too. First ``last.pt``: no work is lost then."""
     last, path = last_checkpoint(run_dir), numbered_checkpoint(run_dir, content["iteration"])
     save(last, content)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -94,11 +84,7 @@ def remove(run_dir: Path, which: Callable[[int], bool]) -> None:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` under a temporary name, then rename: a reader sees all of it or none.
-
-    Raises:
-        UserError: if the file cannot be written (a full disk, say); the earlier one stays.
-    """
+    """Write ``content`` whole or not at all; a UserError if there is no room, say."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,18 +109,14 @@ def newest_intact(
 ) -> tuple[Path, dict[str, Any], DamagedError | None, list[Path]]:
     """Return a run's newest checkpoint that is whole and finite, and its content.
 
-    Newer ones are set aside: they stay under other names, for whoever can make something of them.
-
-    Args:
-        run_dir: The run directory.
-        check: Raises `DamagedError` for another reason not to go on from a content and its path.
+    Newer ones are set aside under other names. ``check`` raises `DamagedError` for another reason
+    not to go on from a content and its path.
 
     Returns:
         Path and content, what the newest lacks, and the new names of those set aside.
 
     Raises:
-        UserError: if none is whole, naming the newest; if one is of another format, or cannot be
-            renamed; or as ``check``.
+        UserError: if none is whole, naming the newest; if one is of another format; as ``check``.
     """
     damaged: dict[Path, DamagedError] = {}
     numbered = reversed(numbered_checkpoints(run_dir).values())
@@ -163,13 +145,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def check_finite(content: dict[str, Any], path: Path) -> None:
-    """Refuse to go on from numbers that are none.
-
-    A weight whose second moment is infinite never moves again, and nothing else shows it.
-
-    Raises:
-        DamagedError: naming ``path``, and the part.
-    """
+    """Refuse, by a `DamagedError`, numbers that are none: a weight never moves again, unseen."""
     for part in ("model", "optimizer"):
         tensors = filter(torch.is_tensor, pytree.tree_leaves(content[part]))
         if not all(tensor.isfinite().all() for tensor in tensors):
@@ -177,19 +153,13 @@ def check_finite(content: dict[str, Any], path: Path) -> None:
 
 
 def tested(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's content with the model that its run tests, and that model's iteration.
-
-    With ``--test-model best`` it is the one that validated best so far, else the checkpoint's own.
-    """
+    """Return a checkpoint's content with the model, and its iteration, that its run tests."""
     best: dict[str, Any] = content.get("best") or {}
     return content | {name: best[name] for name in ("model", "iteration") if best}
 
 
 def load_parameters(path: Path) -> tuple[Params, str]:
-    """Read the parameters of a checkpoint, of ours or another program's, or of a ``state_dict``.
-
-    Returns:
-        Them, and under which key they lay in another program's; "" elsewhere.
+    """Return a checkpoint's or a ``state_dict``'s parameters, and their key in another program's.
 
     Raises:
         UserError: as `load`, or if there are none, or several that could be meant.
@@ -257,13 +227,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def check_model(content: dict[str, Any], params: Params, what: str) -> None:
-    """Refuse a checkpoint whose model has other names or shapes than ``params``.
-
-    Copying and calling by name would spread a smaller tensor, and fill in what is missing.
-
-    Raises:
-        UserError: naming ``what``, the first parameter that differs, and how.
-    """
+    """Refuse, by a UserError, a checkpoint whose model has other names or shapes."""
     model = content["model"]
     for name in dict.fromkeys([*params, *model]):
         here, there = (
@@ -279,16 +243,8 @@ def check_model(content: dict[str, Any], params: Params, what: str) -> None:
 def check_division(content: dict[str, Any], division: str | None, run_dir: Path) -> None:
     """Refuse a checkpoint that learned from other classes than the training split has now.
 
-    A folder of classes that nobody divided is divided anew when one is added: what was learned from
-    would be tested on.
-
-    Args:
-        content: The checkpoint.
-        division: `datasets.episodes.Episodes.division` of the training split.
-        run_dir: Its run directory, for the message.
-
-    Raises:
-        UserError: naming the run.
+    It would be tested on what it learned from. ``division`` is `Episodes.division`; a UserError
+    names the ``run_dir``.
     """
     then = content.get("division")
     if then is not None and division is not None and then != division:

@@ -1,7 +1,5 @@
 """The run directory: where it is, what it was made with, and how its files are written."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -34,8 +32,7 @@ OF_A_START = (
 def choose(config: Config) -> Path:
     """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
 
-    Without the flag, what torchrun or launch/local starts again goes on where it began. The time is
-    that of the launcher's own start, if there is one.
+    Without the flag, what a launcher starts again goes on where it began.
 
     Raises:
         UserError: if the directory cannot be made or written, or its metrics.jsonl is damaged.
@@ -79,10 +76,7 @@ def _default(config: Config) -> Path:
 
 
 def _launcher() -> str | None:
-    """Return which process starts this one again, if need be: torchrun, launch/local, or None.
-
-    Not the name of torchrun's rendezvous: users type it, the same one for many runs.
-    """
+    """Return which process starts this one again, if need be: torchrun, launch/local, or None."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     pid = os.getppid()
@@ -101,18 +95,9 @@ def write_config(
 ) -> list[dict[str, Any]]:
     """Write ``config.yaml``: every field resolved, with versions and the git commit.
 
-    Those are of this start; ``starts`` tells of all starts, the last one at the end. Return what a
+    Those are of this start, whose ``threads`` and ``device`` are rank 0's; ``starts`` tells of all.
+    The ``begun`` ones of a checkpoint count where the directory has none of its own. Return what a
     checkpoint has of these: `OF_A_START`.
-
-    Args:
-        run_dir: The run directory.
-        config: The configuration.
-        iteration: Where this start began.
-        processes: How many of them there are, on all hosts.
-        threads: How many of rank 0 compute.
-        device: What rank 0 computes on.
-        begun: The earlier starts that the run's checkpoint tells of. They count where the run
-            directory has none of its own.
     """
     path = run_dir / "config.yaml"
     commit = git_commit()
@@ -161,39 +146,13 @@ def _starts(path: Path) -> list[dict[str, Any]]:
     return [start for start in starts if isinstance(start, dict)]
 
 
-def environment(run_dir: Path) -> dict[str, Any]:
-    """Return what the latest start of a run was made with, as config.yaml tells it."""
-    path = run_dir / "config.yaml"
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    start = content["starts"][-1]
-    return {
-        "versions": content["versions"],
-        "git_commit": content["git_commit"],
-        "host": platform.node(),
-        "cores": os.cpu_count(),
-        "device": start["device"],
-        "processes": start["processes"],
-        "restarts": len(content["starts"]) - 1,
-    }
-
-
 def read_config(run_dir: Path, *, trust: bool = False) -> Config:
     """Return the configuration that ``run_dir`` was made with; ``trust``, errors: `saved.read`."""
     return saved.read(run_dir / "config.yaml", trust=trust)
 
 
 def config_here(run_dir: Path, data_root: str | None, device: str | None, *, trust: bool) -> Config:
-    """Return `read_config` for one process of this machine, which may differ from the run's own.
-
-    Args:
-        run_dir: The run directory.
-        data_root: Where the data sets are here; None: as in the run.
-        device: What to compute on here; None: as in the run.
-        trust: As for `read_config`.
-
-    Raises:
-        UserError: as `read_config`.
-    """
+    """Return `read_config` for one process of this machine, with its folder and device."""
     here = {"data_root": data_root, "device": device}
     given = {name: value for name, value in here.items() if value is not None}
     config = with_values(read_config(run_dir, trust=trust), strategy="local", **given)
@@ -225,22 +184,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_status(run_dir: Path, state: str, iteration: int) -> None:
     """Write ``status.json``: what the run is doing, for whoever looks on from outside.
 
-    Args:
-        run_dir: The run directory.
-        state: "training", "finished" (result.json is there), "stopped" (by a signal) or "failed".
-            What is "training" is so while its process lives: see `read_status`.
-        iteration: Iterations done by now; of a finished or stopped run, its last checkpoint's.
+    The ``state`` is "training", "finished" (result.json is there), "stopped" (by a signal) or
+    "failed"; ``iteration`` how many are done, of a stopped run in its last checkpoint.
     """
     content = {"state": state, "iteration": iteration, "process": Identity.own()._asdict()}
     write_even_full(run_dir / "status.json", json.dumps(content) + "\n")
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
-    """Return what `write_status` wrote; None where it is not there (yet).
-
-    The state is "lost" where it was "training" and the process is known to be gone: it was killed.
-    Of a process on another host nothing is known.
-    """
+    """Return what `write_status` wrote, if it is there; "lost" where a training was killed."""
     content = read_json(run_dir / "status.json")
     if not content.keys() >= {"state", "iteration"}:
         return None

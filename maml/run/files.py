@@ -1,7 +1,5 @@
 """How a run's files are written, and read again."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -32,10 +30,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_even_full(path: Path, text: str) -> None:
-    """`write_text`; on a disk without room for another file, over the old one, in its place.
-
-    For what must be right when a disk is full. A reader may then see half of it for a moment.
-    """
+    """`write_text`; on a full disk over the old file, of which a reader may then see a half."""
     try:
         write_text(path, text)
     except UserError as error:
@@ -60,12 +55,7 @@ def append_line(path: Path, line: str) -> None:
 def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
     """Return the rows of a metrics.jsonl or evaluations.jsonl; none where there is no file.
 
-    A last line that was cut short, by a crash or because it is being written, is left out.
-
-    Args:
-        path: The file.
-        mended: Whether a line that was cut short may be followed by others, as in
-            evaluations.jsonl: evaluators only ever append to it.
+    A last line that was cut short is left out; with ``mended``, also one before others.
 
     Raises:
         UserError: naming the file, if it cannot be read or another line is no row.
@@ -102,11 +92,7 @@ def _damaged(path: Path, number: int) -> UserError:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        UserError: naming it, if it is missing, damaged or holds something else.
-    """
+    """Return the JSON object in a file; a UserError names one that is missing or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -119,11 +105,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def make_folder(folder: Path, flag: str) -> None:
-    """Make a folder to write into, if it is not there.
-
-    Raises:
-        UserError: naming ``flag``, if that cannot be.
-    """
+    """Make a folder to write into, if it is not there; a UserError names ``flag``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,7 +1,5 @@
 """What a validation tells of the inner loop, beside its scores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

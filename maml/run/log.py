@@ -1,14 +1,9 @@
 """Where a run's numbers go: metrics.jsonl always, W&B or TensorBoard beside it.
 
-Written by rank zero only. A sink beside the file may fail at any time: it says so once and is
-left out from then on; the run goes on. It works in a thread of its own, so that a server which does
-not answer holds up nobody.
+A sink beside the file may fail or hang at any time: it says so once, and the run goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
-import dataclasses
 import json
 import os
 import sys
@@ -20,10 +15,10 @@ from typing import Any, Protocol
 
 import psutil
 import torchopt.distributed as todist
+import yaml
 
 from maml.config import Config
 from maml.processes.finding import within
-from maml.run.directory import environment
 from maml.run.files import append_line, read_rows, write_text
 
 LAST_WORDS = 20.0
@@ -49,10 +44,7 @@ class Sink(Protocol):
 
 
 def step_and_values(row: Row) -> tuple[int, dict[str, float]]:
-    """Split a row into its step and its numbers, named ``<split>/<metric>``.
-
-    What has parts gives a number for each: ``train/time/sampling``, ``train/staleness/0``.
-    """
+    """Split a row into its step and its numbers, by name: ``train/loss``, ``train/staleness/0``."""
     rest = {name: value for name, value in row.items() if name not in ("iteration", "split")}
     return row["iteration"], dict(_numbers(row.get("split", "train"), rest))
 
@@ -74,7 +66,7 @@ class WandbSink:
     keeps its name. The parts of an offline run have it in common, and ``wandb sync`` joins them.
     """
 
-    def __init__(self, run_dir: Path, config: Config) -> None:
+    def __init__(self, run_dir: Path) -> None:
         # Imported late: it is heavy, and optional.
         import wandb
 
@@ -88,7 +80,7 @@ class WandbSink:
             project=os.environ.get("WANDB_PROJECT", "maml"),
             name=run_dir.name,
             dir=str(run_dir),
-            config=hyperparameters(run_dir, config),
+            config=hyperparameters(run_dir),
             mode=mode,  # type: ignore[arg-type]
             settings=wandb.Settings(silent=True, init_timeout=60),
         )
@@ -116,7 +108,7 @@ class WandbSink:
 
 
 def _abandon_wandb() -> None:
-    """End the library's own process: Python's end would wait for it, and it for a server."""
+    """End the library's own process: Python's end would wait for it."""
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "wandb" in child.name():
@@ -131,11 +123,11 @@ def _abandon_wandb() -> None:
 class TensorboardSink:
     """TensorBoard event files under the run directory."""
 
-    def __init__(self, run_dir: Path, config: Config) -> None:
+    def __init__(self, run_dir: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run_dir / "tensorboard"))
-        text = json.dumps(hyperparameters(run_dir, config), indent=4)
+        text = json.dumps(hyperparameters(run_dir), indent=4)
         self._writer.add_text("config", f"```\n{text}\n```")
 
     def write(self, row: Row) -> None:
@@ -158,15 +150,14 @@ class TensorboardSink:
         self._writer.close()
 
 
-def hyperparameters(run_dir: Path, config: Config) -> dict[str, Any]:
-    """Return every field of ``config``, and under ``environment`` what the run was made with."""
-    return {**dataclasses.asdict(config), "environment": environment(run_dir)}
+def hyperparameters(run_dir: Path) -> dict[str, Any]:
+    """Return every field of the configuration, and as ``environment`` the rest of it."""
+    content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    own: dict[str, Any] = content.pop("config")
+    return own | {"environment": content}
 
 
-SINKS: dict[str, Callable[[Path, Config], Sink]] = {
-    "wandb": WandbSink,
-    "tensorboard": TensorboardSink,
-}
+SINKS: dict[str, Callable[[Path], Sink]] = {"wandb": WandbSink, "tensorboard": TensorboardSink}
 
 
 class RunLog:
@@ -176,21 +167,17 @@ class RunLog:
         self._path, self._name = run_dir / "metrics.jsonl", config.logger
         self._work: SimpleQueue[Callable[[Sink], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._open(run_dir, config)
-
-    @todist.rank_zero_only
-    def _open(self, run_dir: Path, config: Config) -> None:
         make = SINKS.get(config.logger)
-        if make is not None:
+        if make is not None and todist.get_rank() == 0:
             # A daemon: it may hang in the library for ever, and must not hold up the process's end.
-            feed = threading.Thread(target=self._feed, args=(make, run_dir, config), daemon=True)
+            feed = threading.Thread(target=self._feed, args=(make, run_dir), daemon=True)
             self._thread = feed
             feed.start()
 
-    def _feed(self, make: Callable[[Path, Config], Sink], run_dir: Path, config: Config) -> None:
+    def _feed(self, make: Callable[[Path], Sink], run_dir: Path) -> None:
         """Make the sink and feed it: whatever it waits for, training does not."""
         try:
-            sink = make(run_dir, config)
+            sink = make(run_dir)
             try:
                 while (work := self._work.get()) is not None:
                     work(sink)
@@ -204,11 +191,7 @@ class RunLog:
 
     @todist.rank_zero_only
     def forget_after(self, iteration: int) -> None:
-        """Drop rows after ``iteration``, and of tests: a resumed run writes them again.
-
-        Raises:
-            UserError: as `read_rows`, and then nothing is dropped.
-        """
+        """Drop rows after ``iteration``, and of tests: a resumed run writes them again."""
         rows = read_rows(self._path)
         if not self._path.is_file():
             return
@@ -220,11 +203,7 @@ class RunLog:
 
     @todist.rank_zero_only
     def write(self, row: Row) -> None:
-        """Append one row.
-
-        Raises:
-            UserError: if metrics.jsonl cannot be written.
-        """
+        """Append one row, in the file and beside it; errors: `append_line`."""
         append_line(self._path, json.dumps(row))
         if self.has_sink:
             self._work.put(lambda sink: sink.write(row))

@@ -1,7 +1,5 @@
 """How far a long piece of work is: a bar on a terminal, a line now and then elsewhere."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -12,14 +10,9 @@ PLAIN = 15.0
 
 
 def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tqdm:
-    """Return a bar with the time left; without a terminal, one that prints plain lines.
+    """Return a bar with the time left of ``total`` ``unit``s; without a terminal, plain lines.
 
-    Args:
-        total: How much there is to do, in ``unit``s.
-        what: What is done.
-        unit: Of what.
-        speaks: False: nothing is shown.
-        options: tqdm's own.
+    ``options`` are tqdm's own; nothing is shown unless this process ``speaks``.
     """
     options |= {"total": total, "desc": what, "unit": unit, "disable": not speaks}
     if sys.stderr.isatty():

@@ -1,7 +1,5 @@
 """What a run left behind, and which runs are one method's with other seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,12 +19,7 @@ ROOM = 56
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, or a record. Its other files are read when they are first asked for.
-
-    Attributes:
-        path: Its directory.
-        config: Its configuration.
-    """
+    """A run directory, or a record. Its other files are read when they are first asked for."""
 
     path: Path
     config: Config
@@ -70,20 +63,12 @@ def history(rows: Sequence[Row], metric: str) -> dict[int, float]:
 
 
 def read(path: Path) -> Run:
-    """Return the run in a directory.
-
-    Raises:
-        UserError: naming config.yaml, if it is missing or damaged.
-    """
+    """Return the run in a directory; a UserError names its config.yaml, if that is damaged."""
     return Run(path, directory.read_config(path))
 
 
 def find(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs of all directories, of those in them, or in their ``trials``.
-
-    Raises:
-        UserError: naming the first that holds none.
-    """
+    """Return the runs of all directories, of those in them, or in their ``trials``."""
     found = []
     for path in paths:
         inside = [path] if (path / "config.yaml").is_file() else []
@@ -102,10 +87,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs that differ in their seed alone together, by what tells them from the others.
-
-    Of many settings a label has the first few that tell, and "…" for the rest.
-    """
+    """Return runs that differ in their seed alone together, by what tells them from the others."""
     names = differing(runs)
     # Presets differ in many settings: the learner, or the preset, says it shorter.
     for alone in ("learner", "preset"):

@@ -1,10 +1,7 @@
 """Steps that were not taken, as their loss or gradient was not finite: which tasks, and the model.
 
 ``nonfinite.jsonl`` has a row for each, ``nonfinite/`` the model as it was before the first few.
-``python -m maml.replay`` runs the tasks of one again.
 """
-
-from __future__ import annotations
 
 import json
 from pathlib import Path
@@ -31,11 +28,7 @@ def _model_of(run_dir: Path, iteration: int) -> Path:
 
 
 def write(run_dir: Path, row: dict[str, Any], content: dict[str, Any]) -> None:
-    """Append the ``row`` of a step that was not taken; save ``content``, a checkpoint before it.
-
-    Raises:
-        UserError: naming the file, if one cannot be written.
-    """
+    """Append the ``row`` of a step that was not taken; save ``content``, a checkpoint before it."""
     files.append_line(rows_of(run_dir), json.dumps(row))
     path = _model_of(run_dir, row["iteration"])
     if path.exists() or len(list(path.parent.glob("*.pt"))) < MODELS:
@@ -52,12 +45,7 @@ def skipped(run_dir: Path, until: int) -> int:
 def read(run_dir: Path, iteration: int | None) -> tuple[dict[str, Any], Tensor, dict[str, Any]]:
     """Return the row of a refused step, its tasks ``[B]`` and a checkpoint of before it.
 
-    Args:
-        run_dir: The run directory.
-        iteration: Which; None: the last whose model was kept.
-
-    Raises:
-        UserError: naming the file, if there is no such step or it cannot be read.
+    Without an ``iteration`` it is the last whose model was kept; a UserError if there is none.
     """
     rows = {row["iteration"]: row for row in files.read_rows(rows_of(run_dir))}
     kept = [number for number in rows if _model_of(run_dir, number).exists()]

@@ -1,7 +1,5 @@
 """Where a run begins: anew, or where a checkpoint ended."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,9 @@ from maml.run.files import read_rows, write_text
 def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] | None:
     """Return the content of the checkpoint to continue from, if any.
 
-    ``--resume auto`` takes the newest that is whole; a line says so if damaged ones are set aside.
-
     Raises:
-        UserError: naming the flag or file, if there is none to continue from where there should be,
-            or it is of another run.
+        UserError: naming the flag or file, if there is none where there should be one, or it is of
+            another run.
     """
     is_begun = checkpoint.is_begun(run_dir)
     if config.resume == "auto":
@@ -43,13 +39,7 @@ def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] |
 
 
 def bring_history(run_dir: Path, config: Config) -> None:
-    """Let a run that another directory's checkpoint begins have that run's rows, too.
-
-    They lie beside the checkpoint, in a record, or a folder above it, in a run directory.
-
-    Raises:
-        UserError: as `read_rows`, of the other run's; and then nothing is brought.
-    """
+    """Let a run that another directory's checkpoint begins have the rows beside that, too."""
     rows = run_dir / "metrics.jsonl"
     if config.resume in ("auto", "never") or rows.exists():
         return
@@ -61,7 +51,7 @@ def bring_history(run_dir: Path, config: Config) -> None:
 
 
 def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
-    """Return the newest checkpoint that is whole."""
+    """Return the newest checkpoint that is whole; say so if damaged ones are set aside."""
     path, saved, damaged, aside = checkpoint.newest_intact(
         run_dir, lambda saved, path: _check(saved, path, config, params)
     )
@@ -74,12 +64,7 @@ def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
 
 
 def _check(saved: dict[str, Any], path: Path, config: Config, params: Params) -> None:
-    """Refuse a checkpoint, that of ``path``, which was made otherwise.
-
-    Raises:
-        DamagedError: if its optimizer cannot go on: another one of the run may be whole.
-        UserError: naming the flag that differs, or the parameter.
-    """
+    """Refuse a checkpoint, that of ``path``, which was made otherwise, or cannot go on."""
     # What an earlier version did not have yet, it did as the default does. It did not save all else
     # that must match by now.
     then = {name: getattr(Config(), name) for name in MUST_MATCH} | saved["config"]

@@ -1,10 +1,4 @@
-"""``test_tasks.csv``: what each test task scored, so that learners can be compared task by task.
-
-A row is a task. Its address (split, seed, index) says which: runs with the same data set, ways,
-shots, queries and seed are tested on the same tasks.
-"""
-
-from __future__ import annotations
+"""``test_tasks.csv``: what each test task, by its address (split, seed, index), scored."""
 
 import contextlib
 import csv
@@ -25,13 +19,7 @@ Scores = dict[tuple[str, int, int], dict[str, float]]
 def write_tasks(
     run_dir: Path, split: str, seed: int, names: Sequence[str], values: Sequence[Sequence[float]]
 ) -> None:
-    """Write the file: row i is task i of ``split``, with its metrics ``names``.
-
-    Numbers are written so that reading them gives the same bits.
-
-    Raises:
-        UserError: if it cannot be written.
-    """
+    """Write the file: row i is task i of ``split``, with its metrics ``names``, to the bit."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*ADDRESS, *names])
@@ -47,30 +35,19 @@ def drop_tasks(run_dir: Path) -> None:
 
 
 def read_tasks(path: Path) -> Scores:
-    """Return what each task scored, from a file that `write_tasks` wrote.
-
-    Raises:
-        UserError: naming the file, if it is missing, is damaged or names a task twice.
-    """
+    """Return what each task scored; a UserError names a file that is missing or damaged."""
     try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines(), strict=True))
+        scores = {
+            (row.pop("split"), int(row.pop("seed")), int(row.pop("index"))): {
+                name: float(value) for name, value in row.items()
+            }
+            for row in rows
+        }
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}") from error
-    except (ValueError, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"{path}: damaged: {error}") from error
-    if not rows or tuple(rows[0][: len(ADDRESS)]) != ADDRESS:
-        raise UserError(f"{path}: not a table of tasks: its first line must begin {ADDRESS}")
-    names = rows[0][len(ADDRESS) :]
-    scores: Scores = {}
-    for number, row in enumerate(rows[1:], start=2):
-        try:
-            address = (row[0], int(row[1]), int(row[2]))
-            values = [float(value) for value in row[len(ADDRESS) :]]
-            if len(values) != len(names):
-                raise ValueError
-        except (ValueError, IndexError):
-            raise UserError(f"{path}: line {number} is damaged") from None
-        if address in scores:
-            raise UserError(f"{path}: line {number}: task {address} is there twice")
-        scores[address] = dict(zip(names, values, strict=True))
+    if len(scores) != len(rows):
+        raise UserError(f"{path}: damaged: a task is there twice")
     return scores

@@ -4,8 +4,6 @@ Nothing but the run directory connects the two: training renames finished files 
 never looks whether anybody reads them. So there are no locks, and nothing is read half-written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -1,7 +1,5 @@
 """Sums over the iterations since the last row of metrics.jsonl."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

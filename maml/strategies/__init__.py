@@ -1,7 +1,5 @@
 """Strategies: where tasks run. One file a strategy, with its facts; none is named elsewhere."""
 
-from __future__ import annotations
-
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.processes.world import World

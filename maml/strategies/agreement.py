@@ -1,10 +1,4 @@
-"""Before anything else: all processes of a run were started with the same flags.
-
-A job script that starts its processes one by one can hand two of them different flags. They would
-wait for each other in different transports, or train a mixture without a word.
-"""
-
-from __future__ import annotations
+"""Before anything else: all processes of a run were started with the same flags."""
 
 import contextlib
 import dataclasses
@@ -33,8 +27,7 @@ def agree(config: Config, world: World, device: torch.device) -> None:
 
     Raises:
         UserError: on rank 0, naming the first rank and flag that differ.
-        WorkerLostError: on every other rank then, without a word; and where one does not come, or
-            the store is not reached.
+        WorkerLostError: on every other rank then, without a word; and where one does not come.
     """
     if world.size == 1:
         return
@@ -43,18 +36,13 @@ def agree(config: Config, world: World, device: torch.device) -> None:
         # Its collectives are another library's on another kind of device.
         values["device type"] = device.type
     try:
-        kept = launchers_store(world)
+        # A prefix of its own: the store outlives a run, of which a process may do several.
+        store = PrefixStore(f"flags {next(_agreements)}", launchers_store(world))
+        difference = _compare(values, world, store)
     except (RuntimeError, ValueError) as error:
         where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         line = str(error).strip().splitlines()[0]
-        raise WorkerLostError(f"rank 0 was not reached at {where}: {line}") from error
-    try:
-        # A prefix of its own: the store outlives a run, of which a process may do several.
-        difference = _compare(values, world, PrefixStore(f"flags {next(_agreements)}", kept))
-    except RuntimeError as error:
-        line = str(error).strip().splitlines()[0]
-        who = "rank 0" if world.rank else "a process"
-        raise WorkerLostError(f"{who} did not come to the start: {line}") from error
+        raise WorkerLostError(f"not all have come to the start at {where}: {line}") from error
     if difference:
         raise WorkerLostError("", code=2) if world.rank else UserError(difference)
 

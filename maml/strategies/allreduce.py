@@ -1,11 +1,7 @@
 """``--strategy allreduce``: every rank computes its share and takes the same step.
 
-The road to many GPUs and hosts: a step is one flat all-reduce of [Σ gradient, Σ metrics, count],
-whatever the number of tasks. Nothing is broadcast but the beginning: all ranks hold the same
-parameters because they have done the same arithmetic, which is checked now and then.
+A step is one flat all-reduce of [Σ gradient, Σ metrics, count], whatever the number of tasks.
 """
-
-from __future__ import annotations
 
 import hashlib
 import time

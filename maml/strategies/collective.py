@@ -1,7 +1,5 @@
 """What the strategies over torch.distributed's collectives share: their world, and its failures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,8 +8,7 @@ from torch import Tensor
 
 from maml.config import Config
 from maml.processes.collectives import Groups, collective_world
-from maml.processes.device import shares_gpu
-from maml.processes.setup import init_process
+from maml.processes.setup import init_process, shares_gpu
 from maml.processes.signals import SIGNALS
 from maml.processes.world import World
 from maml.strategies.base import Strategy
@@ -42,10 +39,7 @@ class Collective(Strategy):
             yield
 
     def stop_flags(self) -> Tensor:
-        """Return ``[S]`` float64, which of `SIGNALS` this process has received.
-
-        They travel with its results: a signal may reach one process alone.
-        """
+        """Return ``[S]`` float64, which of `SIGNALS` came to this process: perhaps to it alone."""
         seen = [float(self.stop.signal == number.name) for number in SIGNALS]
         return torch.tensor(seen, dtype=torch.float64)
 

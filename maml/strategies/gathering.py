@@ -1,7 +1,5 @@
 """Calls that wait for each other at one process, and hold no thread until they are answered."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -33,10 +31,7 @@ class _Round:
 
 
 class Gathering:
-    """Gathers the calls of each round; the one that comes last computes the answers to all.
-
-    What is computed does not depend on the order in which calls come: they go by their places.
-    """
+    """Gathers the calls of each round; the last computes the answers to all, in their order."""
 
     def __init__(self, compute: Callable[[list[int], Any], Sequence[Any]]) -> None:
         """Gather for ``compute``, from places and what all share to an answer for each."""

@@ -1,14 +1,11 @@
 """``--strategy local``: every task in this process."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from maml.config import Config
 from maml.params import Params
-from maml.processes.device import choose_device
-from maml.processes.setup import init_process
+from maml.processes.setup import choose_device, init_process
 from maml.processes.world import World
 from maml.strategies.base import Strategy
 from maml.worker import Share, Worker

@@ -3,8 +3,6 @@
 Whatever it is, the last whole iteration is saved, and status.json says which it was.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

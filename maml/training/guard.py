@@ -4,8 +4,6 @@ A step whose loss or gradient is not finite is not taken. A network whose weight
 answers nonsense with finite numbers, so a loss that stays far above where it began is said, too.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -4,8 +4,6 @@ Tensors are taken by name. Those of another program have the names that the netw
 them, as ``state_dict`` has them; perhaps with the names of what it was a part of before them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,13 +1,11 @@
 """One training run, seen from a driving process: what its companions share, and what it saves."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,16 +20,6 @@ from maml.run.provenance import own_files, warn_of_edits
 from maml.run.resume import bring_history
 from maml.strategies import Strategy
 from maml.worker import Share
-
-
-class Companion(Protocol):
-    """A part of a run whose own state is in the checkpoints."""
-
-    def state(self) -> dict[str, Any]:
-        """Return plain containers and tensors."""
-
-    def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Go on from what `state` returned; empty, as of an earlier version: begin anew."""
 
 
 class Run:
@@ -67,7 +55,7 @@ class Run:
         self.iteration, self.seconds = 0, 0.0
         self.changing, self._is_whole = threading.RLock(), True
         self.last, self._saved = checkpoint.last_checkpoint(self.dir), -1
-        self._companions: Mapping[str, Companion] = {}
+        self._companions: Mapping[str, Any] = {}
         self._fixed: dict[str, Any] = {
             "division": self.worker.training.division,
             # As they were imported; they may be edited while it trains.
@@ -75,10 +63,10 @@ class Run:
             "config": {name: getattr(config, name) for name in OF_A_CHECKPOINT},
         }
 
-    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Companion]) -> None:
+    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Any]) -> None:
         """Go on from the checkpoint ``start``; write what the run begins with.
 
-        ``companions``: by their names in a checkpoint.
+        ``companions``, by their names in a checkpoint, have a ``state`` there to ``restore``.
         """
         self._companions = companions
         if start is not None:
@@ -127,8 +115,6 @@ class Run:
         """Say whether this iteration is one of each ``every``; 0 is never."""
         return every > 0 and self.iteration % every == 0
 
-    # ---- a step ------------------------------------------------------------------------------
-
     def step(self, share: Share, loss: float) -> None:
         """Take an outer step along the mean gradient of ``share``, whose mean loss is ``loss``.
 
@@ -152,8 +138,6 @@ class Run:
         self.iteration, self._is_whole = self.iteration + 1, True
         self.seconds += seconds
 
-    # ---- checkpoints -------------------------------------------------------------------------
-
     def content(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it, without its companions."""
         return {
@@ -165,12 +149,7 @@ class Run:
         }
 
     def save(self) -> None:
-        """Write a checkpoint.
-
-        Raises:
-            UserError: if the parameters are not finite: they are never saved; or a file cannot be
-                written.
-        """
+        """Write a checkpoint; a UserError if the parameters are not finite, or there is no room."""
         if not self.optimizer.is_finite():
             before = f"{self.last} is from before" if self.last.exists() else "none is saved"
             raise UserError(

@@ -1,7 +1,5 @@
 """What a process needs for its part of a run, opened and checked before any waits for another."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
@@ -15,8 +13,7 @@ from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.evaluation.scores import check_headline, same_classes
 from maml.learners.data import class_names
-from maml.processes.device import choose_device
-from maml.processes.setup import init_process, settled
+from maml.processes.setup import choose_device, init_process, settled
 from maml.processes.world import World
 from maml.run import checkpoint, directory
 from maml.run.resume import beginning
@@ -35,8 +32,8 @@ class Setup:
         strategy: Where tasks run; not entered yet.
         lines: What rank 0 says before training begins.
         classes: The names of each split's classes, where the data set has some.
-        begun: The checkpoint that the run goes on from, and the weights of ``--init``; None where
-            there are none. Rank 0 knows them first, the other driving processes once `entered`.
+        begun: The checkpoint that the run goes on from, and the weights of ``--init``, or None; the
+            other driving processes know them once `entered`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -75,10 +72,7 @@ class Setup:
         return [*lines, same_classes(self.worker, splits)]
 
     def _claim_run_dir(self) -> None:
-        """Lock the run directory, and find where the run begins.
-
-        A bad ``--run-dir`` or ``--resume`` ends the run here, before any worker is waited for.
-        """
+        """Lock the run directory; find where the run begins, before any worker is waited for."""
         run_dir = directory.choose(self.config)
         self.config = config = with_values(self.config, run_dir=str(run_dir))
         lock = Lock(run_dir / ".lock")

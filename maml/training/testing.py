@@ -1,7 +1,5 @@
 """The test at the end of a run, its result, and the pictures of both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run's validations: what they find is logged, and the best model kept where that is tested."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

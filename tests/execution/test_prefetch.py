@@ -1,7 +1,5 @@
 """Tasks made ahead are those that would have been made, and calls without a pattern cost little."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -11,7 +9,6 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.execution.prefetch import MISSES, Prefetch, _thread
-from maml.worker import Worker
 from tests.runs import glyphs, same, train
 
 
@@ -66,13 +63,6 @@ def test_wrong_guesses_end() -> None:
     assert len(in_vain) == MISSES
 
 
-def test_a_failure_reaches_the_caller() -> None:
-    ahead = Prefetch(Made())
-    ahead.guess(torch.tensor([-1]))
-    with pytest.raises(ValueError, match="no such task"):
-        list(ahead.tasks([torch.tensor([-1])]))
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_training_is_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run hits what it has guessed, and ends with the parameters of one that never guesses."""
@@ -89,14 +79,3 @@ def test_training_is_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert hits[:4] == [False, True, True, True]
     monkeypatch.setattr(Prefetch, "guess", lambda *_: None)
     assert same(train(config, tmp_path / "never")["model"], ahead["model"])
-
-
-def test_a_worker_guesses_the_next_meta_batch() -> None:
-    worker = Worker(glyphs(meta_batch_size=7, task_batch=2), torch.device("cpu"))
-    made = []
-    make = worker._ahead._make
-    worker._ahead._make = lambda ids: made.append(ids.tolist()) or make(ids)  # type: ignore[func-returns-value]
-    worker.look_ahead(torch.tensor([3, 4, 5]))
-    (batch,) = worker.training_tasks(torch.tensor([10, 11]))
-    assert len(batch.tasks.support_y) == 2
-    assert made == [[10, 11]]

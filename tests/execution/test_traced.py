@@ -1,7 +1,5 @@
 """A traced function answers what the function answers, whatever the shape, and travels without."""
 
-from __future__ import annotations
-
 import pickle
 
 import torch

@@ -5,8 +5,6 @@ configuration and a state of their own in ``folder``. They go with their namespa
 that none is left, also if this process is killed.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -90,7 +88,7 @@ class Cluster:
         }
         self._daemons: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> "Cluster":
         self._network.__enter__()
         try:
             self._start()

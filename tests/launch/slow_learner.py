@@ -1,7 +1,5 @@
 """A learner that takes its time, so that its training can be interrupted on a fast machine, too."""
 
-from __future__ import annotations
-
 import time
 
 from maml.learners.maml import MAML

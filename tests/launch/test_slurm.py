@@ -4,8 +4,6 @@ It needs Debian's packages slurmctld, slurmd, slurm-client and munge, and root. 
 ``MAML_TEST_SLURM=install`` they are installed by apt-get; else these tests skip without them.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess
@@ -18,8 +16,6 @@ import pytest
 import yaml
 
 from maml.run.files import read_rows
-from maml.studies.sweeping import file
-from maml.studies.sweeping.sweep import FINISHED, Sweep
 from tests.launch.cluster import Cluster, missing
 from tests.launching import REPO, SLACK, run_torchrun
 from tests.network import why_not
@@ -121,43 +117,3 @@ def test_a_job_goes_on_after_each_interruption(cluster: Cluster, checkout: Path)
     undisturbed = last(checkout / "straight")
     for part in ("model", "optimizer"):
         assert same(last(run_dir)[part], undisturbed[part])
-
-
-def test_an_array_works_on_a_sweep(cluster: Cluster, checkout: Path) -> None:
-    """Four workers on two nodes; each trial is run once, by whichever is free."""
-    described = {
-        "method": "grid",
-        "metric": {"name": "validation/accuracy", "goal": "maximize"},
-        "program": "train_maml.py",
-        "command": ["${interpreter}", "tests/studies/fake_trainer.py", "${args}"],
-        "parameters": {"seed": {"values": list(range(8))}, "pause": {"value": 1.5}},
-    }
-    path = checkout / "sweep.yaml"
-    path.write_text(yaml.safe_dump(described))
-    script = ("--array=0-3", "launch/slurm.sbatch", "sweep.yaml", "--trust", "--folder", "there")
-    number = submitted(cluster, checkout, *script)
-    until(cluster, checkout, lambda: not cluster.command("squeue", "-h", "-j", number))
-    trials = Sweep(checkout / "there", file.read(path)).trials()
-    said = [path.read_text() for path in checkout.glob("maml-*.log")]
-    assert [trial.state for trial in trials] == [FINISHED] * 8, said
-    for trial in trials:
-        assert len((trial.run_dir / "starts").read_text().splitlines()) == 1
-    assert len(said) == 4 and all("trial " in text for text in said)
-    assert {text.split(", on ")[1].split(":")[0] for text in said} == {"host0", "host1"}
-
-
-def test_what_cannot_be_meant_is_told(cluster: Cluster, checkout: Path) -> None:
-    """In the job's log, in one line."""
-    elsewhere = checkout / "elsewhere"
-    elsewhere.mkdir()
-    script = str(REPO / "launch" / "slurm.sbatch")
-    for folder, words, told in (
-        (checkout, ["--nodes=2", script, "sweep.yaml"], "error: --nodes=2: a worker of a sweep"),
-        (elsewhere, [script, *SINUSOID], f"from the root of the repository (this is {elsewhere})"),
-    ):
-        number = submitted(cluster, folder, *words)
-        until(cluster, folder, functools.partial(over, cluster, number))
-        assert cluster.job(number)["JobState"] == "FAILED"
-        assert cluster.job(number)["ExitCode"] == "2:0"
-        (line,) = (folder / f"maml-{number}.log").read_text().splitlines()
-        assert told in line

@@ -1,7 +1,5 @@
 """A process is told from another one that has its number later."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

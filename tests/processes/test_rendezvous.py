@@ -1,7 +1,5 @@
 """A start's name: the same in all its ranks, and nobody else's."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -29,15 +27,15 @@ def join(port: int, rank: int, size: int, seconds: float = 20) -> str:
     return meet(store, rank, size, seconds)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 3])
 def test_each_start_has_a_name_of_its_own(port: int, size: int) -> None:
     names = []
-    for _ in range(3):
+    for _ in range(2):
         with ThreadPoolExecutor(size) as pool:
             found = set(pool.map(lambda rank: join(port, rank, size), range(size)))
         assert len(found) == 1
         names += found
-    assert len(set(names)) == 3
+    assert len(set(names)) == 2
 
 
 def test_who_comes_before_rank_zero_waits_for_the_new_one(port: int) -> None:

@@ -1,35 +1,27 @@
 """Stop signals: a run ends with a checkpoint and a sentence, and continues from there."""
 
-from __future__ import annotations
-
 import json
+import os
 import re
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from maml.config.presets import with_values
 from maml.run.checkpoint import last_checkpoint
+from maml.strategies.local import Local
 from maml.trainer import Trainer
-from tests.launching import SLACK, TRAIN, Launched, start, torchrun
+from tests.launching import TRAIN, start, torchrun
 from tests.runs import as_flags, last, metrics, sinusoid
+from tests.strategies.waiting import wait_for_iteration
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 ENDLESS = sinusoid(iterations=10**9, compile="off")
-
-
-def wait_for_rows(launched: Launched, run_dir: Path, count: int, timeout: float = 90) -> None:
-    """Wait until a run has trained a little."""
-    deadline = time.monotonic() + SLACK * timeout
-    path = run_dir / "metrics.jsonl"
-    while not path.exists() or path.read_text().count("\n") < count:
-        if launched.process.poll() is not None or time.monotonic() > deadline:
-            launched.wait(0.1, expect=0)  # it kills, and says what was printed
-        time.sleep(0.05)
 
 
 def check_stopped(run_dir: Path, name: str, stdout: str, stderr: str) -> int:
@@ -48,19 +40,20 @@ def check_stopped(run_dir: Path, name: str, stdout: str, stderr: str) -> int:
     return reached
 
 
+ENDS = {"SIGINT": 130, "SIGQUIT": 131}
+
+
 def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """SIGINT ends with 130, SIGTERM with 143, SIGQUIT with 131; the same command continues."""
-    signals = {"SIGINT": 130, "SIGTERM": 143, "SIGQUIT": 131}
-    configs = {name: with_values(ENDLESS, run_dir=str(tmp_path / name)) for name in signals}
+    """SIGINT ends with 130, SIGQUIT with 131; the same command continues."""
+    configs = {name: with_values(ENDLESS, run_dir=str(tmp_path / name)) for name in ENDS}
     runs = {name: start([*TRAIN, *as_flags(config)]) for name, config in configs.items()}
     for name, launched in runs.items():
-        wait_for_rows(launched, tmp_path / name, 5)
+        wait_for_iteration(launched, tmp_path / name, 5, limit=90)
         launched.process.send_signal(signal.Signals[name])
     reached = {}
     for name, launched in runs.items():
-        done = launched.wait(60, expect=signals[name])
+        done = launched.wait(60, expect=ENDS[name])
         reached[name] = check_stopped(tmp_path / name, name, done.stdout, done.stderr)
-        assert reached[name] >= 5
     for name, iteration in reached.items():
         assert Trainer(with_values(configs[name], iterations=iteration + 2)).run() == 0
         assert f"iterations {iteration} to {iteration + 2}" in capsys.readouterr().out
@@ -91,25 +84,20 @@ run_program(main, [])
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """A terminal's SIGINT or SIGQUIT, or a scheduler's SIGTERM to all: one checkpoint of both.
+    """A terminal's signal, or a scheduler's SIGTERM to all: one checkpoint of both.
 
     torchrun adds words of its own; the launch checks that no process survives.
     """
-    configs = {
-        name: with_values(ENDLESS, run_dir=str(tmp_path / name), partition="chunk")
-        for name in ("SIGINT", "SIGTERM", "SIGQUIT")
-    }
-    runs = {name: start([*torchrun(2), *as_flags(config)]) for name, config in configs.items()}
-    for name, launched in runs.items():
-        wait_for_rows(launched, tmp_path / name, 3, timeout=120)
-        launched.signal_group(signal.Signals[name])
-    for name, launched in runs.items():
-        done = launched.wait(90, expect=None)
-        assert done.returncode != 0
-        ours = [line for line in done.stderr.splitlines() if "train_maml.py" in line]
-        assert not any("File " in line for line in ours), done.stderr
-        torchruns_own = done.stderr.split("Traceback")[0]
-        assert check_stopped(tmp_path / name, name, done.stdout, torchruns_own) >= 3
+    config = with_values(ENDLESS, run_dir=str(tmp_path), partition="chunk")
+    launched = start([*torchrun(2), *as_flags(config)])
+    wait_for_iteration(launched, tmp_path, 3, limit=90)
+    launched.signal_group(signal.SIGTERM)
+    done = launched.wait(90, expect=None)
+    assert done.returncode != 0
+    ours = [line for line in done.stderr.splitlines() if "train_maml.py" in line]
+    assert not any("File " in line for line in ours), done.stderr
+    torchruns_own = done.stderr.split("Traceback")[0]
+    assert check_stopped(tmp_path, "SIGTERM", done.stdout, torchruns_own) >= 3
 
 
 TERMINAL = """
@@ -131,39 +119,45 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """Runs a command in a terminal, which is closed once a file is there; ends as the command does."""
 
 
-@pytest.mark.parametrize("nohup", [False, True], ids=["", "nohup"])
-def test_a_closed_terminal(nohup: bool, tmp_path: Path) -> None:
+def test_a_closed_terminal(tmp_path: Path) -> None:
     """A closed laptop, a lost connection: SIGHUP comes, and whatever is printed fails.
 
     What was started under nohup goes on.
     """
-    run_dir, closed = tmp_path / "run", tmp_path / "closed"
-    config = with_values(ENDLESS, run_dir=str(run_dir))
-    command = [sys.executable, "-m", "launch.workers", *as_flags(config), "--workers", "2"]
-    within = [sys.executable, "-c", TERMINAL, str(closed), *(["nohup"] if nohup else []), *command]
-    launched = start(within, cwd=tmp_path)
-    wait_for_rows(launched, run_dir, 3, timeout=120)
+    closed, launched = tmp_path / "closed", {}
+    for name, before in {"run": [], "nohup": ["nohup"]}.items():
+        config = with_values(ENDLESS, run_dir=str(tmp_path / name))
+        command = [sys.executable, "-m", "launch.workers", *as_flags(config), "--workers", "2"]
+        within = [sys.executable, "-c", TERMINAL, str(closed), *before, *command]
+        launched[name] = start(within, cwd=tmp_path)
+    for name, one in launched.items():
+        wait_for_iteration(one, tmp_path / name, 3, limit=90)
     closed.touch()
-    if nohup:
-        wait_for_rows(launched, run_dir, len(metrics(run_dir)) + 20, timeout=60)
-        launched.process.send_signal(signal.SIGTERM)
-    launched.wait(90, expect=143 if nohup else 129)
-    assert json.loads((run_dir / "status.json").read_text())["state"] == "stopped"
-    reached = last(run_dir)["iteration"]
-    assert [row["iteration"] for row in metrics(run_dir)] == list(range(1, reached + 1))
+    launched["run"].wait(90, expect=129)
+    went_on = tmp_path / "nohup"
+    wait_for_iteration(launched["nohup"], went_on, len(metrics(went_on)) + 20, limit=90)
+    launched["nohup"].process.send_signal(signal.SIGTERM)
+    launched["nohup"].wait(90, expect=143)
+    for name in launched:
+        status = json.loads((tmp_path / name / "status.json").read_text())
+        rows = [row["iteration"] for row in metrics(tmp_path / name)]
+        assert status["state"] == "stopped"
+        assert rows == list(range(1, last(tmp_path / name)["iteration"] + 1))
 
 
-def test_while_testing(tmp_path: Path) -> None:
+def test_while_testing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A stop during the test ends soon, keeps what was trained, and says so."""
-    config = sinusoid(iterations=1, test_tasks=10**6, run_dir=str(tmp_path))
-    launched = start([*TRAIN, *as_flags(config)])
-    wait_for_rows(launched, tmp_path, 1)
-    while not last_checkpoint(tmp_path).exists():
-        assert launched.process.poll() is None
-        time.sleep(0.05)
-    launched.process.send_signal(signal.SIGTERM)
-    done = launched.wait(60, expect=143)
-    assert check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr) == 1
+    evaluate = Local.evaluate
+
+    def stopped(strategy: Local, *args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(strategy, *args)
+
+    monkeypatch.setattr(Local, "evaluate", stopped)
+    assert Trainer(sinusoid(iterations=1, test_tasks=10**6, run_dir=str(tmp_path))).run() == 143
+    assert check_stopped(tmp_path, "SIGTERM", *capsys.readouterr()) == 1
 
 
 def test_while_pictures_are_drawn(tmp_path: Path) -> None:
@@ -219,7 +213,7 @@ run_program(lambda arguments: Trainer(parse(arguments)).run(), sys.argv[1:])
 """
     config = with_values(ENDLESS, run_dir=str(tmp_path))
     launched = start([sys.executable, "-c", code, *as_flags(config)])
-    wait_for_rows(launched, tmp_path, 3)
+    wait_for_iteration(launched, tmp_path, 3, limit=90)
     time.sleep(1.5)
     launched.process.send_signal(signal.SIGTERM)
     done = launched.wait(60, expect=143)

@@ -1,28 +1,18 @@
 """What a run leaves behind."""
 
-from __future__ import annotations
-
-import json
 import platform
-import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import yaml
 
 from maml.config import Config
-from maml.config.cli import parse
-from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.evaluation.scores import mean_and_ci95
-from maml.run.directory import choose, read_config, write_config
+from maml.run.directory import choose, write_config
 from maml.run.task_scores import read_tasks
-from maml.trainer import Trainer
-from tests.launching import REPO
-from tests.runs import glyphs, metrics, result, same, sinusoid, train
+from tests.runs import glyphs, metrics, result, sinusoid, train
 
 # 5 iterations, rows every 2 and at the end, validations every 2, a test.
 VALUES: dict[str, Any] = {
@@ -52,32 +42,6 @@ def test_files(finished: Finished) -> None:
     ]  # fmt: skip
 
 
-def test_config_is_resolved(finished: Finished) -> None:
-    resolved = with_values(
-        finished.config,
-        run_dir=str(finished.directory),
-        strategy="local",
-        batching="vmap",
-        resume="auto",
-    )
-    assert read_config(finished.directory) == resolved
-
-
-def test_config_names_versions_and_commit(finished: Finished) -> None:
-    content = yaml.safe_load((finished.directory / "config.yaml").read_text())
-    assert content["config"]["meta_batch_size"] == finished.config.meta_batch_size
-    assert content["versions"]["python"] == platform.python_version()
-    for package in ("torch", "torchopt", "numpy"):
-        assert content["versions"][package] == metadata.version(package)
-    git = subprocess.run(
-        ["git", "-C", str(REPO), "rev-parse", "HEAD"], capture_output=True, text=True
-    )
-    if git.returncode:
-        assert content["git_commit"] is None
-    else:
-        assert content["git_commit"].removesuffix("-dirty") == git.stdout.strip()
-
-
 def test_training_rows(finished: Finished) -> None:
     rows = [row for row in metrics(finished.directory) if "split" not in row]
     assert [row["iteration"] for row in rows] == [2, 4, 5]
@@ -95,16 +59,6 @@ def test_training_rows(finished: Finished) -> None:
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)
     assert seconds[0] > 0
-
-
-def test_a_row_is_the_mean_since_the_last_one(tmp_path: Path) -> None:
-    config = sinusoid(dtype="float64", iterations=5, log_every=1)
-    train(config, tmp_path / "each")
-    train(config, tmp_path / "few", log_every=3)
-    losses = [row["loss"] for row in metrics(tmp_path / "each")]
-    first, second = (row["loss"] for row in metrics(tmp_path / "few"))
-    assert first == pytest.approx(sum(losses[:3]) / 3, rel=1e-12)
-    assert second == pytest.approx(sum(losses[3:]) / 2, rel=1e-12)
 
 
 def test_result(finished: Finished) -> None:
@@ -145,47 +99,12 @@ def test_each_test_task_is_kept(finished: Finished) -> None:
         assert found[shown] == mean_and_ci95(column)[0], name
 
 
-def test_config_repeats_a_run(finished: Finished, tmp_path: Path) -> None:
-    """`--config` of the file or its folder: the same bits; flags are given on top of it."""
-    config = parse([f"--config={finished.directory / 'config.yaml'}", "--run-dir", str(tmp_path)])
-    assert config == with_values(
-        finished.config, run_dir=str(tmp_path), strategy="local", batching="vmap"
-    )
-    assert same(train(config, tmp_path)["model"], finished.checkpoint["model"])
-    assert not metrics(tmp_path)[0].keys() ^ metrics(finished.directory)[0].keys()
-    other = parse(["--config", str(finished.directory), "--seed", "3"])
-    assert other == with_values(finished.config, seed=3, strategy="local", batching="vmap")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("split,seed,accuracy\n", "first line"),
-        ("split,seed,index,accuracy\ntest,0,0,0.5\ntest,0,1\n", "line 3 is damaged"),
-        ("split,seed,index,accuracy\ntest,0,0,0.5\ntest,0,0,0.5\n", "there twice"),
-    ],
-)
-def test_damaged_scores_of_tasks_are_named(text: str, says: str, tmp_path: Path) -> None:
+def test_damaged_scores_of_tasks_are_named(tmp_path: Path) -> None:
     path = tmp_path / "test_tasks.csv"
-    path.write_text(text)
-    with pytest.raises(UserError, match=f"{path}.*{says}"):
-        read_tasks(path)
-
-
-def test_no_iterations_at_all(tmp_path: Path) -> None:
-    """Tests the initial weights: whoever asks for it gets everything but rows of training."""
-    saved = train(sinusoid(iterations=0, test_tasks=4), tmp_path)
-    assert saved["iteration"] == 0
-    assert result(tmp_path)["tasks_per_second"] is None
-    assert (tmp_path / "curves.png").exists()
-    assert [row["split"] for row in metrics(tmp_path)] == ["test"]
-
-
-def test_home_in_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell does not expand ``--run-dir="~/run"``."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert choose(sinusoid(run_dir="~/run")) == tmp_path / "run"
-    assert (tmp_path / "run").is_dir()
+    for row in ("test,0,1", "test,0,x,0.5", "test,0,0,0.5,7", "test,0,0,0.5"):
+        path.write_text(f"split,seed,index,accuracy\ntest,0,0,0.5\n{row}\n")
+        with pytest.raises(UserError, match=f"{path}: damaged"):
+            read_tasks(path)
 
 
 def test_default_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,16 +127,3 @@ def test_default_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     # In a container that is started again, torchrun is process 1 of the same host each time.
     monkeypatch.setattr("maml.run.directory.started", lambda pid: "later")
     begin("-4")
-    Path("runs/maml-sinusoid-10shot-now-4/config.yaml").write_text("starts: 3\n")
-    begin("-5")
-
-
-def test_non_transductive_headline_is_consistent(tmp_path: Path) -> None:
-    config = glyphs(transductive=False, test_tasks=6, run_dir=str(tmp_path))
-    assert Trainer(config).run() == 0
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["transductive"] is False
-    for name in ("accuracy", "accuracy_ci95", "loss", "loss_ci95"):
-        assert result[name] == result[f"non_transductive_{name}"]
-    assert result["ci95"] == result["accuracy_ci95"]
-    assert result["loss"] != result["transductive_loss"]

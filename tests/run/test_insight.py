@@ -1,7 +1,5 @@
 """What a validation tells of the inner loop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How far a run is: whole lines where there is no terminal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The evaluator beside a training: every checkpoint once, and an end in every case."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -5,8 +5,6 @@ all, and each has an exit code. But a launcher starts them where it is itself wh
 end the others.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

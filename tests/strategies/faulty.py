@@ -5,8 +5,6 @@ the fault happens, and the file is removed. ``HOLD`` names one of `PHASES` inste
 ``HOLD_FILE`` when it comes to it, and goes on once the file is gone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

@@ -1,18 +1,15 @@
 """Processes that were started with different flags do not train together."""
 
-from __future__ import annotations
-
-import json
-import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from maml.config import MUST_MATCH, OF_A_HOST
 from maml.config.cli import parse
+from maml.errors import UserError
+from maml.processes.world import World
 from maml.trainer import Trainer
-from tests.launching import TRAIN, run, start, start_ranks
+from tests.launching import start_ranks
 from tests.runs import metrics
 
 SINUSOID = [
@@ -21,25 +18,13 @@ SINUSOID = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("flags", "others", "said"),
-    [
-        ([], ["--seed", "1"], "--seed is 0 on rank 0 and 1 on rank 1"),
-        # Without a word they would wait for each other in different transports.
-        (
-            ["--strategy", "rpc"],
-            ["--strategy", "allreduce"],
-            "--strategy is rpc on rank 0 and allreduce on rank 1",
-        ),
-    ],
-)
-def test_other_flags_end_the_start(
-    tmp_path: Path, flags: list[str], others: list[str], said: str
-) -> None:
-    args = [*SINUSOID, "--run-dir", str(tmp_path)]
-    ranks = start_ranks(2, args, own={0: flags, 1: others})
+def test_other_flags_end_the_start(tmp_path: Path) -> None:
+    """Without a word they would wait for each other in different transports."""
+    flags = {0: ["--strategy", "rpc"], 1: ["--strategy", "allreduce"]}
+    ranks = start_ranks(2, [*SINUSOID, "--run-dir", str(tmp_path)], own=flags)
     done = [launched.wait(60, expect=None) for launched in ranks]
     assert [rank.returncode for rank in done] == [2, 2]
+    said = "--strategy is rpc on rank 0 and allreduce on rank 1"
     line = f"error: {said}: start all processes with the same flags"
     assert done[0].stderr.strip().splitlines()[-1] == line
     assert "error" not in done[1].stderr
@@ -77,20 +62,11 @@ ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
 ]
 
 
-def test_a_job_scripts_environment(tmp_path: Path) -> None:
-    """All at the same time: one that is not rank zero gives that one time to speak first."""
-    command = [*TRAIN, *SINUSOID, "--run-dir", str(tmp_path / "run")]
-    started = [start(command, env=env) for env, _ in ENVIRONMENTS]
-    for launched, (_, says) in zip(started, ENVIRONMENTS, strict=True):
-        (line,) = launched.wait(60, expect=2).stderr.splitlines()
-        assert re.match(f"error: {says}", line), line
-    assert not (tmp_path / "run").exists()
-
-
-def test_alone_nobody_is_met(tmp_path: Path) -> None:
-    """A world of one, as some launchers make it, needs no address."""
-    strategies = {name: [*SINUSOID, "--strategy", name] for name in ("rpc", "allreduce")}
-    command = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(strategies)]
-    run([sys.executable, *command], timeout=60, env={"RANK": "0", "WORLD_SIZE": "1"})
-    for name in strategies:
-        assert metrics(tmp_path / name)[-1]["iteration"] == 3
+@pytest.mark.parametrize(("env", "says"), ENVIRONMENTS)
+def test_a_job_scripts_environment(
+    env: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=says):
+        World.from_environment()

@@ -1,13 +1,9 @@
 """The allreduce strategy: all ranks end together, and hold the same parameters or say so."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 from pathlib import Path
-
-import pytest
 
 from tests.launching import run, start, torchrun
 from tests.runs import last, metrics, same
@@ -37,9 +33,8 @@ def test_a_signal_to_one_rank_stops_all(tmp_path: Path) -> None:
     assert same(last(parts)["model"], last(whole)["model"])
 
 
-@pytest.mark.parametrize("every", [2, pytest.param(0, marks=pytest.mark.slow)])
-def test_diverged_parameters_are_found(tmp_path: Path, every: int) -> None:
-    """A planted fault on rank 1: found at the next check, and not at all without one."""
+def test_diverged_parameters_are_found(tmp_path: Path) -> None:
+    """A planted fault on rank 1: found at the next check."""
     script = tmp_path / "diverging.py"
     script.write_text(
         "import os, sys, time\n"
@@ -61,13 +56,10 @@ def test_diverged_parameters_are_found(tmp_path: Path, every: int) -> None:
         "torch.distributed.all_gather = late\n"
         "run_program(train_maml.main, sys.argv[1:])\n"
     )
-    args = [*SINUSOID, "--iterations", "10", "--test-tasks", "0", "--check-every", str(every)]
+    args = [*SINUSOID, "--iterations", "10", "--test-tasks", "0", "--check-every", "2"]
     run_dir = tmp_path / "run"
     done = run(
         [*torchrun(2, [str(script)]), *args, "--run-dir", str(run_dir)], timeout=120, expect=None
     )
-    if every:
-        assert done.returncode != 0
-        assert "error: rank 1 holds other parameters than rank 0" in done.stderr
-    else:
-        assert done.returncode == 0
+    assert done.returncode != 0
+    assert "error: rank 1 holds other parameters than rank 0" in done.stderr

@@ -1,7 +1,5 @@
 """The same command, the same bits: twice, and killed on the way and resumed; in float32."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -1,7 +1,5 @@
 """The calls of a step that wait at a worker, and the one node of the graph that answers them."""
 
-from __future__ import annotations
-
 import random
 import threading
 
@@ -9,8 +7,7 @@ import pytest
 import torch
 
 from maml.strategies.gathering import Answer, Gathering
-from maml.strategies.outer_loss import OuterLosses
-from maml.strategies.packing import Packing
+from maml.strategies.packing import OuterLosses, Packing
 from maml.worker import Share
 
 

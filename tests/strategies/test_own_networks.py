@@ -4,8 +4,6 @@ One network has it all. Its gradient is that of a plain loop with ``create_graph
 topology, and a run that goes on has the same bits.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """torchrun starts all processes again when one is lost: they go on from the last checkpoint."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -35,15 +33,11 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "strategy",
     [
-        ("rpc", "--partition", "chunk"),
-        # The other test's, but for the name of its directory.
-        pytest.param(("allreduce",), marks=pytest.mark.slow),
-        pytest.param(("rpc",), marks=pytest.mark.slow),
-        pytest.param(("param-server",), marks=pytest.mark.slow),
-        pytest.param(COLLECTIVE, marks=pytest.mark.slow),
+        ("rpc", "--partition", "chunk"), ("allreduce",), ("rpc",), ("param-server",), COLLECTIVE,
     ],
     ids=" ".join,
-)
+)  # fmt: skip
+@pytest.mark.slow
 def test_a_restart_goes_on(strategy: tuple[str, ...], straight: Path, tmp_path: Path) -> None:
     """The launcher's store still holds what the first attempt had left there."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -1,13 +1,15 @@
 """The rpc strategy: what travels, many tasks on few threads, and who leaves last."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
+from torch.distributed.rpc.internal import _internal_rpc_pickler
 
+from maml.strategies.rpc import Reference
 from tests.launching import run, run_torchrun, start_ranks, torchrun
+from tests.runs import same
+from tests.workers import worker_of
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
@@ -15,28 +17,29 @@ SINUSOID = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("size", "checks"),
-    [
-        (1, ["learner_travels_without_parameters"]),
-        # It ends as a run does that fails: rank 1 has nobody to say goodbye to.
-        (2, ["missing_gradient_is_refused"]),
-    ],
-)
-def test_facts(size: int, checks: list[str]) -> None:
-    """Each of `tests.strategies.rpc_checks`, in worlds of their own."""
-    command = [*torchrun(size, ["-m", "tests.strategies.rpc_checks"]), *checks]
-    done = run(command, timeout=120)
-    assert done.stdout.splitlines() == [f"{check}: holds" for check in checks]
+def test_a_missing_gradient_is_refused() -> None:
+    """It ends as a run does that fails: rank 1 has nobody to say goodbye to."""
+    done = run(torchrun(2, ["-m", "tests.strategies.rpc_checks"]), timeout=120)
+    assert done.stdout == "holds\n"
+
+
+def test_a_learner_travels_without_parameters() -> None:
+    """What is pickled of it does not grow with them: they follow as one tensor."""
+    learner = worker_of("maml-glyphs-5way-1shot").learner
+    params = learner.meta_parameters()
+    pickled, tensors = _internal_rpc_pickler.serialize(Reference(learner))
+    # 450 kB of parameters.
+    assert not tensors and len(pickled) < 10_000, len(pickled)
+    arrived = _internal_rpc_pickler.deserialize(pickled, tensors).put(params)
+    assert arrived is not learner
+    assert same(arrived.meta_parameters(), params)
 
 
 @pytest.mark.parametrize(
     ("partition", "size"),
     [
         ("exclusive", 2),
-        pytest.param("exclusive", 1, marks=pytest.mark.slow),
-        pytest.param("exclusive", 3, marks=pytest.mark.slow),
-        pytest.param("chunk", 2, marks=pytest.mark.slow),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("exclusive", 3), ("chunk", 2))),
     ],
 )
 def test_many_tasks_on_few_threads_finish(tmp_path: Path, partition: str, size: int) -> None:

@@ -5,8 +5,6 @@ torchrun … -m tests.strategies.topologies FOLDER CONFIGURATIONS, the second as
 ``rows.pt``, what the strategy's evaluations returned: ``{split: [T, metrics]}``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

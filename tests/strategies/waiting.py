@@ -1,7 +1,5 @@
 """Wait for what a run leaves in its directory, within a limit."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 the model where it is, ``over_collectives`` the synchronous server without RPC.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from datasets.flags import RESULT, WAY, flag

@@ -4,8 +4,6 @@ Hugging Face has a package of that name. Here the folder stays at the top, so a 
 ``maml.datasets`` where these say ``datasets``. An editable install changes nothing.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

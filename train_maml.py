@@ -9,8 +9,6 @@
 Give the same command with its --run-dir again, and the run continues from its last checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

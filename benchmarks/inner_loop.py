@@ -8,8 +8,6 @@ that their peak adds to that of the process before, and the time of the faster, 
 together. Reverse mode through 32 steps takes 12 GiB.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

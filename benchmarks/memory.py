@@ -6,8 +6,6 @@ Each measurement is a process of its own, with one thread; its peak is that of t
 (ru_maxrss).
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

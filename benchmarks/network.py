@@ -1,7 +1,5 @@
 """The networks as a user of another library would write them: torch's own modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch.nn.functional as F

@@ -4,8 +4,6 @@ Each is called with the images' shape and the number of classes, as ``--network`
 own: ``--network benchmarks.own_networks:ResidualCNN``.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 import torchvision

@@ -3,8 +3,6 @@
 ``check FILE`` saves its gradient, ``run`` does a repetition; each answers with a line of JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

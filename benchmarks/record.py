@@ -3,8 +3,6 @@
 Bad flags are refused before anything is measured: that takes minutes to hours.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping

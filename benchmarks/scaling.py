@@ -11,8 +11,6 @@ the machine gives to any topology. Beyond the cores of the machine, workers shar
 seen there is the overhead, not speed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -1,7 +1,5 @@
 """What is measured: task distributions, networks and sizes, the same for every peer."""
 
-from __future__ import annotations
-
 import functools
 from collections import ChainMap
 from collections.abc import Callable

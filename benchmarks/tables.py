@@ -14,8 +14,6 @@ as those of ``launch/records``, a module comes first, ``maml.studies.table``: it
 ``measured_on`` take the folder and the other words.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -9,8 +9,6 @@ timed, a peer's float64 gradient is checked against ours. Each runs as its users
 the allocator settings that our programs apply.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

@@ -11,8 +11,6 @@ and every operation is exact integer arithmetic or a single correctly rounded IE
 same bits on every machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

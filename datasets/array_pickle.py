@@ -5,8 +5,6 @@ that numpy writes for an array, and refuses all others. Not even numpy's own cod
 says of an array, before dtype and size were checked: damaged states can crash it.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ordinary classification as a stream of tasks: a task is a mini-batch, by its id."""
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What goes wrong in a user's own component, as one line: who raised it, what, and where."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import sysconfig

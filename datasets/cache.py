@@ -9,8 +9,6 @@ What happens to it later, on a disk that loses bits or by another program, is fo
 each process checks a file before it uses it first. A damaged file is built anew.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

@@ -1,7 +1,5 @@
 """Tasks of a user's own, looked at before anybody learns from them: what is wrong is one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias

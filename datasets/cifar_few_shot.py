@@ -4,8 +4,6 @@ Both take CIFAR-100 as torchvision finds and downloads it, under ``<data-root>/c
 images of its two parts are put together by class; the cache keeps that.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

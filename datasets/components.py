@@ -8,8 +8,6 @@ A component's file says what it holds in a literal at its top level::
 ``"like"`` another one begins with that one's facts and flags. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import difflib

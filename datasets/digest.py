@@ -5,8 +5,6 @@ the contents, in the same file: what reads a ``.npy`` array does not look beyond
 file is renamed into place as a whole.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Downloads: one process at a time, none that waits for ever, and one line where one fails."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

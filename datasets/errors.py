@@ -1,7 +1,5 @@
 """The one error a user of the data sets has to read."""
 
-from __future__ import annotations
-
 
 class DataError(ValueError):
     """Data is missing, damaged, or asked for in a way it cannot serve.

@@ -11,8 +11,6 @@ of the file reads these flags. What components of several files read is in ``mam
 Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import enum

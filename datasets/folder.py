@@ -8,8 +8,6 @@ or has the classes beside one another, ``PATH/<class>/*``; then the program divi
 have any size and format. All splits' decoded images are one array, by the files' sizes and times.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

@@ -7,8 +7,6 @@ on IEEE floats, elementwise, so every machine draws the same bits: no ``sin`` or
 differ between libraries), no matrix products, no sums of unknown order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ In a folder an image is a file whose ending Pillow reads. Hidden files and folde
 nothing. Symbolic links are followed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

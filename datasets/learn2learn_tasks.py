@@ -8,8 +8,6 @@ drawn is passed by, because it depends on the order of the draws.
 Nothing here imports learn2learn: who returns a Taskset has done that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import sys

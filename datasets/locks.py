@@ -7,8 +7,6 @@ of life. A process that was stopped gives none, and neither does one on a host t
 Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

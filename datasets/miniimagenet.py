@@ -5,8 +5,6 @@ a split's classes and images, checks that they are all there, and keeps a decode
 that every process maps. The images are ImageNet's, so nothing downloads them.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterator

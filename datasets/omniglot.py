@@ -1,7 +1,5 @@
 """Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015)."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Mapping

@@ -13,8 +13,6 @@ or ``test``. It returns one of
 * a ``Taskset`` of learn2learn.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

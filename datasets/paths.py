@@ -1,7 +1,5 @@
 """Where data sets and caches are by default. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

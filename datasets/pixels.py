@@ -1,7 +1,5 @@
 """What becomes of an image of any size and mode: a square of 8-bit pixels."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which data sets there are, and what they say of themselves. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from pathlib import Path

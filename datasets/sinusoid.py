@@ -1,7 +1,5 @@
 """Sinusoid regression, Finn et al. 2017 (arXiv:1703.03400), section 5.1."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

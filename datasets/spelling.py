@@ -6,8 +6,6 @@ tuples, lists, dictionaries and sets of these. They are part of the name, so wha
 keeps what a flag is given does so for them.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from typing import Any, NamedTuple

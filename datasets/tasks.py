@@ -12,8 +12,6 @@ Shape legend, used by every docstring of this project:
 =====  ======================================================
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import Tensor

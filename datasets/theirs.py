@@ -3,8 +3,6 @@
 Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect

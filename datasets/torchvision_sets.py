@@ -8,8 +8,6 @@ Validation is a tenth of torchvision's training part, drawn once and for all wit
 class; test is torchvision's test part.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that appear whole or not at all, even if the power fails. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

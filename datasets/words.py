@@ -1,7 +1,5 @@
 """Words of messages."""
 
-from __future__ import annotations
-
 
 def counted(n: int, one: str, many: str | None = None) -> str:
     """How many of what: ``1 task``, ``2 tasks``; ``many`` where that is not ``one`` with an s."""

@@ -8,8 +8,6 @@ is how much each source counts, and where the GPT begins. Each step keeps nothin
 where it began (`maml.Problem.snapshots`): the way back computes it again, with attention inside.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from typing import NamedTuple

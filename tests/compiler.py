@@ -1,7 +1,5 @@
 """Whether this machine can compile at all; where it can, what does not compile is a failure."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

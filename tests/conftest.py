@@ -1,7 +1,5 @@
 """Fixtures of all tests: where data is, the session's own cache, and a process left as found."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

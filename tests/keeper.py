@@ -6,8 +6,6 @@ Whoever made the namespaces holds the other end of the pipe, so that they go whe
 it fails and when it is killed alike. The standard library alone: it must be up at once.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

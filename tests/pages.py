@@ -10,8 +10,6 @@ What a fenced block is, its language says:
 - any other, or none: it is shown only. ``py`` is Python that cannot be run here.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

@@ -3,8 +3,6 @@
 A fault in data, not in a process: it meets whichever process has the task, with every strategy.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Tiny runs inside the test's own process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The benchmarks' command lines: bad input is refused before anything is measured."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The code of README.md and docs/ runs; of their tables see tests/test_tables.py."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

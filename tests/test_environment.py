@@ -3,8 +3,6 @@
 The interpreter and uv are stand-ins on PATH that note how they are called.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

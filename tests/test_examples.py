@@ -1,7 +1,5 @@
 """The examples: they run, and compute what the program computes."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

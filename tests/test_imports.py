@@ -1,7 +1,5 @@
 """The rooms: imports run downwards only, and some things are never imported or called."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import itertools

@@ -1,7 +1,5 @@
 """Learners learn: minutes each, real commands, `launch/test -m slow`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """As a library: what a user types into a notebook, and `python -m maml.predict`."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

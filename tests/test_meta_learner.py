@@ -1,7 +1,5 @@
 """``maml.MAML(module)`` and its family, against plain loops of torch."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import sys

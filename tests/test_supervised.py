@@ -1,7 +1,5 @@
 """An ordinary classifier from command to result: trained, tested, continued, evaluated again."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

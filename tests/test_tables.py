@@ -1,7 +1,5 @@
 """README and docs: every measurement comes from a record, and every link leads somewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

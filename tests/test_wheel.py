@@ -1,7 +1,5 @@
 """An installed wheel stands beside another package called ``datasets``, and trains."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workers in the test's own process, and meta-parameters to differentiate at."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

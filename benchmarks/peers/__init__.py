@@ -3,8 +3,6 @@
 A repetition computes Σ over tasks of the meta-gradient and returns it by the learner's names.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

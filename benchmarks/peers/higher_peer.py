@@ -1,7 +1,5 @@
 """higher's MAML example: a functional model and a differentiable SGD, one task after another."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

@@ -1,7 +1,5 @@
 """learn2learn's MAML as its examples use it: clone, adapt, backward, one task after another."""
 
-from __future__ import annotations
-
 import warnings
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """This project, as a training run calls it: a worker's meta-gradient, default flags."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A plain loop of torch with ``create_graph``, one task after another."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """TorchOpt's MAML example: MetaSGD with the state extracted and recovered, task by task."""
 
-from __future__ import annotations
-
 import torchopt
 from torch import Tensor, nn
 

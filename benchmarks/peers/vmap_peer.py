@@ -1,7 +1,5 @@
 """torch.func as its tutorial composes it: grad of the sum of vmap of the loss after grad steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

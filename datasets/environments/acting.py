@@ -15,8 +15,6 @@ Shape legend, beside that of :mod:`datasets.tasks`:
 =====  ==========================================================
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple

@@ -4,8 +4,6 @@ The dynamics are those of gymnasium's ``CartPole-v1``, step by step, for any num
 once, each with physics of its own.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

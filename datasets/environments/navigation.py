@@ -1,7 +1,5 @@
 """2-D navigation, Finn et al. 2017 (arXiv:1703.03400), section 5.3."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

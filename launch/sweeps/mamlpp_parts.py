@@ -6,8 +6,6 @@ A grid of all flags would have every combination of parts; this has the paper's 
 (arXiv:1810.09502, table 1): what does each one bring?
 """
 
-from __future__ import annotations
-
 import sys
 
 import train_maml

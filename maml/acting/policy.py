@@ -5,8 +5,6 @@ as constants, and the losses then read what was seen and done. So they are pure 
 loss here, and whatever differentiates and distributes a classifier does so with a policy.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import NamedTuple

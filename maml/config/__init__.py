@@ -1,7 +1,5 @@
 """The configuration: its fields, what they may be, presets, and the command line."""
 
-from __future__ import annotations
-
 from maml.config.fields import (
     FLAGS,
     MUST_MATCH,

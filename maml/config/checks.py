@@ -3,8 +3,6 @@
 What one field, or one component, says of itself is in its facts; here is what several say together.
 """
 
-from __future__ import annotations
-
 import math
 import os
 

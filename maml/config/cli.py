@@ -1,7 +1,5 @@
 """The command line: ``PRESET --flag value …`` to a `Config`, with one-line errors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_type_hints

@@ -1,7 +1,5 @@
 """Flags from fields: an argument parser whose mistakes are one line each."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import difflib

@@ -1,7 +1,5 @@
 """Presets: values of `Config`, one per row of a published table, each naming its source."""
 
-from __future__ import annotations
-
 import difflib
 import shlex
 from collections.abc import Mapping

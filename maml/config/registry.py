@@ -5,8 +5,6 @@ A user's own (`datasets.spelling`) is imported: it has the facts of the class th
 and may read any field.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

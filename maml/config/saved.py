@@ -1,7 +1,5 @@
 """A run's ``config.yaml``, read back into a `Config`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -6,8 +6,6 @@ equal it.
 Shape legend: B tasks, E examples of a set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 

@@ -9,8 +9,6 @@ compiler's version, the processor. ``$MAML_KERNEL_FLAGS`` holds further options 
 separated by spaces (`launch/sanitize` uses it).
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 Shape legend: B tasks, K what is kept of each.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import weakref

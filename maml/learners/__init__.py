@@ -1,7 +1,5 @@
 """Learners: what a task's outer loss is. One file a learner, with its facts; none is named here."""
 
-from __future__ import annotations
-
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.base import Learner

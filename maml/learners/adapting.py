@@ -9,8 +9,6 @@ pattern has, stands still. So ``*`` is MAML, ``@head`` ANIL, ``@body`` BOIL, ``*
 subset, ``*,@head=10`` MAML with a faster head.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import math
 from collections.abc import Iterable

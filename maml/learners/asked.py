@@ -1,7 +1,5 @@
 """What is asked of a trained learner beside its scores."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

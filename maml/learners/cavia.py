@@ -1,7 +1,5 @@
 """Fast Context Adaptation, CAVIA (Zintgraf et al. 2019, arXiv:1810.03642)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

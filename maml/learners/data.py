@@ -1,7 +1,5 @@
 """What a learner asks of the data set, as the configuration says it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Shape legend: S support and E query examples of a task, F features, N ways.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

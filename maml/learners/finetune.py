@@ -4,8 +4,6 @@ The baselines of Chen et al. 2019 (arXiv:1904.04232, section 3.2) and Wang et al
 (arXiv:1911.04623): no learning to learn.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

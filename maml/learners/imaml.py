@@ -1,7 +1,5 @@
 """MAML with implicit gradients (Rajeswaran et al. 2019, arXiv:1909.04630)."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Literal
 

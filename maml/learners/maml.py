@@ -5,8 +5,6 @@ ANIL (Raghu et al. 2020, arXiv:1909.09157, section 4) adapts the output layer al
 and first-order MAML (section 5.2) is MAML with ``--order first``.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import ClassVar
 

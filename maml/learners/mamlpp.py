@@ -1,7 +1,5 @@
 """MAML++ (Antoniou et al. 2019, arXiv:1810.09502), each of its parts with a flag of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -1,7 +1,5 @@
 """Meta-SGD (Li et al. 2017, arXiv:1707.09835)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

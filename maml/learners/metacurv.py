@@ -1,7 +1,5 @@
 """Meta-Curvature (Park and Oliva 2019, arXiv:1902.03356)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

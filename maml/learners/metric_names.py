@@ -4,8 +4,6 @@ A row of metrics.jsonl, result.json and a line of test_tasks.csv are flat: a met
 its name, and another number of that name would be lost.
 """
 
-from __future__ import annotations
-
 from maml.errors import UserError
 
 TAKEN = {

@@ -1,7 +1,5 @@
 """No adaptation: what a network that has seen no support set makes of a task."""
 
-from __future__ import annotations
-
 from maml.learners.base import Learner
 from maml.metagradient.problem import Problem
 from maml.params import Params

@@ -1,7 +1,5 @@
 """What is minimised and what is measured: classification and regression."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ So it is where ``torch.func.vmap`` cannot batch tasks, or where one task is work
 (``--batching``). What a network draws has the address of the task.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence

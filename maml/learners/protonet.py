@@ -1,7 +1,5 @@
 """Prototypical Networks (Snell et al. 2017, arXiv:1703.05175)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from maml.learners.embedding import Embedding

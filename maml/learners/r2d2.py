@@ -1,7 +1,5 @@
 """R2D2: ridge regression as the classifier (Bertinetto et al. 2019, arXiv:1805.08136)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

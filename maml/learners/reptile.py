@@ -1,7 +1,5 @@
 """Reptile (Nichol et al. 2018, arXiv:1803.02999)."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

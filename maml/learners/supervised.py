@@ -3,8 +3,6 @@
 Whatever trains a meta-learner trains a classifier then: the same strategies, logs and checkpoints.
 """
 
-from __future__ import annotations
-
 import torch
 
 from datasets import open_batches

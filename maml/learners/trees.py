@@ -1,7 +1,5 @@
 """Meta-parameters that go with those of a network: one tensor for each of its names."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from maml.params import Params

@@ -1,7 +1,5 @@
 """An error of the library comes alone: its line says what to do, and tracebacks say no more."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Container, Iterator

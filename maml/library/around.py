@@ -1,7 +1,5 @@
 """A learner of the program around a module at hand."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A user's own loop, distributed by torchrun: tasks are shared out, gradients are averaged."""
 
-from __future__ import annotations
-
 import os
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The meta-learners by the names of the field, each around the program's learner of that name."""
 
-from __future__ import annotations
-
 from maml.library.meta_learner import MetaLearner
 
 

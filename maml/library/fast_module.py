@@ -1,7 +1,5 @@
 """A module as it has adapted to one task."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import torch

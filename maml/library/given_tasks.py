@@ -1,7 +1,5 @@
 """Tasks as people have them, as a list of tasks."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """``maml.meta_gradient``: of a user's own problem, however its tasks may be computed."""
 
-from __future__ import annotations
-
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator

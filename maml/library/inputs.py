@@ -3,8 +3,6 @@
 Shape legend: n examples, C H W.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Hashable, Sequence
 from pathlib import Path

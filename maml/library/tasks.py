@@ -1,7 +1,5 @@
 """Few-shot tasks of any data set, by id."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

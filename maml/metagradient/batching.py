@@ -5,8 +5,6 @@ It need not: an embedding's padding counts for the first task alone, norms that 
 this project did not write is computed in both ways on some tasks before it is believed.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple

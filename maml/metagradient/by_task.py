@@ -7,8 +7,6 @@ not grow with the inner steps; the product with the Hessian is a second backward
 graph of the gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
 

@@ -6,8 +6,6 @@ at its solution. Compiled kernels are a part of the network (`maml.networks.stac
 plain cross-entropy they compute head and loss as well (`maml.metagradient.native`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args

@@ -8,8 +8,6 @@ Adam's second moment, where it begins as something, moves in the same way: from 
 released code; here to the mean over tasks, so that their order does not matter.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ does, follows (seed, split, task, support or query, inner step). So a step that 
 the way back draws the same, and so does another process, or a run that goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

@@ -1,7 +1,5 @@
 """Parameters as one flat tensor: one operation or one message for all, not one a parameter."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -12,8 +12,6 @@ the order of the products differs. v is the cotangent of all parameters: of φ, 
 step began.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -6,8 +6,6 @@ of the gradient, not a forward one: what an author keeps out of the graph, by ``
 ``.data``, forward mode would differentiate all the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

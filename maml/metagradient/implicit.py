@@ -10,8 +10,6 @@ which a few steps of conjugate gradient do, task by task (algorithm 2): memory d
 the inner steps, and how φ was found does not matter.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

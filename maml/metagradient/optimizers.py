@@ -1,7 +1,5 @@
 """The optimizers of the inner loop, by name, as TorchOpt has its functional ones."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias

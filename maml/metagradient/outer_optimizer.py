@@ -1,7 +1,5 @@
 """The outer loop's optimizer: the one place where meta-parameters change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from typing import Any

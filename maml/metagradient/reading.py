@@ -1,7 +1,5 @@
 """Which parameters losses read: a look at the graph of each on one task."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A rule takes weights θ, gradients g and its state to new ones, element by eleme
 `maml.metagradient.forward_over_reverse` asks of it is the product of a cotangent with its Jacobian.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias

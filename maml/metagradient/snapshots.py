@@ -5,8 +5,6 @@ an earlier one, and on that way others are kept in the room of those that have b
 steps are taken twice as can be (Griewank and Walther 2000, doi:10.1145/347837.347846, revolve).
 """
 
-from __future__ import annotations
-
 from math import comb
 
 

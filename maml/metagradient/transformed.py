@@ -1,7 +1,5 @@
 """Transformed inner gradients of B tasks, and the way back through their transformation."""
 
-from __future__ import annotations
-
 import torch
 
 from maml.kernels.derivatives import Derivatives

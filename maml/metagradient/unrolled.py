@@ -3,8 +3,6 @@
 What is written here for one task is pure; ``torch.func.vmap`` batches it over tasks.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """One thread at a time calls a network: a call swaps its tensors in place, and may add hooks."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Which network a name means."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from typing import Any

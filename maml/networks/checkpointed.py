@@ -5,8 +5,6 @@ computed once more on the way back would meet the wrong ones, without a word. So
 remembers them, by torch's own ``context_fn``, for which a user's takes its place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ shapes and initial distributions are torchvision's. There is no dropout.
 Shape legend: E examples, C channels, H W pixels, N ways.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 

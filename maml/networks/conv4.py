@@ -9,8 +9,6 @@ normalise a query set with the statistics of the support set.
 Shape legend: E examples, C channels, H W pixels, N ways.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A network's features and its output layer, apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """A network's loss on one set of a task, as a value."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ a mean over the set in its ``forward``, or attention from one example to another
 that off a network, but its outputs for a set and for parts of it tell.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

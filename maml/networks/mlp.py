@@ -1,7 +1,5 @@
 """MAML's network for points: regression, and policies."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """A network's batch normalisations: which parameters are theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from torch import Tensor, nn

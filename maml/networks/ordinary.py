@@ -7,8 +7,6 @@ between tasks. A batch norm that its author has put into evaluation mode, as in 
 body, uses its running statistics, which stay as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Iterator

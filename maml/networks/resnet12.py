@@ -3,8 +3,6 @@
 Shape legend: E examples, C channels, H W pixels, N ways.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch.nn.functional as F

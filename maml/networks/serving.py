@@ -1,7 +1,5 @@
 """Whether compiled kernels serve a network, as they do its `ConvBlocks`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import nn

@@ -1,7 +1,5 @@
 """One tiny task by the compiled kernels and by torch, before they serve a process."""
 
-from __future__ import annotations
-
 import functools
 import sys
 

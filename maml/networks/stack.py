@@ -11,8 +11,6 @@ serves one task and all.
 Shape legend: B tasks, E examples, C H W, F filters, L blocks, n features.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

@@ -3,8 +3,6 @@
 Shape legend: E examples, C channels, H W pixels.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import torch

@@ -1,7 +1,5 @@
 """Tensors of one task or of B, by their dimensions: one that tasks share has no leading B."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias

@@ -8,8 +8,6 @@ Runs that differ in their seed alone are one method, drawn as their mean and eac
 drawn with a model that needs code of a user's own is left out without ``--trust``.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import time

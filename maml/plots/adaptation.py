@@ -1,7 +1,5 @@
 """What the inner loop does: the test score after each step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any

@@ -1,7 +1,5 @@
 """Learning curves: of one run as it ends, of many by method and seed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path

@@ -4,8 +4,6 @@ The colours are Okabe and Ito's (2008), which the colour-blind tell apart; witho
 which is lost on white.
 """
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One task: its images with what was answered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

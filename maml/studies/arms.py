@@ -1,7 +1,5 @@
 """What is compared: a learner's runs of all seeds, with the score of each test task."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

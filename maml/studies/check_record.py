@@ -7,8 +7,6 @@ were recorded. Losses agree to 1e-4. So do accuracies, but for one task in 200: 
 best classes are as good as equal, another processor's rounding decides.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -8,8 +8,6 @@ some; its runs may differ in their seed alone. All are compared with the first, 
 that both were tested on.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import replace

@@ -6,8 +6,6 @@ The model that the run has tested is tested again, and must score what the run i
 What stays is in `maml.studies.recorded`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

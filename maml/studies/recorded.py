@@ -8,8 +8,6 @@ Of an experiment that is not the preset's the first folder is ``<preset>+<field>
 a digest where a file cannot be named so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

@@ -8,8 +8,6 @@ arXiv:2511.19794). Both have Student's interval and p. Paired, a task's difficul
 learners share, drops out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -8,8 +8,6 @@ The file is one of W&B's: ``wandb sweep FILE`` takes it as it is. Its trials are
 given at the same time on other hosts that share the folder, it takes part.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from maml.config.parser import Parser, add_trust, at_least

@@ -3,8 +3,6 @@
 A row is a preset that names a published number, or that was run. What was not run says "not run".
 """
 
-from __future__ import annotations
-
 import fnmatch
 import statistics
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What a comparison says: tables in Markdown, and a figure."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass

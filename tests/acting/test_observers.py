@@ -1,7 +1,5 @@
 """One agent, many observers: the same parameters as in one process, and nobody is waited for."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

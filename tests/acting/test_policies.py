@@ -1,7 +1,5 @@
 """Policies: the estimator against a decision process whose return is known in closed form."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line: every flag parses, and every mistake is one line that names it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

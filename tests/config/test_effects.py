@@ -1,7 +1,5 @@
 """Every flag does something, and only what it should."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks, examples, targets and losses of a user's own that are others than ours."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

@@ -1,7 +1,5 @@
 """Presets say what was published: names, sources, numbers and protocols."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 

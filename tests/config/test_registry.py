@@ -1,7 +1,5 @@
 """Components own their facts, and fields theirs: nothing is said twice, or of what there is not."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

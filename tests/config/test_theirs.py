@@ -1,7 +1,5 @@
 """A user's own network, data set and learner, each in a file outside the repository."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Files are data: what one names is imported by nobody who was not told to trust it."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import shutil

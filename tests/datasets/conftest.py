@@ -1,7 +1,5 @@
 """Fixtures of the data set tests; where real data and the cache are is in ``tests/conftest.py``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The generator is splitmix64, and what is built on it is unbiased."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

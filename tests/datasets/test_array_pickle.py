@@ -1,7 +1,5 @@
 """Pickles of arrays are read as numpy wrote them; nothing else in a pickle is made or run."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import subprocess

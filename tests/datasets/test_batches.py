@@ -1,7 +1,5 @@
 """Mini-batches are pure functions of their address, and an epoch sees each example once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

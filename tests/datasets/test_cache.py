@@ -1,7 +1,5 @@
 """A cached array is whole or absent, whoever builds it and however that ends."""
 
-from __future__ import annotations
-
 import io
 import re
 import signal

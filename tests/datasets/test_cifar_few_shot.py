@@ -1,7 +1,5 @@
 """CIFAR-FS and FC100 have the published classes, and all 600 images of each."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Environments as tensors: gymnasium's CartPole step by step, addressed chance, episodes' ends."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 import pytest

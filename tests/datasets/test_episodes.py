@@ -1,7 +1,5 @@
 """Tasks are pure functions of their address, and are what their layout says."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A stranger's folder of images: found, divided, decoded once, and every mistake said in a line."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Glyphs are the same bits everywhere, separate by split, and neither trivial nor hopeless."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tasks of learn2learn's own Tasksets: the same whenever, and in whatever order, they are asked."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A lock is waited for while its holder works, and no longer; who waits can say for whom."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform

@@ -1,7 +1,5 @@
 """MiniImageNet is found, checked against its table, decoded once, and missed in one clear line."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

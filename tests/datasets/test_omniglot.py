@@ -1,7 +1,5 @@
 """Omniglot is found, decoded once, never masked by an old cache, and missed in one clear line."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile

@@ -1,7 +1,5 @@
 """The one door to the data sets."""
 
-from __future__ import annotations
-
 import pytest
 
 from datasets import DataError, open_episodes

@@ -1,7 +1,5 @@
 """Sinusoid tasks lie on the waves that they claim, and the waves in the published ranges."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """torchvision's sets are found, checked, downloaded and decoded once, or missed in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A split of MiniImageNet in miniature, written to disk the way the real one is packed."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import tarfile

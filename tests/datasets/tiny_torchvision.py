@@ -1,7 +1,5 @@
 """torchvision's data sets in miniature, and a web of downloads."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import urllib.error

@@ -1,7 +1,5 @@
 """The compiled kernels equal the network that they stand for, and never are in the way."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

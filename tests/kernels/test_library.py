@@ -1,7 +1,5 @@
 """The kept library is whole or compiled anew, whatever happens to its file or to its lock."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

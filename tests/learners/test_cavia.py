@@ -1,7 +1,5 @@
 """CAVIA against networks that take their context in other ways, and by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Learners with a classifier in closed form on a network's features: ProtoNet and R2D2."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

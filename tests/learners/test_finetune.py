@@ -1,7 +1,5 @@
 """The baselines: a classifier whose features serve new classes, and no adaptation at all."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """What neither adapts nor learns: by --freeze, or as a network's author says it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """iMAML's meta-gradient against closed forms, the unrolled inner loop, and what it is made of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """MAML's own flags, against a plain loop."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

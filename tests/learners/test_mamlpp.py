@@ -1,7 +1,5 @@
 """MAML++ against a walk by hand, with all of its parts and with any of them turned off."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

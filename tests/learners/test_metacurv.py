@@ -1,7 +1,5 @@
 """Meta-Curvature against learn2learn's transforms, plain autograd, and MAML."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """No name of a run's own numbers is missing among those that metrics may not have."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

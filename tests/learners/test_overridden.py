@@ -1,7 +1,5 @@
 """What a learner's author overrides is what is differentiated and evaluated, or is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reptile against PyTorch's own optimizers on its own mini-batches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The supervised learner against plain PyTorch: a module in train mode and autograd."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

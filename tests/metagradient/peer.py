@@ -1,7 +1,5 @@
 """learn2learn's learners, which walk task by task, as an oracle."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

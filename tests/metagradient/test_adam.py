@@ -1,7 +1,5 @@
 """The inner loop's Adam: PyTorch's steps, and the exact derivative through them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The meta-gradient against oracles: a closed form, central differences, another library."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where the output layer alone adapts, features are computed once, by kernels or not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The outer loop's step and its rows: means over the tasks that were summed, however many."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever an inner problem states is what is differentiated, in every way the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What adapts, and at which rates: patterns over names, ANIL and BOIL among them, and Meta-SGD."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """An ordinary network's running statistics, made those of one batch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """The classifiers are the published networks, and equal torchvision's where it has them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

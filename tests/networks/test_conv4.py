@@ -1,7 +1,5 @@
 """MAML's networks against plain PyTorch, and their initial weights against what was published."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks that mix the examples of a set are found, and those that do not are left alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

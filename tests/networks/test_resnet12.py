@@ -1,7 +1,5 @@
 """ResNet-12 is learn2learn's, tensors' names and all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

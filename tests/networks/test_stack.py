@@ -1,7 +1,5 @@
 """The blocks of a `Conv4` are one operation, which is to torch what any operation is."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

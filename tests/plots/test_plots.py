@@ -1,7 +1,5 @@
 """Pictures of runs: what they show is what the runs say, and each is there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@
 each, stops at SIGTERM, and continues where it ended.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Sweeps' files to be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Comparisons: which runs are compared, on which tasks, and what is said."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """What is kept of a run: written from its directory, checked task by task, shown in the table."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Intervals cover what they say, on data whose true difference is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,7 +1,5 @@
 """Sweeps: every trial once, whoever is killed meanwhile; states that are true."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

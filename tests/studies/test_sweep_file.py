@@ -1,7 +1,5 @@
 """A sweep's file means what it means to W&B: its own package is the oracle."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

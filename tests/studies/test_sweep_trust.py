@@ -1,7 +1,5 @@
 """A sweep's file is data, too: its trials are our programs, and import what its reader named."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """MAML for policies (Finn et al. 2017, arXiv:1703.03400, algorithm 3)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """REINFORCE (Williams 1992, doi:10.1007/BF00992696): one policy, no inner loop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What answers requests for actions: one by one, or all of a step by one forward pass."""
 
-from __future__ import annotations
-
 import copy
 import threading
 import time

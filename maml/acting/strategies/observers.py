@@ -5,8 +5,6 @@ saw and did. The agent differentiates. All chance has addresses: the parameters 
 ``local``, however many observers there are, as long as none is lost.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

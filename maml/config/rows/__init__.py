@@ -1,7 +1,5 @@
 """The rows of published tables, as values of `Config`: a file for each data set or kind of it."""
 
-from __future__ import annotations
-
 from maml.config.fields import Config
 from maml.config.rows import classifiers, glyphs, miniimagenet, omniglot, policies, regression
 

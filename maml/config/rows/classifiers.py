@@ -1,7 +1,5 @@
 """Ordinary classifiers: presets of ``--learner supervised``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from maml.config.fields import Config

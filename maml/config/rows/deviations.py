@@ -4,8 +4,6 @@ Found by reading the released code. Most of what a flag can state is in the pres
 presets keep this project's batch norms and first output layer, with which they were measured.
 """
 
-from __future__ import annotations
-
 import fnmatch
 
 _MAML = (

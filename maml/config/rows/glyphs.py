@@ -1,7 +1,5 @@
 """Short rows on ``glyphs``, this project's embedded data: they have no published number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from maml.config.fields import Config, with_values

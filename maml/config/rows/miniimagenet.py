@@ -1,7 +1,5 @@
 """The rows of MiniImageNet, and of the data sets that have its protocol."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from maml.config.fields import Config, with_values

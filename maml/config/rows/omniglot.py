@@ -1,7 +1,5 @@
 """The rows of Omniglot."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from maml.config.fields import Config, with_values

@@ -1,7 +1,5 @@
 """Policies: presets whose tasks are environments to act in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from maml.config.fields import Config

@@ -1,7 +1,5 @@
 """Rows of regression."""
 
-from __future__ import annotations
-
 from maml.config.fields import Config
 from maml.config.rows.released import FINN
 

@@ -1,7 +1,5 @@
 """Papers, and what their released code does whatever the data: what rows share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """Which point comes next: a function of the file and of what was run, of nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import warnings

@@ -1,7 +1,5 @@
 """The command line of a trial: W&B's macros, filled in."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """A sweep's file, in W&B's own format: read, and refused in one line where it cannot be run."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math

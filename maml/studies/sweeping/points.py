@@ -1,7 +1,5 @@
 """Values of a sweep's parameters; nothing here needs Optuna."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, TypeVar
 

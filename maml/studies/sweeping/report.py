@@ -1,7 +1,5 @@
 """``report.md`` of a sweep: every setting, what each parameter does, which differences hold."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from statistics import fmean, stdev

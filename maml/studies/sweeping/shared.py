@@ -1,7 +1,5 @@
 """What many processes on many hosts do to one folder: one at a time, and who works on what."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ logs/0007.log  what it printed
 locks/0007     held, with signs of life, by the process that works on it
 """
 
-from __future__ import annotations
-
 import math
 import uuid
 from contextlib import ExitStack

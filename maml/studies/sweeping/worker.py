@@ -1,7 +1,5 @@
 """A worker: takes a trial, runs its command to the end, and takes the next."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

@@ -45,6 +45,11 @@ class Strategy(ABC):
         self._transport = ExitStack()
 
     @property
+    def advice(self) -> str:
+        """What to say at the start: a way that is faster here; "" where none is."""
+        return ""
+
+    @property
     def drives(self) -> bool:
         """Return whether this process runs the outer loop; one that does not calls `serve`."""
         return True

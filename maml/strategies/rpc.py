@@ -147,6 +147,13 @@ class Rpc(OverRpc):
         self.gathering = Gathering(reported(self._gathered_rows))
         self._taught = False
 
+    @property
+    def advice(self) -> str:
+        """See `Strategy.advice`."""
+        if self.world.size == 1 or self.config.partition == "chunk":
+            return ""
+        return "--partition chunk trains the same parameters with a call a worker, which is faster"
+
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or for each other worker's chunk."""
         by = self._by_autograd if self.config.partition == "exclusive" else self._by_chunks

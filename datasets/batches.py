@@ -1,4 +1,9 @@
-"""Ordinary classification as a stream of tasks: a task is a mini-batch, by its id."""
+"""Ordinary classification as a stream of tasks: a task is a mini-batch.
+
+So one address still says what is learned from, whoever asks: a mini-batch is a pure function of
+(seed, split, id), batch statistics are those of the mini-batch whatever the number of workers, and
+its id travels between processes in its place.
+"""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,7 @@
-"""What goes wrong in a user's own component, as one line: who raised it, what, and where."""
+"""What goes wrong in a user's own component, as one line: who raised it, what, and where.
+
+Nothing here imports torch.
+"""
 
 import contextlib
 import sys

@@ -1,11 +1,15 @@
 """``--data folder``: a user's own images, in folders of classes.
 
-``--data-root`` is divided by the user::
+``--data-root`` is the folder itself. It is divided by the user::
 
     PATH/train/<class>/*   PATH/validation/<class>/* (or val)   PATH/test/<class>/*
 
-or has the classes beside one another, ``PATH/<class>/*``; then the program divides them. Images may
-have any size and format. All splits' decoded images are one array, by the files' sizes and times.
+or has the classes beside one another, ``PATH/<class>/*``; then the program divides them, the same
+way on every machine. Images may have any size and format, classes any number of images.
+
+Look, decode once, map: the decoded images of all splits lie in one array in the cache. It is found
+by the paths, sizes and times of the files, so that a folder that changed is decoded again and one
+that did not opens at once.
 """
 
 import itertools

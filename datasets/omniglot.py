@@ -1,4 +1,8 @@
-"""Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015)."""
+"""Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015).
+
+Locate, verify, decode once, map: :func:`open_images` finds the archives or downloads them, checks
+their contents, and keeps a decoded copy in the cache that every process maps.
+"""
 
 import sys
 from collections import Counter

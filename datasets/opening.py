@@ -5,11 +5,12 @@ with ``**options``: ``name``, ``data_root``, ``ways``, ``shots``, ``queries``, `
 and the configuration's fields that its facts say it reads. ``split`` is ``train``, ``validation``
 or ``test``. It returns one of
 
-* ``{class: images}`` or a list of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each;
+* ``{class: images}`` or a list of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each:
+  the simplest, for a data set that fits into memory;
 * :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
 * :class:`~datasets.batches.Examples`, for ordinary classification;
 * any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
-* :class:`~datasets.environments.acting.Acting`, for policies;
+* :class:`~datasets.environments.acting.Acting`, for policies.
 * a ``Taskset`` of learn2learn.
 """
 

@@ -2,9 +2,11 @@
 
     launch/local PRESET [--workers N] [--restarts N] [--flag value …]
 
-torchrun's store listens at every address of a host; here all listen at the loopback alone. And
-torchrun ends all workers when one is lost; here they decide themselves, once they have met. Where
-all have ended, all are started again, if that was asked for.
+torchrun's key-value store listens at every address of a host, and whoever reaches it can write
+there. Here the store, RPC and gloo listen at the loopback alone. And torchrun ends all workers when
+one is lost. Here they decide themselves, once they have met: a run that can do without one goes on.
+Where all have ended, all are started again if that was asked for, and continue from the last
+checkpoint.
 """
 
 import argparse

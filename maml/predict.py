@@ -1,4 +1,6 @@
-"""``python -m maml.predict RUN_DIR …``: predict with a trained model on folders of images.
+"""Predict with a trained model on folders of images: ``python -m maml.predict RUN_DIR …``.
+
+    python -m maml.predict runs/maml-omniglot-5way-1shot-… --support animals --query unknown
 
 SUPPORT holds one folder a class, with any number of images each. QUERY is an image, a folder of
 images, or a folder of folders of the same classes; of the last the accuracy is told, too. One line

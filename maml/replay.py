@@ -1,5 +1,7 @@
 """``python -m maml.replay RUN_DIR``: the tasks of a step that was not finite, one by one.
 
+    python -m maml.replay runs/maml-omniglot-5way-1shot-… [--iteration 1234]
+
 A training that meets a loss or gradient that is not finite does not take that step, and keeps its
 tasks and the model before it. Here each task is computed alone: which one is it?
 """

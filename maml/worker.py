@@ -1,7 +1,7 @@
 """A worker's share of an iteration: materialise tasks from their ids, differentiate, sum.
 
-Every strategy calls the methods of `Worker`. Parameters come with the call, gradients leave as a
-sum with its count.
+Every strategy calls the methods of `Worker`; here, and nowhere else, is what a meta-gradient
+is. Parameters come with the call, gradients leave as a sum with its count.
 """
 
 import functools

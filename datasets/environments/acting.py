@@ -1,7 +1,8 @@
 """Tasks that materialise by acting: environments as tensors, and all the chance that is in them.
 
-A data set of this kind gives environments in their first states, and the uniform numbers by which
-actions will be drawn, both by addresses; who has a policy then acts.
+A data set of this kind gives no examples. It gives environments in their first states, and the
+uniform numbers by which actions will be drawn; who has a policy then acts. Both have addresses, so
+what a policy meets depends on (seed, split, id) alone: not on who acts, where, or beside whom.
 
 Shape legend, beside that of :mod:`datasets.tasks`:
 

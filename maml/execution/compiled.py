@@ -1,8 +1,12 @@
 """``--compile``: a whole meta-gradient compiled for each shape of tasks it meets.
 
-The operations that it ends in are recorded, and torch's inductor generates code for them. The
-result on other inputs is compared with the function's own. Whatever goes wrong is one line on
-stderr, after which the function itself serves.
+The function is run once while every operation that it ends in is written down (`record`): what
+``torch.func`` transforms, autograd and the inner optimizer do in Python is then done, and what is
+left is one list of tensor operations, for which torch's inductor generates code.
+
+Nothing is taken on trust: the result on other inputs than those that it was made with is compared
+with the function's own. Whatever goes wrong is one line on stderr, after which the function itself
+serves.
 """
 
 import contextlib

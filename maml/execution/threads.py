@@ -1,6 +1,8 @@
 """Tasks shared out to threads, each of which computes whole tasks with one core.
 
-A thread calls a copy of the network, whose tensors are the same memory. Results come in order.
+A network is called with parameters that are put into it, so a thread calls a copy of its own; the
+tensors of all copies are the same memory. Results come in the order of the tasks, whichever thread
+computed them.
 """
 
 import contextlib

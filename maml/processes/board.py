@@ -1,4 +1,8 @@
-"""What the processes of a run write for each other into the launcher's store."""
+"""What the processes of a run write for each other into the launcher's store.
+
+Each writes a number every second, its heartbeat, and reads the others': in a thread of its own, as
+a frozen store answers no question, whatever its time limit.
+"""
 
 import contextlib
 import itertools
@@ -62,7 +66,13 @@ class Board:
         self._over = threading.Event()
 
     def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
-        """Return who all are, once they have written it; then read the beats of ``judged``."""
+        """Wait until all have written who they are; return that.
+
+        The heartbeats of the ranks ``judged`` are read from then on.
+
+        Raises:
+            RuntimeError: if one does not come.
+        """
         self._room = f"members {next(_runs)}"
         store: Store = PrefixStore(self._room, own_connection(self._world))
         rank = self._world.rank
@@ -120,7 +130,10 @@ class Board:
             self.answered, self.broken = now, ""
 
     def _reconnect(self, how: str) -> None:
-        """Tell, over a new connection, that this process has lost its own, as after a reset."""
+        """Report, over a new connection, that this process has lost its own, as after a reset.
+
+        Where the store is gone, or out of reach, nothing is told.
+        """
         with contextlib.suppress(OSError, RuntimeError):
             self._store = PrefixStore(self._room, new_connection(self._world, timeout=BEAT))
             self._cut_off(how)

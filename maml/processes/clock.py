@@ -10,9 +10,11 @@ LONGEST = 2.0
 
 
 class Clock:
-    """Seconds in which this process ran. A suspension of the whole job takes `LONGEST` of them.
+    """Seconds in which this process ran.
 
-    When it goes on, nobody was silent. So it must be looked at more often than that.
+    A scheduler may suspend a whole job for hours. When it goes on, nobody was silent: all stood
+    still. By this clock the suspension took `LONGEST` seconds, whatever it took by others. So it
+    must be looked at more often than that, as by `maml.processes.liveness`.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,10 @@ class Clock:
 
 
 class Waits:
-    """Whether this process waits for others, in any of its threads, and since when."""
+    """Whether this process waits for others, in any of its threads, and since when.
+
+    Who does not is the one that the others wait for.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -17,9 +17,11 @@ from maml.processes.world import World
 
 
 class Groups(NamedTuple):
-    """Two groups of all processes: nccl waits in ``work`` for ``--timeout``, in ``idle`` for ever.
+    """Process groups over the same processes, which differ in how long nccl waits.
 
-    gloo waits in both for as long as `maml.processes.liveness` allows.
+    ``work``: for ``--timeout``. ``idle``: for ever; where a process waits for work, or for rank
+    zero to finish writing. Wait there with `wait_idly`. In both, gloo waits for as long as
+    `maml.processes.liveness` allows.
     """
 
     work: dist.ProcessGroup
@@ -36,10 +38,14 @@ _worlds = itertools.count()
 
 
 def wait_idly(work: dist.Work | None, missed: Collection[int] = ()) -> None:
-    """Wait for a collective that rank zero begins when it pleases; signals are heeded meanwhile.
+    """Wait for a collective that rank zero begins when it pleases.
+
+    Args:
+        work: What ``async_op=True`` returned.
+        missed: Ranks without which it cannot be done; there may be some later.
 
     Raises:
-        RuntimeError: as ``work`` does, or once some of those that take part are ``missed``.
+        RuntimeError: as ``work`` does, or if one is missed.
     """
     assert work is not None
     while not missed:

@@ -12,8 +12,9 @@ from maml.processes.world import World
 def choose_interface(world: World) -> None:
     """Talk over the loopback on one host, and else over the interface that leads to the master.
 
-    Left to themselves, transports listen where the host's own name points to: where no other host
-    reaches them, or where all do, and RPC unpickles what it is sent. ``GLOO_SOCKET_IFNAME``,
+    Left to themselves, the transports listen where the host's own name points to. On many clusters
+    that is the loopback, where no other host reaches them. In containers it is an address that
+    others reach, and RPC unpickles whatever it is sent. ``GLOO_SOCKET_IFNAME``,
     ``TP_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` override it.
     """
     if world.size <= world.local_size:

@@ -1,4 +1,7 @@
-"""What has started this process, torchrun or launch/local, and what happens when it is gone."""
+"""What has started this process, torchrun or launch/local, and what happens when it is gone.
+
+Nobody would end its processes then: they would train on beside those that take their place.
+"""
 
 import contextlib
 import os
@@ -38,7 +41,10 @@ _gone = threading.Event()
 
 
 def watch_launcher() -> None:
-    """Look from here on whether the launcher lives; until `when_lost`, end when it does not."""
+    """Look from here on whether the launcher lives, if there is one: call it first of all.
+
+    Until `when_lost` says what is to be done, this process ends when it is gone.
+    """
     start = os.environ.get("TORCHELASTIC_RUN_ID")
     if start is None:
         return
@@ -61,7 +67,10 @@ def when_lost(action: Callable[[str], None]) -> None:
 
 
 def let_it_be_named() -> None:
-    """Do not return if the launcher is gone: whatever else fails then is no cause of its own."""
+    """Do not return if the launcher is gone: whatever else fails then is no cause of its own.
+
+    Its sockets close a moment before the system gives its processes another parent.
+    """
     if "TORCHELASTIC_RUN_ID" in os.environ and _gone.wait(4 * LOOK):
         time.sleep(ENDS)
 

@@ -1,6 +1,23 @@
-"""Who takes part in a run, and who lives: rank 0 judges all by their heartbeats, and all rank 0.
+"""Who takes part in a run, and who lives: the one place that knows, for every strategy.
 
-docs/strategies.md says what is seen, and when. A thread does it: the main one may wait in a call.
+Each process writes a number into the launcher's store every second, its heartbeat. Rank 0 reads
+those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0. What is seen:
+
+- A process of this host that has ended: within two seconds.
+- One of another host whose connection broke: when it has been silent for `EVIDENCE` seconds, too.
+- One that is silent for ``--timeout`` seconds, whatever the reason: stopped, hung, or gone with
+  its host.
+- The store, which is gone, or silent, with the process that holds it.
+- A failure that a process tells of itself, in place of its next number.
+- A wait that lasts longer than ``--timeout``, although all live. A heartbeat says whether its
+  process waits for others, too: whoever does not is the one that they wait for.
+- The launcher of this host, which is gone.
+
+Time is that of `maml.processes.clock`: a job that was suspended as a whole goes on.
+
+Then all end: one process says in one line who was lost, and how. But once all is done, which rank 0
+says, rank 0 ends as if nobody was lost. A thread does all this, as the main thread may wait in a
+transport's call, where Python runs nothing else.
 """
 
 import json
@@ -64,7 +81,11 @@ class Liveness:
         self._memory, self._resident = OutOfMemory(), dict[int, int]()
 
     def watch(self) -> None:
-        """Meet all others, and watch over them from here on; RuntimeError if one does not come."""
+        """Meet all others, and watch over them from here on.
+
+        Raises:
+            RuntimeError: if one does not come.
+        """
         if self.world.size > 1:
             self.members = self._board.meet(range(1, self.world.size) if self._is_zero else [0])
             say_all_have_met()
@@ -86,7 +107,11 @@ class Liveness:
         return bool(self._board.done)
 
     def leave(self) -> None:
-        """Watch no more, and be missed by nobody: all is done. Rank 0, with the store, is last."""
+        """Watch no more, and be missed by nobody: all is done. Rank 0 is last.
+
+        Where no launcher holds the store, rank 0 does, and it goes with its process. One that does
+        not leave is not waited for long, and that is no error.
+        """
         if self._is_zero and not self._over.is_set():
             self._board.wait_for(self._judged(), min(self.timeout, GOODBYE))
         self._over.set()
@@ -112,13 +137,21 @@ class Liveness:
         return {r for r in board.heard if board.silence(r) > seconds or self._has_ended(r)}
 
     def check(self) -> None:
-        """End if another process of this host was killed: torchrun then sends the rest SIGTERM."""
+        """End this process if another one of this host was killed.
+
+        Torchrun ends all when one is lost, by the signal that a scheduler stops a run with: this
+        tells which of the two it was.
+        """
         if any(self._has_ended(rank) for rank in self._judged()):
             # One that leaves in good order has said so, and the thread may not have read it.
             time.sleep(4 * BEAT)
 
     def explain(self, error: BaseException) -> WorkerLostError:
-        """Return what to raise for a transport's ``error``, unless the thread ends all before."""
+        """Return what to raise for a transport's ``error``, where the thread finds no reason.
+
+        A connection that broke and a time that is up are seen here before it is known who was
+        lost. The thread, which will know, ends this process meanwhile.
+        """
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         late = isinstance(error, TimeoutError) or timed_out(error)
         if self._judge_thread:
@@ -139,7 +172,11 @@ class Liveness:
             self._failed = self._failure(self._line_of(error), exit_code(error))
 
     def fail(self, error: BaseException) -> str:
-        """End the others, as this process fails by ``error``; return what it is to say, or ""."""
+        """End the others, as this process fails by ``error``.
+
+        Returns:
+            The line that this process is to say; empty where another one has said it, for all.
+        """
         if not self._judge_thread or self._over.is_set():
             return self._line_of(error)
         self.report(error)

@@ -15,7 +15,12 @@ class OutOfMemory:
         self._before = self._kills()
 
     def cause(self, which: str, had: int | None) -> str:
-        """Return what to add to a killed process's news, ``which`` had ``had`` bytes; or ""."""
+        """Return what to add to the news of a killed process; "" if the kernel has killed none.
+
+        Args:
+            which: "it", or another process of which it is known how much memory it had.
+            had: The bytes that it was last seen to have, if it was.
+        """
         count = self._kills() - self._before
         if count <= 0:
             return ""

@@ -24,7 +24,8 @@ RANK_ZERO_GRACE = 20.0
 def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> None:
     """Call ``main(arguments)`` and exit: 0 well, 1 a lost worker, 2 bad input, 130 interrupted.
 
-    ``main`` may return an exit code. Bad input that all processes meet is said by rank zero.
+    ``main`` may return an exit code. Under torchrun every process meets the same bad input, and
+    rank zero alone says it; another rank says what rank zero does not meet.
     """
     speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
     try:
@@ -57,7 +58,12 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
 
 
 def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) -> object:
-    """Return ``main(arguments)``; a want of memory is a `UserError`, which names ``ulimit -v``."""
+    """Return ``main(arguments)``; say so where memory is what it fails by.
+
+    Raises:
+        UserError: naming ``ulimit -v``, where that is set. Libraries do not load then, with a
+            traceback as if damaged.
+    """
     try:
         return main(arguments)
     except Exception as error:
@@ -79,13 +85,19 @@ def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) ->
 
 
 def _bad_input() -> tuple[type[Exception], ...]:
-    """Return the errors that a user can mend; the data sets' own only where torch is loaded."""
+    """Return the errors that a user can mend; the data sets' own only once they are loaded.
+
+    Importing ``datasets`` imports torch, which --help and a mistyped flag need not wait for.
+    """
     loaded = sys.modules.get("datasets.errors")
     return (UserError,) if loaded is None else (UserError, loaded.DataError)
 
 
 def _let_rank_zero_speak() -> None:
-    """Wait to be ended by the launcher: who leaves first may take rank zero with it."""
+    """Wait to be ended by the launcher, which ends all processes once one has failed.
+
+    A process that left at once might take rank zero with it before it has said why.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(RANK_ZERO_GRACE)
 

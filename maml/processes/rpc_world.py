@@ -19,9 +19,11 @@ from maml.processes.world import World
 def rpc_world(
     world: World, *, threads: int, timeout: float, worker_init: Callable[[], None]
 ) -> Iterator[None]:
-    """TorchOpt's ``auto_init_rpc``, but its end waits for nobody: a frozen peer would hold it.
+    """TorchOpt's ``auto_init_rpc`` with a say in how it ends.
 
-    Every process calls ``worker_init`` before any is served. See `maml.strategies.over_rpc`.
+    Every process calls ``worker_init`` before any is served. The end waits for nobody: RPC's own
+    graceful shutdown needs the launcher's store, and a frozen peer would hold it for ever. Whoever
+    must wait for others does so before, by `maml.strategies.over_rpc`.
     """
     choose_interface(world)
     options = rpc.TensorPipeRpcBackendOptions(

@@ -28,7 +28,8 @@ UPSTREAM = (
 def init_process(config: Config, world: World) -> None:
     """Set title, warnings, computing threads and the global generators of this process.
 
-    Each has a stream of its own. No result depends on it: what matters for one has an address.
+    The generators are seeded by *global* rank, so that no two processes of a run share a stream.
+    No result depends on them: all that matters for one has an address of its own.
     """
     for message in UPSTREAM:
         warnings.filterwarnings("ignore", message=message)
@@ -47,7 +48,11 @@ def init_process(config: Config, world: World) -> None:
 
 @contextlib.contextmanager
 def settled() -> Iterator[None]:
-    """Exempt what exists before the loop, a million objects, from garbage collection."""
+    """Exempt what exists before the loop from garbage collection.
+
+    Modules and data sets are a million objects, which stay; to walk through them takes a tenth of
+    a second, and every process that is waited for does it at another time.
+    """
     gc.collect()
     gc.freeze()
     try:

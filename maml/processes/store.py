@@ -1,4 +1,9 @@
-"""The launcher's key-value store. torchrun's outlives its starts, so each has keys of its own."""
+"""The launcher's key-value store, as the processes of one start see it.
+
+A store may outlive the processes that it was for. torchrun keeps one through all its restarts, and
+those who come after would find what those before have left: addresses at which nobody answers. So
+each start has keys of its own.
+"""
 
 import functools
 import os
@@ -41,7 +46,11 @@ _served: list[TCPStore] = []
 
 
 def _listener(world: World, address: tuple[str, int]) -> socket.socket:
-    """Return a socket that listens, at no other address than it must; RuntimeError if it cannot."""
+    """Return a socket that listens: at no other address where all processes are on one host.
+
+    Raises:
+        RuntimeError: if it cannot, since another process listens there, for one.
+    """
     host, port = address
     try:
         if STORE in os.environ:
@@ -60,8 +69,14 @@ def meet(store: Store, rank: int, size: int, seconds: float) -> str:
     Rank 0 thinks of it, and answers each of the others by a word of theirs. One that has found the
     name of an earlier start is not answered, nor is a process of another run.
 
+    Args:
+        store: The launcher's store.
+        rank: This process's rank.
+        size: How many processes there are.
+        seconds: How long they wait for each other.
+
     Raises:
-        WorkerLostError: on rank 0, naming the first that does not come within ``seconds``.
+        WorkerLostError: on rank 0, naming the first that does not come.
         RuntimeError: on another rank, if rank 0 does not answer.
     """
     word = uuid.uuid4().hex
@@ -94,13 +109,21 @@ def meet(store: Store, rank: int, size: int, seconds: float) -> str:
 
 @functools.cache
 def _meet(world: World) -> tuple[Store, str]:
-    """Return a connection, kept as rank 0 may hold the store, and `meet`'s name: once a process."""
+    """Return a connection, kept as rank 0 may be the one that holds the store, and `meet`'s name.
+
+    Once a process: whoever has met all others knows them.
+    """
     store = _connect(world, START_TIMEOUT)
     return store, meet(store, world.rank, world.size, START_TIMEOUT)
 
 
 def launchers_store(world: World) -> Store:
-    """Return the launcher's store, as those see it who were started together; errors: `meet`."""
+    """Return the launcher's store, as those see it who were started together.
+
+    Raises:
+        RuntimeError: as `meet`, or where nothing is reached at ``MASTER_ADDR``.
+        WorkerLostError: as `meet`.
+    """
     store, name = _meet(world)
     return PrefixStore(name, store)
 
@@ -111,7 +134,11 @@ def own_connection(world: World, timeout: float = START_TIMEOUT) -> Store:
 
 
 def new_connection(world: World, timeout: float) -> Store:
-    """Return `own_connection` to a store that may be gone: an OSError, where torch would wait."""
+    """Return `own_connection` to a store that may be gone.
+
+    Raises:
+        OSError: if nothing listens there. torch would wait, and print a page of its own frames.
+    """
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     socket.create_connection(address, timeout).close()
     return own_connection(world, timeout)

@@ -1,7 +1,9 @@
 """Checkpoints: one file of tensors and plain containers, never half-written.
 
-``checkpoints/last.pt`` is what a run continues from. The newest few, and those that validated best,
-stay under names of their own: ``iteration-00001000.pt``.
+A run's ``checkpoints/`` holds ``last.pt``, which a run continues from, and the newest few under
+names of their own, ``iteration-00001000.pt``, for whoever looks on: ``python -m maml.evaluate
+--watch``. The newest of them and ``last.pt`` are one file with two names. Older ones stay for as
+long as they are among those that validated best (`maml.evaluation.best`).
 """
 
 import contextlib

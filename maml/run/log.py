@@ -1,6 +1,8 @@
 """Where a run's numbers go: metrics.jsonl always, W&B or TensorBoard beside it.
 
-A sink beside the file may fail or hang at any time: it says so once, and the run goes on.
+Written by rank zero only. A sink beside the file may fail at any time: it says so once and is
+left out from then on; the run goes on. It works in a thread of its own, so that a server which does
+not answer holds up nobody.
 """
 
 import contextlib

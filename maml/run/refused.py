@@ -1,6 +1,7 @@
 """Steps that were not taken, as their loss or gradient was not finite: which tasks, and the model.
 
 ``nonfinite.jsonl`` has a row for each, ``nonfinite/`` the model as it was before the first few.
+``python -m maml.replay`` runs the tasks of one again.
 """
 
 import json

@@ -1,4 +1,8 @@
-"""``test_tasks.csv``: what each test task, by its address (split, seed, index), scored."""
+"""``test_tasks.csv``: what each test task scored, so that learners can be compared task by task.
+
+A row is a task. Its address (split, seed, index) says which: runs with the same data set, ways,
+shots, queries and seed are tested on the same tasks.
+"""
 
 import contextlib
 import csv

@@ -1,4 +1,8 @@
-"""Before anything else: all processes of a run were started with the same flags."""
+"""Before anything else: all processes of a run were started with the same flags.
+
+A job script that starts its processes one by one can hand two of them different flags. They would
+wait for each other in different transports, or train a mixture without a word.
+"""
 
 import contextlib
 import dataclasses

@@ -1,6 +1,8 @@
 """``--strategy allreduce``: every rank computes its share and takes the same step.
 
-A step is one flat all-reduce of [Σ gradient, Σ metrics, count], whatever the number of tasks.
+The road to many GPUs and hosts: a step is one flat all-reduce of [Σ gradient, Σ metrics, count],
+whatever the number of tasks. Nothing is broadcast but the beginning: all ranks hold the same
+parameters because they have done the same arithmetic, which is checked now and then.
 """
 
 import hashlib

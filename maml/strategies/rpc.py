@@ -1,10 +1,12 @@
 """``--strategy rpc``: tasks mapped over processes by RPC, gradients summed on rank 0.
 
 Rank 0 drives and computes; the others serve. Exclusively, as in TorchOpt's distributed training,
-there is a call a task, and the distributed backward brings the gradients home. What tasks share
-goes ahead: the learner, a clone by reference, once a run, its parameters once a step. The calls
-that a worker has gathered are one batch and one node of the graph. By chunks, there is one call to
-each other worker, whose answer is the sum of the gradients. Rank 0 computes its own meanwhile.
+there is a call a task: outer losses come home through a mean reducer, and the distributed backward
+brings the gradients. What all tasks share goes ahead of them: the learner, a clone by reference,
+once a run, and its parameters once a step. The calls that a worker has gathered are one batch
+there, and one node of the graph, so that one gradient leaves it. By chunks, there is one call to
+each other worker, which carries the parameters, and the answer is the sum of the gradients itself.
+Either way rank 0 computes its own tasks meanwhile, without a call.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """

@@ -1,4 +1,7 @@
-"""What answers requests for actions: one by one, or all of a step by one forward pass."""
+"""What answers requests for actions: one by one, or all of a step by one forward pass.
+
+Nothing here knows how requests come: over RPC, or from threads of a test.
+"""
 
 import copy
 import threading

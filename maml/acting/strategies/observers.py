@@ -1,8 +1,9 @@
 """``--strategy observers``: one agent, many observers (torch's tutorial "Batch RPC processing").
 
-Each observer plays the environments of its ids, asks the agent for each action, and returns what it
-saw and did. The agent differentiates. All chance has addresses: the parameters are those of
-``local``, however many observers there are, as long as none is lost.
+A step of the outer loop: each observer gets the ids of its environments, plays T steps in them,
+asks the agent for each action, and returns what it saw and did. The agent differentiates. What an
+observer meets, and what is drawn, has addresses; so the parameters are those of ``local``, batched
+or not, however many observers there are, as long as none of them is lost.
 """
 
 import sys

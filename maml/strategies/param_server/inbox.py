@@ -1,7 +1,8 @@
 """The server's inbox: pushes arrive in RPC threads, one thread takes them out and answers.
 
-Batched updates with asynchronous execution (PyTorch's tutorial of that name). Nothing is summed or
-stepped in RPC threads.
+Batched updates with asynchronous execution (PyTorch's tutorial of that name): a push frees its
+thread at once, whoever comes last; its answer is a future that is resolved later. Nothing is
+accumulated or stepped in RPC threads, so there is nothing that could be left outside a lock.
 """
 
 import queue

@@ -1,4 +1,8 @@
-"""``--ps-transport collective``: the synchronous server over broadcast and gather."""
+"""``--ps-transport collective``: the synchronous server over broadcast and gather.
+
+As in the public synchronous parameter servers on torch.distributed: rank 0 broadcasts the step
+and the weights, the others push gradients, the server sums.
+"""
 
 import torch
 import torch.distributed as dist

@@ -1,7 +1,8 @@
 """``--strategy param-server`` over RPC: rank 0 serves, the others train.
 
 One RPC pushes a gradient and returns the next order with the updated model. The server's main
-thread alone decides.
+thread alone decides: what it waits for, drops or sums is `ParameterServer.meta_step`; when to
+step is the outer loop's business, as for every strategy.
 """
 
 import functools

@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +20,16 @@ from maml.run.provenance import own_files, warn_of_edits
 from maml.run.resume import bring_history
 from maml.strategies import Strategy
 from maml.worker import Share
+
+
+class Companion(Protocol):
+    """A part of a run whose own state is in the checkpoints."""
+
+    def state(self) -> dict[str, Any]:
+        """Return plain containers and tensors."""
+
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
+        """Go on from what `state` returned; empty, as of an earlier version: begin anew."""
 
 
 class Run:
@@ -55,7 +65,7 @@ class Run:
         self.iteration, self.seconds = 0, 0.0
         self.changing, self._is_whole = threading.RLock(), True
         self.last, self._saved = checkpoint.last_checkpoint(self.dir), -1
-        self._companions: Mapping[str, Any] = {}
+        self._companions: Mapping[str, Companion] = {}
         self._fixed: dict[str, Any] = {
             "division": self.worker.training.division,
             # As they were imported; they may be edited while it trains.
@@ -63,10 +73,10 @@ class Run:
             "config": {name: getattr(config, name) for name in OF_A_CHECKPOINT},
         }
 
-    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Any]) -> None:
+    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Companion]) -> None:
         """Go on from the checkpoint ``start``; write what the run begins with.
 
-        ``companions``, by their names in a checkpoint, have a ``state`` there to ``restore``.
+        ``companions``: by their names in a checkpoint.
         """
         self._companions = companions
         if start is not None:
@@ -115,6 +125,8 @@ class Run:
         """Say whether this iteration is one of each ``every``; 0 is never."""
         return every > 0 and self.iteration % every == 0
 
+    # ---- a step ------------------------------------------------------------------------------
+
     def step(self, share: Share, loss: float) -> None:
         """Take an outer step along the mean gradient of ``share``, whose mean loss is ``loss``.
 
@@ -138,6 +150,8 @@ class Run:
         self.iteration, self._is_whole = self.iteration + 1, True
         self.seconds += seconds
 
+    # ---- checkpoints -------------------------------------------------------------------------
+
     def content(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it, without its companions."""
         return {
@@ -149,7 +163,12 @@ class Run:
         }
 
     def save(self) -> None:
-        """Write a checkpoint; a UserError if the parameters are not finite, or there is no room."""
+        """Write a checkpoint.
+
+        Raises:
+            UserError: if the parameters are not finite: they are never saved; or a file cannot be
+                written.
+        """
         if not self.optimizer.is_finite():
             before = f"{self.last} is from before" if self.last.exists() else "none is saved"
             raise UserError(

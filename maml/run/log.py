@@ -169,8 +169,12 @@ class RunLog:
         self._path, self._name = run_dir / "metrics.jsonl", config.logger
         self._work: SimpleQueue[Callable[[Sink], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._open(run_dir, config)
+
+    @todist.rank_zero_only
+    def _open(self, run_dir: Path, config: Config) -> None:
         make = SINKS.get(config.logger)
-        if make is not None and todist.get_rank() == 0:
+        if make is not None:
             # A daemon: it may hang in the library for ever, and must not hold up the process's end.
             feed = threading.Thread(target=self._feed, args=(make, run_dir), daemon=True)
             self._thread = feed

@@ -21,7 +21,7 @@ from maml.trainer import Trainer
 from tests.launching import run
 from tests.runs import glyphs, last, metrics, same, sinusoid, train
 
-NO_TIME = {"seconds": 0, "tasks_per_second": 0}
+NO_TIME = {"seconds": 0, "tasks_per_second": 0, "time": {}}
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

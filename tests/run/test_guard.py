@@ -14,7 +14,8 @@ from maml.errors import UserError
 from maml.run import refused
 from maml.run.checkpoint import last_checkpoint
 from maml.run.directory import read_status
-from maml.training.guard import LONG, Guard
+from maml.strategies.local import Local
+from maml.training.guard import LONG, SKIPPED_IN_A_ROW, Guard
 from tests.launching import run, torchrun
 from tests.poisoned import BAD
 from tests.runs import as_flags, last, metrics, result, same, sinusoid, train
@@ -80,6 +81,22 @@ def test_a_skipped_step_changes_nothing(tmp_path: Path) -> None:
     assert same(train(POISONED, tmp_path, on_nonfinite="skip")["model"], straight["model"])
     # A row of two steps is the mean over the one that was taken.
     assert [row.get("skipped") for row in metrics(tmp_path / "straight")] == [None, 1, None]
+
+
+def test_a_run_that_only_skips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Local.meta_step
+
+    def meta_step(strategy: Any, params: Any, ids: Any) -> Any:
+        share = real(strategy, params, ids)
+        return share._replace(totals=share.totals * math.inf)
+
+    monkeypatch.setattr(Local, "meta_step", meta_step)
+    config = sinusoid(iterations=10**6, on_nonfinite="skip", log_every=7)
+    with pytest.raises(UserError, match=f"at each of the last {SKIPPED_IN_A_ROW}: training has"):
+        train(config, tmp_path)
+    assert len(list((tmp_path / "nonfinite").iterdir())) == refused.MODELS
+    assert len(rows(tmp_path)) == SKIPPED_IN_A_ROW
+    assert "loss" not in metrics(tmp_path)[-1]
 
 
 STRATEGIES = {

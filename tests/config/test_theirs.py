@@ -194,7 +194,7 @@ class Naming(MAML):
         ),
         ("--network", "twice", [], r"forward returns tuple, no tensor"),
         ("--network", "listed", [], r"not among its params.* keep them in nn.ModuleList"),
-        ("--learner", "Short", [], r"Short.query_loss must return \(loss, outputs\)"),
+        ("--learner", "Short", [], r"Short.query_loss returns one tensor \[\]: it must re"),
         ("--learner", "Measuring", [], r"metrics returns accuracy, margin and metric_names is acc"),
         ("--learner", "Naming(names=('loss',))", [], r": metric_names has 'loss': taken by "),
         ("--learner", "wrong", [], r"is no subclass of maml.learners.Learner"),

@@ -23,7 +23,7 @@ def rpc_world(
 
     Every process calls ``worker_init`` before any is served. The end waits for nobody: RPC's own
     graceful shutdown needs the launcher's store, and a frozen peer would hold it for ever. Whoever
-    must wait for others does so before, by `maml.strategies.over_rpc`.
+    must wait for others does so before, by `maml.strategies.shutdown`.
     """
     choose_interface(world)
     options = rpc.TensorPipeRpcBackendOptions(

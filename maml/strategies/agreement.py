@@ -31,7 +31,8 @@ def agree(config: Config, world: World, device: torch.device) -> None:
 
     Raises:
         UserError: on rank 0, naming the first rank and flag that differ.
-        WorkerLostError: on every other rank then, without a word; and where one does not come.
+        WorkerLostError: on every other rank then, without a word; and where one does not come, or
+            the store is not reached.
     """
     if world.size == 1:
         return
@@ -40,13 +41,18 @@ def agree(config: Config, world: World, device: torch.device) -> None:
         # Its collectives are another library's on another kind of device.
         values["device type"] = device.type
     try:
-        # A prefix of its own: the store outlives a run, of which a process may do several.
-        store = PrefixStore(f"flags {next(_agreements)}", launchers_store(world))
-        difference = _compare(values, world, store)
+        kept = launchers_store(world)
     except (RuntimeError, ValueError) as error:
         where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         line = str(error).strip().splitlines()[0]
-        raise WorkerLostError(f"not all have come to the start at {where}: {line}") from error
+        raise WorkerLostError(f"rank 0 was not reached at {where}: {line}") from error
+    try:
+        # A prefix of its own: the store outlives a run, of which a process may do several.
+        difference = _compare(values, world, PrefixStore(f"flags {next(_agreements)}", kept))
+    except RuntimeError as error:
+        line = str(error).strip().splitlines()[0]
+        who = "rank 0" if world.rank else "a process"
+        raise WorkerLostError(f"{who} did not come to the start: {line}") from error
     if difference:
         raise WorkerLostError("", code=2) if world.rank else UserError(difference)
 

@@ -1,9 +1,12 @@
 """A strategy is a map-reduce over task ids: it owns transport, timeouts and failure only."""
 
+from __future__ import annotations
+
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -64,7 +67,7 @@ class Strategy(ABC):
         """Return the name of the signal to stop at, the same in every driving process."""
         return self.stop.signal
 
-    def __enter__(self) -> "Strategy":
+    def __enter__(self) -> Strategy:
         agree(self.config, self.world, self.worker.device)
         try:
             with self.guard(limited=False):
@@ -75,7 +78,12 @@ class Strategy(ABC):
             raise
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
         error = error or self._part()
         if error is not None:
             if not (self.liveness.finished and isinstance(error, WorkerLostError)):
@@ -98,7 +106,12 @@ class Strategy(ABC):
         return None
 
     def _fail(self, error: BaseException) -> None:
-        """End all processes, as this one fails by ``error``; raise its line, if any."""
+        """End all processes, as this one fails by ``error``; one of all says why.
+
+        Raises:
+            WorkerLostError: for an error, with the line where this process is to say it, and else
+                without a word.
+        """
         line = self.liveness.fail(error)
         self._transport.__exit__(type(error), error, error.__traceback__)
         self.liveness.leave()
@@ -123,8 +136,10 @@ class Strategy(ABC):
     def guard(self, *, limited: bool = True) -> Iterator[None]:
         """Turn a failure of the transport into a `WorkerLostError`, once it is known whose.
 
-        What is ``limited`` may last no longer than ``--timeout``. Transports have no limit of their
-        own: they would count a suspension of the job.
+        Transports have no time limit of their own: they would count a suspension of the job.
+
+        Args:
+            limited: Whether what is done may last no longer than ``--timeout``.
         """
         try:
             with self.liveness.waits.limited() if limited else self.liveness.waits.serving():
@@ -159,11 +174,15 @@ class Strategy(ABC):
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Return Σ gradient, Σ metrics and count over the training tasks ``ids [B]`` (int64).
 
-        A server that does not wait for all may return the sums of others, that have arrived.
+        A strategy whose server does not wait for all may return other tasks' sums: those that
+        have arrived.
         """
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
-        """Return the ids of the tasks in what `meta_step`, asked for ``ids``, returned last."""
+        """Return the ids of the tasks in what `meta_step`, asked for ``ids``, returned last.
+
+        A server that waits for some of them only may name those that it did without as well.
+        """
         return ids
 
     @abstractmethod

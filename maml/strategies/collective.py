@@ -39,7 +39,10 @@ class Collective(Strategy):
             yield
 
     def stop_flags(self) -> Tensor:
-        """Return ``[S]`` float64, which of `SIGNALS` came to this process: perhaps to it alone."""
+        """Return ``[S]`` float64, which of `SIGNALS` this process has received.
+
+        They travel with its results: a signal may reach one process alone.
+        """
         seen = [float(self.stop.signal == number.name) for number in SIGNALS]
         return torch.tensor(seen, dtype=torch.float64)
 

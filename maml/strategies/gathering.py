@@ -31,7 +31,10 @@ class _Round:
 
 
 class Gathering:
-    """Gathers the calls of each round; the last computes the answers to all, in their order."""
+    """Gathers the calls of each round; the one that comes last computes the answers to all.
+
+    What is computed does not depend on the order in which calls come: they go by their places.
+    """
 
     def __init__(self, compute: Callable[[list[int], Any], Sequence[Any]]) -> None:
         """Gather for ``compute``, from places and what all share to an answer for each."""

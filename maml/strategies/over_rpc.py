@@ -1,31 +1,28 @@
 """What the strategies over RPC share: rank 0 drives, the others serve it until all is done."""
 
+from __future__ import annotations
+
 import functools
-import math
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import ParamSpec, TypeVar, cast
 
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc.internal import RemoteException
-from torch.futures import Future
 
 from datasets.errors import DataError
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
-from maml.processes.board import BEAT
-from maml.processes.liveness import GOODBYE, Liveness
+from maml.processes.liveness import GOODBYE
 from maml.processes.rpc_world import rpc_world
 from maml.processes.setup import init_process
 from maml.processes.world import World
 from maml.strategies.base import Strategy
+from maml.strategies.shutdown import Shutdown, leave
 from maml.worker import Worker
-
-SILENT = 3.0
-"""Seconds without a heartbeat after which a process is not waited for, once all is done."""
 
 TELL = 5.0
 """Seconds in which rank 0 hears of a stop signal, or is about to be lost."""
@@ -34,7 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="OverRpc")
 
-_this: "OverRpc | None" = None
+_this: OverRpc | None = None
 
 
 def this(kind: type[S]) -> S:
@@ -44,56 +41,10 @@ def this(kind: type[S]) -> S:
     return found
 
 
-def _strategy() -> "OverRpc":
+def _strategy() -> OverRpc:
     if _this is None:
         raise RuntimeError("this process was called before it was ready")
     return _this
-
-
-class Shutdown:
-    """On rank 0: who of the others is about to leave, and waits for all."""
-
-    def __init__(self, liveness: Liveness) -> None:
-        self._liveness = liveness
-        self._changed = threading.Condition()
-        self._leaving: dict[int, Future[None]] = {}
-
-    def leave(self, rank: int) -> Future[None]:
-        """Return the future of when all leave."""
-        future: Future[None] = Future()
-        with self._changed:
-            self._leaving[rank] = future
-            self._changed.notify_all()
-        return future
-
-    def take(self, others: Iterable[int], failed: set[int], patience: float) -> None:
-        """Wait, but not longer than ``patience``, for those who live; then let all go.
-
-        The ranks ``others`` were told that all is done; those of them that ``failed`` are gone.
-        """
-        clock = self._liveness.clock
-        began = clock.now()
-        with self._changed:
-            while missing := set(others) - failed - self._leaving.keys():
-                waited = clock.now() - began
-                silent = self._liveness.silent(SILENT if waited > GOODBYE else math.inf)
-                if missing <= silent or waited > patience:
-                    break
-                # In pieces, as the clock may stand still meanwhile.
-                self._changed.wait(BEAT)
-            leaving = list(self._leaving.values())
-        for rank in sorted(missing - self._liveness.excused):
-            # One of this host may be frozen.
-            member, line = self._liveness.members[rank], self._liveness.name([rank])
-            end = "" if not member.is_near else "; killed" if member.kill() else "; it is gone"
-            line += f" did not leave in time{end}; all work is done"
-            print(line, file=sys.stderr, flush=True)
-        for rank in failed:
-            # One that was given up may be stopped, and would wait for ever.
-            if self._liveness.members[rank].is_near:
-                self._liveness.members[rank].kill()
-        for future in leaving:
-            future.set_result(None)
 
 
 class OverRpc(Strategy):
@@ -129,7 +80,7 @@ class OverRpc(Strategy):
         global _this
         init_process(self.config, self.world)
         if self.drives:
-            self.shutdown = Shutdown(self.liveness)
+            self._shutdown = Shutdown(self.liveness)
         self.get_ready()
         _this = self
 
@@ -141,16 +92,18 @@ class OverRpc(Strategy):
         """Serve rank 0 until it says that all is done."""
         self.stop.install()
         self.answer()
-        # Without a time limit: rank 0, which is watched over, may wait for one that is slow.
-        with suppress(RuntimeError):
-            rpc.rpc_sync(0, _leave, (self.world.rank,), timeout=0)
+        leave(self.world.rank)
 
     def answer(self) -> None:
         """Wait while calls are answered, in the transport's threads."""
         self.wait_for(self.finished)
 
     def wait_for(self, event: threading.Event) -> None:
-        """Wait for ``event``, for as long as rank 0 lives, which is told of a stop signal."""
+        """Wait for ``event``, for as long as rank 0 lives.
+
+        A stop signal may reach this process alone: rank 0 is told, and decides when to end. It may
+        be in the middle of a step; while it lives, it is served.
+        """
         told = False
         with self.liveness.waits.serving():
             while (self.stop and not told) or not event.wait(0.5):
@@ -164,7 +117,7 @@ class OverRpc(Strategy):
         if self.drives:
             self.send_home()
             patience = GOODBYE if self.stop else self.config.timeout
-            self.shutdown.take(self.others, self.gone, patience)
+            self._shutdown.take(self.others, self.gone, patience)
 
     def send_home(self) -> None:
         """Tell the others that all is done."""
@@ -181,12 +134,6 @@ class OverRpc(Strategy):
         return True
 
 
-@rpc.functions.async_execution
-def _leave(rank: int) -> Future[None]:
-    """Run on rank 0: another one leaves."""
-    return _strategy().shutdown.leave(rank)
-
-
 def _finish() -> None:
     _strategy().finished.set()
 
@@ -198,7 +145,10 @@ def _hear(seen: str) -> None:
 
 
 def reported(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function that others call over RPC tell its failure itself: RPC cuts up its text."""
+    """Let a function that others call over RPC tell its failure itself, with its rank and host.
+
+    Over RPC, an exception's text is cut into lines, or cannot be read at all.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -12,11 +12,10 @@ CPU tensors cross RPC; a worker computes on its own device.
 """
 
 import time
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
-import torchopt
 import torchopt.distributed as todist
 from torch import Tensor
 
@@ -26,8 +25,10 @@ from maml.learners import Learner
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.gathering import Answer, Gathering
+from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.over_rpc import OverRpc, reported, this
-from maml.strategies.packing import OuterLosses, Packing
+from maml.strategies.packing import Packing
+from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
 
 COMPONENTS = {
@@ -40,39 +41,6 @@ COMPONENTS = {
 
 YIELD = 0.0005
 """Seconds that sending a call takes the transport's threads."""
-
-
-class Reference:
-    """What travels of a learner: its clone by reference, once a run, and without its parameters.
-
-    These follow once a step, as one flat tensor. Two facts of RPC stand behind it. An
-    ``nn.Parameter`` is silently detached when it is pickled, so a module sent as it is trains
-    nothing; a plain tensor travels with its place in the graph. And every tensor is a message part
-    of its own and a node of the distributed graph: one with P elements costs a fraction of eighteen
-    that add up to them.
-    """
-
-    def __init__(self, learner: Learner) -> None:
-        """Clone ``learner``, and leave its parameters out."""
-        self._clone: Learner = cast(
-            Learner, torchopt.module_clone(learner, by="reference", detach_buffers=True)
-        )
-        for module in self._clone.modules():
-            for name in module._parameters:
-                module._parameters[name] = None
-        self.hold_buffers(torch.device("cpu"))
-
-    def hold_buffers(self, device: torch.device) -> None:
-        """Move the buffers: CPU tensors cross RPC, and a worker computes on its own device."""
-        self._clone.hold_buffers(device)
-
-    def put(self, params: Params) -> Learner:
-        """Where it has arrived: return the learner with ``params`` in place, by name."""
-        modules = dict(self._clone.named_modules())
-        for name, tensor in params.items():
-            path, _, attribute = name.rpartition(".")
-            modules[path]._parameters[attribute] = tensor
-        return self._clone
 
 
 @reported
@@ -114,7 +82,8 @@ def exclusive_partitioner(ids: Tensor, step: int) -> list[tuple[int, tuple[int, 
 def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
     """One call a task of other ranks, whose ``ids`` is its id: the mean over calls of their rows.
 
-    A row ``[1 + M + 1]`` is loss, metrics and a one. No thread is held until the step's answer.
+    A row ``[1 + M + 1]`` is loss, metrics and a one. A call is answered with the step's others, and
+    holds no thread until then.
     """
     return this(Rpc).gathering.call(step, int(ids))
 
@@ -235,7 +204,8 @@ class Rpc(OverRpc):
         with self.guard():
             pending = chunk_shares(rest, flat) if len(rest) else None
         if pending is not None:
-            # The transport's threads first: where all cores compute, they would wait for this one.
+            # The transport's threads first: where all cores compute, they would wait for a time
+            # slice of this one, and the other worker for them; it is the one that is done last.
             time.sleep(YIELD)
         share = self.worker.share(meta_params, own, self.worker.learner)
         packed = self.packing.share(share).cpu()

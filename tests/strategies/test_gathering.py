@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from maml.strategies.gathering import Answer, Gathering
-from maml.strategies.packing import OuterLosses, Packing
+from maml.strategies.outer_loss import OuterLosses
+from maml.strategies.packing import Packing
 from maml.worker import Share
 
 

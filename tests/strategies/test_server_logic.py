@@ -14,10 +14,10 @@ from maml.processes.identity import Identity
 from maml.processes.liveness import Liveness
 from maml.processes.world import World
 from maml.strategies import over_rpc
-from maml.strategies.over_rpc import Shutdown
 from maml.strategies.param_server.inbox import Inbox, Order, Result
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.strategies.param_server.remote_forward import HandOver, ServedModel
+from maml.strategies.shutdown import Shutdown
 from maml.worker import Share, Worker
 from tests.runs import sinusoid
 

@@ -54,7 +54,7 @@ class ParameterServer(OverRpc):
             )
         self.computing = self.others
         self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
-        self.liveness.survives = functools.partial(self.go_on_without, spared=self._spared)
+        self.liveness.survives = self._survives
         self.inbox = Inbox()
         self._served: ServedModel | None = None
         self._idle: dict[int, Future[Order | None]] = {}
@@ -83,6 +83,8 @@ class ParameterServer(OverRpc):
         return {
             self.part_size(rank) for rank in (self.others if self.drives else [self.world.rank])
         }
+
+    # ---- the server -------------------------------------------------------------------------
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Hand out the model and task ids; return the gradients that this mode waits for.
@@ -173,6 +175,10 @@ class ParameterServer(OverRpc):
         self.wire_bytes += ids.nbytes + params.nbytes
         self._idle.pop(rank).set_result(Order(self._step, ids, params))
 
+    def _survives(self, rank: int, line: str) -> bool:
+        """Say whether training goes on without a trainer that was lost; in a thread of its own."""
+        return self.go_on_without(rank, line, spared=self._spared)
+
     def _forget_counts(self) -> None:
         self._dropped, self._busy, self._waited = 0, 0.0, 0.0
         self._staleness: dict[int, int] = {}
@@ -193,6 +199,8 @@ class ParameterServer(OverRpc):
         self.inbox.close()
         for answer in self._idle.values():
             answer.set_result(None)
+
+    # ---- a trainer --------------------------------------------------------------------------
 
     def answer(self) -> None:
         """Do what the server orders, until it says that all is done."""

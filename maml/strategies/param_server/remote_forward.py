@@ -7,6 +7,8 @@ loop: the optimizer that lives on the server hands the gradients to it, so a ste
 in every other strategy, and so is its place in checkpoints.
 """
 
+from __future__ import annotations
+
 import copy
 import logging
 from collections.abc import Callable, Iterable
@@ -20,8 +22,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from maml.params import Params
+from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.over_rpc import reported
-from maml.strategies.packing import OuterLosses, Packing
+from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Inbox, Order, Result
 from maml.worker import Batch, Share, Worker
 

@@ -1,0 +1,41 @@
+"""The outer losses of some tasks as a node of an autograd graph that may reach over processes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maml.strategies.packing import Packing
+from maml.worker import Share
+
+
+class OuterLosses(torch.autograd.Function):
+    """Each task's outer loss as a function of the flat meta-parameters.
+
+    The gradient is taken at once by `Worker.share`, in batches of bounded memory, as the
+    sum over the tasks. ``backward`` scales it, as all tasks weigh the same in a sum or a mean. So
+    one gradient waits, not the graphs of the tasks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[[], Share], packing: Packing, leaf: Tensor) -> Tensor:
+        """Return ``[B, 1 + M + 1]`` on the CPU: of each task its loss, its metrics, and a one.
+
+        ``compute`` returns the share of all B tasks, with its rows, at the parameters ``leaf [P]``.
+        """
+        share = compute()
+        assert share.rows is not None
+        ctx.save_for_backward(packing.params(share.gradients).cpu())
+        rows = share.rows.cpu()
+        return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *from_rows: Tensor) -> Any:
+        """Return the sum over tasks of gradients, times the weight of each."""
+        # Only the losses, column 0, are differentiable; metrics and the ones are constants.
+        weights = from_rows[0][:, 0]
+        (gradient,) = ctx.saved_tensors
+        if not bool((weights == weights[0]).all()):
+            raise RuntimeError("the tasks of a batch must all weigh the same")
+        return None, None, weights[0] * gradient

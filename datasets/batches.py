@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets import addresses
-from datasets.episodes import Episodes, ImageClasses, scaled
+from datasets.episodes import ClassRows, Episodes, ImageClasses, scaled
 from datasets.errors import DataError
 from datasets.tasks import Task
 
@@ -92,6 +92,11 @@ class Batches(Episodes):
         query = self._take(self._examples, self._order[places % len(self._order)])
         support = self._take(self._reference, self._drawn(len(self._reference.rows), index))
         return Task(*support, *query)
+
+    def class_rows(self) -> ClassRows:
+        """The images of each class; reads none."""
+        images, rows, labels = self._examples
+        return ClassRows(images, [rows[labels == label] for label in np.unique(labels)])
 
     def _drawn(self, n: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places in [0, n) of the batches with these indices (``[B]``): int64 ``[B, E]``."""

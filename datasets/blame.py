@@ -18,7 +18,11 @@ from datasets.errors import DataError
 def calling(
     components: Mapping[str, Component], passing: type[Exception] = DataError
 ) -> Iterator[None]:
-    """Turn what ``components`` of a user's own raise into a one-line :class:`DataError`."""
+    """Turn what a user's own component raises inside into a :class:`DataError` of one line.
+
+    ``components`` are those at work, by flag. Errors of ours pass through: they are faults of this
+    program. So do :class:`DataError` and ``passing``, which are one line already.
+    """
     try:
         yield
     except (DataError, passing):
@@ -37,13 +41,17 @@ def _where_it_happened(
     error: BaseException, components: Mapping[str, Component]
 ) -> dict[str, Component]:
     """The component in whose code the error arose; several, if that cannot be told."""
+    found: dict[str, Component] = {}
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         name, file = f"{frame.f_code.co_qualname}.", frame.f_code.co_filename
         here = {flag: c for flag, c in components.items() if _is_in(file, _files(c))}
-        if here:  # of several in one file: whose own code it is
-            own = {flag: c for flag, c in here.items() if name.startswith(f"{c.attribute}.")}
-            return own or here
-    return {}
+        # Of several in one file: whose own code it is.
+        own = {flag: c for flag, c in here.items() if name.startswith(f"{c.attribute}.")}
+        for some in (own, here):
+            if len(some) == 1:
+                return some
+        found = found or here
+    return found
 
 
 def files_of(component: Component) -> dict[str, str]:
@@ -55,10 +63,12 @@ def files_of(component: Component) -> dict[str, str]:
 
 
 def _files(component: Component) -> set[str]:
+    """Those files, or the package that one is."""
     return {file.removesuffix("__init__.py") for file in files_of(component).values()}
 
 
 def _is_in(file: str, places: Collection[str]) -> bool:
+    """Whether a file is one of ``places``, or in a folder that is."""
     return any(
         file == place or (place.endswith("/") and file.startswith(place)) for place in places
     )

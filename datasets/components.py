@@ -35,14 +35,16 @@ class Component:
 
     Attributes:
         name: What its flag is given: a name, or a user's own as :mod:`datasets.spelling` has it.
-        module, attribute: Where it is, and what it is called there.
+        module: The module that holds it.
+        attribute: What it is called there.
         arguments: What a user's own is called with beside what it always is.
         help: One line for ``--help``.
         reads: The configuration's fields that only some components of its kind read, and it does.
             None: any, as of a user's own, of which nothing is known.
         ignores: Fields that all others of its kind read, and why it does not: a predicate.
         refuses: Values that it cannot work with, by field, and why not: a predicate.
-        flags: The fields of its own file (:mod:`datasets.flags`), and of the one that it is like.
+        flags: The fields of its own file (:mod:`datasets.flags`), and of the file of the one that
+            it is like, which it reads as well.
     """
 
     GIVEN: ClassVar[int] = 1
@@ -68,7 +70,7 @@ class Component:
         return getattr(importlib.import_module(self.module), self.attribute)
 
     def maker(self) -> Callable[..., Any]:
-        """What to call for one: what :meth:`load` returns, with a user's own arguments."""
+        """What to call for one: what :meth:`load` returns, with a user's own arguments, if any."""
         # Copied: who changes a list that it is given must not change what the next one is given.
         arguments = copy.deepcopy(dict(self.arguments))
         return functools.partial(self.load(), **arguments) if arguments else self.load()
@@ -78,7 +80,10 @@ Kind = TypeVar("Kind", bound=Component)
 
 
 def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kind]:
-    """The components of all files under ``folders``, by name, imported from ``root``."""
+    """The components of all files under ``folders``, in alphabetical order of file, by name.
+
+    ``root`` is where modules are imported from; facts are keyword arguments of ``kind``.
+    """
     own: dict[str, dict[str, Any]] = {}
     files = [(path.relative_to(each), path) for each in folders for path in each.rglob("*.py")]
     for _, path in sorted(files):
@@ -118,7 +123,9 @@ def unknown(flag: str, name: str, there: Iterable[str]) -> str:
     plain, bracket, arguments = name.partition("(")
     near = difflib.get_close_matches(plain, there, n=1)
     module, _, attribute = plain.rpartition(".")
-    if module and not near:  # as Python writes it
+    if Path(f"{plain}.py").is_file():
+        near = [f"{plain}:NAME, of {plain}.py"]
+    elif module and not near:  # as Python writes it
         near = [f"{module}:{attribute}{bracket}{arguments}"]
     there_are = f"did you mean {near[0]}? There are" if near else "there are"
     return (

@@ -21,7 +21,11 @@ from datasets.words import counted
 
 
 class Episodes(ABC):
-    """An endless stream of tasks of one split, without state: who has an id makes the task."""
+    """An endless, addressable stream of tasks of one split.
+
+    There is no sampler state: nothing to checkpoint, nothing to shard. Whoever holds an id can make
+    the task, so ids travel between processes and images do not.
+    """
 
     split: str
     # Tasks after which the same examples come again; None: they never do.
@@ -42,14 +46,23 @@ class Episodes(ABC):
         """A digest of the split's images, for sets whose images a user may change; else None."""
         return None
 
+    def class_rows(self) -> ClassRows:
+        """The images of each class; of what is no images, or has no classes, none."""
+        return ClassRows(np.empty((0, 0, 0), np.uint8), [])
+
     def classes(self, ids: Tensor) -> NDArray[np.int64] | None:
-        """Which of the split's classes the tasks ``ids [B]`` have, from 0 to ``class_count - 1``:
-        ``[B, N]``, by label. None: that is not known, or they have none.
+        """Which of the split's classes the tasks with these ids have: ``[B, N]``, by label.
+
+        They are numbered from 0 to ``class_count - 1``. ``ids`` is int64 ``[B]``. None: that is not
+        known, or they have none.
         """
         return None
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
-        """The names of the classes of the tasks ``ids [B]``, by label; None if they have none."""
+        """The names of the classes of the tasks with these ids, by label; None if they have none.
+
+        ``ids`` is int64 ``[B]``. Reads no image.
+        """
         names, classes = self.class_names, self.classes(ids)
         if names is None or classes is None:
             return None
@@ -79,7 +92,11 @@ class Episodes(ABC):
 
 
 def shuffled(episodes: Episodes, seed: int) -> Episodes:
-    """The same tasks, each support set in a random order, a pure function of (seed, split, id)."""
+    """The same tasks, each support set in a random order, a pure function of (seed, split, id).
+
+    For who goes through a support set in parts: in class-major order the labels of a part would be
+    the same in every task.
+    """
 
     def tasks(ids: Tensor) -> Task:
         found = episodes.tasks(ids)
@@ -93,6 +110,13 @@ def shuffled(episodes: Episodes, seed: int) -> Episodes:
     return episodes.remade(tasks)
 
 
+class ClassRows(NamedTuple):
+    """Images as in :class:`ImageClasses`, and the rows of them that each class has: int64."""
+
+    images: NDArray[np.uint8]
+    rows: list[NDArray[np.int64]]
+
+
 class ImageClasses(NamedTuple):
     """What a data set of images gives to few-shot tasks of a split with ``c`` classes.
 
@@ -103,7 +127,7 @@ class ImageClasses(NamedTuple):
     * ``counts``: int64 ``[c]``, how many images each class has
     * ``rotate``: whether each class of each task is turned by its own random multiple of 90 degrees
       (Santoro et al. 2016, as in MAML's released code)
-    * ``names``: the ``c`` names of the classes; None if they have none
+    * ``names``: the ``c`` names of the classes, for messages; None if nobody knows them by name
     """
 
     images: NDArray[np.uint8]
@@ -116,7 +140,13 @@ class ImageClasses(NamedTuple):
     def of_equal_size(
         cls, images: NDArray[np.uint8], rows: NDArray[np.int64], *, rotate: bool
     ) -> ImageClasses:
-        """Classes ``rows [c]`` of ``images [classes, n, H, W(, 3)]``; nothing is read or copied."""
+        """Classes that all have the same number of images.
+
+        ``images`` is uint8 ``[classes, n, H, W]`` or ``[classes, n, H, W, 3]``, and ``rows`` int64
+        ``[c]``, those of its rows that belong to the split. Nothing is read or copied.
+        """
+        if images.ndim not in (4, 5):
+            raise ValueError(f"images must be [classes, n, H, W(, 3)], not {images.shape}")
         n = images.shape[1]
         first = np.asarray(rows, dtype=np.int64) * n
         flat = images.reshape(-1, *images.shape[2:])
@@ -126,8 +156,10 @@ class ImageClasses(NamedTuple):
 class Layout(NamedTuple):
     """What ``B`` image tasks consist of, before any image is read; all int64.
 
-    * ``classes``: ``[B, N]``, places in the split's list of classes, by label
-    * ``images``: ``[B, N, K+Q]``, distinct rows of the image array; the first ``K`` are the support
+    * ``classes``: ``[B, N]``, places in the split's list of classes; position in the task is the
+      label
+    * ``images``: ``[B, N, K+Q]``, rows of the image array, distinct; the first ``K`` of a class are
+      the support
     * ``quarter_turns``: ``[B, N]``, counter-clockwise multiples of 90 degrees
     """
 
@@ -154,11 +186,19 @@ class FewShotImages(Episodes):
         seed: int,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Check the request, reading no image; :class:`DataError` for too small a split."""
+        """Check the request against the data; reads no image.
+
+        Raises :class:`DataError`, naming the flag, if the split is too small for the task: no class
+        is left out, so that the classes do not depend on ``shots`` and ``queries``.
+        """
         for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
         images, first, counts, self.rotate, self.class_names = found
+        if len(images.shape) not in (3, 4):
+            raise ValueError(f"images must be [n, H, W(, 3)], not {images.shape}")
+        if self.rotate and images.shape[1] != images.shape[2]:
+            raise ValueError(f"only square images can turn by 90 degrees, not {images.shape[1:3]}")
         if ways > len(first):
             raise DataError(
                 f"--ways {ways}: the {split} split has only "
@@ -177,6 +217,7 @@ class FewShotImages(Episodes):
         self._check_counts()
 
     def _check_counts(self) -> None:
+        """Raise :class:`DataError` if a class has too few images for a task."""
         needed = self.shots + self.queries
         few = np.flatnonzero(self.counts < needed)
         if not len(few):
@@ -202,7 +243,10 @@ class FewShotImages(Episodes):
         return Layout(classes, self.first[classes][..., None] + drawings, turns)
 
     def content(self) -> str | None:
-        """A digest of the pixels of each class, which are read for it; None for known classes."""
+        """A digest of the pixels of each class, which are read for it; None for known classes.
+
+        A folder that was moved or copied has the same one.
+        """
         if self.class_names is None:
             return None
         shape = f"{self.images.shape[1:]} {self.counts.tolist()}"
@@ -210,6 +254,12 @@ class FewShotImages(Episodes):
         for first, count in zip(self.first.tolist(), self.counts.tolist(), strict=True):
             found.update(self.images[first : first + count].tobytes())
         return found.hexdigest()
+
+    def class_rows(self) -> ClassRows:
+        """The images of each class; reads none."""
+        first, counts = self.first.tolist(), self.counts.tolist()
+        rows = [np.arange(f, f + n) for f, n in zip(first, counts, strict=True)]
+        return ClassRows(self.images, rows)
 
     def classes(self, ids: Tensor) -> NDArray[np.int64]:
         """The places of the tasks' classes in the split's list, by label; reads no image."""

@@ -284,13 +284,13 @@ def image_classes(found: Any, data: str, split: str) -> ImageClasses:
     """The classes of a mapping or a list, copied, or :class:`DataError`."""
     if isinstance(found, Sequence):
         found = dict(enumerate(found))
-    if not isinstance(found, Mapping) or not found:
+    if not isinstance(found, Mapping):
         raise DataError(
             f"{FLAG} {data}: returned {type(found).__name__} for {split}, not {{class: images}}, "
             "ImageClasses, Examples, Episodes or a Taskset of learn2learn"
-            if not isinstance(found, Mapping)
-            else f"{FLAG} {data}: returned no class for {split}"
         )
+    if not found:
+        raise DataError(f"{FLAG} {data}: returned no class for {split}")
     arrays = {str(name): np.asarray(images) for name, images in found.items()}
     size = next(iter(arrays.values())).shape[1:]
     for name, images in arrays.items():

@@ -27,7 +27,11 @@ def is_theirs(spelled: str) -> bool:
 
 
 def read(flag: str, spelled: str) -> Spelled:
-    """The parts of a name that :func:`is_theirs`, or :class:`DataError` if it is none."""
+    """The parts of a name that :func:`is_theirs`.
+
+    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if it is no
+    such name.
+    """
     what = f"{flag} {' '.join(spelled.split())}"
     plain, bracket, rest = spelled.partition("(")
     module, _, attribute = plain.partition(":")
@@ -50,6 +54,7 @@ def read(flag: str, spelled: str) -> Spelled:
             reason = f"Python cannot read this call: {error.msg}"
         raise DataError(
             f"{what}: {reason}; write module:attribute(name=value), as in "
-            'my_file:MyClass(width=32, norm="group")'
+            'my_file:MyClass(width=32, norm="group"): values are numbers, texts in quotes, True, '
+            "False, None, and lists, tuples, dictionaries and sets of these"
         ) from error
     return Spelled(module, attribute, arguments)

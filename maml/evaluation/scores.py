@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datasets.spelling import is_theirs
+from datasets.overlap import shared_classes
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError
@@ -24,17 +24,11 @@ def there_are(tasks: int, worker: Worker, split: str) -> int:
 
 
 def same_classes(worker: Worker, splits: Sequence[str]) -> str:
-    """Return a warning where a split of a user's own has the images of another one."""
-    data, met = worker.config.data, dict[str | None, str]()
-    for episodes in (worker.training, *map(worker.evaluation, splits)) if is_theirs(data) else ():
-        content = episodes.content()
-        if content is not None and content in met:
-            return (
-                f"warning: --data {data}: {episodes.split} has the same images as {met[content]}: "
-                "the accuracy on them says nothing about new classes"
-            )
-        met[content] = episodes.split
-    return ""
+    """Return a warning where ``splits`` have classes of the training split, or of one another."""
+    config = worker.config
+    new = "images" if registry.learner(config.learner).tasks == "batches" else "classes"
+    opened = [worker.training, *map(worker.evaluation, splits)]
+    return shared_classes(config.data, opened, new)
 
 
 def check_headline(worker: Worker, split: str, transductive: bool, flag: str) -> str:

@@ -21,7 +21,11 @@ def data_options(config: Config) -> dict[str, Any]:
 
 
 def data_contents(config: Config) -> Contents:
-    """Return what a network has to know of the data set."""
+    """Return what a network has to know of the data set.
+
+    Raises:
+        DataError: naming the flag or the file.
+    """
     ways, shots = training_task(config)
     return contents(
         config.data,
@@ -36,7 +40,10 @@ def data_contents(config: Config) -> Contents:
 
 
 def training_task(config: Config) -> tuple[int, int]:
-    """Return the ways and shots of a training task: as at test, if the learner reads no others."""
+    """Return the ways and shots of a training task: as at test, if the learner reads no others.
+
+    Reptile's preset has ten shots while training. With another learner these are nobody's.
+    """
     reads = registry.learner(config.learner).reads
 
     def of(name: str) -> int:
@@ -74,8 +81,17 @@ def network_of(config: Config, contents: Contents, classes: int, *, any_outputs:
 def few_shot_tasks(
     config: Config, split: str, form: Form | None, *, evaluation: bool, classes: bool
 ) -> Episodes:
-    """Return the few-shot tasks of ``split``, to learn from or for an ``evaluation``. ``form``:
-    what a user's own are held against; ``classes``: whether labels must be classes.
+    """Return the few-shot tasks of ``split``, to learn from or for an ``evaluation``.
+
+    Args:
+        config: The configuration.
+        split: Of the data set.
+        form: What a user's own tasks are held against.
+        evaluation: Whether they have the ways, shots and queries of a test.
+        classes: Whether labels must be classes from 0 to ways − 1.
+
+    Raises:
+        DataError: naming the flag or the file.
     """
     ways, shots = (config.ways, config.shots) if evaluation else training_task(config)
     try:
@@ -94,13 +110,21 @@ def few_shot_tasks(
         )
     except DataError as error:
         # The sampler knows its queries, not which flag they came from.
-        own = "--eval-queries" if evaluation else "--queries"
-        raise DataError(str(error).replace("--queries", own)) from error
+        said = str(error)
+        if evaluation:
+            said = said.replace("--queries", "--eval-queries")
+        else:
+            for name, value in {"ways": ways, "shots": shots}.items():
+                if value == getattr(config, f"train_{name}"):
+                    said = said.replace(f"--{name} ", f"--train-{name} ")
+        raise DataError(said) from error
 
 
 def class_names(config: Config) -> dict[str, list[str]] | None:
     """Return the names of each split's classes; None where they are known only with the images.
-    Raises `DataError` if a split that the run reads has too few of them.
+
+    Raises:
+        DataError: if a split that the run reads has too few of them.
     """
     if registry.learner(config.learner).tasks != "episodes":
         return None

@@ -23,10 +23,14 @@ from maml.params import Params
 class Embedding(Learner):
     """A network whose features tell classes apart by a classifier made of the support set's.
 
-    The problem has no inner step; the outer loss is the cross-entropy of the queries. In training
-    and for the transductive answers, support and query set go through the network as one batch, as
-    in the released code of both learners here. The other answers are normalised by the support set
-    alone.
+    Nothing adapts step by step: the problem has no inner step, and the outer loss is the
+    cross-entropy of the queries. In training, support and query set go through the network as one
+    batch, and batch norms use its statistics, as in the released code of both learners here. So do
+    the transductive answers. The others normalise the support set by itself, and the queries by the
+    support set's statistics. The released codes test with running statistics of training, of which
+    there are none here.
+
+    Training may have other ways and shots than the test: ``--train-ways``, ``--train-shots``.
     """
 
     any_ways = any_outputs = True
@@ -75,7 +79,13 @@ class Embedding(Learner):
     def _of_features(self, params: Params, features: Tensor, task: Task, ways: int) -> Tensor:
         """Return the classifier's logits ``[E, N]``, of features ``[S + E, F]`` of both sets."""
         support, query = features.split([len(task.support_x), len(task.query_x)])
-        return self.logits(params, support, one_hot(task.support_y, ways, support), query)
+        outputs = self.logits(params, support, one_hot(task.support_y, ways, support), query)
+        if outputs.shape != (len(query), ways):
+            raise ValueError(
+                f"logits returns {list(outputs.shape)}; it must be [{len(query)}, {ways}], a "
+                "row a query and a column a class"
+            )
+        return outputs
 
     def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None

@@ -69,7 +69,10 @@ def git_commit() -> str | None:
 
 
 def own_files(config: Config) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of the files of a user's own components: ``{kind: {module: digest}}``."""
+    """Return the SHA-256 of the files of a user's own components: ``{kind: {module: digest}}``.
+
+    They are in no commit of this repository. What they import in turn is not looked at.
+    """
     found: dict[str, dict[str, str]] = {}
     for kind, files in registry.files_of_own(config).items():
         found[kind] = {}
@@ -81,12 +84,14 @@ def own_files(config: Config) -> dict[str, dict[str, str]]:
 
 
 def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Say of each of a user's own files that it has changed, if it has since it was recorded."""
+    """Say of each of a user's own files that it has changed, if it has since it was ``recorded``.
+
+    A line ends where it is to say since when: ``mynet.py (--network mynet:Net) has changed``.
+    """
     now, files = own_files(config), registry.files_of_own(config)
-    here = f"{Path.cwd()}/"
     return [
-        f"{files.get(kind, {}).get(module, module).removeprefix(here)} "
-        f"(--{kind} {getattr(config, kind)}) has changed"
+        f"{_shown(files.get(kind, {}).get(module, module))} (--{kind} {getattr(config, kind)}) "
+        "has changed"
         for kind, digests in recorded.items()
         for module, digest in digests.items()
         if now.get(kind, {}).get(module) != digest
@@ -94,21 +99,33 @@ def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> li
 
 
 def warn_of_edits(config: Config, saved: Mapping[str, Any], said: set[str] | None = None) -> None:
-    """Print a line for each of a user's own files that has changed since a checkpoint.
+    """Print a line for each of a user's own files that has changed since a checkpoint was saved.
 
-    Lines that are in ``said`` are not printed again; others are added to it.
+    Args:
+        config: What the checkpoint is used with. A component that is another one here than there
+            is no file that has changed.
+        saved: The checkpoint's content.
+        said: Lines that are not to be printed again; those printed now are added.
     """
-    then, said = saved.get("config", {}), set() if said is None else said
+    then = saved.get("config", {})
     same = {
         kind: digests
         for kind, digests in saved.get("own_files", {}).items()
-        # Another component than there is no file that has changed.
         if then.get(kind, getattr(config, kind)) == getattr(config, kind)
     }
-    for line in set(other_files(config, same)) - said:
-        said.add(line)
-        since = "since this checkpoint was saved: results may differ"
-        print(f"warning: {line} {since}", file=sys.stderr, flush=True)
+    said = set() if said is None else said
+    for line in other_files(config, same):
+        if line not in said:
+            said.add(line)
+            since = "since this checkpoint was saved: results may differ"
+            print(f"warning: {line} {since}", file=sys.stderr, flush=True)
+
+
+def _shown(file: str) -> str:
+    """Return a file's path as it is from the current folder, if it is below that."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(Path(file).relative_to(Path.cwd()))
+    return file
 
 
 def digest_of(path: Path) -> str:

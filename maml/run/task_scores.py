@@ -23,7 +23,13 @@ Scores = dict[tuple[str, int, int], dict[str, float]]
 def write_tasks(
     run_dir: Path, split: str, seed: int, names: Sequence[str], values: Sequence[Sequence[float]]
 ) -> None:
-    """Write the file: row i is task i of ``split``, with its metrics ``names``, to the bit."""
+    """Write the file: row i is task i of ``split``, with its metrics ``names``.
+
+    Numbers are written so that reading them gives the same bits.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*ADDRESS, *names])
@@ -39,19 +45,30 @@ def drop_tasks(run_dir: Path) -> None:
 
 
 def read_tasks(path: Path) -> Scores:
-    """Return what each task scored; a UserError names a file that is missing or damaged."""
+    """Return what each task scored, from a file that `write_tasks` wrote.
+
+    Raises:
+        UserError: naming the file, if it is missing, is damaged or names a task twice.
+    """
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines(), strict=True))
-        scores = {
-            (row.pop("split"), int(row.pop("seed")), int(row.pop("index"))): {
-                name: float(value) for name, value in row.items()
-            }
-            for row in rows
-        }
+        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise UserError(f"{path}: damaged: {error}") from error
-    if len(scores) != len(rows):
-        raise UserError(f"{path}: damaged: a task is there twice")
+    if not rows or tuple(rows[0][: len(ADDRESS)]) != ADDRESS:
+        raise UserError(f"{path}: not a table of tasks: its first line must begin {ADDRESS}")
+    names = rows[0][len(ADDRESS) :]
+    scores: Scores = {}
+    for number, row in enumerate(rows[1:], start=2):
+        try:
+            address = (row[0], int(row[1]), int(row[2]))
+            values = [float(value) for value in row[len(ADDRESS) :]]
+            if len(values) != len(names):
+                raise ValueError
+        except (ValueError, IndexError):
+            raise UserError(f"{path}: line {number} is damaged") from None
+        if address in scores:
+            raise UserError(f"{path}: line {number}: task {address} is there twice")
+        scores[address] = dict(zip(names, values, strict=True))
     return scores

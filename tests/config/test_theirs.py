@@ -2,12 +2,15 @@
 
 import itertools
 import json
+import random
 import re
 import shutil
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -21,9 +24,12 @@ from maml.errors import UserError
 from maml.evaluate import main as evaluate
 from maml.evaluation.scores import same_classes
 from maml.learners import build_learner
+from maml.networks.ordinary import explicit, own_name
 from maml.run.directory import read_config
 from maml.run.files import read_rows
+from maml.run.provenance import warn_of_edits
 from maml.trainer import Trainer
+from maml.training.initial import initial_weights
 from maml.worker import Worker
 from tests.compiler import COMPILER
 from tests.launching import REPO, run
@@ -85,9 +91,30 @@ def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
     assert Trainer(parse([*SMALL, "--run-dir", "alone", "--iterations", "3"])).run() == 0
     trained = [row["iteration"] for row in metrics(folder / "alone") if "split" not in row]
     assert trained == [1, 2, 3]
-    assert evaluate(["rpc", "--tasks", "4", "--trust"]) == 0
+    done = run(
+        [sys.executable, "-m", "maml.evaluate", "rpc", "--tasks", "4", "--trust"],
+        120, cwd=folder, env=environment,
+    )  # fmt: skip
     row = json.loads((folder / "rpc" / "evaluations.jsonl").read_text())
-    assert row["transductive"] and row["accuracy"] == result(folder / "rpc")["accuracy"]
+    assert row["transductive"] and f"{100 * row['accuracy']:.2f}" in done.stdout
+    assert row["accuracy"] == result(folder / "rpc")["accuracy"]
+    # A comparison needs none of their files.
+    runs = [str(folder / name) for name in ("rpc", "alone")]
+    assert "accuracy" in run([sys.executable, "-m", "launch.compare", *runs], 120).stdout
+
+
+def test_an_edit_is_said_once_and_only_of_what_is_used(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint that is watched comes again; one may be evaluated on other data."""
+    config = parse(SMALL)
+    saved = {"config": {"data": config.data}, "own_files": {"data": {"my_data": "another"}}}
+    said: set[str] = set()
+    for used, lines in ((with_values(config, data="glyphs"), 0), (config, 1), (config, 0)):
+        warn_of_edits(used, saved, said)
+        found = capsys.readouterr().err.splitlines()
+        assert len(found) == lines, found
+        assert all("my_data.py (--data my_data:textures) has changed since" in x for x in found)
 
 
 def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -101,8 +128,12 @@ def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPath
     assert str(caught.value) == line
     (folder / "raising.py").write_text("Net = 1 / 0\n")
     (run_dir / "config.yaml").write_text(yaml.dump({"config": {"network": "raising:Net"}}))
-    with pytest.raises(UserError, match=r"raising:Net: ZeroDivisionError: .*raising\.py:1"):
+    with pytest.raises(
+        UserError, match=r"raising:Net: ZeroDivisionError: .*raising\.py:1"
+    ) as caught:
         maml.load(run_dir, trust=True)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 2
 
 
 def test_a_learner_has_the_facts_of_its_base(folder: Path, write: Callable[[str], str]) -> None:
@@ -127,7 +158,10 @@ from torch import nn
 from maml.learners.maml import MAML
 def wrong(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways + 1))
-def mistaken(image_shape, ways): return 1 / 0
+def mistaken(image_shape, ways):
+    return 1 / 0
+def nothing(image_shape, ways):
+    return 7
 def headless(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways))
 def strangers(split):
@@ -142,7 +176,12 @@ class Narrow(nn.Module):
     def __init__(self, ways): super().__init__()
 class Twice(nn.Linear):
     def forward(self, x): return (super().forward(x),) * 2
+class Spare(nn.Linear):
+    def __init__(self, *size):
+        super().__init__(*size)
+        self.spare = nn.Linear(2, 2)
 def twice(image_shape, ways): return nn.Sequential(nn.Flatten(), Twice(784, ways))
+def spare(image_shape, ways): return nn.Sequential(nn.Flatten(), Spare(784, ways))
 class Unstated(MAML):
     def problem(self, meta_params, steps): return meta_params["temp"]
 class Warmer(MAML):
@@ -183,7 +222,8 @@ class Naming(MAML):
     ("flag", "attribute", "more", "says"),
     [
         ("--network", "wrong", [], r"two images became \[2, 6\]; outputs must be \[2, 5\]"),
-        ("--network", "mistaken", [], r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:8\)"),
+        ("--network", "mistaken", [], r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:9\)"),
+        ("--network", "nothing", [], r"returned int, no nn.Module"),
         ("--network", "noisy", [], r"two calls .* counts its calls.* same seed"),
         ("--network", "wrongg", [], r"module \w+ \(.*\.py\) has no wrongg; did you mean wrong\?"),
         (
@@ -193,6 +233,7 @@ class Naming(MAML):
             r"takes \(ways\); it is called with image_shape=\(1, 28, 28\),",
         ),
         ("--network", "twice", [], r"forward returns tuple, no tensor"),
+        ("--network", "spare", [], r"'module.1.spare.bias' .*not have"),
         ("--network", "listed", [], r"not among its params.* keep them in nn.ModuleList"),
         ("--learner", "Short", [], r"Short.query_loss returns one tensor \[\]: it must re"),
         ("--learner", "Measuring", [], r"metrics returns accuracy, margin and metric_names is acc"),
@@ -204,7 +245,7 @@ class Naming(MAML):
             "--network",
             "Misnamed",
             ["--learner", "boil"],
-            r"'out.', and no .* so: layer.weight, lay",
+            r"'out.', and no .* so: layer.weight, layer.b",
         ),
     ],
 )
@@ -273,7 +314,11 @@ def test_each_may_have_arguments_of_its_own(write: Callable[[str], str], tmp_pat
     ("flag", "call", "says"),
     [
         ("--network", "net(width=32", r"'\(' was never closed; write module:attribute\(name=value"),
-        ("--network", "net(32)", r"gives plain values by name; write module:attribute"),
+        (
+            "--network",
+            "net(32)",
+            r"gives plain values by name; write module:attribute",
+        ),
         ("--network", "net(ways=3)", r"ways is given by this program: leave it out$"),
         ("--learner", "Sharp", r"missing 1 required positional argument: 'sharp'"),
         ("--learner", "Plain(x=3)", r"unexpected keyword argument 'x'; it takes \(config\)$"),
@@ -307,7 +352,63 @@ def test_of_two_of_theirs_the_one_at_fault_is_named(write: Callable[[str], str])
             Worker(parse(words), torch.device("cpu"))
 
 
+def test_flags_of_our_networks_are_not_for_theirs(folder: Path) -> None:
+    """It is called with the images' shape and the ways alone."""
+    for flags in (["--filters", "8"], ["--leak", "0.01"], ["--head-init", "xavier"]):
+        with pytest.raises(
+            UserError, match=f"{flags[0]} .* is not for --network .*, but for conv4"
+        ):
+            parse([*SMALL, *flags])
+
+
+def test_a_network_for_observations_gets_their_size(write: Callable[[str], str]) -> None:
+    module = write(
+        "from torch import nn\ndef policy(shape, outputs):\n"
+        "    return nn.Sequential(nn.Linear(*shape, 8), nn.Tanh(), nn.LazyLinear(outputs))\n"
+    )
+    small = ["reinforce-cartpole", "--meta-batch-size", "2", "--horizon", "5", "--logger", "none"]
+    worker = Worker(parse([*small, "--network", f"{module}:policy"]), torch.device("cpu"))
+    share = worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
+    assert share.gradients["network.module.2.weight"].shape == (2, 8)
+
+
+def test_what_their_module_raises(write: Callable[[str], str]) -> None:
+    says = r"ValueError: not today \(.*theirs_\d+.py:2\)"
+    module = write("x = 1\nraise ValueError('not\\ntoday')\n")
+    with pytest.raises(UserError, match=rf"^--network {module}:x: {says}"):
+        parse(["maml-glyphs-5way-1shot", "--network", f"{module}:x"])
+
+
+@pytest.mark.parametrize("spelled", [":x", "no_such_module:x"])
+def test_what_is_no_module(spelled: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=f"^--learner {spelled}: (write|there is no) mod"):
+        parse(["maml-glyphs-5way-1shot", "--learner", spelled])
+
+
 # ---- networks ---------------------------------------------------------------------------------
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6),
+        nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3),
+    ).double()  # fmt: skip
+
+
+def test_an_ordinary_module_s_statistics_are_explicit() -> None:
+    """Those of the batch are torch's in training; given ones, torch's running ones."""
+    support, query = torch.rand(2, 5, 1, 8, 8, dtype=torch.float64)
+    ours, peer = explicit(layers(), "x"), layers()
+    for norm in (peer[1], peer[5]):  # type: ignore[index]
+        norm.momentum = 1.0
+    outputs, used = ours(support)
+    torch.testing.assert_close(outputs, peer(support), rtol=1e-12, atol=1e-12)
+    # Torch keeps the unbiased variance, ours is biased.
+    for norm, examples in ((peer[1], 5 * 36), (peer[5], 5)):  # type: ignore[index]
+        norm.running_var *= (examples - 1) / examples
+    torch.testing.assert_close(ours(query, used)[0], peer.eval()(query), rtol=1e-10, atol=1e-10)
+    assert not list(ours.buffers())
 
 
 class Whole(nn.Linear):
@@ -411,6 +512,11 @@ class Branching(nn.Module):
     def forward(self, x):
         h = self.rows(x[:, 0])[0][:, -1]
         return self.head(torch.tanh(h) if h.mean() > 0 else h)
+def frozen(shape, ways):
+    body = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.Flatten())
+    body[1].running_mean.fill_(0.3)
+    body.eval().requires_grad_(False)
+    return nn.Sequential(body, nn.Linear(676, ways))
 """
 
 
@@ -421,16 +527,43 @@ def test_what_cannot_be_batched_trains_and_is_evaluated(
     network = f"{write(UNBATCHED)}:Branching"
     words = [*BRIEF_WORDS, "--network", network, "--run-dir", str(tmp_path), "--dtype", "float64"]
     assert Trainer(parse(["imaml-glyphs-5way-1shot", *words])).run() == 0
-    said = "finds another gradient, so tasks are computed one by one"
-    assert capsys.readouterr().err.count(said) == 1
+    assert (
+        capsys.readouterr().err.count("finds another gradient, so tasks are computed one by one")
+        == 1
+    )
     assert read_config(tmp_path).batching == "tasks"
     before = result(tmp_path)["accuracy"]
     assert evaluate([str(tmp_path), "--tasks", "2", "--trust"]) == 0
     assert read_rows(tmp_path / "evaluations.jsonl")[-1]["accuracy"] == before
     asked = parse(["imaml-glyphs-5way-1shot", *words, "--batching", "vmap"])
-    line = f"^--batching vmap: --network {network} draws, cannot be batched"
-    with pytest.raises(UserError, match=line):
+    with pytest.raises(
+        UserError, match=f"^--batching vmap: --network {network} draws, cannot be batched"
+    ):
         Worker(asked, torch.device("cpu"))
+
+
+def test_a_norm_in_evaluation_mode_keeps_its_statistics(
+    write: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Features of a frozen body are torch's; a checkpoint and ``--init`` have its statistics."""
+    module = write(UNBATCHED)
+    words = [*IMAGES, "--network", f"{module}:frozen", "--dtype", "float64"]
+    learner = build_learner(parse(words))
+    assert "network.module.0.1.running_var" in learner.meta_parameters()
+    x = torch.rand(3, 1, 28, 28, dtype=torch.float64)
+    torch.manual_seed(0)
+    peer = sys.modules[module].frozen((1, 28, 28), 5).double()
+    peer.load_state_dict({own_name(learner.network, n): t for n, t in learner.network.state_dict()
+                          .items()}, strict=False)  # fmt: skip
+    outputs, used = learner.network(x)
+    torch.testing.assert_close(outputs, peer(x), rtol=1e-12, atol=1e-12)
+    assert used == ()
+    peer[0][1].running_mean.fill_(0.7)
+    torch.save(peer.state_dict(), tmp_path / "peer.pt")
+    begun, _ = initial_weights(str(tmp_path / "peer.pt"), learner)
+    assert float(begun["network.module.0.1.running_mean"][0]) == 0.7
+    share = Worker(parse(words), torch.device("cpu")).share(begun, torch.arange(2), learner)
+    assert float(share.gradients["network.module.1.weight"].abs().max()) > 0
 
 
 @pytest.mark.parametrize("name", ["Shared", "Mine", "Lazy"])
@@ -525,12 +658,96 @@ def test_a_class_in_two_splits_is_said(write: Callable[[str], str]) -> None:
     module = write(SPLITS)
     for attribute, says in {
         "apart": "",
-        "forgetful": "validation has the same images as train: the accuracy on them says nothing",
+        "forgetful": "5 of 5 validation classes have the same images as a class of train, and 5 of "
+        "5 test classes have the same images as a class of train: the accuracy on them says",
     }.items():
         words = ["--data", f"{module}:{attribute}", "--network", "lenet"]
         worker = Worker(parse(["maml-glyphs-5way-1shot", *words]), torch.device("cpu"))
         line = same_classes(worker, ["validation", "test"])
         assert says in line and bool(says) == line.startswith(f"warning: --data {module}:")
+
+
+POINTS = """
+import torch
+from datasets import Episodes, Task
+class Mine(Episodes):
+    def __init__(self, split, of): self.split, self.of = split, of
+    def tasks(self, ids):
+        seeded = [torch.Generator().manual_seed(int(i)) for i in ids]
+        x = [torch.randn(20, 1, 28, 28, generator=each) for each in seeded]
+        x, y = self.of(torch.stack(x))
+        return Task(x[:, :10], y[:, :10], x[:, 10:], y[:, 10:])
+def three(x): return x[..., 0, 0, :3]
+def labels(x): return (torch.arange(20) % 5).expand(len(x), 20)
+def classes(split): return Mine(split, lambda x: (three(x).requires_grad_(), labels(x)))
+def standardised(split): return Mine(split, lambda x: (x, labels(x)))
+"""
+
+
+def test_points_of_any_size(write: Callable[[str], str], tmp_path: Path) -> None:
+    """The network has as many inputs and outputs; so has what a trained model takes."""
+    name = f"{write(POINTS)}:classes"
+    words = ["maml-sinusoid-10shot", "--data", name, "--ways", "5", *BRIEF_WORDS]
+    assert Trainer(parse([*words, "--run-dir", str(tmp_path / "run")])).run() == 0
+    weights = last(tmp_path / "run")["model"]
+    assert weights["network.layers.0.weight"].shape[1] == 3
+    assert weights["network.layers.2.weight"].shape[0] == 5
+    model = maml.load(tmp_path / "run", trust=True)
+    x, y, query, _ = model.episodes("test").task(0)
+    assert model.adapt(x, y).predict(query).shape == (10, 5)
+    with pytest.raises(UserError, match=r"support_x: .*; the model takes floats \[n, 3\]"):
+        model.adapt(x[:, :1], y)
+    with pytest.raises(DataError, match=f"--data {name}: train task 0 .* has the label 4; of 4"):
+        Worker(parse([*words, "--ways", "4"]), torch.device("cpu"))
+
+
+def test_images_that_are_not_from_0_to_1(write: Callable[[str], str], tmp_path: Path) -> None:
+    """A trained model takes such numbers, and no pixels, which it has not learned from."""
+    words = ["maml-glyphs-5way-1shot", "--data", f"{write(POINTS)}:standardised", *BRIEF_WORDS]
+    assert Trainer(parse([*words, "--run-dir", str(tmp_path / "run")])).run() == 0
+    model = maml.load(tmp_path / "run", trust=True)
+    task = model.episodes("test").task(0)
+    assert task.support_x.min() < 0
+    adapted = model.adapt(task.support_x, task.support_y)
+    assert adapted.predict(task.query_x).shape == (10, 5)
+    with pytest.raises(UserError, match="query_x: pixels from 0 to 255; the model learned from"):
+        adapted.predict(np.zeros((1, 28, 28), np.uint8))
+
+
+def test_a_learner_learns_what_it_hands_to_its_losses(write: Callable[[str], str]) -> None:
+    config = parse([*IMAGES, "--learner", f"{write(NETWORKS)}:Warmer"])
+    learner = Worker(config, torch.device("cpu")).learner
+    tasks = learner.open_tasks("train").tasks(torch.arange(2))
+    found = learner.outer_gradient(learner.meta_parameters(), tasks)
+    assert found.gradients["temp"].abs() > 1e-6
+
+
+DRAWN = """
+import random
+import numpy as np
+import torch
+from torch import nn
+class Drawn(nn.Module):
+    def __init__(self, shape, ways):
+        super().__init__()
+        self.head = nn.Linear(784, ways)
+        nn.init.constant_(self.head.bias, random.random())
+        self.head.weight.data.copy_(torch.from_numpy(np.random.rand(ways, 784)))
+    def forward(self, x):
+        return self.head(x.flatten(1))
+"""
+
+
+def test_initial_weights_follow_the_seed_whoever_draws_them(write: Callable[[str], str]) -> None:
+    """And what a program draws elsewhere does not follow it."""
+    words = [*IMAGES, "--network", f"{write(DRAWN)}:Drawn", "--seed"]
+    before = np.random.get_state()[1].tolist(), random.getstate()
+    zero, again, one = (
+        build_learner(parse([*words, seed])).meta_parameters() for seed in ("0", "0", "1")
+    )
+    assert same(zero, again)
+    assert not any(torch.equal(zero[name], one[name]) for name in zero)
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before
 
 
 OWN_DICE = """
@@ -561,7 +778,9 @@ class Learner(MAML):
 
 def test_what_is_another_one_in_every_process_is_refused(write: Callable[[str], str]) -> None:
     name = write(OWN_DICE)
-    with pytest.raises(UserError, match=rf"^--network {name}:Weight: head.bias comes out another"):
+    with pytest.raises(
+        UserError, match=rf"^--network {name}:Weight: head.bias comes out another way"
+    ):
         build_learner(parse([*IMAGES, "--network", f"{name}:Weight"]))
     with pytest.raises(UserError, match=rf"^--learner {name}:Learner: dice comes out another"):
         build_learner(parse([*IMAGES, "--learner", f"{name}:Learner"]))

@@ -1,5 +1,7 @@
 """The generator is splitmix64, and what is built on it is unbiased."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,13 @@ from datasets import addresses
 
 def many(n: int, purpose: str = "test") -> addresses.Keys:
     return addresses.keys(0, "train", purpose, np.arange(n))
+
+
+def chi_square(counts: np.ndarray) -> float:
+    """In standard deviations from the mean of the chi-square distribution of a fair die."""
+    expected = counts.sum() / counts.size
+    degrees = counts.size - 1
+    return float((((counts - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees))
 
 
 def test_streams_are_splitmix64():
@@ -53,6 +62,29 @@ def test_a_draw_does_not_depend_on_its_neighbours(draw):
     for i in (0, 13, 49):
         assert (draw(keys[i : i + 1], 7)[0] == together[i]).all()
     assert (draw(keys.reshape(5, 10), 7).reshape(50, 7) == together).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_uniforms_are_uniform_along_streams_and_along_indices():
+    with np.errstate(all="raise"):
+        u = addresses.uniforms(many(20_000), 10)
+    assert u.min() >= 0 and u.max() < 1
+    for some in (u, u[:, 0], u[:, 9], u[0:20_000:2, 0]):
+        assert abs(chi_square(np.histogram(some, bins=100, range=(0, 1))[0])) < 4
+    # Neighbours, in the stream and in the index, are uncorrelated in pairs.
+    for a, b in ((u[:, 0], u[:, 1]), (u[:-1, 0], u[1:, 0])):
+        pairs = np.histogram2d(a, b, bins=20, range=((0, 1), (0, 1)))[0]
+        assert abs(chi_square(pairs)) < 4
+
+
+@pytest.mark.parametrize(("n", "k"), [(5, 2), (4, 4), (6, 3)])
+def test_choose_draws_every_ordered_choice_equally_often(n, k):
+    drawn = addresses.choose(many(60_000), n, k)
+    codes = (drawn * n ** np.arange(k)).sum(axis=1)
+    possible = [sum(c * n**i for i, c in enumerate(p)) for p in permutations(range(n), k)]
+    counts = np.bincount(codes, minlength=n**k)
+    assert counts.sum() == counts[possible].sum(), "a choice repeated an element"
+    assert abs(chi_square(counts[possible])) < 4
 
 
 def test_choose_takes_a_bound_for_each_key():

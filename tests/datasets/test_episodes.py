@@ -44,14 +44,12 @@ def test_shapes_types_and_class_major_labels(small_images):
     assert task.support_x.min() >= 0 and task.support_x.max() <= 1
 
 
-@pytest.mark.parametrize(("rotate", "dtype"), [(True, torch.float64), (False, torch.float32)])
-@pytest.mark.parametrize("colour", [True, False])
-def test_tasks_are_what_the_layout_says_image_by_image(small_images, rotate, dtype, colour):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rotate", [True, False])
+def test_tasks_are_what_the_layout_says_image_by_image(small_images, rotate, dtype):
     rows = [3, 9, 11, 12, 20, 29]
-    images = np.stack([small_images, 255 - small_images, small_images // 2], -1)
-    images = images if colour else small_images
-    e = episodes(images, rotate=rotate, dtype=dtype, classes=rows)
-    flat = images.reshape(600, *images.shape[2:])
+    e = episodes(small_images, rotate=rotate, dtype=dtype, classes=rows)
+    flat = small_images.reshape(600, 28, 28)
     ids = torch.tensor([0, 5, 1_000_000, 2**40])
     task, layout = e.tasks(ids), e.layout(ids)
     for b in range(len(ids)):
@@ -60,12 +58,11 @@ def test_tasks_are_what_the_layout_says_image_by_image(small_images, rotate, dty
                 raw = flat[layout.images[b, way, place]]
                 assert layout.images[b, way, place] // 20 == rows[layout.classes[b, way]]
                 expected = np.rot90(raw, layout.quarter_turns[b, way])
-                expected = expected.transpose(2, 0, 1) if colour else expected[None]
                 if place < 2:
                     found = task.support_x[b, way * 2 + place]
                 else:
                     found = task.query_x[b, way * 3 + place - 2]
-                assert torch.equal(found, torch.from_numpy(expected.copy()).to(dtype) / 255)
+                assert torch.equal(found[0], torch.from_numpy(expected.copy()).to(dtype) / 255)
 
 
 def test_a_task_is_the_same_alone_or_in_any_batch(small_images):
@@ -131,8 +128,9 @@ def test_classes_of_unequal_size_give_all_their_images_equally_often():
     # Every class as often as the others, whatever its size, and every image of it.
     times = np.bincount(rows.ravel(), minlength=87)
     for first, count in zip(e.first, e.counts, strict=True):
-        assert times[first : first + count].sum() == pytest.approx(4000 * 5 / 6 * 4, rel=0.05)
-        assert times[first : first + count].all()
+        expected = 4000 * 5 / 6 * 4 / count
+        chi_square = ((times[first : first + count] - expected) ** 2 / expected).sum()
+        assert chi_square < count + 4 * (2 * count) ** 0.5
     assert not times[44:50].any()
 
 
@@ -145,10 +143,40 @@ def test_classes_that_are_too_small_are_named_with_their_sizes():
     assert "4 of train/a, 5 of train/d; " in message and "\n" not in message
 
 
+def test_classes_and_drawings_are_distinct_and_belong_to_the_split():
+    rows = np.array([1, 4, 6, 7, 13, 22, 28])
+    layout = episodes(Untouchable(), classes=rows, shots=10, queries=10).layout(torch.arange(500))
+    assert (layout.images // 20 == rows[layout.classes][..., None]).all()
+    assert set(layout.classes.ravel()) == set(range(7))
+    assert all(len(set(task)) == 5 for task in layout.classes)
+    # With 10 + 10 of 20, each class shows every drawing once: support and query share none.
+    assert (np.sort(layout.images % 20, axis=-1) == np.arange(20)).all()
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"split": "test"}])
+def test_seed_and_split_change_every_part_of_the_layout(change):
+    one = episodes(Untouchable()).layout(torch.arange(50))
+    other = episodes(Untouchable(), **change).layout(torch.arange(50))
+    for a, b in zip(one, other, strict=True):
+        assert (a != b).mean() > 0.5
+
+
+def test_colour_images_become_channels_first():
+    images = np.random.default_rng(1).integers(0, 256, (6, 4, 8, 8, 3), dtype=np.uint8)
+    e = episodes(images, classes=range(6), shots=1, queries=1)
+    task, layout = e.tasks(torch.arange(9)), e.layout(torch.arange(9))
+    assert task.query_x.shape == (9, 5, 3, 8, 8)
+    raw = images.reshape(24, 8, 8, 3)[layout.images[4, 2, 1]]
+    expected = np.rot90(raw, layout.quarter_turns[4, 2]).transpose(2, 0, 1)
+    assert torch.equal(task.query_x[4, 2], torch.from_numpy(expected.copy()).float() / 255)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"ways": 31}, ["--ways 31", "train", "30"]),
+        ({"ways": 0}, ["--ways 0"]),
+        ({"shots": 0}, ["--shots 0"]),
         ({"queries": 0}, ["--queries 0"]),
         ({"shots": 15, "queries": 6}, ["--shots 15", "--queries 6", "21", "20"]),
     ],

@@ -1,6 +1,11 @@
 """MiniImageNet is found, checked against its table, decoded once, and missed in one clear line."""
 
+import csv
+import io
 import os
+import tarfile
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -94,12 +99,24 @@ def test_every_form_gives_the_same_images(folder, tmp_path, empty_cache):
     assert (open_tiny(pickled) == 255 - images).all()
 
 
+def test_a_folder_of_classes_must_be_complete(tmp_path, empty_cache):
+    by_class = tiny.write_classes(tmp_path / "data", name="validation")
+    next((by_class / "n02").iterdir()).unlink()
+    assert "validation: n02 has 3 images instead of 4" in refused(tmp_path / "data")
+    for file in (by_class / "n02").iterdir():
+        file.unlink()
+    (by_class / "n02").rmdir()
+    assert "validation: 2 classes instead of 3" in refused(tmp_path / "data")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda e: 3, "no image_data and class_dict"),
+        (lambda e: {"image_data": e["image_data"]}, "no image_data and class_dict"),
         (lambda e: e | {"image_data": e["image_data"].astype("f4")}, "image_data is no uint8"),
-        (lambda e: e | {"image_data": [[1]]}, "no image_data and class_dict"),
+        (lambda e: e | {"image_data": e["image_data"].tolist()}, "list in place of an array"),
+        (lambda e: e | {"class_dict": {"n01": [0]}}, "1 classes instead of 3"),
         (lambda e: e | {"class_dict": e["class_dict"] | {"n02": [4]}}, "n02 is not 4 rows"),
         (lambda e: e | {"class_dict": e["class_dict"] | {"n02": [4, 5, 6, 12]}}, "beyond the 12"),
         (lambda e: e | {"class_dict": e["class_dict"] | {"n02": [4, 5, 6, 0]}}, "a row twice"),
@@ -112,13 +129,15 @@ def test_a_wrong_pickle_is_named(tmp_path, empty_cache, change, words):
     assert "mini-imagenet-cache-val.pkl" in message and words in message
 
 
-def test_what_changed_is_never_masked_by_the_old_cache(folder, empty_cache):
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_changed_is_never_masked_by_the_old_cache(folder, empty_cache, packed):
+    write_images(folder, tiny.members(), packed)
     before = open_tiny(folder).copy()
     other = {f"images/{tiny.NAMES['n02'][1]}": tiny.picture(tiny.NAMES["n01"][0])}
-    tiny.write_archive(folder, (tiny.members() | other).items())
+    write_images(folder, tiny.members() | other, packed)
     changed = (open_tiny(folder) != before).any(axis=(2, 3, 4))
     assert np.argwhere(changed).tolist() == [[1, 1]]
-    tiny.write_archive(folder)
+    write_images(folder, tiny.members(), packed)
     renamed = {"n01": "n03", "n02": "n02", "n03": "n01"}
     tiny.write_csv(folder, [(name, renamed[label]) for name, label in tiny.ROWS])
     assert (open_tiny(folder) == before[::-1]).all()
@@ -146,6 +165,8 @@ def test_no_data_is_one_line_with_every_way_out(folder, tmp_path, empty_cache):
     with pytest.raises(DataError, match=r"train\.tar\.xz: not found, nor the folder images"):
         open_tiny(folder, "train")
     check_order(open_tiny(folder))
+    with pytest.raises(DataError, match=r"--split val:.*train, validation, test"):
+        open_episodes("miniimagenet", "val", data_root=tmp_path, **REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +175,9 @@ def test_no_data_is_one_line_with_every_way_out(folder, tmp_path, empty_cache):
         (tiny.ROWS[4:], "2 classes instead of 3"),
         (tiny.ROWS[:-1], "n03 has 3 images instead of 4"),
         (tiny.ROWS[:-1] + tiny.ROWS[-2:-1], "n0300000002.jpg is listed twice"),
+        ([*tiny.ROWS[:-1], ("x.jpg", "")], "no table of filename,label (x.jpg of )"),
         ([*tiny.ROWS[:-1], ("../x.jpg", "n03")], "no table of filename,label (../x.jpg of n03)"),
+        ([], "0 classes instead of 3"),
         (b"file,class\na,b\n", "no table of filename,label"),
         (b"filename,label\n\xff\xfe,n01\n", "no table of filename,label"),
     ],
@@ -176,33 +199,64 @@ def test_missing_and_undecodable_images_are_named(folder, empty_cache, packed):
     says = f"3 of 12 images cannot be decoded: {where}/n0300000001.jpg ({reason}); "
     assert says in refused(folder)
     name = tiny.NAMES["n02"][2]
-    write_images(folder, tiny.members() | {f"images/{name}": tiny.picture(name)[:400]}, packed)
-    assert f"1 of 12 images cannot be decoded: {where}/{name} (" in refused(folder)
+    for data in (b"", b"not a picture", tiny.picture(name)[:400]):
+        write_images(folder, tiny.members() | {f"images/{name}": data}, packed)
+        assert f"1 of 12 images cannot be decoded: {where}/{name} (" in refused(folder)
 
 
-@pytest.mark.parametrize("damage", ["text", "truncated", "checksum"])
+@pytest.mark.parametrize("damage", ["empty", "text", "truncated", "flipped", "checksum"])
 def test_a_damaged_archive_is_named(folder, empty_cache, damage):
     """Stored pixels may be anything: only the checksum behind the last one tells."""
     # Incompressible, so that a flipped byte in the compressed file is a byte of this member.
     noise = np.random.default_rng(0).bytes(1 << 18)
     archive = tiny.write_archive(folder, [*tiny.members().items(), ("noise", noise)])
     whole = archive.read_bytes()
-    at = whole.find(noise[1 << 17 : (1 << 17) + 16])
+    at = {"flipped": 300, "checksum": whole.find(noise[1 << 17 : (1 << 17) + 16])}.get(damage, 0)
     assert at >= 0, "the noise should be stored as it is"
     flipped = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-    damaged = {"text": b"hello" * 40, "truncated": whole[: len(whole) // 2]}
+    damaged = {"empty": b"", "text": b"hello" * 40, "truncated": whole[: len(whole) // 2]}
     archive.write_bytes(damaged.get(damage, flipped))
     assert "not a readable tar.xz file" in refused(folder)
 
 
-@pytest.mark.slow
-def test_real_images_and_episodes(data_root, empty_cache):
-    if not (data_root / "miniimagenet" / "test.csv").is_file():
-        pytest.skip("no miniimagenet/test.csv: set $MAML_DATA to test it")
+@pytest.fixture(scope="session")
+def real(data_root: Path, cache_dir: Path) -> Iterator[Callable[[str], np.ndarray]]:
+    """The real images of a split, decoded once a session; skips where they are not."""
+    folder = data_root / "miniimagenet"
+
+    def open_real(split: str) -> np.ndarray:
+        archive = folder / f"{miniimagenet.FILES[split]}.tar.xz"
+        if not archive.is_file() and not (folder / "images").is_dir():
+            pytest.skip(f"no {archive.name} or images/ in {folder}: set $MAML_DATA to test it")
+        return miniimagenet.open_images(data_root, split)
+
+    yield open_real
+    # Hundreds of megabytes, and pytest keeps the folders of three sessions.
+    for file in (cache_dir / "miniimagenet").glob("*.npy"):
+        file.unlink()
+
+
+def test_real_images_and_episodes(real, data_root):
+    images = real("test")
+    assert images.shape == (20, 600, *SHAPE)
+    # Photographs, with the channels in order: ImageNet's means are 0.485, 0.456 and 0.406.
+    red, green, blue = images[:, ::60].reshape(-1, 3).mean(axis=0) / 255
+    assert 0.55 > red > green > blue > 0.35
+    assert (images[:, ::60].std(axis=(2, 3)).max(axis=-1) > 5).all()
     e = open_episodes("miniimagenet", "test", data_root=data_root, **REQUEST)
     assert isinstance(e, FewShotImages) and not e.rotate and len(e.counts) == 20
-    assert e.images.shape == (12_000, *SHAPE)
-    # Photographs, with the channels in order: ImageNet's means are 0.485, 0.456 and 0.406.
-    red, green, blue = e.images[::60].reshape(-1, 3).mean(axis=0) / 255
-    assert 0.55 > red > green > blue > 0.35
-    assert e.tasks(e.ids(0, 4)).query_x.shape == (4, 75, 3, 84, 84)
+    task = e.tasks(e.ids(0, 4))
+    assert task.support_x.shape == (4, 5, 3, 84, 84)
+    assert task.query_x.shape == (4, 75, 3, 84, 84)
+    # The first images of the archive, at the places that the table gives them.
+    archive = data_root / "miniimagenet" / "test.tar.xz"
+    if not archive.is_file():
+        pytest.skip("the archive itself is not here")
+    with open(archive.with_name("test.csv"), newline="") as file:
+        labels = {row["filename"]: row["label"] for row in csv.DictReader(file)}
+    order = sorted(labels, key=lambda name: (labels[name], name))
+    with tarfile.open(archive, "r|xz") as opened:
+        for member in islice((m for m in opened if m.isfile()), 0, 1300, 100):
+            row, column = divmod(order.index(Path(member.name).name), 600)
+            with Image.open(io.BytesIO(opened.extractfile(member).read())) as image:
+                assert (images[row, column] == np.asarray(image)).all()

@@ -1,5 +1,6 @@
 """torchvision's sets are found, checked, downloaded and decoded once, or missed in one line."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from datasets import DataError, open_episodes
 from datasets.torchvision_sets import SOURCES, open_examples, open_part, split_rows
-from tests.datasets.tiny_torchvision import Tiny
+from tests.datasets.tiny_torchvision import Tiny, Web
 
 NAMES = list(SOURCES)
 
@@ -19,6 +20,7 @@ def tiny(
     """A miniature that counts as published; no network, and nothing on disk yet."""
     made = Tiny(request.param)
     made.install(monkeypatch)
+    Web().install(monkeypatch)
     return made
 
 
@@ -59,22 +61,64 @@ def test_validation_is_drawn_once_and_for_all() -> None:
     assert abs((rows < 30_000).sum() - 3000) < 4 * (6000 / 4 * 0.9) ** 0.5
 
 
+@every
+def test_downloads_what_is_missing_and_checks_it(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = Web(tiny.files)
+    web.install(monkeypatch)
+    images, _ = open_part(tiny.name, "train", tmp_path / "new")
+    assert (images == tiny.images["train"]).all()
+    folder = tmp_path / "new" / tiny.name
+    assert web.asked
+    for name, content in tiny.files.items():
+        if (folder / name).exists():  # of files for each part, only those of this one
+            assert (folder / name).read_bytes() == content
+    # What is there is not asked for again, though the cache is gone.
+    monkeypatch.setenv("MAML_CACHE", str(tmp_path / "another"))
+    web.asked.clear()
+    open_part(tiny.name, "train", tmp_path / "new")
+    assert web.asked == []
+
+
 @kinds
-def test_missing_data_names_the_folder_and_the_ways_out(
+def test_a_download_that_is_not_the_published_file_is_refused(
+    tiny: Tiny, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Web({name: content[:-9] + b"elsewhere" for name, content in tiny.files.items()}).install(
+        monkeypatch
+    )
+    message = refused(tiny, tmp_path)
+    assert "missing or damaged there" in message and str(tmp_path / tiny.name) in message
+    assert list(empty_cache.rglob("*.npy")) == []
+
+
+@kinds
+def test_missing_and_damaged_data_names_the_folder_and_the_ways_out(
     tiny: Tiny, tmp_path: Path, empty_cache: Path
 ) -> None:
-    message = refused(tiny, tmp_path / "nowhere")
-    where = tmp_path / "nowhere" / tiny.name
-    assert message.startswith(f"{where}: {tiny.name} is missing or damaged")
-    for words in ("was not downloaded (", "--data-root", "$MAML_DATA", "*-glyphs-*"):
-        assert words in message
+    tiny.write(tmp_path)
+    name = next(name for name in tiny.files if "t10k" not in name and "test" not in name)
+    path = tmp_path / tiny.name / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    for data_root in (tmp_path, tmp_path / "nowhere"):
+        message = refused(tiny, data_root)
+        assert message.startswith(f"{data_root / tiny.name}: {tiny.name} is missing or damaged")
+        for words in ("was not downloaded (", "--data-root", "$MAML_DATA", "*-glyphs-*"):
+            assert words in message
     assert list(empty_cache.rglob("*.npy")) == []
-    # What was decoded needs the files no more.
+
+
+@kinds
+def test_what_was_decoded_needs_the_files_no_more(tiny: Tiny, tmp_path: Path) -> None:
     tiny.write(tmp_path)
     open_part(tiny.name, "train", tmp_path)
-    tiny.folder = Path("nowhere")
+    shutil.rmtree(tmp_path / tiny.name)
     images, labels = open_part(tiny.name, "train", tmp_path)
     assert (images == tiny.images["train"]).all() and (labels == tiny.labels["train"]).all()
+    assert "missing or damaged" in refused(tiny, tmp_path, "test")
 
 
 @pytest.mark.parametrize("tiny", ["mnist"], indirect=True)

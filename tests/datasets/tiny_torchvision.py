@@ -1,16 +1,19 @@
-"""torchvision's data sets in miniature, and a web of downloads."""
+"""torchvision's data sets in miniature, packed as the real ones, with checksums to match."""
 
+import gzip
 import hashlib
 import io
+import pickle
+import struct
+import tarfile
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+import scipy.io
 from torchvision import datasets as torchvision_datasets
 
 from datasets import torchvision_sets
@@ -19,45 +22,93 @@ SIZES = {"train": 60, "test": 20}
 
 
 class Tiny:
-    """A miniature of one data set, in place of torchvision's class.
+    """A miniature of one data set.
 
     Attributes:
         images: Part to uint8 ``[n, H, W]`` or ``[n, H, W, 3]``.
         labels: Part to ``[n]``.
-        folder: Where its files are; None: nowhere.
+        files: Path under the data set's folder to content, as they are downloaded.
     """
 
     def __init__(self, name: str, sizes: dict[str, int] = SIZES) -> None:
         source = torchvision_sets.SOURCES[name]._replace(sizes=sizes)
         rng = np.random.default_rng(len(name))
-        self.name, self.source, self.folder = name, source, Path("nowhere")
+        self.name, self.source = name, source
         self.images = {
             part: rng.integers(0, 256, (n, *source.shape), dtype=np.uint8)
             for part, n in sizes.items()
         }
         self.labels = {part: np.arange(n) % source.classes for part, n in sizes.items()}
+        self.changes: dict[str, Any] = {}
+        self.files: dict[str, bytes] = {}
+        {"MNIST": self._idx, "CIFA": self._cifar, "SVHN": self._svhn}[
+            "MNIST" if len(source.shape) == 2 else source.loader[:4]
+        ]()
+
+    def _idx(self) -> None:
+        resources = []
+        for part, prefix in (("train", "train"), ("test", "t10k")):
+            images, labels = self.images[part], self.labels[part].astype(np.uint8)
+            for name, header, data in (
+                ("images-idx3", struct.pack(">4i", 0x803, *images.shape), images),
+                ("labels-idx1", struct.pack(">2i", 0x801, len(labels)), labels),
+            ):
+                packed = gzip.compress(header + data.tobytes(), mtime=0)
+                file = f"{prefix}-{name}-ubyte.gz"
+                self.files[f"{self.source.loader}/raw/{file}"] = packed
+                resources.append((file, md5(packed)))
+        self.changes = {"resources": resources}
+
+    def _cifar(self) -> None:
+        kind = getattr(torchvision_datasets, self.source.loader)
+        key = "fine_labels" if self.source.classes == 100 else "labels"
+        content = {}
+        for part, listed in (("train", kind.train_list), ("test", kind.test_list)):
+            flat = self.images[part].transpose(0, 3, 1, 2).reshape(len(self.images[part]), -1)
+            shares = np.array_split(np.arange(len(flat)), len(listed))
+            for (file, _), rows in zip(listed, shares, strict=True):
+                entry = {"data": flat[rows], key: self.labels[part][rows].tolist()}
+                content[file] = pickle.dumps(entry)
+        content[kind.meta["filename"]] = pickle.dumps({kind.meta["key"]: ["a", "b"]})
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+            for file, data in content.items():
+                info = tarfile.TarInfo(f"{kind.base_folder}/{file}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        self.files[kind.filename] = archive.getvalue()
+        self.changes = {
+            "tgz_md5": md5(archive.getvalue()),
+            "train_list": [[file, md5(content[file])] for file, _ in kind.train_list],
+            "test_list": [[file, md5(content[file])] for file, _ in kind.test_list],
+            "meta": kind.meta | {"md5": md5(content[kind.meta["filename"]])},
+        }
+
+    def _svhn(self) -> None:
+        splits = dict(torchvision_datasets.SVHN.split_list)
+        for part in SIZES:
+            url, file, _ = splits[part]
+            content = io.BytesIO()
+            labels = np.where(self.labels[part] == 0, 10, self.labels[part])
+            images = self.images[part].transpose(1, 2, 3, 0)
+            scipy.io.savemat(content, {"X": images, "y": labels[:, None].astype(np.uint8)})
+            self.files[file] = content.getvalue()
+            splits[part] = [url, file, md5(content.getvalue())]
+        self.changes = {"split_list": splits}
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torchvision_datasets, self.source.loader, self._loaded)
+        """Make this the published data set, of this size and with these checksums."""
+        kind = getattr(torchvision_datasets, self.source.loader)
+        for name, value in self.changes.items():
+            monkeypatch.setattr(kind, name, value)
         monkeypatch.setitem(torchvision_sets.SOURCES, self.name, self.source)
 
     def write(self, data_root: Path) -> None:
-        self.folder = data_root / self.name
-
-    def _loaded(
-        self, folder: Path, *, download: bool, train: bool = False, split: str | None = None
-    ) -> Any:
-        """What torchvision makes of the files, in its words."""
-        assert download and folder.is_dir()
-        if folder != self.folder:
-            raise RuntimeError("Dataset not found or corrupted.")
-        part = split or ("train" if train else "test")
-        images, labels = self.images[part], self.labels[part]
-        if self.source.loader == "SVHN":
-            return SimpleNamespace(data=images.transpose(0, 3, 1, 2), labels=labels)
-        if images.ndim == 3:
-            return SimpleNamespace(data=torch.from_numpy(images), targets=torch.from_numpy(labels))
-        return SimpleNamespace(data=images, targets=labels.tolist())
+        """Write the files where a user puts them."""
+        for name, content in self.files.items():
+            path = data_root / self.name / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
 
 class Web:

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,13 +22,13 @@ from maml.config.presets import PRESETS, with_values
 from maml.execution import compiled
 from maml.execution.compiled import Compiled, choose
 from maml.metagradient.differentiate import OuterGradient
+from maml.metagradient.optimizers import OPTIMIZERS
 from maml.processes.world import World
 from maml.strategies.rpc import EXCLUSIVE, Rpc, chunk_partitioner
 from maml.trainer import Trainer
 from maml.worker import Worker
-from tests.launching import Completed, run, run_train
-from tests.runs import glyphs, last, name_of, same, sinusoid
-from tests.workers import moved
+from tests.launching import Completed, run, run_torchrun, run_train
+from tests.runs import glyphs, name_of, same, sinusoid
 
 CPU = torch.device("cpu")
 # Compiling takes half a minute of an idle machine, and as much more as others leave of it.
@@ -35,27 +36,17 @@ PATIENT = pytest.mark.timeout(3600)
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
 
-@PATIENT
-@pytest.mark.slow  # What is compiled by a command, below, is of the default suite.
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        (glyphs, {}),
-        (sinusoid, {"inner_steps": 2, "inner_optimizer": "adam"}),
-        (glyphs, {"meta_gradient": "mixed", "inner_steps": 2}),
-        (sinusoid, {"order": "first"}),
-    ],
-    ids=name_of,
-)
-def test_compiled_equals_eager(
-    family: Any, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """At other parameters than it saw before."""
-    config = family(dtype="float64", kernels="torch", **changes)
+def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The compiled meta-gradient equals the eager one, at other parameters than it saw before."""
     plain = Worker(with_values(config, compile="off"), CPU)
     worker = Worker(with_values(config, compile="on"), CPU)
     worker.get_ready({len(IDS)})
-    params = moved(plain)
+    generator = torch.Generator().manual_seed(5)
+    params = {
+        name: p.detach() + 0.05 * torch.randn(p.shape, dtype=p.dtype, generator=generator)
+        for name, p in plain.learner.meta_parameters().items()
+    }
+    before = {name: tensor.clone() for name, tensor in params.items()}
     expected = plain.share(params, IDS, plain.learner)
     share = worker.share(params, IDS, worker.learner)
     said = capsys.readouterr().err
@@ -65,6 +56,49 @@ def test_compiled_equals_eager(
     for name, gradient in expected.gradients.items():
         scale = max(1.0, gradient.abs().max().item())
         torch.testing.assert_close(share.gradients[name], gradient, rtol=0, atol=1e-10 * scale)
+    assert same(params, before)
+
+
+@PATIENT
+@pytest.mark.slow  # What is compiled by a command, below, is of the default suite.
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        (glyphs, {}),
+        (sinusoid, {"inner_steps": 2}),
+        (glyphs, {"network": "conv4-pool"}),
+        (glyphs, {"meta_gradient": "mixed", "inner_steps": 2}),
+        (sinusoid, {"meta_gradient": "mixed"}),
+        (sinusoid, {"order": "first"}),
+        *(
+            (sinusoid, {"inner_optimizer": name, "inner_steps": 2})
+            for name in OPTIMIZERS
+            if name != "sgd"
+        ),
+    ],
+    ids=name_of,
+)
+def test_compiled_equals_eager(
+    family: Any, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare(family(dtype="float64", kernels="torch", **changes), capsys)
+
+
+@PATIENT
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", ["exclusive", "chunk"])
+def test_compiled_workers_train_the_same(tmp_path: Path, partition: str) -> None:
+    args = [*RUN, "--meta-batch-size", "5", "--partition", partition]
+    saved = []
+    for mode in ("on", "off"):
+        folder = tmp_path / mode
+        done = run_torchrun(2, [*args, "--compile", mode, "--run-dir", str(folder)], timeout=400)
+        assert "warning" not in done.stderr
+        # Rank 0 alone says it; here, for the one shape that each process meets.
+        assert done.stderr.count("--compile:") == (mode == "on")
+        saved.append(model(folder))
+    for name, tensor in saved[1].items():
+        torch.testing.assert_close(saved[0][name], tensor, rtol=0, atol=1e-10, msg=name)
 
 
 # ---- as a user runs it ------------------------------------------------------------------------
@@ -74,6 +108,12 @@ RUN = [
     *("--iterations", "3", "--meta-batch-size", "4", "--dtype", "float64", "--shots", "4"),
     *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
 ]  # fmt: skip
+
+
+def model(run_dir: Path) -> dict[str, Tensor]:
+    loaded = torch.load(run_dir / "checkpoints" / "last.pt", weights_only=True)
+    found: dict[str, Tensor] = loaded["model"]
+    return found
 
 
 def train(folder: Path, mode: str, **env: str) -> Completed:
@@ -86,7 +126,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """What `RUN` trains without compiling."""
     folder = tmp_path_factory.mktemp("plain")
     assert Trainer(parse([*RUN, "--compile", "off", "--run-dir", str(folder)])).run() == 0
-    return last(folder)["model"]
+    return model(folder)
 
 
 def counting_compiler(folder: Path) -> tuple[Path, Path]:
@@ -124,6 +164,26 @@ def test_generated_code_is_kept(tmp_path: Path) -> None:
         log.unlink(missing_ok=True)
 
 
+@PATIENT
+@pytest.mark.slow
+def test_second_start_is_warm(tmp_path: Path, plain: dict[str, Tensor]) -> None:
+    """Generated code is kept in $MAML_CACHE: a second process compiles nothing and trains alike."""
+    compiler, log = counting_compiler(tmp_path)
+    env = {"MAML_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
+    first = train(tmp_path / "first", "on", **env)
+    assert first.stderr.count("--compile:") == 1
+    assert "warning" not in first.stderr
+    assert log.exists(), "nothing was compiled"
+    assert (tmp_path / "cache" / "compiled").is_dir()
+    log.unlink()
+    train(tmp_path / "second", "on", **env)
+    assert not log.exists(), log.read_text()
+    on, again = (model(tmp_path / name) for name in ("first", "second"))
+    assert same(on, again)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(on[name], tensor, rtol=0, atol=1e-10, msg=name)
+
+
 def test_without_a_compiler_a_run_says_so_and_is_the_same(
     tmp_path: Path, plain: dict[str, Tensor]
 ) -> None:
@@ -133,7 +193,9 @@ def test_without_a_compiler_a_run_says_so_and_is_the_same(
     assert len(said) == 1, said
     assert said[0].startswith("warning: --compile: ")
     assert said[0].endswith("; computing without")
-    assert same(last(tmp_path / "on")["model"], plain)
+    assert same(model(tmp_path / "on"), plain)
+    rows = (tmp_path / "on" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["iteration"] == 3
 
 
 # ---- which runs compile -----------------------------------------------------------------------
@@ -149,7 +211,21 @@ def test_auto_compiles_long_runs_of_what_kernels_do_not_serve() -> None:
     assert choose(preset, CPU, in_torch=False) is None
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+def test_kernels_come_before_compilation() -> None:
+    def ready(**changes: str) -> Worker:
+        worker = Worker(glyphs(compile="on", filters=16, **changes), CPU)
+        assert worker.compiled is None
+        worker.get_ready(())
+        return worker
+
+    with_kernels = ready()
+    if with_kernels.learner.in_torch(CPU):
+        pytest.skip("no kernels here (no C++ compiler): nothing could come before compilation")
+    assert with_kernels.compiled is None
+    assert ready(kernels="torch").compiled is not None
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_workers_get_ready_for_the_shares_they_are_sent(
     world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,12 +254,43 @@ def as_it_is(run: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> 
 
 
 def test_nests_go_in_and_come_out() -> None:
+    calls = []
+
+    def function(a: dict[str, Tensor], b: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        calls.append(1)
+        return {"sum": a["x"] + b[0], "nested": (b[1] * 2,)}
+
+    compiled = Compiled(as_it_is, speaks=False)
+    for factor in (1.0, 3.0, 5.0):
+        x, y, z = factor * torch.ones(2), torch.arange(2.0), torch.tensor([4])
+        found = compiled(function, {"x": x}, (y, z.expand(3)))
+        assert found["sum"].tolist() == [factor, factor + 1]
+        assert found["nested"][0].tolist() == [8, 8, 8]
+    # Once to compare with and once to record; what served afterwards is the recording.
+    assert len(calls) == 2
+
+
+def test_other_nests_of_the_same_shapes_are_other_inputs() -> None:
     """Parameters in another order must not be taken for one another."""
     compiled = Compiled(as_it_is, speaks=False)
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
     for params in ({"a": one, "b": two}, {"b": two, "a": one}):
-        found = compiled(lambda p: {"difference": (p["a"] - 10 * p["b"],)}, params)
-        assert found["difference"][0].tolist() == [-19.0]
+        assert compiled(lambda p: p["a"] - 10 * p["b"], params).tolist() == [-19.0]
+
+
+def test_shapes_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    made = []
+
+    def stage(run: Any, inputs: Sequence[Tensor]) -> Any:
+        made.append(inputs[0].shape)
+        return run
+
+    compiled_ = Compiled(stage, speaks=False)
+    for size in [*range(1, 8), *range(1, 8)]:
+        x = torch.arange(float(size))
+        assert torch.equal(compiled_(lambda x: x * 3, x), x * 3)
+    assert len(made) == compiled.SHAPES
+    assert capsys.readouterr().err.count("warning: --compile: only 4 shapes") == 1
 
 
 @pytest.mark.parametrize(
@@ -191,7 +298,9 @@ def test_nests_go_in_and_come_out() -> None:
     [
         (lambda run, inputs: 1 / 0, "division by zero"),
         (lambda run, inputs: lambda *x: [1.5 * run(*x)[0]], "the result is off by"),
+        (lambda run, inputs: lambda *x: [run(*x)[0].float()], "torch.float32 .* torch.float64"),
         (lambda run, inputs: lambda *x: [run(*x)[0][:1]], r"\[1\] came for .*\[3\]"),
+        (lambda run, inputs: lambda *x: [], "argument 2 is longer"),
     ],
 )
 def test_a_stage_that_fails_or_errs_is_one_line(
@@ -223,10 +332,13 @@ def _spoil(change: Callable[[dict[str, Tensor]], None]) -> Any:
 @pytest.mark.parametrize(
     "change",
     [
+        lambda g: g.update({name: 0 * tensor for name, tensor in g.items()}),
         lambda g: g.update({name: -0.5 * tensor for name, tensor in g.items()}),
+        lambda g: g.update({name: 0.5 * tensor for name, tensor in g.items()}),
         lambda g: g.update(b=0 * g["b"]),
+        lambda g: g.update(b=g["a"][:2]),
     ],
-    ids=["ascent", "a small one lost"],
+    ids=["no gradient", "ascent", "half of it", "a small one lost", "another one's"],
 )
 def test_wrong_gradients_beside_right_losses_are_found(
     change: Callable[[dict[str, Tensor]], None], capsys: pytest.CaptureFixture[str]
@@ -244,6 +356,52 @@ def test_wrong_gradients_beside_right_losses_are_found(
     rounded = Compiled(_spoil(lambda g: g.update(c=2 * g["c"])))(function, x)
     assert torch.equal(rounded.gradients["c"], 2 * function(x).gradients["c"])
     assert "computing without" not in capsys.readouterr().err
+
+
+def test_a_course_that_depends_on_values_is_not_compiled(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A recording would go on taking the turn that it was recorded at."""
+
+    def function(x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x * 5
+
+    compiled = Compiled(as_it_is)
+    assert compiled(function, torch.tensor([1.0])).tolist() == [2.0]
+    assert compiled(function, torch.tensor([-1.0])).tolist() == [-5.0]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: --compile: ")
+
+
+def test_an_error_of_the_function_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    worker = Worker(sinusoid(compile="on", dtype="float64"), CPU)
+    worker.get_ready(())
+    params = worker.learner.meta_parameters() | {"network.stray": torch.zeros(2)}
+    with pytest.raises(Exception, match="not have been used"):
+        worker.share(params, IDS, worker.learner)
+    assert capsys.readouterr().err == ""
+
+
+def test_threads_share_one_form() -> None:
+    made = []
+
+    def stage(run: Any, inputs: Sequence[Tensor]) -> Any:
+        made.append(1)
+        return run
+
+    compiled = Compiled(stage, speaks=False)
+    results: dict[int, list[float]] = {}
+
+    def call(number: int) -> None:
+        results[number] = compiled(lambda x: x + 1, torch.full((2,), float(number))).tolist()
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: [number + 1.0] * 2 for number in range(8)}
+    assert len(made) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(

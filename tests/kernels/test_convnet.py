@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.errors import UserError
 from maml.kernels import library, threads
 from maml.learners.objectives import CLASSIFICATION
 from maml.metagradient.function import FunctionDerivatives
@@ -20,7 +19,6 @@ from maml.networks.conv4 import Conv4
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.launching import run
-from tests.runs import glyphs, train
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
@@ -62,18 +60,18 @@ def plain(network: Conv4) -> FunctionDerivatives:
 
 
 CASES = {
+    "omniglot": ((1, 28, 28), 5, 5, 64, "mean"),
     "twenty ways": ((1, 28, 28), 20, 20, 16, "mean"),
     "odd image": ((2, 19, 23), 3, 4, 8, "mean"),
     "odd flat": ((2, 35, 23), 3, 4, 8, "flat"),
-    "miniimagenet": ((3, 84, 84), 5, 2, 16, "pooled"),
+    "miniimagenet": ((3, 84, 84), 5, 6, 32, "pooled"),
     "odd pooling": ((3, 37, 21), 4, 7, 16, "pooled"),
 }
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("case", "shared"), [*((case, False) for case in CASES), ("odd flat", True)]
-)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("case", CASES)
 def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
     """Of the plain cross-entropy, head and all."""
     network, weights, vector, x, y = random_case(*CASES[case], n=3)
@@ -113,7 +111,8 @@ def test_memory_serves_again_when_no_tensor_is_of_it(monkeypatch: pytest.MonkeyP
 
 
 @needs_compiler
-@pytest.mark.parametrize(("label", "n_threads"), [(4, 1), (-1, 2), (2**32, 2)])
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("label", [7, 4, -1, 2**32])
 def test_a_label_outside_the_ways_is_an_error(label: int, n_threads: int) -> None:
     network, weights, _, x, y = random_case(*CASES["odd pooling"], n=3)
     loss = NativeDerivatives(network)
@@ -148,6 +147,17 @@ def test_tensors_that_do_not_fit_are_an_error() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             call()  # type: ignore[no-untyped-call]
+
+
+@needs_compiler
+def test_too_little_memory_is_an_error() -> None:
+    network, _, _, _, _ = random_case(*CASES["miniimagenet"], n=1)
+    plan = NativeDerivatives(network)._passes._plan
+    compiled = library.load()
+    assert compiled is not None
+    with pytest.raises(MemoryError, match="working buffers"):
+        # No task at all, of more images than there are addresses.
+        compiled.gradient_f32(plan, 0, 2**28, *[None] * 9)
 
 
 @needs_compiler
@@ -188,15 +198,18 @@ def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("network", "steps", "order"),
-    [
-        ("conv4", 1, "second"),
-        ("conv4-flat", 4, "second"),
-        ("conv4-pool", 9, "second"),
-        ("conv4", 4, "first"),
-    ],
-)
+def test_coordinates_there_and_back() -> None:
+    """Only a convolution's bias, which has no effect, is not carried along."""
+    network, weights, _, _, _ = random_case(*CASES["odd image"], n=2)
+    loss = NativeDerivatives(network)
+    for name, tensor in loss.leave(entered(loss, weights)).items():
+        assert torch.equal(tensor, weights[name]) or name.endswith("conv.bias")
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ["second", "first"])
+@pytest.mark.parametrize("steps", [1, 4, 9])
+@pytest.mark.parametrize("network", ["conv4", "conv4-flat", "conv4-pool"])
 def test_meta_gradient_equals_plain(network: str, steps: int, order: str) -> None:
     """Nine steps are more than are remembered."""
     changes = {"inner_steps": steps, "order": order, "network": network, "inner_lr": 0.05}
@@ -211,6 +224,28 @@ def test_meta_gradient_equals_plain(network: str, steps: int, order: str) -> Non
 
 
 @needs_compiler
+def test_threads_change_nothing() -> None:
+    """Tasks computed by several threads at once add up to the same, to rounding."""
+    worker = make_worker(kernels="native", task_batch=8)
+    params = worker.learner.meta_parameters()
+    ids = torch.arange(7)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = worker.share(params, ids, worker.learner)
+        torch.set_num_threads(4)
+        together = worker.share(params, ids, worker.learner)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(alone.totals, together.totals)
+    for name, gradient in alone.gradients.items():
+        torch.testing.assert_close(
+            gradient, together.gradients[name], rtol=1e-12, atol=1e-13, msg=name
+        )
+
+
+@needs_compiler
 def test_divergence_stays_visible() -> None:
     """A loss that is not a number is not a number."""
     network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
@@ -221,19 +256,22 @@ def test_divergence_stays_visible() -> None:
     assert losses[0].isfinite() and losses[1].isnan()
 
 
-def test_without_a_compiler_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+TRAIN = [
+    *("maml-glyphs-5way-1shot", "--iterations", "1", "--meta-batch-size", "2"),
+    *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
+]
+
+
+def test_without_a_compiler_training_goes_on(tmp_path: Path, cache_dir: Path) -> None:
     """No compiler: torch computes; only ``--kernels native`` insists, in one line."""
-    monkeypatch.setenv("CXX", "/nonexistent/compiler")
-    library.load.cache_clear()
-    try:
-        train(glyphs(), tmp_path / "auto")
-        line = r"^--kernels native: the kernels could not be compiled: [^\n]*$"
-        with pytest.raises(UserError, match=line):
-            train(glyphs(kernels="native"), tmp_path / "native")
-    finally:
-        library.load.cache_clear()
+    env = {"CXX": "/nonexistent/compiler", "MAML_CACHE": str(cache_dir)}
+    command = [sys.executable, "train_maml.py", *TRAIN, "--run-dir"]
+    run([*command, str(tmp_path / "auto")], timeout=120, env=env)
+    insists = [*command, str(tmp_path / "native"), "--kernels", "native"]
+    done = run(insists, timeout=120, env=env, expect=2)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: --kernels native: the kernels could not be compiled")
 
 
 @needs_compiler

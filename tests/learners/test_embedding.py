@@ -33,12 +33,16 @@ def some_features(learner: Embedding) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_protonet_is_learn2learn_s() -> None:
+    """And a linear classifier: logits 2 c·f − ‖c‖² + a constant (section 2.4 of the paper)."""
     learner = make_worker("protonet").learner
     assert isinstance(learner, Embedding)
     support, labels, query = some_features(learner)
     found = learner.logits({}, support, F.one_hot(labels).double(), query)
     peer = oracle("PrototypicalClassifier", "nn")(support, labels)
     torch.testing.assert_close(found, peer(query), rtol=1e-12, atol=1e-12)
+    means = torch.stack([support[labels == label].mean(0) for label in range(3)])
+    linear = F.linear(query, 2 * means, -means.square().sum(1))
+    torch.testing.assert_close(found.softmax(1), linear.softmax(1), rtol=1e-10, atol=1e-12)
 
 
 def test_r2d2_minimises_the_ridge_loss() -> None:
@@ -113,10 +117,13 @@ class Headless(nn.Module):
         return self.layer(x.flatten(1))
 
 
-def test_what_has_no_features_is_refused() -> None:
+def test_what_has_no_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     line = r'--network .*:Headless does not say which its output .*, or "" if its outputs are fea'
     with pytest.raises(UserError, match=line):
         make_worker("protonet", network=f"{__name__}:Headless")
+    monkeypatch.setattr(Headless, "head_prefix", "")
+    network = make_worker("protonet", network=f"{__name__}:Headless").learner.network
+    assert any(isinstance(layer, nn.Linear) for layer in network.modules())
     sinusoid = dataclasses.replace(PRESETS["maml-sinusoid-10shot"], learner="r2d2")
     with pytest.raises(UserError, match="--data sinusoid: its targets are no classes"):
         Worker(sinusoid, torch.device("cpu"))

@@ -9,6 +9,7 @@ from datasets.tasks import Task
 from maml.config.cli import parse
 from maml.errors import UserError
 from maml.learners.maml import MAML
+from maml.metagradient.differentiate import differentiate
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.networks.loss import MiniBatches
 from maml.worker import Worker
@@ -16,6 +17,7 @@ from tests.compiler import needs_compiler
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
+PARSED = ("learner", "inner_optimizer", "keep_moment")
 MOMENT = "second_moment."
 KEPT = {"inner_optimizer": "adam0", "keep_moment": True}
 
@@ -116,11 +118,37 @@ def test_a_kept_moment_is_that_of_an_adam_that_lives_on() -> None:
 REPTILE = "reptile-omniglot-5way-1shot"
 
 
-@pytest.mark.parametrize("flags", ["--meta-optimizer adam", "--meta-lr 1.5", "--grad-clip 1"])
+@pytest.mark.parametrize(
+    "flags",
+    ["--meta-optimizer adam", "--meta-momentum 0.5", "--meta-lr 1.5", "--meta-lr-end 3",
+     "--grad-clip 1"],
+)  # fmt: skip
 def test_a_kept_moment_stays_a_mean_of_squares(flags: str) -> None:
     with pytest.raises(UserError, match=r"--keep-moment: .* or give --no-keep-moment"):
         parse([REPTILE, *flags.split()])
     assert not parse([REPTILE, *flags.split(), "--no-keep-moment"]).keep_moment
+
+
+def test_what_keeps_no_moment_is_not_asked_about_it() -> None:
+    """Another inner optimizer or learner than the preset's."""
+    for flags in ("--inner-optimizer sgd", "--learner maml --inner-optimizer adam --grad-clip 10"):
+        config = parse([REPTILE, *flags.split()])
+        parsed = {name: getattr(config, name) for name in PARSED}
+        learner = worker_of(REPTILE, data="glyphs", **parsed).learner
+        assert not any("moment" in name for name in learner.meta_parameters())
+    with pytest.raises(UserError, match=r"--keep-moment .* --inner-optimizer adam0, not sgd"):
+        parse(["reptile-glyphs-5way-1shot", "--keep-moment"])
+    with pytest.raises(
+        UserError, match=r"--keep-moment .* is not for --learner maml, but for reptile"
+    ):
+        parse(["maml-glyphs-5way-1shot", "--inner-optimizer", "adam0", "--keep-moment"])
+
+
+def test_a_moment_that_nothing_moves_is_refused() -> None:
+    worker = make_worker(**KEPT)
+    params, tasks = worker.learner.meta_parameters(), worker.training.tasks(IDS)
+    with pytest.raises(ValueError, match="second_moment: only a displacement"):
+        differentiate(worker.learner.problem(params, 2), tasks)
 
 
 @needs_compiler
@@ -159,3 +187,33 @@ def test_a_step_sees_other_labels_in_another_task() -> None:
         ]
         assert sorted(at) == list(range(15))
         assert torch.equal(shuffled.support_y[task], plain.support_y[task][at])
+
+
+def test_mini_batches_go_through_the_set() -> None:
+    """Of seven examples three a step: each seen once a pass, in another order each time."""
+    batches = MiniBatches(0, 3)
+    places = torch.cat([batches.places(step, 7) for step in range(7)])
+    passes = places.view(3, 7)
+    assert all(sorted(one.tolist()) == list(range(7)) for one in passes)
+    assert len({tuple(one.tolist()) for one in passes}) == 3
+    assert not torch.equal(MiniBatches(1, 3).places(0, 7), batches.places(0, 7))
+    assert sorted(batches.places(4, 2).tolist()) == [0, 1]
+
+
+def test_a_support_loss_of_one_s_own_sees_the_mini_batch() -> None:
+    worker = make_worker()
+    seen = []
+
+    class Mine(type(worker.learner)):  # type: ignore[misc]
+        def support_loss(self, params: Any, task: Task, step: int) -> Any:
+            seen.append(task.support_y.shape[-1])
+            return super().support_loss(params, task, step)
+
+    mine = Mine(worker.config)
+    params = worker.learner.meta_parameters()
+    found = worker.share(params, IDS, mine).gradients
+    expected = worker.share(params, IDS, worker.learner).gradients
+    assert set(seen) <= {6, 15} and 6 in seen  # once it is tried on a whole task
+    for name, gradient in expected.items():
+        if not name.endswith("conv.bias"):
+            torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,7 @@ class Attending(nn.Module):
 WORDS, POINTS, ROWS = "words", (4,), (6, 4)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "padding": (lambda: Embedded(padding_idx=0), WORDS),
+    "padding from the end": (lambda: Embedded(padding_idx=-2), WORDS),
     "frequencies": (lambda: Embedded(scale_grad_by_freq=True), WORDS),
     "no_grad": (lambda: Layer(without_gradient), POINTS),
     "set_grad_enabled": (lambda: Layer(switched_off), POINTS),
@@ -161,7 +163,7 @@ def by_loop(network: nn.Module, tasks: Tasks, order: str) -> Params:
     return dict(zip(params, torch.autograd.grad(total, [*params.values()]), strict=True))
 
 
-@pytest.mark.parametrize("way", ["auto", "mixed"])
+@pytest.mark.parametrize("way", ["auto", "reverse", "mixed"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_equals_a_loop(name: str, way: Any) -> None:
     network, tasks = made(name)
@@ -175,8 +177,13 @@ def test_equals_a_loop(name: str, way: Any) -> None:
 
         found = maml.meta_gradient(state, dict(network.named_parameters()), tasks, way)
         for parameter, gradient in expected.items():
-            ours, theirs = found.gradients[parameter].to_dense(), gradient.to_dense()
-            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12, msg=parameter)
+            torch.testing.assert_close(
+                found.gradients[parameter].to_dense(),
+                gradient.to_dense(),
+                rtol=1e-10,
+                atol=1e-12,
+                msg=parameter,
+            )
 
 
 def test_what_counts_its_calls_is_refused() -> None:
@@ -194,7 +201,7 @@ def test_what_counts_its_calls_is_refused() -> None:
         lambda _, h: F.dropout(h, 0.2),
     ],
 )
-@pytest.mark.parametrize("steps", [9])  # more than are remembered for the way back
+@pytest.mark.parametrize("steps", [2, 9])  # more than are remembered for the way back
 def test_draws_differ_by_call_task_and_step_and_follow_the_seed(draw: Any, steps: int) -> None:
     network = nn.Sequential(Layer(draw), nn.Linear(4, 3)).double()
     tasks = made("no_grad")[1]
@@ -228,3 +235,68 @@ def test_a_single_task_is_refused() -> None:
     task = maml.episodes("glyphs", "test", ways=2, shots=1, queries=1).task(0)
     with pytest.raises(ValueError, match=r"a single task.*episodes\.tasks\(\[0\]\)"):
         maml.meta_gradient(lambda _: pytest.fail("the problem was stated"), {}, task)
+
+
+def test_problems_are_told_apart_by_what_their_losses_read() -> None:
+    """One function may read another network each time it is called; each is tried for itself."""
+    own = _Own()
+    for name in ("no_grad", "hook", "if", "no_grad", "hook"):
+        network, tasks = made(name)
+        globals()["_network"] = _box["network"] = own.network = network
+        for state in (_state, _boxed, own.state):
+            found = maml.meta_gradient(state, dict(network.named_parameters()), tasks)
+            torch.testing.assert_close(
+                found.gradients["0.layer.weight"],
+                by_loop(network, tasks, "second")["0.layer.weight"],
+                rtol=1e-10,
+                atol=1e-12,
+            )
+
+
+def test_a_network_s_mode_tells_problems_apart() -> None:
+    network = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).double().eval()
+    tasks, params = made("no_grad")[1], dict(network.named_parameters())
+    tested = maml.meta_gradient(stating(network, 1), params, tasks).losses
+    assert torch.equal(maml.meta_gradient(stating(network, 1), params, tasks).losses, tested)
+    network.train()
+    assert not torch.equal(maml.meta_gradient(stating(network, 1), params, tasks).losses, tested)
+
+
+class _Own:
+    """A network in an attribute."""
+
+    network: nn.Module
+
+    def state(self, params: Params) -> maml.Problem:
+        return maml.Problem(params, self.support, self.query, lr=LR, steps=2)
+
+    def support(self, params: Params, task: Tasks, step: int) -> tuple[Tensor, Tensor]:
+        return loss(self.network, "s")(params, task)
+
+    def query(self, params: Params, task: Tasks, step: int) -> tuple[Tensor, Tensor]:
+        return loss(self.network, "q")(params, task)
+
+
+_box: dict[str, nn.Module] = {}
+
+
+def _boxed(params: Params) -> maml.Problem:
+    def of(part: str, params: Params, task: Tasks, step: int) -> tuple[Tensor, Tensor]:
+        return loss(_box["network"], part)(params, task)
+
+    return maml.Problem(params, partial(of, "s"), partial(of, "q"), lr=LR, steps=2)
+
+
+_network: nn.Module = nn.Identity()
+
+
+def _state(params: Params) -> maml.Problem:
+    return maml.Problem(params, _support, _query, lr=LR, steps=2)
+
+
+def _support(params: Params, task: Tasks, step: int) -> tuple[Tensor, Tensor]:
+    return loss(_network, "s")(params, task)
+
+
+def _query(params: Params, task: Tasks, step: int) -> tuple[Tensor, Tensor]:
+    return loss(_network, "q")(params, task)

@@ -18,6 +18,43 @@ def make_worker(**changes: Any) -> Worker:
     return worker_of("anil-glyphs-5way-1shot", **values)
 
 
+LOOPS: dict[str, dict[str, Any]] = {
+    "ANIL": {},
+    "nine steps": {"inner_steps": 9},
+    "pooled": {"network": "conv4-pool"},
+    "first order": {"order": "first"},
+    "Adam": {"inner_optimizer": "adam", "inner_lr": 0.01},
+    "its matrix alone, and faster": {"learner": "maml", "adapt": "head.weight=3"},
+    "learned rates": {"learner": "metasgd", "adapt": "@head"},
+    "transformed gradients": {"learner": "metacurv", "adapt": "@head"},
+    "several query losses": {
+        "learner": "mamlpp", "adapt": "@head", "per_step_norm": False, "msl_epochs": 3,
+    },
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("loop", LOOPS)
+def test_equals_torch(loop: str) -> None:
+    """Both the meta-gradient and what is answered after adapting, in float64."""
+    expected = make_worker(kernels="torch", meta_gradient="reverse", **LOOPS[loop])
+    found = make_worker(kernels="native", **LOOPS[loop])
+    params = {
+        name: tensor + 0.05 * torch.randn(tensor.shape, dtype=tensor.dtype)
+        for name, tensor in expected.learner.meta_parameters().items()
+    }
+    shares = [w.share(params, IDS, w.learner) for w in (found, expected)]
+    torch.testing.assert_close(shares[0].totals, shares[1].totals, rtol=1e-11, atol=1e-11)
+    assert shares[0].gradients.keys() == shares[1].gradients.keys()
+    for name, gradient in shares[1].gradients.items():
+        scale = max(1.0, gradient.abs().max().item())
+        torch.testing.assert_close(
+            shares[0].gradients[name], gradient, rtol=0, atol=1e-10 * scale, msg=name
+        )
+    scores = [w.evaluate(params, "test", IDS, w.learner) for w in (found, expected)]
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-10)
+
+
 @needs_compiler
 @pytest.mark.parametrize("steps", [1, 6])
 def test_steps_cost_no_pass_through_the_network(

@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from maml import evaluate as evaluation
+from maml import trainer
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.evaluation.best import BestModel, best
@@ -47,34 +47,38 @@ def no_links(*args: object, **kwargs: object) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
-def test_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a shared folder has no links, as well."""
-    for links in (True, False):
-        run_dir = tmp_path / str(links)
-        if not links:
-            monkeypatch.setattr("os.link", no_links)
-        train(CONFIG, run_dir, keep_checkpoints=2)
-        assert kept(run_dir) == [6, 7]
-        newest = numbered_checkpoint(run_dir, 7)
-        assert newest.read_bytes() == last_checkpoint(run_dir).read_bytes()
-        assert newest.samefile(last_checkpoint(run_dir)) is links
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_the_newest_are_kept(links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not links:
+        monkeypatch.setattr("os.link", no_links)
+    train(CONFIG, tmp_path, keep_checkpoints=2)
+    assert kept(tmp_path) == [6, 7]
+    newest = numbered_checkpoint(tmp_path, 7)
+    assert newest.name == "iteration-00000007.pt"
+    assert newest.read_bytes() == last_checkpoint(tmp_path).read_bytes()
+    assert newest.samefile(last_checkpoint(tmp_path)) is links
+    train(CONFIG, tmp_path, iterations=9, keep_checkpoints=1)
+    assert kept(tmp_path) == [9]
 
 
 def test_the_best_stay(tmp_path: Path) -> None:
     """Those that validated best stay beside the newest, and after a resumption, too."""
     config = with_values(CONFIG, eval_every=2, keep_checkpoints=1, keep_best=2, iterations=6)
     train(config, tmp_path)
-    for iterations in (6, 13):
+    for iterations in (6, 17):
         train(config, tmp_path, iterations=iterations)
         losses = {row["iteration"]: row["loss"] for row in metrics(tmp_path) if "split" in row}
+        assert list(losses) == list(range(2, iterations + 1, 2))
         assert kept(tmp_path) == sorted({*sorted(losses, key=losses.__getitem__)[:2], iterations})
 
 
-def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
+@pytest.mark.parametrize("judged", ["accuracy", "loss"])
+def test_a_score_that_is_no_number_is_the_worst(judged: str, tmp_path: Path) -> None:
     """Whenever it came: a sort by comparisons alone would put the best anywhere."""
+    sign = 1 if judged == "accuracy" else -1
     for order in itertools.permutations([0.1, math.nan, 0.3, math.nan, 0.2]):
         rows = [
-            {"iteration": i, "split": "validation", "accuracy": score}
+            {"iteration": i, "split": "validation", judged: sign * score}
             for i, score in enumerate(order)
         ]
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -83,6 +87,7 @@ def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
 
 
 def test_the_loss_decides_between_equals(tmp_path: Path) -> None:
+    """Also after a resumption; a checkpoint of an earlier version holds no loss."""
     rows = [
         {"iteration": i, "split": "validation", "accuracy": accuracy, "loss": loss}
         for i, (accuracy, loss) in enumerate([(0.9, 0.2), (1.0, 0.1), (1.0, 0.3), (1.0, 0.1)])
@@ -90,13 +95,16 @@ def test_the_loss_decides_between_equals(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert best(tmp_path, range(4), transductive=True) == [3, 1, 2, 0]
     model, home = {"weight": torch.ones(1)}, torch.device("cpu")
-    kept, found = BestModel(transductive=True), []
-    for row in rows:
-        kept.offer(row, row["iteration"], model)
-        state, kept = kept.state(), BestModel(transductive=True)
-        kept.restore(state, home)
-        found.append(kept.iteration)
-    assert found == [0, 1, 1, 3]
+    for earlier, expected in (({}, [0, 1, 1, 3]), ({"score": 1.0}, [7, 1, 1, 3])):
+        kept, found = BestModel(transductive=True), []
+        if earlier:
+            kept.restore(earlier | {"iteration": 7, "model": model}, home)
+        for row in rows:
+            kept.offer(row, row["iteration"], model)
+            state, kept = kept.state(), BestModel(transductive=True)
+            kept.restore(state, home)
+            found.append(kept.iteration)
+        assert found == expected
 
 
 def killed(*args: object) -> None:
@@ -120,6 +128,29 @@ def test_going_back_takes_back_what_came_after(
     assert kept(tmp_path) == [2, 4, 6, 7]
 
 
+def test_killed_between_the_two_names(tmp_path: Path) -> None:
+    """What last.pt holds has its number after the next start at the latest."""
+    train(CONFIG, tmp_path)
+    numbered_checkpoint(tmp_path, 7).unlink()
+    train(CONFIG, tmp_path, iterations=8)
+    assert kept(tmp_path) == [2, 4, 6, 7, 8]
+
+
+def test_from_another_run_nothing_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its own first checkpoint the same command starts the same run again."""
+    train(CONFIG, tmp_path / "first")
+    there = str(numbered_checkpoint(tmp_path / "first", 4))
+    with monkeypatch.context() as patched:
+        patched.setattr(outer_optimizer.OuterOptimizer, "step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(CONFIG, tmp_path / "second", resume=there)
+    train(CONFIG, tmp_path / "second", resume=there)
+    assert kept(tmp_path / "second") == [6, 7]
+    assert kept(tmp_path / "first") == [2, 4, 6, 7]
+
+
 def warnings_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning: ")]
 
@@ -129,11 +160,16 @@ def test_without_last_it_goes_on_from_the_newest(
 ) -> None:
     straight = train(CONFIG, tmp_path)
     last_checkpoint(tmp_path).unlink()
+    with pytest.raises(UserError, match="already holds a run"):
+        train(CONFIG, tmp_path, resume="never")
     assert same(train(CONFIG, tmp_path)["model"], straight["model"])
     (line,) = warnings_of(capsys)
     newest = numbered_checkpoint(tmp_path, 7)
     missing = f"{last_checkpoint(tmp_path)}: no such checkpoint"
     assert line == f"warning: {missing}; going on from {newest}, after iteration 7"
+    assert kept(tmp_path) == [2, 4, 6, 7]
+    again = train(CONFIG, tmp_path, resume=str(numbered_checkpoint(tmp_path, 4)))
+    assert same(again["model"], straight["model"])
     assert kept(tmp_path) == [2, 4, 6, 7]
 
 
@@ -170,45 +206,35 @@ def reshaped(path: Path) -> None:
     [(truncated, ()), (flipped, (6,)), (frozen, (6,)), (reshaped, ()), (flipped, (6, 4, 2))],
 )
 def test_a_damaged_one_is_set_aside(
-    spoil: Any,
-    others: tuple[int, ...],
-    trained: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    spoil: Any, others: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """7 is the same file as last.pt. Nothing is lost: they lie beside, under other names."""
-    run_dir = Path(shutil.copytree(trained, tmp_path / "run"))
-    straight = last(run_dir)["model"]
-    names = [last_checkpoint(run_dir), *(numbered_checkpoint(run_dir, n) for n in (7, *others))]
-    for path in names:
+    straight = train(CONFIG, tmp_path)
+    names = [last_checkpoint(tmp_path), *(numbered_checkpoint(tmp_path, n) for n in (7, *others))]
+    for path in (names[0], *names[2:]):
         spoil(path)
     before = [path.read_bytes() for path in names]
     capsys.readouterr()
     if others == (6, 4, 2):
         with pytest.raises(UserError, match=r"last\.pt: .*; none of the others can be") as caught:
-            train(CONFIG, run_dir)
+            train(CONFIG, tmp_path)
         assert len(str(caught.value).splitlines()) == 1
         assert [path.read_bytes() for path in names] == before
         return
-    assert same(train(CONFIG, run_dir)["model"], straight)
+    assert same(train(CONFIG, tmp_path)["model"], straight["model"])
     (line,) = warnings_of(capsys)
-    source = numbered_checkpoint(run_dir, min((7, *others)) - 2 + (others == ()))
+    source = numbered_checkpoint(tmp_path, min((7, *others)) - 2 + (others == ()))
     assert line.startswith(f"warning: {names[0]}: ") and f"; going on from {source}, after" in line
     aside = [path.with_name(f"{path.name}.damaged") for path in names]
     assert line.endswith(f"kept aside as {', '.join(path.name for path in aside)}")
     assert [path.read_bytes() for path in aside] == before
-    assert list(numbered_checkpoints(run_dir)) == [2, 4, 6, 7]
-    assert [row["iteration"] for row in metrics(run_dir)] == list(range(1, 8))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, whose checkpoints are files of their own, and not links."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("os.link", no_links)
-        train(CONFIG, folder, test_tasks=0)
-    return folder
+    assert list(numbered_checkpoints(tmp_path)) == [2, 4, 6, 7]
+    assert [row["iteration"] for row in metrics(tmp_path)] == list(range(1, 8))
+    # Once more: the earlier ones stay as well.
+    spoil(names[0])
+    train(CONFIG, tmp_path)
+    assert [path.read_bytes() for path in aside] == before
+    assert (names[0].parent / "last.pt.damaged-2").exists()
 
 
 def test_what_is_not_damaged_is_not_passed_over(
@@ -228,27 +254,52 @@ def test_what_is_not_damaged_is_not_passed_over(
     assert warnings_of(capsys) == []
 
 
-def test_another_networks_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        (None, r"none there, \[40\] here"),
+        (torch.zeros(1), r"\[1\] there, \[40\] here"),
+    ],
+    ids=["it is missing", "it would be spread"],
+)
+def test_another_networks_model(there: torch.Tensor | None, says: str, tmp_path: Path) -> None:
     """It would fit by copying and calling by name."""
     train(CONFIG, tmp_path)
     content = checkpoint.load(last_checkpoint(tmp_path))
     name = next(name for name, tensor in content["model"].items() if tensor.shape == (40,))
-    content["model"] |= {name: torch.zeros(1)}
+    content["model"] |= {name: there}
+    if there is None:
+        del content["model"][name]
     checkpoint.save(last_checkpoint(tmp_path), content)
-    says = rf"{name} is \[1\] there, \[40\] here"
-    with pytest.raises(UserError, match=f"last.pt: its model .*{says}"):
+    with pytest.raises(UserError, match=f"last.pt: its model .*{name} is {says}"):
         train(CONFIG, tmp_path)
-    with pytest.raises(UserError, match=f"{tmp_path}, after 7: its model .*{says}"):
+    with pytest.raises(UserError, match=f"{tmp_path}, after 7: its model .*{name} is {says}"):
         evaluation.main([str(tmp_path), "--tasks", "1"])
 
 
-def test_a_part_that_is_none(trained: Path, tmp_path: Path) -> None:
-    path = tmp_path / "saved.pt"
-    for part, value in {"config": None, "optimizer": {}, "model": [1], "iteration": -5}.items():
-        checkpoint.save(path, {**last(trained), part: value})
-        with pytest.raises(UserError, match=f"{part}|another version") as caught:
-            train(CONFIG, tmp_path / part, iterations=9, resume=str(path))
-        assert len(str(caught.value).splitlines()) == 1
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("config", None), ("optimizer", {}), ("model", [1]), ("iteration", -5),
+        ("seconds", math.nan),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_none(part: str, value: Any, tmp_path: Path) -> None:
+    train(CONFIG, tmp_path)
+    path = last_checkpoint(tmp_path)
+    checkpoint.save(path, {**checkpoint.load(path), part: value})
+    with pytest.raises(UserError, match=f"{part}|another version") as caught:
+        train(CONFIG, tmp_path, iterations=9, resume=str(path))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_fewer_iterations_than_were_made(tmp_path: Path) -> None:
+    """Its result, of more tasks perhaps, stays."""
+    train(CONFIG, tmp_path)
+    before = (tmp_path / "result.json").read_bytes()
+    with pytest.raises(UserError, match=r"--iterations 3: .*last\.pt was made after 7"):
+        train(CONFIG, tmp_path, iterations=3, test_tasks=1)
+    assert (tmp_path / "result.json").read_bytes() == before
 
 
 def test_two_at_once(tmp_path: Path) -> None:
@@ -266,6 +317,28 @@ def test_two_at_once(tmp_path: Path) -> None:
     assert train(CONFIG, tmp_path)["iteration"] == 7
 
 
+def test_no_room_for_the_second_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is in last.pt by then; the earlier numbered ones are as they were."""
+    train(CONFIG, tmp_path)
+    before = numbered_checkpoint(tmp_path, 7).read_bytes()
+    real = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        if "iteration-" in str(target) and "00000007" not in str(target):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", replace)
+        with pytest.raises(UserError, match=r"iteration-00000008\.pt: .*No space left"):
+            train(CONFIG, tmp_path, iterations=9)
+    assert last(tmp_path)["iteration"] == 8
+    assert numbered_checkpoint(tmp_path, 7).read_bytes() == before
+    assert read_status(tmp_path) == status("failed", 8)
+    train(CONFIG, tmp_path, iterations=9)
+    assert kept(tmp_path) == [2, 4, 6, 7, 8, 9][-5:]
+
+
 # ---- status.json ------------------------------------------------------------------------------
 
 
@@ -273,7 +346,25 @@ def status(state: str, iteration: int) -> dict[str, Any]:
     return {"state": state, "iteration": iteration, "process": Identity.own()._asdict()}
 
 
-@pytest.mark.parametrize("end", [*SIGNALS, ZeroDivisionError, KeyboardInterrupt])
+def test_status_of_a_run_from_beginning_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = trainer.Trainer._test, []
+
+    def look(run: Any) -> Any:
+        seen.append(read_status(tmp_path))
+        result = real(run)
+        seen.append(read_status(tmp_path))
+        return result
+
+    monkeypatch.setattr(trainer.Trainer, "_test", look)
+    train(CONFIG, tmp_path)
+    # Not finished before result.json is there.
+    assert seen == [status("training", 7)] * 2
+    assert json.loads((tmp_path / "status.json").read_text()) == status("finished", 7)
+
+
+@pytest.mark.parametrize("end", [*SIGNALS, ZeroDivisionError, KeyboardInterrupt, UserError])
 def test_status_of_a_run_that_ends_early(
     end: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,3 +406,10 @@ Trainer(parse(sys.argv[1:])).run()
     launched.wait(60, expect=-signal.SIGKILL)
     assert last(tmp_path)["iteration"] == 2
     assert read_status(tmp_path) == status("lost", 2) | {"process": ANY}
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "3", "{}", '{"state": "training"}'], ids=str)
+def test_no_status(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "status.json").write_text(text)
+    assert read_status(tmp_path) is None

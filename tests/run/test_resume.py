@@ -5,6 +5,7 @@ import errno
 import os
 import pickle
 import random
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -45,10 +46,33 @@ def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
+def test_a_checkpoint_from_before_a_flag_was_there(tmp_path: Path) -> None:
+    """What a version did not have, it did as the default does: resumed so, and not otherwise."""
+    config = sinusoid(iterations=2, meta_optimizer="sgd")
+    saved = train(config, tmp_path)
+    for name in ("proximal", "meta_momentum"):
+        del saved["config"][name]
+    torch.save(saved, checkpoint.last_checkpoint(tmp_path))
+    with pytest.raises(UserError, match=r"--meta-momentum is 0.5, but .* made with 0\.0"):
+        train(config, tmp_path, iterations=4, meta_momentum=0.5)
+    assert train(config, tmp_path, iterations=4)["iteration"] == 4
+
+
+def test_where_the_rate_falls_to_the_end_stays(tmp_path: Path) -> None:
+    """Every step of such a run depends on how many there are."""
+    falling = sinusoid(iterations=2, meta_schedule="cosine")
+    train(falling, tmp_path)
+    with pytest.raises(UserError, match=r"--iterations is 4, but .* was made with 2; give"):
+        train(falling, tmp_path, iterations=4)
+    train(sinusoid(iterations=2), tmp_path / "constant")
+    train(sinusoid(iterations=2), tmp_path / "constant", iterations=4)
+
+
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
 def test_rows_are_means_since_the_row_before(
     on_nonfinite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Wherever a run was stopped: here twice between two rows, or killed before a row, too."""
     config = glyphs(iterations=8, log_every=4, checkpoint_every=3, on_nonfinite=on_nonfinite)
     real = Local.meta_step
     endings: dict[int, Any] = {2: "SIGTERM", 6: KeyboardInterrupt, 7: KeyboardInterrupt}
@@ -80,6 +104,14 @@ def test_rows_are_means_since_the_row_before(
     assert [row["iteration"] for row in rows[0]] == [4, 8]
     assert rows[0] == rows[1]
     assert [row.get("skipped", 0) for row in rows[0]] == [on_nonfinite == "skip"] * 2
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = train(sinusoid(iterations=3), tmp_path)
+    rows = metrics(tmp_path)
+    again = train(sinusoid(iterations=3), tmp_path)
+    assert same(first["model"], again["model"])
+    assert metrics(tmp_path) == rows
 
 
 def test_rows_are_not_doubled(tmp_path: Path) -> None:
@@ -127,6 +159,16 @@ def test_an_interrupted_validation_is_made_up(
     assert len([split for _, split, _ in losses[0] if split]) == 2
 
 
+def test_nothing_overwrites_another_run(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(sinusoid(), first)
+    before = train(sinusoid(), second)
+    for resume in (str(checkpoint.last_checkpoint(first)), "never"):
+        with pytest.raises(UserError, match=f"--resume {resume}: {second} already .*--run-dir"):
+            train(sinusoid(), second, resume=resume)
+    assert same(before, last(second))
+
+
 def test_from_a_path(tmp_path: Path) -> None:
     straight = train(sinusoid(iterations=5), tmp_path / "straight")
     train(sinusoid(iterations=2), tmp_path / "begun")
@@ -135,17 +177,38 @@ def test_from_a_path(tmp_path: Path) -> None:
     assert same(continued["model"], straight["model"])
     # With the rows of the run that it goes on with.
     assert [row["iteration"] for row in metrics(tmp_path / "continued")] == [1, 2, 3, 4, 5]
+    assert checkpoint.load(source)["iteration"] == 2
+    rows = tmp_path / "begun" / "metrics.jsonl"
+    rows.write_text("{]\n" + rows.read_text())
+    with pytest.raises(UserError, match=f"^{rows}"):
+        train(sinusoid(iterations=5, resume=str(source)), tmp_path / "again")
 
 
-def test_a_changed_flag_is_refused(tmp_path: Path) -> None:
-    """All that differ are counted, and named as they are spelled."""
-    config = glyphs(iterations=1, learner="mamlpp", lslr=False, filters=8)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("inner_lr", 0.5), ("order", "first"), ("shots", 5), ("seed", 9), ("dtype", "float64"),
+        ("meta_batch_size", 2),
+    ],
+)  # fmt: skip
+def test_a_changed_flag_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    config = sinusoid(iterations=1)
     before = train(config, tmp_path)
-    with pytest.raises(UserError, match=r"^--seed is 9, but .* was made with 0; give --seed 0, or"):
-        train(config, tmp_path, iterations=2, seed=9)
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(UserError) as caught:
+        train(config, tmp_path, iterations=2, **{name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{flag} is {value}, ")
+    assert str(getattr(config, name)) in message
+    assert len(message.splitlines()) == 1
+    assert same(before, last(tmp_path))
+
+
+def test_all_changed_flags_are_named_as_they_are_spelled(tmp_path: Path) -> None:
+    config = glyphs(iterations=1, learner="mamlpp", lslr=False, filters=8)
+    train(config, tmp_path)
     with pytest.raises(UserError, match=r"\(1 more differ\); give --no-lslr --filters 8, or "):
         train(config, tmp_path, iterations=2, lslr=True, filters=16)
-    assert same(before, last(tmp_path))
 
 
 # ---- damaged checkpoints ----------------------------------------------------------------------
@@ -178,9 +241,10 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return checkpoint.last_checkpoint(folder).read_bytes()
 
 
-def test_no_checkpoint_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--resume missing/last\.pt: no such file"):
-        train(sinusoid(iterations=1), tmp_path / "run", resume="missing/last.pt")
+@pytest.mark.parametrize("path", ["missing/last.pt", "."])
+def test_no_checkpoint_there(path: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--resume {re.escape(path)}: no such file"):
+        train(sinusoid(iterations=1), tmp_path / "run", resume=path)
     assert not (tmp_path / "run").exists()
 
 
@@ -189,7 +253,7 @@ def test_a_flipped_bit_is_never_another_model(healthy: bytes, tmp_path: Path) ->
     path.write_bytes(healthy)
     whole = checkpoint.load(path)
     refused = 0
-    for seed in range(100):
+    for seed in range(300):
         generator = random.Random(seed)
         damaged = bytearray(healthy)
         damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
@@ -200,7 +264,7 @@ def test_a_flipped_bit_is_never_another_model(healthy: bytes, tmp_path: Path) ->
         except UserError as error:
             refused += 1
             assert len(str(error).splitlines()) == 1
-    assert refused > 20
+    assert refused > 50
 
 
 @pytest.mark.parametrize("how", ["pickle", "torch"])
@@ -218,11 +282,11 @@ def test_code_in_a_checkpoint_is_not_run(how: str, tmp_path: Path) -> None:
     assert victim.exists(), "the file held no code: this test shows nothing"
 
 
-def test_checkpoint_of_something_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [[1, 2], {"model": {}}, {"format": 99, "model": {}}], ids=str)
+def test_checkpoint_of_something_else(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
-    for content in ([1, 2], {"format": 99, "model": {}}):
-        torch.save(content, path)
-        assert "not a checkpoint of this project" in refusal(path)
+    torch.save(content, path)
+    assert "not a checkpoint of this project" in refusal(path)
 
 
 # ---- crashes while saving ---------------------------------------------------------------------
@@ -235,14 +299,18 @@ def whole(iteration: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_failed_save_keeps_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["rename", "flush", "write"])
+def test_failed_save_keeps_the_earlier_one(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "checkpoints" / "last.pt"
     checkpoint.save(path, whole(1))
 
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("maml.run.checkpoint.os.fsync", full)
+    target = {"rename": "os.replace", "flush": "os.fsync", "write": "torch.save"}[where]
+    monkeypatch.setattr(f"maml.run.checkpoint.{target}", full)
     with pytest.raises(UserError, match=f"^{path}: .*No space left.*earlier checkpoint") as caught:
         checkpoint.save(path, whole(2))
     assert len(str(caught.value).splitlines()) == 1
@@ -262,7 +330,7 @@ torch.set_num_threads(1)
 path, halfway = Path(sys.argv[1]), 0
 rest = {"optimizer": {}, "seconds": 0.0, "config": {}}
 checkpoint.save(path, {"iteration": 0, "model": {"w": torch.zeros(1_000_000)}, **rest})
-for round in range(1, 16):
+for round in range(1, 31):
     child = os.fork()
     if not child:
         for step in range(1_000_000):
@@ -282,4 +350,11 @@ for round in range(1, 16):
 print("killed halfway:", halfway)
 """
     done = run([sys.executable, "-c", code, str(tmp_path / "last.pt")], timeout=120)
-    assert int(done.stdout.split()[-1]) >= 3, "too few kills hit a save: this test shows nothing"
+    assert int(done.stdout.split()[-1]) >= 5, "too few kills hit a save: this test shows nothing"
+
+
+def test_sweeps_up_after_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    (tmp_path / ".last.pt.12345.tmp").write_bytes(b"half a checkpoint")
+    checkpoint.save(path, whole(1))
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]

@@ -42,14 +42,28 @@ LEARNERS = {
     # Its second iteration is of another epoch, which its tasks know by their ids.
     "mamlpp": [
         *(*SEVEN_TASKS, "--learner", "mamlpp", "--network", "conv4-pool", "--leak", "0.01"),
+        *("--msl-epochs", "2", "--first-order-epochs", "1", "--iterations-per-epoch", "1"),
         *("--meta-schedule", "cosine"),
     ],
     "reptile": [
-        *(*SEVEN_TASKS, "--learner", "reptile", "--inner-batch", "3", "--meta-optimizer", "sgd"),
+        *(
+            *SEVEN_TASKS,
+            "--learner",
+            "reptile",
+            "--inner-batch",
+            "3",
+            "--meta-optimizer",
+            "sgd",
+        ),
+        *("--inner-optimizer", "adam0", "--keep-moment", "--inner-lr", "0.01"),
         *("--meta-schedule", "linear", "--meta-lr", "0.5", "--train-shots", "2"),
     ],
     "protonet": [*NO_LOOP, "--learner", "protonet", "--train-ways", "7"],
     "r2d2": [*NO_LOOP, "--learner", "r2d2"],
+    "cavia": [*SEVEN_TASKS, "--learner", "cavia", "--context", "5"],
+    "metacurv": [*SEVEN_TASKS, "--learner", "metacurv"],
+    "boil": [*SEVEN_TASKS, "--learner", "boil"],
+    "noadapt": [*NO_LOOP, "--learner", "noadapt"],
     "finetune": [*NO_LOOP, "--learner", "finetune", "--train-ways", "800"],
     # Three mini-batches, each normalised by itself wherever it is.
     "supervised": [
@@ -72,6 +86,7 @@ LEARNERS["policy"] = [
 # What is trained in one launch of so many processes, by (learner, strategy): zero is no launcher.
 BY_SIZE = {
     0: [("local", "rpc exclusive"), ("local", "allreduce")],
+    1: [("local", "rpc exclusive"), ("local", "allreduce")],
     # With one trainer there is no other whose update could come between.
     2: [
         *(("local", name) for name in [*STRATEGIES, "param-server async"]),
@@ -81,8 +96,8 @@ BY_SIZE = {
         *(("mamlpp", name) for name in ("rpc chunk", "allreduce", "param-server rpc")),
         *(("reptile", name) for name in ("rpc exclusive", "allreduce")),
         *(("protonet", name) for name in ("rpc chunk", "allreduce")),
-        ("r2d2", "rpc chunk"),
-        ("finetune", "allreduce"),
+        *((name, "rpc chunk") for name in ("r2d2", "metacurv", "noadapt")),
+        *((name, "allreduce") for name in ("cavia", "boil", "finetune")),
     ],
     3: [
         *(("local", name) for name in [*STRATEGIES, "param-server backup"]),

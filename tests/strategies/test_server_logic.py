@@ -13,11 +13,10 @@ from maml.errors import UserError, WorkerLostError
 from maml.processes.identity import Identity
 from maml.processes.liveness import Liveness
 from maml.processes.world import World
-from maml.strategies import over_rpc
+from maml.strategies import shutdown
 from maml.strategies.param_server.inbox import Inbox, Order, Result
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.strategies.param_server.remote_forward import HandOver, ServedModel
-from maml.strategies.shutdown import Shutdown
 from maml.worker import Share, Worker
 from tests.runs import sinusoid
 
@@ -196,11 +195,11 @@ def test_nobody_is_left_behind_while_the_clock_stands_still(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All is done, the job is suspended, and a trainer leaves only after that."""
-    monkeypatch.setattr(over_rpc, "GOODBYE", 0.2)
+    monkeypatch.setattr(shutdown, "GOODBYE", 0.2)
     liveness = Liveness(World(0, 2, 0, 2, launched=False), 0.2)
     ticks, awake = itertools.count(), threading.Event()
     monkeypatch.setattr(liveness.clock, "now", lambda: float(next(ticks)) * awake.is_set())
-    ending = Shutdown(liveness)
+    ending = shutdown.Shutdown(liveness)
     done = pool.submit(ending.take, [1], set(), 0.2)
     with pytest.raises(TimeoutError):
         done.result(1.5)
@@ -210,5 +209,5 @@ def test_nobody_is_left_behind_while_the_clock_stands_still(
     # While it runs, one that never leaves is waited for no longer than that.
     awake.set()
     liveness.members[1] = Identity("elsewhere", "boot container", 1, "0")
-    pool.submit(Shutdown(liveness).take, [1], set(), 0.2).result(5)
+    pool.submit(shutdown.Shutdown(liveness).take, [1], set(), 0.2).result(5)
     assert capsys.readouterr().err.startswith("rank 1 (host elsewhere, pid 1) did not leave in")

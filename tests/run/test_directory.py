@@ -103,7 +103,7 @@ def test_damaged_scores_of_tasks_are_named(tmp_path: Path) -> None:
     path = tmp_path / "test_tasks.csv"
     for row in ("test,0,1", "test,0,x,0.5", "test,0,0,0.5,7", "test,0,0,0.5"):
         path.write_text(f"split,seed,index,accuracy\ntest,0,0,0.5\n{row}\n")
-        with pytest.raises(UserError, match=f"{path}: damaged"):
+        with pytest.raises(UserError, match=f"{path}: line 3 is damaged"):
             read_tasks(path)
 
 

@@ -101,9 +101,10 @@ def test_each_test_task_is_kept(finished: Finished) -> None:
 
 def test_damaged_scores_of_tasks_are_named(tmp_path: Path) -> None:
     path = tmp_path / "test_tasks.csv"
-    for row in ("test,0,1", "test,0,x,0.5", "test,0,0,0.5,7", "test,0,0,0.5"):
+    damaged = dict.fromkeys(("test,0,1", "test,0,x,0.5", "test,0,0,0.5,7"), " is damaged")
+    for row, message in {**damaged, "test,0,0,0.5": r": task .* is there twice"}.items():
         path.write_text(f"split,seed,index,accuracy\ntest,0,0,0.5\n{row}\n")
-        with pytest.raises(UserError, match=f"{path}: line 3 is damaged"):
+        with pytest.raises(UserError, match=f"{path}: line 3{message}"):
             read_tasks(path)
 
 

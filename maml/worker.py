@@ -206,8 +206,12 @@ class Worker:
 
     def get_ready(self, sizes: Iterable[int]) -> None:
         """Do as ``--compile`` says from here on, at once for calls with so many training tasks."""
-        in_torch = self._in_torch and self.learner.batching == "vmap"
-        self.compiled = compiled.choose(self.config, self.device, in_torch=in_torch)
+        # What is drawn has an address, which compiled code would not ask for.
+        in_torch = self._in_torch and not self.learner.draws
+        batched = self.learner.batching == "vmap"
+        self.compiled = compiled.choose(
+            self.config, self.device, in_torch=in_torch, batched=batched
+        )
         if self.compiled is None:
             return
         for size in sizes:
@@ -289,15 +293,14 @@ class Worker:
     def _differentiate(
         self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int
     ) -> differentiate.OuterGradient:
-        if self._one_by_one(learner, tasks):
-            return one_by_one.outer_gradient(
-                learner, params, tasks, addresses(learner, "train", ids), phase
-            )
         # Compiled is one function alone: that of the phase which most of a training is in.
-        if self.compiled is None or phase != learner.last_phase:
+        call = self.compiled if phase == learner.last_phase else None
+        if self._one_by_one(learner, tasks):
+            where = addresses(learner, "train", ids)
+            return one_by_one.outer_gradient(learner, params, tasks, where, phase, call)
+        if call is None:
             return learner.outer_gradient(params, tasks, phase)
-        gradient = functools.partial(learner.outer_gradient, phase=phase)
-        return self.compiled(gradient, params, tasks)
+        return call(functools.partial(learner.outer_gradient, phase=phase), params, tasks)
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""

@@ -32,7 +32,16 @@ OF_MAML = (
     "vmap",
     "compiled",
 )
-OF_OWN = ("ours", "ours-vmap", "ours-tasks", "learn2learn", "higher", "torchopt", "plain")
+OF_OWN = (
+    "ours",
+    "ours-vmap",
+    "ours-tasks",
+    "ours-compiled",
+    "learn2learn",
+    "higher",
+    "torchopt",
+    "plain",
+)
 """The peers that can compute the meta-gradient of each learner, or of a network of one's own."""
 PEERS = tuple(dict.fromkeys((*OF_MAML, *OF_OWN)))
 

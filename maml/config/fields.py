@@ -79,7 +79,8 @@ class Common:
     )  # fmt: skip
     compile: Literal["auto", "off", "on"] = _learner(
         "auto", WAY,
-        "on: compile what kernels do not serve; auto: so in long runs on a CPU.",
+        "on: compile what kernels do not serve; auto: so in long runs on a CPU, if tasks are "
+        "computed at once.",
     )  # fmt: skip
 
     dtype: Literal["float32", "float64"] = _learner(

@@ -96,7 +96,9 @@ class Compiled:
         expected = function(*pytree.tree_unflatten(others, structure))
         try:
             with _quietly(), _in_the_cache(), torch.no_grad():
-                run, form_structure = record(function, inputs, structure)
+                # oneDNN's LSTM is one operation, which inductor cannot call.
+                with torch.backends.mkldnn.flags(enabled=False):
+                    run, form_structure = record(function, inputs, structure)
                 run = self._stage(run, inputs)
                 self._compare(run(*others), expected)
         except Exception as error:
@@ -164,12 +166,16 @@ def inductor(recorded: torch.fx.GraphModule, inputs: Tensors) -> Callable[..., T
     return torch._inductor.compile(recorded, list(inputs))
 
 
-def choose(config: Config, device: torch.device, *, in_torch: bool) -> Compiled | None:
+def choose(
+    config: Config, device: torch.device, *, in_torch: bool, batched: bool = True
+) -> Compiled | None:
     """Return what computes meta-gradients under ``--compile``, or None where nothing is compiled.
 
-    ``in_torch``: whether they are made of torch's operations alone.
+    ``in_torch``: whether they are made of torch's operations alone; ``batched``: whether all tasks
+    are computed at once. One by one they have much work an operation: convolutions gain nothing.
     """
-    long = config.iterations * config.meta_batch_size >= LONG_RUN and device.type == "cpu"
+    many = config.iterations * config.meta_batch_size >= LONG_RUN
+    long = many and batched and device.type == "cpu"
     if not in_torch or not (config.compile == "on" or (config.compile == "auto" and long)):
         return None
     return Compiled(inductor, speaks=os.environ.get("RANK", "0") == "0")

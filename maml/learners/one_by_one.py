@@ -5,6 +5,7 @@ So it is where ``torch.func.vmap`` cannot batch tasks, or where one task is work
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ def outer_gradient(
     tasks: Any,
     where: Sequence[draws.Address],
     phase: int,
+    call: Callable[..., OuterGradient] | None = None,
 ) -> OuterGradient:
     """Return what `Learner.outer_gradient` does.
 
@@ -49,10 +51,14 @@ def outer_gradient(
             there are no outputs.
         where: Where each task's draws come from, if there are any.
         phase: Of the tasks.
+        call: Calls a function of the meta-parameters and a task, in its own way (``--compile``).
     """
 
     def one(own: Learner, task: Any) -> OuterGradient:
-        return own.outer_gradient(meta_params, task, phase, checked=True)
+        gradient = functools.partial(own.outer_gradient, phase=phase, checked=True)
+        if call is None or learner.draws:
+            return gradient(meta_params, task)
+        return call(gradient, meta_params, task)
 
     check(learner, meta_params, tasks, phase)
     sums: Params = {}
@@ -67,7 +73,7 @@ def outer_gradient(
     if not learner.draws and drawn:
         # Somebody has drawn: it may have been the network.
         learner.draws = True
-        return outer_gradient(learner, meta_params, tasks, where, phase)
+        return outer_gradient(learner, meta_params, tasks, where, phase, call)
     losses = torch.cat([of.losses for of in found])
     return OuterGradient(
         sums,

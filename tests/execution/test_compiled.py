@@ -70,6 +70,8 @@ def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
         (glyphs, {"meta_gradient": "mixed", "inner_steps": 2}),
         (sinusoid, {"meta_gradient": "mixed"}),
         (sinusoid, {"order": "first"}),
+        (glyphs, {"network": "benchmarks.own_networks:RowsLSTM", "batching": "tasks"}),
+        (glyphs, {"network": "benchmarks.own_networks:ViT", "batching": "tasks"}),
         *(
             (sinusoid, {"inner_optimizer": name, "inner_steps": 2})
             for name in OPTIMIZERS
@@ -380,6 +382,28 @@ def test_an_error_of_the_function_is_its_own(capsys: pytest.CaptureFixture[str])
     with pytest.raises(Exception, match="not have been used"):
         worker.share(params, IDS, worker.learner)
     assert capsys.readouterr().err == ""
+
+
+def test_tasks_one_by_one_are_recorded_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All threads call one form, of a task, whatever their number; draws are not recorded."""
+    monkeypatch.setattr(compiled, "inductor", as_it_is)
+    own = "tests.execution.test_compiled:Drawing"
+    config = glyphs(dtype="float64", kernels="torch", batching="tasks")
+    compare(config, capsys)
+    drawing = Worker(with_values(config, network=own, batching="auto", compile="on"), CPU)
+    drawing.get_ready(())
+    assert drawing.learner.draws and drawing.compiled is None
+
+
+class Drawing(torch.nn.Sequential):
+    """A network with dropout."""
+
+    def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
+        layers = (torch.nn.Flatten(), torch.nn.Dropout(), torch.nn.LazyLinear(ways))
+        super().__init__(*layers)
+        self(torch.zeros(1, *image_shape))
 
 
 def test_threads_share_one_form() -> None:

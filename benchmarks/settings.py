@@ -42,15 +42,18 @@ _MINIIMAGENET = with_values(
 )
 
 
-_OWN = {"ResidualCNN": 8, "GroupNormCNN": 8, "ViT": 8, "RowsLSTM": 8, "resnet18": 2}
+_OWN = {
+    **dict.fromkeys(("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM"), 8),
+    **dict.fromkeys(("resnet18", "resnet12"), 2),
+}
 """The networks of `benchmarks.own_networks`, and how many tasks a repetition has."""
 
 
 def _own(name: str, steps: int) -> Setting:
-    """Return the setting of a network of one's own; ``resnet18`` has MiniImageNet's images."""
+    """Return the setting of a network of one's own; the two ResNets have MiniImageNet's images."""
     network = f"benchmarks.own_networks:{name}"
     config = with_values(_omniglot(5, 1, steps), network=network, inner_lr=0.01)
-    if name == "resnet18":
+    if name.startswith("resnet"):
         config = with_values(config, data="miniimagenet")
     title = f"{name}, {steps} step{'s' * (steps > 1)}"
     return Setting(config, _OWN[name], title, OF_OWN)

@@ -382,6 +382,27 @@ def test_draws_do_not_depend_on_threads_nor_on_what_came_before() -> None:
         assert all(torch.equal(gradient(2, some), first) for _ in range(3))
 
 
+def test_compiled_gradients_are_those_of_the_module(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the operations that were written down; `tests.execution.test_compiled` compiles them."""
+    monkeypatch.setattr("maml.library.meta_learner.inductor", lambda run, inputs: run)
+    for make, turns in ((NETWORKS["lstm"], False), (lambda: Branching().double(), True)):
+        network = make()
+        learner = maml.MAML(network, inner_lr=0.1, inner_steps=1, compile=True)
+        for tasks in (made(), made()[::-1]):
+            learner.zero_grad()
+            loss, (expected, gradients) = learner(tasks), by_loop(network, tasks, 1, 0.1)
+            loss.backward()
+            torch.testing.assert_close(loss.detach(), expected, rtol=1e-12, atol=0)
+            found = [p.grad for p in network.parameters()]
+            torch.testing.assert_close(found, gradients, rtol=0, atol=1e-12)
+        said = capsys.readouterr().err
+        assert said.count("compiled in") == (not turns)
+        assert ("computing without" in said) is turns
+        copy.deepcopy(learner)
+
+
 def test_what_draws_in_later_tasks_alone_draws_otherwise_each_time() -> None:
     class OfLargeSets(Checkpointed):
         def _drop(self, x: Tensor) -> Tensor:

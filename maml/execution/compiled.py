@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from datasets.locks import Lock
@@ -42,6 +41,8 @@ LONG_RUN = 500_000
 """Tasks in all from which ``--compile auto`` compiles on a CPU."""
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 0.1}
 """Largest accepted norm of a difference, relative to the tensor's; a ReLU may turn in float32."""
+RECORDED = {torch.float64: 1e-8, torch.float32: 1e-3}
+"""The same of the operations that were written down, before code is generated for them."""
 FLOOR = 0.1
 """To a tensor's own norm comes so much of that of all beside it: some consist of rounding alone."""
 
@@ -59,13 +60,20 @@ class Compiled:
     All functions given to one object must be the same one. Threads may share it.
     """
 
-    def __init__(self, stage: Stage, *, speaks: bool = True) -> None:
-        """``speaks``: say on stderr what was compiled."""
-        self._stage = stage
-        self._speaks = speaks
+    def __init__(self, stage: Stage, *, speaks: bool = True, name: str = "--compile") -> None:
+        """``speaks``: say on stderr what is compiled; ``name``: what asked for it."""
+        self._given = stage, speaks, name
+        self._stage, self._speaks, self._name = self._given
         self._lock = threading.Lock()
         self._forms: dict[Any, _Form | None] = {}
         self._given_up = False
+
+    def __getstate__(self) -> Any:  # a copy compiles for itself
+        return self._given
+
+    def __setstate__(self, given: Any) -> None:
+        stage, speaks, name = given
+        Compiled.__init__(self, stage, speaks=speaks, name=name)
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return ``function(*args)``: a nest of tensors, of a nest of tensors."""
@@ -87,47 +95,53 @@ class Compiled:
         if self._given_up:
             return None
         if len(self._forms) == SHAPES:
-            _say(f"warning: --compile: only {SHAPES} shapes of tasks are compiled, others are not")
+            self._say(f"only {SHAPES} shapes of tasks are compiled, others are not", warns=True)
         if len(self._forms) >= SHAPES:
             return None
-        began = time.perf_counter()
+        began, shape = time.perf_counter(), list(inputs[-1].shape)
         # An error of the function's own is raised here, as it would be without us.
         others = [_other(x) for x in inputs]
         expected = function(*pytree.tree_unflatten(others, structure))
+        if self._speaks:
+            self._say(f"compiling for tasks of {shape} targets; the first time it takes minutes")
         try:
             with _quietly(), _in_the_cache(), torch.no_grad():
                 # oneDNN's LSTM is one operation, which inductor cannot call.
                 with torch.backends.mkldnn.flags(enabled=False):
                     run, form_structure = record(function, inputs, structure)
+                _compare(run(*others), expected, RECORDED)
                 run = self._stage(run, inputs)
-                self._compare(run(*others), expected)
+                _compare(run(*others), expected, TOLERANCE)
         except Exception as error:
             self._given_up = True
-            _say(f"warning: --compile: {_first_line(error)}; computing without")
+            self._say(f"{_first_line(error)}; computing without", warns=True)
             return None
         if self._speaks:
-            shape = list(inputs[-1].shape)
-            _say(f"--compile: {time.perf_counter() - began:.1f} s for tasks of {shape} targets")
+            self._say(f"compiled in {time.perf_counter() - began:.1f} s")
         return _Form(run, form_structure)
 
-    def _compare(self, found: Tensors, expected: Any) -> None:
-        """Raise unless each output agrees; beside a result that is not finite, any does."""
-        pairs = list(zip(found, pytree.tree_leaves(expected), strict=True))
-        for a, b in pairs:
-            if b is not None and (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-                raise RuntimeError(f"{a.dtype} {list(a.shape)} came for {b.dtype} {list(b.shape)}")
-        for part in pytree.tree_leaves(expected, is_leaf=lambda node: node is not expected):
-            n_leaves = len(pytree.tree_leaves(part))
-            own, pairs = pairs[:n_leaves], pairs[n_leaves:]
-            floating = [(a, b) for a, b in own if b is not None and b.is_floating_point()]
-            sizes = [b.norm().item() for _, b in floating]
-            floor = FLOOR * math.hypot(*sizes)
-            for (a, b), size in zip(floating, sizes, strict=True):
-                tolerance = TOLERANCE[b.dtype]
-                difference = (a - b).norm().item()
-                # `not` a `<=`: a difference that is not a number is one.
-                if math.isfinite(floor) and not difference <= tolerance * (size + floor):
-                    raise RuntimeError(f"the result is off by {difference:.1e} of {size:.1e}")
+    def _say(self, line: str, *, warns: bool = False) -> None:
+        print(f"{'warning: ' * warns}{self._name}: {line}", file=sys.stderr, flush=True)
+
+
+def _compare(found: Tensors, expected: Any, tolerances: dict[torch.dtype, float]) -> None:
+    """Raise unless each output agrees; beside a result that is not finite, any does."""
+    pairs = list(zip(found, pytree.tree_leaves(expected), strict=True))
+    for a, b in pairs:
+        if b is not None and (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+            raise RuntimeError(f"{a.dtype} {list(a.shape)} came for {b.dtype} {list(b.shape)}")
+    for part in pytree.tree_leaves(expected, is_leaf=lambda node: node is not expected):
+        n_leaves = len(pytree.tree_leaves(part))
+        own, pairs = pairs[:n_leaves], pairs[n_leaves:]
+        floating = [(a, b) for a, b in own if b is not None and b.is_floating_point()]
+        sizes = [b.norm().item() for _, b in floating]
+        floor = FLOOR * math.hypot(*sizes)
+        for (a, b), size in zip(floating, sizes, strict=True):
+            tolerance = tolerances[b.dtype]
+            difference = (a - b).norm().item()
+            # `not` a `<=`: a difference that is not a number is one.
+            if math.isfinite(floor) and not difference <= tolerance * (size + floor):
+                raise RuntimeError(f"the result is off by {difference:.1e} of {size:.1e}")
 
 
 def _other(x: Tensor) -> Tensor:
@@ -143,12 +157,14 @@ def _first_line(error: Exception) -> str:
 
 def record(
     function: Callable[..., Any], inputs: Tensors, structure: Any
-) -> tuple[torch.fx.GraphModule, Any]:
+) -> tuple[Callable[..., Tensors], Any]:
     """Return ``function`` as a list of operations on flat inputs, and its outputs' structure.
 
     It is pure, of nests of tensors, and its course depends on no value: else a RuntimeError is
     raised. ``structure`` is how the ``inputs`` are nested in its arguments.
     """
+    from torch.fx.experimental.proxy_tensor import make_fx  # late: it brings a compiler
+
     structures = []
 
     def flat(*leaves: Tensor) -> list[Tensor]:
@@ -156,12 +172,13 @@ def record(
         structures.append(nested)
         return outputs
 
-    return make_fx(flat)(*inputs), structures[0]
+    recorded: Any = make_fx(flat)(*inputs)
+    return recorded, structures[0]
 
 
-def inductor(recorded: torch.fx.GraphModule, inputs: Tensors) -> Callable[..., Tensors]:
+def inductor(recorded: Any, inputs: Tensors) -> Callable[..., Tensors]:
     """Generate code with torch's compiler."""
-    import torch._inductor
+    import torch._inductor  # late, likewise
 
     return torch._inductor.compile(recorded, list(inputs))
 
@@ -220,7 +237,3 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

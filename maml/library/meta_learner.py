@@ -6,6 +6,7 @@ Shape legend: B tasks, E examples.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
+from maml.execution.compiled import Compiled, inductor
 from maml.learners import Learner, one_by_one
 from maml.learners.objectives import REGRESSION
 from maml.library import distribution
@@ -60,6 +62,8 @@ class MetaLearner(nn.Module):
             `distributed`, of this process's tasks.
     """
 
+    _compiled: dict[Any, Compiled] | None
+
     @alone()
     def __init__(
         self,
@@ -68,6 +72,7 @@ class MetaLearner(nn.Module):
         loss: Loss | None = None,
         head: str | None = None,
         batching: Literal["auto", "vmap", "tasks"] = "auto",
+        compile: bool = False,
         **flags: Any,
     ) -> None:
         """Make a meta-learner.
@@ -80,6 +85,8 @@ class MetaLearner(nn.Module):
             head: The name of the output layer, for learners that tell it from the rest.
             batching: How tasks are computed: "vmap" all at once, "tasks" one by one, each in a
                 thread. "auto" looks at the first tasks.
+            compile: Generate code for the meta-gradient of each shape of tasks, for minutes at the
+                first call: worth it for recurrent layers and attention in a long training.
             flags: What the program's learner reads, by the names of its flags, as ``inner_lr``.
 
         Raises:
@@ -93,6 +100,7 @@ class MetaLearner(nn.Module):
         trained = {m for m in learner.modules() if m.training}
         self._begin(learner, learner.last_phase, trained, batching, own)
         self._takes_numbers = loss is not None
+        self._compiled = {} if compile else None
         distribution.same_everywhere(self)
 
     @classmethod
@@ -122,6 +130,7 @@ class MetaLearner(nn.Module):
         self._asked: Batching | None = None if batching == "auto" else batching
         self._takes_numbers = True
         self._loss = loss
+        self._compiled = None
         # By the mode, as dropout is of one alone.
         self._found: dict[bool, Found] = {}
         self._told = set[bool]()
@@ -188,14 +197,27 @@ class MetaLearner(nn.Module):
     ) -> OuterGradient:
         found = self._way(own, params, tasks)
         own.draws = found.draws
+        call = self._call(own)
         if found.batching == "tasks" or len({tuple(p.shape for p in t) for t in tasks}) > 1:
-            of_all = one_by_one.outer_gradient(own, params, tasks, addresses, self._phase)
+            of_all = one_by_one.outer_gradient(own, params, tasks, addresses, self._phase, call)
             # Control flow may draw in later tasks alone.
             self._found[self.training] = found._replace(draws=own.draws)
             return of_all
         own = copy.copy(own)
         own.batching = "vmap"
-        return own.outer_gradient(params, _joined(tasks), self._phase)
+        gradient = functools.partial(own.outer_gradient, phase=self._phase)
+        return call(gradient, params, _joined(tasks)) if call else gradient(params, _joined(tasks))
+
+    def _call(self, own: Learner) -> Compiled | None:
+        """Return what calls the gradient of a mode and of so many classes, if compiled code does.
+
+        Kernels of one's own blocks and random draws come first: neither can be recorded.
+        """
+        device = next(iter(own.meta_parameters().values())).device
+        if self._compiled is None or own.draws or not own.in_torch(device):
+            return None
+        key = (self.training, own.config.ways, own.metric_names)
+        return self._compiled.setdefault(key, Compiled(inductor, name="compile"))
 
     def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:
         """Yield a learner for each number of classes, where it needs to know, and its tasks."""

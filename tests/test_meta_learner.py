@@ -401,6 +401,8 @@ def test_compiled_gradients_are_those_of_the_module(
         assert said.count("compiled in") == (not turns)
         assert ("computing without" in said) is turns
         copy.deepcopy(learner)
+    wrapped = torch.compile(learner, backend="eager")
+    torch.testing.assert_close(wrapped(made()), learner(made()))
 
 
 def test_what_draws_in_later_tasks_alone_draws_otherwise_each_time() -> None:

@@ -30,7 +30,7 @@ from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
 from maml.metagradient.differentiate import OuterGradient
-from maml.networks.ordinary import ExplicitNorm, switched
+from maml.networks.ordinary import switch, switched
 from maml.params import Params
 from maml.seeds import kept
 
@@ -151,7 +151,6 @@ class MetaLearner(nn.Module):
 
     # ---- training -------------------------------------------------------------------------------
 
-    @alone()
     def forward(self, tasks: GivenTasks, *more: Any) -> Tensor:
         """Return the mean outer loss of tasks, a scalar that can be differentiated once.
 
@@ -162,6 +161,12 @@ class MetaLearner(nn.Module):
         Raises:
             UserError: for tasks of another form or dtype.
         """
+        if torch.compiler.is_compiling():  # torch cannot trace an inner loop; `compile` can
+            return torch.compiler.disable(MetaLearner._mean_loss)(self, tasks, *more)
+        return self._mean_loss(tasks, *more)
+
+    @alone()
+    def _mean_loss(self, tasks: GivenTasks, *more: Any) -> Tensor:
         if more:
             raise UserError(f"tasks are one argument, not {1 + len(more)}; {FORM}")
         given = as_tasks(tasks, self._dtype)
@@ -375,13 +380,6 @@ class _OuterLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, by: Tensor) -> Any:
         return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
-
-
-def switch(learner: Learner, made_to_train: set[nn.Module], *, training: bool) -> None:
-    """Switch a learner between training and test; batch norms stay as they were made."""
-    for module in learner.modules():
-        if not isinstance(module, ExplicitNorm):
-            module.training = training and module in made_to_train
 
 
 def _shape(part: Tensor) -> torch.Size:

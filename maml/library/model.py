@@ -22,9 +22,9 @@ from maml.learners.objectives import REGRESSION
 from maml.library import inputs
 from maml.library.alone import alone
 from maml.library.fast_module import BatchStatistics, FastModule, adapted, unadapted
-from maml.library.meta_learner import MetaLearner, switch
+from maml.library.meta_learner import MetaLearner
 from maml.library.tasks import Tasks
-from maml.networks.ordinary import switched
+from maml.networks.ordinary import switch, switched
 from maml.params import Params
 from maml.processes.setup import choose_device
 from maml.processes.world import World

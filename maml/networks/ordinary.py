@@ -171,6 +171,13 @@ def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
             module.training = mode
 
 
+def switch(whole: nn.Module, made_to_train: set[nn.Module], *, training: bool) -> None:
+    """Switch a learner or network between training and test; batch norms stay as they are made."""
+    for module in whole.modules():
+        if not isinstance(module, ExplicitNorm):
+            module.training = training and module in made_to_train
+
+
 def _replaced(
     module: nn.Module, tape: Tape, made: dict[nn.Module, nn.Module] | None = None
 ) -> nn.Module:

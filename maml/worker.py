@@ -206,11 +206,13 @@ class Worker:
 
     def get_ready(self, sizes: Iterable[int]) -> None:
         """Do as ``--compile`` says from here on, at once for calls with so many training tasks."""
-        # What is drawn has an address, which compiled code would not ask for.
-        in_torch = self._in_torch and not self.learner.draws
-        batched = self.learner.batching == "vmap"
+        learner = self.learner
         self.compiled = compiled.choose(
-            self.config, self.device, in_torch=in_torch, batched=batched
+            self.config,
+            self.device,
+            in_torch=self._in_torch,
+            batched=learner.batching == "vmap",
+            draws=learner.draws,
         )
         if self.compiled is None:
             return

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -382,11 +383,30 @@ def test_draws_do_not_depend_on_threads_nor_on_what_came_before() -> None:
         assert all(torch.equal(gradient(2, some), first) for _ in range(3))
 
 
+class Weighing:
+    """A loss that counts classes by numpy, unseen by torch."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean over the classes."""
+        counts = np.bincount(targets.numpy(), minlength=3)
+        return F.cross_entropy(outputs, targets, weight=torch.tensor(1 / np.maximum(counts, 1)))
+
+
+class Scaled:
+    """A loss with a number that changes."""
+
+    scale = 1.0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean of a temperature."""
+        return F.cross_entropy(outputs / self.scale, targets)
+
+
 def test_compiled_gradients_are_those_of_the_module(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the operations that were written down; `tests.execution.test_compiled` compiles them."""
-    monkeypatch.setattr("maml.library.meta_learner.inductor", lambda run, inputs: run)
+    monkeypatch.setattr("maml.library.compiling.inductor", lambda run, inputs: run)
     for make, turns in ((NETWORKS["lstm"], False), (lambda: Branching().double(), True)):
         network = make()
         learner = maml.MAML(network, inner_lr=0.1, inner_steps=1, compile=True)
@@ -401,6 +421,16 @@ def test_compiled_gradients_are_those_of_the_module(
         assert said.count("compiled in") == (not turns)
         assert ("computing without" in said) is turns
         copy.deepcopy(learner)
+    reads = maml.MAML(dense(), inner_lr=0.1, compile=True, loss=Weighing())
+    held = maml.MAML(dense(), inner_lr=0.1, compile=True, loss=(scaled := Scaled()))
+    for scaled.scale in (1.0, 1.0, 2.0):
+        for learner, loss in ((reads, Weighing()), (held, scaled)):
+            plain = maml.MAML(learner.learner.network.module, inner_lr=0.1, loss=loss)
+            for some in (made(), stacked(made((9, 9)))):
+                torch.testing.assert_close(learner(some), plain(some), rtol=1e-12, atol=0)
+    said = capsys.readouterr().err
+    assert said.count("reads a tensor's value") == 1
+    assert said.count("warning: compile: scale of the network or the loss has changed") == 1
     wrapped = torch.compile(learner, backend="eager")
     torch.testing.assert_close(wrapped(made()), learner(made()))
 
@@ -418,6 +448,11 @@ def test_what_draws_in_later_tasks_alone_draws_otherwise_each_time() -> None:
         found += [learner(made((9, 9, 6))).item(), learner(made((9, 9, 6))).item()]
     assert found[:2] == found[2:4]
     assert len({*found}) == 4
+    begins = maml.MAML(dense(nn.Dropout(0.0)))
+    (rate,) = (m for m in begins.modules() if isinstance(m, nn.Dropout))
+    assert begins(made()) == begins(made())
+    rate.p = 0.5
+    assert begins(made()) != begins(made())
 
 
 def test_tasks_of_different_ways_and_modes_are_each_their_own() -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from datasets.locks import Lock
@@ -45,6 +46,12 @@ RECORDED = {torch.float64: 1e-8, torch.float32: 1e-3}
 """The same of the operations that were written down, before code is generated for them."""
 FLOOR = 0.1
 """To a tensor's own norm comes so much of that of all beside it: some consist of rounding alone."""
+READS = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
+VALUES = (
+    "the network or the loss reads a tensor's value, or makes a shape of it (an if, numpy, "
+    "tolist, unique), which compiled code cannot follow"
+)
+DRAWS = "the network draws random numbers, as dropout does; nothing is compiled"
 
 
 class _Form(NamedTuple):
@@ -148,7 +155,7 @@ def _other(x: Tensor) -> Tensor:
     """Return an input of the same kind: what was captured of its values would be wrong now."""
     if not x.dim():
         return x
-    return x.flip(0) * 0.97 if x.is_floating_point() else x.flip(-1)
+    return x.flip(tuple(range(x.dim()))) * 0.97 if x.is_floating_point() else x.flip(-1)
 
 
 def _first_line(error: Exception) -> str:
@@ -172,8 +179,28 @@ def record(
         structures.append(nested)
         return outputs
 
-    recorded: Any = make_fx(flat)(*inputs)
+    try:
+        with _NoValues():
+            recorded: Any = make_fx(flat)(*inputs)
+    except RuntimeError as error:
+        if "value out of a tracing tensor" in str(error):
+            raise RuntimeError(VALUES) from error
+        raise
+    for node in recorded.graph.nodes:
+        if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
+            raise RuntimeError(f"{VALUES} ({node.target})")
     return recorded, structures[0]
+
+
+class _NoValues(TorchFunctionMode):
+    """A context in which a value that is read unseen by what is written down is an error."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in READS:
+            raise RuntimeError(VALUES)
+        return func(*args, **kwargs or {})
 
 
 def inductor(recorded: Any, inputs: Tensors) -> Callable[..., Tensors]:
@@ -184,18 +211,29 @@ def inductor(recorded: Any, inputs: Tensors) -> Callable[..., Tensors]:
 
 
 def choose(
-    config: Config, device: torch.device, *, in_torch: bool, batched: bool = True
+    config: Config,
+    device: torch.device,
+    *,
+    in_torch: bool,
+    batched: bool = True,
+    draws: bool = False,
 ) -> Compiled | None:
     """Return what computes meta-gradients under ``--compile``, or None where nothing is compiled.
 
     ``in_torch``: whether they are made of torch's operations alone; ``batched``: whether all tasks
-    are computed at once. One by one they have much work an operation: convolutions gain nothing.
+    are computed at once. One by one they have much work an operation: convolutions gain nothing;
+    ``draws``: whether they draw random numbers, which have an address that compiled code ignores.
     """
+    speaks = os.environ.get("RANK", "0") == "0"
+    if draws:
+        if config.compile == "on" and speaks:
+            print(f"warning: --compile: {DRAWS}", file=sys.stderr, flush=True)
+        return None
     many = config.iterations * config.meta_batch_size >= LONG_RUN
     long = many and batched and device.type == "cpu"
     if not in_torch or not (config.compile == "on" or (config.compile == "auto" and long)):
         return None
-    return Compiled(inductor, speaks=os.environ.get("RANK", "0") == "0")
+    return Compiled(inductor, speaks=speaks)
 
 
 @contextlib.contextmanager

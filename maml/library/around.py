@@ -71,9 +71,9 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
         if name not in known:
             here = f": it is {ELSEWHERE[name]} here" if name in ELSEWHERE else ""
             raise UserError(
-                f"{kind.__name__} takes no {name}{here}; besides module, loss, head and "
-                f"batching it takes {', '.join(sorted(known))} (docs/migration.md has the pairs "
-                "of other libraries)"
+                f"{kind.__name__} takes no {name}{here}; besides module, loss, head, batching and "
+                f"compile it takes {', '.join(sorted(known))} (docs/migration.md has the pairs of "
+                "other libraries)"
             )
     if "order" in flags:
         if flags["order"] not in ORDERS:

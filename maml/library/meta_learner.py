@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
-from maml.execution.compiled import Compiled, inductor
 from maml.learners import Learner, one_by_one
 from maml.learners.objectives import REGRESSION
 from maml.library import distribution
 from maml.library.alone import alone
 from maml.library.around import Loss, learner_around
+from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.given_tasks import FORM, GivenTasks, as_tasks, check_labels, noted, ways_of
 from maml.library.inputs import whole
@@ -62,7 +62,7 @@ class MetaLearner(nn.Module):
             `distributed`, of this process's tasks.
     """
 
-    _compiled: dict[Any, Compiled] | None
+    _compiling: Compiling | None = None
 
     @alone()
     def __init__(
@@ -86,7 +86,8 @@ class MetaLearner(nn.Module):
             batching: How tasks are computed: "vmap" all at once, "tasks" one by one, each in a
                 thread. "auto" looks at the first tasks.
             compile: Generate code for the meta-gradient of each shape of tasks, for minutes at the
-                first call: worth it for recurrent layers and attention in a long training.
+                first call: worth it for recurrent layers and attention in a long training. Numbers
+                that network and loss hold are its constants; global variables are not looked at.
             flags: What the program's learner reads, by the names of its flags, as ``inner_lr``.
 
         Raises:
@@ -95,12 +96,14 @@ class MetaLearner(nn.Module):
         super().__init__()
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
+        if not isinstance(compile, bool):
+            raise UserError(f"compile {compile!r}: True or False")
         own = F.cross_entropy if loss is None else loss
         learner = learner_around(type(self), module, own, head, flags)
         trained = {m for m in learner.modules() if m.training}
         self._begin(learner, learner.last_phase, trained, batching, own)
         self._takes_numbers = loss is not None
-        self._compiled = {} if compile else None
+        self._compiling = Compiling() if compile else None
         distribution.same_everywhere(self)
 
     @classmethod
@@ -130,7 +133,6 @@ class MetaLearner(nn.Module):
         self._asked: Batching | None = None if batching == "auto" else batching
         self._takes_numbers = True
         self._loss = loss
-        self._compiled = None
         # By the mode, as dropout is of one alone.
         self._found: dict[bool, Found] = {}
         self._told = set[bool]()
@@ -202,27 +204,27 @@ class MetaLearner(nn.Module):
     ) -> OuterGradient:
         found = self._way(own, params, tasks)
         own.draws = found.draws
-        call = self._call(own)
+        call = None
+        if self._compiling is not None:
+            call = self._compiling.of(own, self._loss, training=self.training)
         if found.batching == "tasks" or len({tuple(p.shape for p in t) for t in tasks}) > 1:
             of_all = one_by_one.outer_gradient(own, params, tasks, addresses, self._phase, call)
             # Control flow may draw in later tasks alone.
             self._found[self.training] = found._replace(draws=own.draws)
             return of_all
-        own = copy.copy(own)
-        own.batching = "vmap"
-        gradient = functools.partial(own.outer_gradient, phase=self._phase)
-        return call(gradient, params, _joined(tasks)) if call else gradient(params, _joined(tasks))
-
-    def _call(self, own: Learner) -> Compiled | None:
-        """Return what calls the gradient of a mode and of so many classes, if compiled code does.
-
-        Kernels of one's own blocks and random draws come first: neither can be recorded.
-        """
-        device = next(iter(own.meta_parameters().values())).device
-        if self._compiled is None or own.draws or not own.in_torch(device):
-            return None
-        key = (self.training, own.config.ways, own.metric_names)
-        return self._compiled.setdefault(key, Compiled(inductor, name="compile"))
+        batched = copy.copy(own)
+        batched.batching = "vmap"
+        gradient = functools.partial(batched.outer_gradient, phase=self._phase)
+        try:
+            if call is not None:
+                return call(gradient, params, _joined(tasks))
+            return gradient(params, _joined(tasks))
+        except RuntimeError as error:
+            if "in randomness error mode" not in str(error):
+                raise
+            # A rate of dropout was zero before.
+            self._found[self.training] = found._replace(draws=True, batching="tasks")
+            return self._gradient(own, params, tasks, addresses)
 
     def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:
         """Yield a learner for each number of classes, where it needs to know, and its tasks."""

@@ -151,7 +151,7 @@ def make_rule(
         second: What Adam's second moment begins as; None: as nothing seen.
     """
     if name not in ADAMS:
-        beta = MOMENTUM if name == "momentum" else 0.0
+        beta = {"sgd": 0.0, "momentum": MOMENTUM}[name]
         return functools.partial(SGDRule, lr, beta, learned=learned_rates)
     adam = ADAMS[name](lr)
 

@@ -109,11 +109,11 @@ class Setup:
         """Enter the strategy; yield whether this process drives the outer loop."""
         strategy = self.strategy
         try:
-            # Before any peer waits for this process.
-            self.worker.get_ready(strategy.share_sizes())
             # Each once: both splits may say the same.
             for line in filter(None, dict.fromkeys(self.lines)) if self.world.rank == 0 else ():
                 print(line, file=sys.stderr, flush=True)
+            # Before any peer waits for this process.
+            self.worker.get_ready(strategy.share_sizes())
             with settled(), strategy:
                 if strategy.drives:
                     if self.world.rank == 0 and self.classes is not None:

@@ -142,6 +142,8 @@ class Worker:
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # In the dtype of the run: what it raises is what training would.
             heavy = one_by_one.is_heavy(self.learner, params, made)
+            on_cpu = self._in_torch and self.device.type == "cpu"
+            heavy = heavy and on_cpu and self.config.batching == "auto"
             try:
                 found = batching_of(
                     lambda at: self.learner.training_problem(at, 0),
@@ -149,6 +151,7 @@ class Worker:
                     made,
                     self.config.meta_gradient,
                     checked=True,
+                    heavy=heavy,
                 )
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {REPEATED}") from error
@@ -164,10 +167,10 @@ class Worker:
             return
         if self.learner.draws:
             self.why_one_by_one = f"{flag} draws random numbers (one core each: --workers N)"
+        elif heavy:
+            self.why_one_by_one = _HEAVY
         elif not able:
             self.why_one_by_one = f"torch.func.vmap cannot batch {flag}, or finds another gradient"
-        elif self._in_torch and self.device.type == "cpu" and heavy:
-            self.why_one_by_one = _HEAVY
         else:
             self.learner.batching = "vmap"
 

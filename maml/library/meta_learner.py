@@ -291,12 +291,14 @@ class MetaLearner(nn.Module):
             return known
         one_by_one.check(own, params, tasks, self._phase)
         some = _joined(alike[:TRIED])
+        heavy = self._asked is None and tells and one_by_one.is_heavy(own, params, some)
         found = batching_of(
-            lambda at: own.training_problem(at, self._phase), params, some, checked=True
-        )
+            lambda at: own.training_problem(at, self._phase), params, some,
+            checked=True, heavy=heavy,
+        )  # fmt: skip
         if self._asked is not None:
             found = found._replace(batching=self._asked)
-        elif not tells or (found.batching == "vmap" and one_by_one.is_heavy(own, params, some)):
+        elif not tells:
             found = found._replace(batching="tasks")
         if tells:
             self._told.add(self.training)

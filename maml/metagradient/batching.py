@@ -47,6 +47,7 @@ def batching_of(
     way: Way = "auto",
     *,
     checked: bool = False,
+    heavy: bool = False,
 ) -> Found:
     """Find out how tasks of a problem may be computed.
 
@@ -56,6 +57,8 @@ def batching_of(
         tasks: B tasks that differ; two or more tell more than one.
         way: As of `meta_gradient`.
         checked: As of `meta_gradient`.
+        heavy: Whether one task is work enough: then the other way is not tried, whose memory grows
+            with the inner steps.
 
     Raises:
         NotRepeatedError: if a loop over the tasks gives two results.
@@ -86,8 +89,8 @@ def batching_of(
                     "two calls with the same tasks give two results: a loss or a network counts "
                     "its calls, or draws by a generator of its own"
                 )
-        if draw:
-            return Found("tasks", draws=True)
+        if draw or heavy:
+            return Found("tasks", draws=draw)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about the speed of what may not be chosen

@@ -25,6 +25,10 @@ class Work(TorchDispatchMode):
         super().__init__()
         self.operations = self.flops = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, for a second and a half
+
     @property
     def is_heavy(self) -> bool:
         """Whether one operation is work enough for a core."""

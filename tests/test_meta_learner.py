@@ -397,8 +397,8 @@ class Scaled:
 
     scale = 1.0
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean of a temperature."""
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean at a temperature."""
         return F.cross_entropy(outputs / self.scale, targets)
 
 
@@ -422,15 +422,15 @@ def test_compiled_gradients_are_those_of_the_module(
         assert ("computing without" in said) is turns
         copy.deepcopy(learner)
     reads = maml.MAML(dense(), inner_lr=0.1, compile=True, loss=Weighing())
-    held = maml.MAML(dense(), inner_lr=0.1, compile=True, loss=(scaled := Scaled()))
+    held = maml.MAML(dense(), inner_lr=0.1, compile=True, loss=(scaled := Scaled()).of)
     for scaled.scale in (1.0, 1.0, 2.0):
-        for learner, loss in ((reads, Weighing()), (held, scaled)):
+        for learner, loss in ((reads, Weighing()), (held, scaled.of)):
             plain = maml.MAML(learner.learner.network.module, inner_lr=0.1, loss=loss)
             for some in (made(), stacked(made((9, 9)))):
                 torch.testing.assert_close(learner(some), plain(some), rtol=1e-12, atol=0)
     said = capsys.readouterr().err
     assert said.count("reads a tensor's value") == 1
-    assert said.count("warning: compile: scale of the network or the loss has changed") == 1
+    assert said.count("warning: compile: loss.__self__.scale has changed") == 1
     wrapped = torch.compile(learner, backend="eager")
     torch.testing.assert_close(wrapped(made()), learner(made()))
 

@@ -1,15 +1,19 @@
 """``compile=True``: compiled gradients of a meta-learner, while what they were made of stays."""
 
+import functools
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from maml.execution.compiled import DRAWS, Compiled, inductor
 from maml.learners import Learner
 
 _PLAIN = (bool, int, float, complex, str, type(None))
+_DEPTH = 4
+"""So far down a loss is looked into: ``method.__self__.schedule.temperature`` is the third."""
 
 
 class Compiling:
@@ -17,7 +21,7 @@ class Compiling:
 
     def __init__(self) -> None:
         self._of: dict[Any, tuple[Compiled, Any]] = {}
-        self._given_up = self._told = False
+        self._given_up = False
 
     def __reduce__(self) -> Any:  # a copy compiles for itself
         return Compiling, ()
@@ -28,39 +32,61 @@ class Compiling:
         Kernels and random draws are not compiled. A number that the network or the loss holds is a
         constant of compiled code: once one has changed, nothing is compiled, as a line says.
         """
-        if learner.draws and not self._told:
-            self._told = True
-            print(f"warning: compile: {DRAWS}", file=sys.stderr)
         device = next(iter(learner.meta_parameters().values())).device
-        if self._given_up or learner.draws or not learner.in_torch(device):
+        if self._given_up or not learner.in_torch(device):
             return None
-        held = tuple(_held(learner.network, loss))
+        if learner.draws:
+            self._give_up(DRAWS)
+            return None
+        held = {**_of_network(learner.network), **dict(_held("loss", loss, _DEPTH))}
         key = (training, learner.config.ways, learner.metric_names)
-        made = (Compiled(inductor, name="compile"), held)
-        compiled, before = self._of.setdefault(key, made)
+        if key not in self._of:
+            self._of[key] = Compiled(inductor, name="compile"), held
+        compiled, before = self._of[key]
         if held == before:
             return compiled
-        self._given_up = True
-        changed = next((name for name, *_ in set(held) ^ set(before)), "")
-        line = f"warning: compile: {changed} of the network or the loss has changed"
-        print(f"{line}; computing without", file=sys.stderr)
+        changed = next(n for n in (held | before) if held.get(n) != before.get(n))
+        self._give_up(f"{changed} has changed; computing without")
         return None
 
-
-def _held(network: nn.Module, loss: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield the numbers and texts that a network and a loss hold, and which buffers they have."""
-    holders = [*network.modules(), *(loss.modules() if isinstance(loss, nn.Module) else [loss])]
-    for place, holder in enumerate(holders):
-        values = dict(getattr(holder, "__dict__", {}))
-        for name, value in (*values.items(), *_captured(holder)):
-            if isinstance(value, _PLAIN):
-                yield name, place, value
-        for name, buffer in values.get("_buffers", {}).items():
-            yield name, place, id(buffer)
+    def _give_up(self, why: str) -> None:
+        self._given_up = True
+        print(f"warning: compile: {why}", file=sys.stderr, flush=True)
 
 
-def _captured(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a function of one's own takes from around it: the values of its closure."""
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True):
-        yield name, cell.cell_contents
+def _of_network(network: nn.Module) -> dict[str, Any]:
+    """Return the numbers and texts of a network, by name, and which buffers it has."""
+    return {
+        ".".join(filter(None, ("network", path, name))): value
+        for path, module in network.named_modules()
+        for name, value in (
+            *((n, v) for n, v in vars(module).items() if isinstance(v, _PLAIN)),
+            *((n, id(buffer)) for n, buffer in module._buffers.items()),
+        )
+    }
+
+
+def _held(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers and texts that a loss holds, however deep, and which tensors."""
+    if isinstance(value, _PLAIN):
+        yield name, value
+    elif isinstance(value, Tensor):
+        yield name, id(value)
+    elif depth and not isinstance(value, (type, types.ModuleType)):
+        for inner, part in _parts(value):
+            yield from _held(f"{name}.{inner}", part, depth - 1)
+
+
+def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return enumerate(value)
+    if isinstance(value, types.MethodType):
+        return [("__self__", value.__self__)]
+    if isinstance(value, functools.partial):
+        return [("func", value.func), *enumerate(value.args), *value.keywords.items()]
+    if isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        return [*((name, cell.cell_contents) for name, cell in cells)]
+    return [*getattr(value, "__dict__", {}).items()]

@@ -123,8 +123,9 @@ def unknown(flag: str, name: str, there: Iterable[str]) -> str:
     plain, bracket, arguments = name.partition("(")
     near = difflib.get_close_matches(plain, there, n=1)
     module, _, attribute = plain.rpartition(".")
-    if Path(f"{plain}.py").is_file():
-        near = [f"{plain}:NAME, of {plain}.py"]
+    file = plain.removesuffix(".py")
+    if Path(f"{file}.py").is_file():
+        near = [f"{file}:NAME, of {file}.py"]
     elif module and not near:  # as Python writes it
         near = [f"{module}:{attribute}{bracket}{arguments}"]
     there_are = f"did you mean {near[0]}? There are" if near else "there are"

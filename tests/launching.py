@@ -20,8 +20,15 @@ from pathlib import Path
 
 import psutil
 
+from tests.warm import Warm
+
 REPO = Path(__file__).resolve().parents[1]
 TRAIN = [sys.executable, "train_maml.py"]
+PROGRAMS = {
+    *("train_maml.py", "tests/strategies/faulty.py", "tests.strategies.topologies"),
+    *("maml.evaluate", "maml.predict", "maml.replay", "maml.plots", "maml"),
+}
+"""What starts as a fork, with its imports done: see `tests.warm`."""
 MARKER = "MAML_TEST_LAUNCH"
 Completed = subprocess.CompletedProcess[str]
 
@@ -122,15 +129,30 @@ def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Comp
 def start(
     command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: Path = REPO
 ) -> "Launched":
-    """Start ``command`` in a session of its own and return at once."""
-    return Launched(command, env or {}, cwd)
+    """Start ``command`` in a session of its own and return at once; see `_starts_warm`."""
+    return Launched(command, env or {}, cwd, _starts_warm(command, env or {}, cwd))
+
+
+def _starts_warm(command: Sequence[str], env: Mapping[str, str | None], cwd: Path) -> bool:
+    """Whether the command may begin with its imports done: a program of the repository does.
+
+    What torchrun starts begins as a user's does, and so does what patches the program first.
+    """
+    first, *rest = command
+    if first != sys.executable or cwd != REPO or any(name.startswith("PYTHON") for name in env):
+        return False
+    return rest[0] in PROGRAMS or (rest[0] == "-m" and rest[1] in PROGRAMS)
 
 
 class Launched:
     """A started command. Call `wait`, whatever happens: it also kills what is left."""
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str | None], cwd: Path = REPO
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str | None],
+        cwd: Path = REPO,
+        warm: bool = False,
     ) -> None:
         self.command = list(command)
         self._mark = uuid.uuid4().hex
@@ -146,16 +168,17 @@ class Launched:
         }
         # Files, not pipes: no reader is needed, and a signal test can look at them meanwhile.
         self._folder = Path(tempfile.mkdtemp(prefix="launched-"))
+        given = {name: value for name, value in environment.items() if value is not None}
         with open(self._folder / "out", "wb") as out, open(self._folder / "err", "wb") as err:
-            self.process = subprocess.Popen(
-                self.command,
-                cwd=cwd,
-                env={name: value for name, value in environment.items() if value is not None},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+            if warm:
+                self.process: Warm | subprocess.Popen[bytes] = Warm(
+                    self.command, cwd, given, self._folder / "out", self._folder / "err"
+                )
+            else:
+                self.process = subprocess.Popen(
+                    self.command, cwd=cwd, env=given, stdin=subprocess.DEVNULL,
+                    stdout=out, stderr=err, start_new_session=True,
+                )  # fmt: skip
 
     @property
     def stdout(self) -> str:
@@ -174,7 +197,9 @@ class Launched:
             try:
                 if process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                if process.environ().get(MARKER) == self._mark:
+                # A fork's own variables cannot be seen from outside.
+                first = process.pid == self.process.pid and self.process.poll() is None
+                if first or process.environ().get(MARKER) == self._mark:
                     found.append(process)
             except psutil.Error:
                 continue

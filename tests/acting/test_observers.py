@@ -137,7 +137,7 @@ def test_training_goes_on_without_observers_but_not_without_the_agent(tmp_path: 
         os.kill(agent, signal.SIGKILL)
         ranks[1].process.wait(60 * SLACK)
     finally:
-        os.kill(frozen, signal.SIGKILL)
+        ranks[3].process.kill()
         done = [launched.wait(30, expect=None) for launched in ranks]
     lines = done[1].stderr.replace("\r", "\n").splitlines()
     said = [line for line in lines if "error: " in line]

@@ -29,7 +29,7 @@ from tests.runs import as_flags
 GLYPHS = "maml-glyphs-5way-1shot"
 SINUSOID = "maml-sinusoid-10shot"
 SUPERVISED = "supervised-glyphs-lenet"
-FIRST_USE = r"(drawing|decoding|reading|downloading|compiling) "
+FIRST_USE = r"(drawing|decoding|reading|downloading|compiling|waiting for) "
 NOT_FLAGS = ("preset", "source", "published", "claim")
 
 # Values of flags that are texts, and what else some flags need.

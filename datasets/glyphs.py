@@ -8,11 +8,13 @@ differ between libraries), no matrix products, no sums of unknown order.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datasets import addresses
+from datasets.batches import Examples, divide
 from datasets.cache import Mapped, cached
 from datasets.episodes import ImageClasses
 
@@ -20,8 +22,7 @@ COMPONENTS = {
     "glyphs": {
         "help": "characters that the program draws, 800/100/200 classes: no files needed",
         "episodes": "open_classes",
-        "examples": "open_classes",
-        "drawings": True,
+        "examples": "open_examples",
         "image_shape": (1, 28, 28),
         "ink": True,
     }
@@ -56,6 +57,11 @@ def open_classes(split: str, **_unused: object) -> ImageClasses:
     """The glyphs of a split, not to be rotated; the classes of the splits are disjoint."""
     images = open_images(split)
     return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
+
+
+def open_examples(split: str, *, ways: int, **options: Any) -> Examples:
+    """Other drawings of the first ``ways`` training classes."""
+    return divide(open_classes("train", **options), split, ways)
 
 
 def open_images(split: str) -> Mapped:

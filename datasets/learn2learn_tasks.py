@@ -49,17 +49,12 @@ class Tasksets(Episodes):
         self, taskset: Any, name: str, split: str, *, ways: int, shots: int, queries: int, seed: int
     ) -> None:
         """``name`` is for messages; draws nothing yet."""
-        self.taskset, self.name, self.split = taskset, name, split
+        self.taskset, self.name, self.split, self.seed = taskset, name, split, seed
         self.ways, self.shots, self.queries = ways, shots, queries
-        self.seed = seed
         self.one_pass = taskset.num_tasks if taskset.num_tasks > 0 else None
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``), class by class.
-
-        Raises :class:`DataError` if a task is not of ``ways`` classes, or has too few examples of
-        one.
-        """
+        """The tasks with these ids (int64 ``[B]``), class by class, or :class:`DataError`."""
         found = [self._task(index) for index in ids.tolist()]
         return Task(*(torch.stack(parts) for parts in zip(*found, strict=True)))
 

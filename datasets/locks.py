@@ -41,10 +41,7 @@ class Lock:
         """Wait for as long as the holder gives signs of life, and then for ``patience`` seconds.
 
         Returns whether this process has it. False: this folder has no locks, as some that hosts
-        share, or they cannot be written.
-
-        Raises:
-            HeldError: another process still has it.
+        share, or they cannot be written. Raises :class:`HeldError` if another process has it.
         """
         since, sign = time.monotonic(), self._sign()
         said = patience <= BEAT_S or os.environ.get("LOCAL_RANK", "0") != "0"
@@ -70,11 +67,7 @@ class Lock:
         return True
 
     def is_held(self) -> bool:
-        """Return whether somebody has it now.
-
-        Raises:
-            OSError: this folder has no locks, as far as this process can tell.
-        """
+        """Return whether somebody has it now. ``OSError``: this folder has no locks."""
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
@@ -91,11 +84,9 @@ class Lock:
         """Hold it within this context, and give signs of life. Yields whether it is held.
 
         After `PATIENCE_S` without a sign of another holder's it goes on without the lock, and says
-        so: two may do the same work at once where its result is renamed into place. Work that takes
-        more than ``limit`` seconds counts as hanging, and its signs end.
-
-        Raises:
-            HeldError: instead, where the lock is ``needed``.
+        so: two may do the same work at once where its result is renamed into place. Where the lock
+        is ``needed``, :class:`HeldError` is raised instead. Work that takes more than ``limit``
+        seconds counts as hanging, and its signs end.
         """
         has = False
         try:
@@ -117,9 +108,8 @@ class Lock:
     def holder(self) -> str:
         """Return who holds it, as far as its file says so."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            first, *rest = self.path.read_text().splitlines() or [""]
-            if first.startswith("process ") and len(first) < 200 and not rest:
-                return first
+            if (text := self.path.read_text()).startswith("process "):
+                return text.splitlines()[0]
         return "another process"
 
     def _live(self, done: threading.Event, limit: float) -> None:

@@ -27,11 +27,7 @@ def is_theirs(spelled: str) -> bool:
 
 
 def read(flag: str, spelled: str) -> Spelled:
-    """The parts of a name that :func:`is_theirs`.
-
-    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if it is no
-    such name.
-    """
+    """The parts of a name that :func:`is_theirs`, or :class:`DataError`."""
     what = f"{flag} {' '.join(spelled.split())}"
     plain, bracket, rest = spelled.partition("(")
     module, _, attribute = plain.partition(":")

@@ -15,19 +15,15 @@ from typing import Any
 from datasets.blame import described
 from datasets.errors import DataError
 from datasets.spelling import Spelled, read
-from datasets.trust import refusal, search_path
+from datasets.trust import refusal
 
 
 def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
-    """What a name in a user's own file means, and its parts.
+    """What a name in a user's own file means, and its parts; imported, also from this directory.
 
-    The module is imported, also from the current directory. ``given`` is with how many arguments,
-    by position, this program calls what is meant.
-
-    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if the name is
-    not spelled as :mod:`datasets.spelling` says, if there is no such module or attribute, if that
-    is not defined there or takes no such arguments, or if the module ends in an exception of its
-    own. If nobody but a file has said the name (:mod:`datasets.trust`), the line names that file.
+    ``given`` is with how many arguments, by position, this program calls what is meant. Raises
+    :class:`DataError`, in one line that begins with ``flag`` and ``spelled``; or that names the
+    file, if nobody but a file has said the name (:mod:`datasets.trust`).
     """
     if line := refusal(spelled):
         raise DataError(line)
@@ -39,7 +35,9 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
     if (package := module_name.partition(".")[0]) in sys.stdlib_module_names:
         raise wrong(f"{package} is a module of Python itself; give a file of yours another name")
-    sys.path[:] = search_path()
+    # As `python -m` does; a program that is started by its path has its own folder there alone.
+    if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
+        sys.path.insert(1, here)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:

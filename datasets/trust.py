@@ -9,9 +9,6 @@ Nothing here imports torch, or what a file names.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 
 class FromFile(str):
     """A component's name that a file has said, and nobody else; ``str()`` of it is believed."""
@@ -33,13 +30,3 @@ def refusal(name: str) -> str:
     if not isinstance(name, FromFile):
         return ""
     return f"{name.said}; if you trust it, give --trust, or trust=True in Python"
-
-
-def search_path() -> list[str]:
-    """Where modules of a user's own are looked for: also in the current folder.
-
-    As ``python -m`` does; a program that is started by its path has its own folder there alone.
-    """
-    here = str(Path.cwd())
-    known = here in sys.path or "" in sys.path
-    return [*sys.path] if known else [*sys.path[:1], here, *sys.path[1:]]

@@ -19,41 +19,37 @@ PART = "images_background"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A complete miniature data set, zipped."""
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data root of a complete miniature data set, zipped."""
+    monkeypatch.setattr(omniglot, "PARTS", tiny.PARTS)
     for part in tiny.PARTS:
         tiny.write_zip(tmp_path / "data" / "omniglot", part)
-    return tmp_path / "data" / "omniglot"
+    return tmp_path / "data"
 
 
-def open_tiny(folder: Path) -> np.ndarray:
-    return omniglot.open_parts(folder, tiny.PARTS)
-
-
-def test_decoded_once_then_mapped(folder, empty_cache, monkeypatch):
-    images = open_tiny(folder)
+def test_decoded_once_then_mapped(root, tmp_path, empty_cache, monkeypatch):
+    images = omniglot.open_images(root)
     assert images.shape == (7, 20, 28, 28) and images.dtype == np.uint8
     assert images.max() == 255 and images[..., 0, 0].max() == 0
     assert len(list(empty_cache.glob("omniglot/28x28-*.npy"))) == 1
-    monkeypatch.setattr(omniglot, "decode", lambda *_: pytest.fail("decoded again"))
-    assert (open_tiny(folder) == images).all()
-    # The same contents elsewhere, packed again, are the same cache.
-    again = folder.parent / "repacked"
-    for part in tiny.PARTS:
-        tiny.write_zip(again, part, dict(reversed(tiny.members(part).items())))
-    assert (open_tiny(again) == images).all()
+    with monkeypatch.context() as patch:
+        patch.setattr(omniglot, "decode", lambda *_: pytest.fail("decoded again"))
+        assert (omniglot.open_images(root) == images).all()
+        # The same contents elsewhere, packed again, are the same cache.
+        for part in tiny.PARTS:
+            contents = dict(reversed(tiny.members(part).items()))
+            tiny.write_zip(tmp_path / "repacked" / "omniglot", part, contents)
+        assert (omniglot.open_images(tmp_path / "repacked") == images).all()
     # Folders give the same images; and another archive others, whatever there was before.
     for part in tiny.PARTS:
-        tiny.write_folder(folder.parent / "extracted", part)
-    monkeypatch.undo()
-    monkeypatch.setenv("MAML_CACHE", str(empty_cache))
-    assert (open_tiny(folder.parent / "extracted") == images).all()
+        tiny.write_folder(tmp_path / "extracted" / "omniglot", part)
+    assert (omniglot.open_images(tmp_path / "extracted") == images).all()
     assert len(list(empty_cache.glob("omniglot/*.npy"))) == 2
     contents = tiny.members("images_evaluation")
     changed = next(n for n in contents if n.endswith("0006_20.png"))
     contents[changed] = tiny.png(np.eye(105, dtype=bool))
-    tiny.write_zip(folder, "images_evaluation", contents)
-    after = open_tiny(folder)
+    tiny.write_zip(root / "omniglot", "images_evaluation", contents)
+    after = omniglot.open_images(root)
     assert (after[6, 19] != images[6, 19]).any() and (after[:6] == images[:6]).all()
 
 
@@ -71,18 +67,14 @@ def test_no_data_and_no_network_is_one_line_with_every_way_out(tmp_path, empty_c
         assert way_out in message
 
 
-TINY_SPLITS = {"train": [0, 2, 4], "test": [3, 6]}
-
-
-@pytest.mark.parametrize("split", TINY_SPLITS)
-def test_classes_are_turned_in_every_split(folder, empty_cache, monkeypatch, split):
+def test_classes_are_turned_in_every_split(root, empty_cache, monkeypatch):
     """As MAML's code does, in training and at test: each of the four ways comes up, of each class.
 
     The drawings and their quarter turns all differ, so that an image says what was done to it.
     """
-    monkeypatch.setattr(omniglot, "PARTS", tiny.PARTS)
-    monkeypatch.setattr(omniglot, "split_classes", lambda name, of: np.array(TINY_SPLITS[of]))
-    images = open_tiny(folder)
+    splits = {"train": [0, 2, 4], "test": [3, 6]}
+    monkeypatch.setattr(omniglot, "split_classes", lambda name, of: np.array(splits[of]))
+    images = omniglot.open_images(root)
     turned = {
         np.rot90(images[row, number], turns).tobytes(): (row, turns)
         for row in range(len(images))
@@ -90,38 +82,32 @@ def test_classes_are_turned_in_every_split(folder, empty_cache, monkeypatch, spl
         for turns in range(4)
     }
     assert len(turned) == 7 * 20 * 4
-    e = open_episodes(
-        "omniglot", split, ways=2, shots=1, queries=1, seed=0, data_root=folder.parent
-    )
-    task = e.tasks(e.ids(0, 50))
-    pixels = (255 * torch.cat([task.support_x, task.query_x], dim=1)).round().byte().numpy()
-    found = {turned[image.tobytes()] for image in pixels.reshape(-1, 28, 28)}
-    assert found == {(row, turns) for row in TINY_SPLITS[split] for turns in range(4)}
+    for split, rows in splits.items():
+        e = open_episodes("omniglot", split, ways=2, shots=1, queries=1, seed=0, data_root=root)
+        task = e.tasks(e.ids(0, 50))
+        pixels = (255 * torch.cat([task.support_x, task.query_x], dim=1)).round().byte().numpy()
+        found = {turned[image.tobytes()] for image in pixels.reshape(-1, 28, 28)}
+        assert found == {(row, turns) for row in rows for turns in range(4)}
 
 
-@pytest.fixture
-def mirror(folder, monkeypatch):
-    """The official site, with the checksums of its archives."""
+def test_downloads_what_is_missing_and_keeps_it(root, tmp_path, monkeypatch, empty_cache):
+    """From the official site, with the checksums of its archives."""
     from torchvision.datasets import Omniglot
 
-    archives = {f"{part}.zip": (folder / f"{part}.zip").read_bytes() for part in tiny.PARTS}
+    archives = {path.name: path.read_bytes() for path in (root / "omniglot").iterdir()}
     monkeypatch.setattr(Omniglot, "zips_md5", {n[:-4]: md5(data) for n, data in archives.items()})
-    web = Web(archives)
-    web.install(monkeypatch)
-    return web
-
-
-def test_downloads_what_is_missing_and_keeps_it(folder, tmp_path, mirror, empty_cache):
-    fresh = tmp_path / "fresh" / "omniglot"
-    assert (open_tiny(fresh) == open_tiny(folder)).all()
-    assert sorted(p.name for p in fresh.glob("*.zip")) == [f"{p}.zip" for p in sorted(tiny.PARTS)]
+    mirror = Web(archives)
+    mirror.install(monkeypatch)
+    fresh = tmp_path / "fresh"
+    assert (omniglot.open_images(fresh) == omniglot.open_images(root)).all()
+    assert {path.name for path in fresh.rglob("*.zip")} == archives.keys()
     mirror.files.clear()
-    assert (open_tiny(fresh) == open_tiny(folder)).all()
+    assert (omniglot.open_images(fresh) == omniglot.open_images(root)).all()
     # With the wrong checksum it is discarded.
     mirror.files["images_background.zip"] = b"another"
     with pytest.raises(DataError, match=r"background\.zip: not found, and .*corrupted"):
-        open_tiny(tmp_path / "wrong")
-    assert not list((tmp_path / "wrong").glob("*.zip*"))
+        omniglot.open_images(tmp_path / "wrong")
+    assert not list((tmp_path / "wrong").rglob("*.zip*"))
 
 
 def test_real_images_are_in_class_order(omniglot_images, data_root):
@@ -216,14 +202,11 @@ def test_a_part_is_checked_against_the_table(tmp_path, change, words):
     assert words in str(caught.value)
 
 
-def test_a_truncated_archive_is_named(tmp_path):
+def test_what_is_damaged_is_named(tmp_path):
     path = tiny.write_zip(tmp_path, PART)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=f"^{path}: not a readable zip archive"):
         find_part(path, tiny.PARTS[PART])
-
-
-def test_a_damaged_drawing_is_named(tmp_path):
     path = tiny.write_folder(tmp_path, PART)
     name = list(tiny.members(PART))[42]
     (tmp_path / name).write_bytes(tiny.png(stroke())[:60])

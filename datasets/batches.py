@@ -59,14 +59,10 @@ class Batches(Episodes):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Raise :class:`DataError` if there are fewer examples than ``batch_size``; read none."""
-        if batch_size < 1:
-            raise DataError(f"--batch-size {batch_size}: must be at least 1")
         for name, some in ((split, examples), ("train", reference)):
             if some is not None and len(some.rows) < batch_size:
-                raise DataError(
-                    f"--batch-size {batch_size}: the {name} split has only {len(some.rows)} "
-                    "examples"
-                )
+                has = f"the {name} split has only {len(some.rows)} examples"
+                raise DataError(f"--batch-size {batch_size}: {has}")
         self.split, self.batch_size, self.seed, self.dtype = split, batch_size, seed, dtype
         self._examples, self._reference = examples, reference
         n = len(examples.rows)
@@ -76,11 +72,7 @@ class Batches(Episodes):
         self._epoch = functools.lru_cache(maxsize=4)(self._permutation)
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``).
-
-        Query ``[B, E, C, H, W]`` in [0, 1] with labels ``[B, E]``; support the same, or while
-        training ``[B, 0, C, H, W]`` and ``[B, 0]``.
-        """
+        """The tasks with these ids (int64 ``[B]``), the support set empty while training."""
         index = ids.detach().cpu().numpy()
         if self._reference is None:
             x, y = self._take(self._examples, self._drawn(len(self._examples.rows), index))
@@ -99,11 +91,11 @@ class Batches(Episodes):
 
     def _drawn(self, n: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places in [0, n) of the batches with these indices (``[B]``): int64 ``[B, E]``."""
-        epochs, batches = np.divmod(index, n // self.batch_size)
-        places = np.empty((len(index), self.batch_size), dtype=np.int64)
-        for row, epoch, batch in zip(places, epochs.tolist(), batches.tolist(), strict=True):
-            start = batch * self.batch_size
-            row[:] = self._epoch(n, epoch)[start : start + self.batch_size]
+        size = self.batch_size
+        places = np.empty((len(index), size), dtype=np.int64)
+        for row, i in zip(places, index.tolist(), strict=True):
+            epoch, batch = divmod(i, n // size)
+            row[:] = self._epoch(n, epoch)[batch * size : (batch + 1) * size]
         return places
 
     def _permutation(self, n: int, epoch: int) -> NDArray[np.int64]:

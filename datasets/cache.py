@@ -27,8 +27,7 @@ LIMIT_S = 3600.0
 Chunks = Iterable[NDArray[np.uint8]]
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
 
-_checked: set[tuple[Path, int, int, int]] = set()
-"""Files, by what is another one when they change, that this process knows to be as written."""
+_checked: set[tuple[Path, int, int, int]] = set()  # what this process has compared, as it was
 
 
 def cached(
@@ -75,10 +74,8 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
             digest.unseal(np.memmap(path, np.uint8, "r").data)
             _checked.add(stamp)
         found: Mapped = np.load(path, mmap_mode="r")
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if found.shape != shape or found.dtype != np.uint8:
         expected = f"uint8 {list(shape)} is expected"
         raise DataError(f"{path}: holds {found.dtype} {list(found.shape)} where {expected}")

@@ -1,8 +1,7 @@
 """A digest at the end of a file: flipped bytes are found before anybody learns from them.
 
-The digest is of digests of blocks, so that several threads can check a file at once. It lies behind
-the contents, in the same file: what reads a ``.npy`` array does not look beyond its end, and one
-file is renamed into place as a whole.
+It is of digests of blocks, so that several threads can check a file at once. What reads a ``.npy``
+array does not look beyond its end.
 """
 
 import hashlib

@@ -21,10 +21,9 @@ from datasets.words import counted
 
 
 class Episodes(ABC):
-    """An endless, addressable stream of tasks of one split.
+    """An endless, addressable stream of tasks of one split, without any state.
 
-    There is no sampler state: nothing to checkpoint, nothing to shard. Whoever holds an id can make
-    the task, so ids travel between processes and images do not.
+    Whoever holds an id can make the task, so ids travel between processes and images do not.
     """
 
     split: str
@@ -49,10 +48,7 @@ class Episodes(ABC):
         return iter(())
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
-        """The names of the classes of the tasks with these ids, by label; None if they have none.
-
-        ``ids`` is int64 ``[B]``. Reads no image.
-        """
+        """The names of the tasks' classes, by label, if they have any; ``ids`` is int64 ``[B]``."""
         return None
 
     def following(self, ids: Tensor, iterations: int) -> Tensor:
@@ -81,8 +77,7 @@ class Episodes(ABC):
 def shuffled(episodes: Episodes, seed: int) -> Episodes:
     """The same tasks, each support set in a random order, a pure function of (seed, split, id).
 
-    For who goes through a support set in parts: in class-major order the labels of a part would be
-    the same in every task.
+    In class-major order the labels of a part of it would be the same in every task.
     """
 
     def tasks(ids: Tensor) -> Task:
@@ -120,11 +115,7 @@ class ImageClasses(NamedTuple):
     def of_equal_size(
         cls, images: NDArray[np.uint8], rows: NDArray[np.int64], *, rotate: bool
     ) -> ImageClasses:
-        """Classes that all have the same number of images.
-
-        ``images`` is uint8 ``[classes, n, H, W]`` or ``[classes, n, H, W, 3]``, and ``rows`` int64
-        ``[c]``, those of its rows that belong to the split. Nothing is read or copied.
-        """
+        """Those in ``rows``, int64 ``[c]``, of ``images``, uint8 ``[classes, n, H, W(, 3)]``."""
         n = images.shape[1]
         first = np.asarray(rows, dtype=np.int64) * n
         flat = images.reshape(-1, *images.shape[2:])
@@ -142,10 +133,8 @@ class ImageClasses(NamedTuple):
 class Layout(NamedTuple):
     """What ``B`` image tasks consist of, before any image is read; all int64.
 
-    * ``classes``: ``[B, N]``, places in the split's list of classes; position in the task is the
-      label
-    * ``images``: ``[B, N, K+Q]``, rows of the image array, distinct; the first ``K`` of a class are
-      the support
+    * ``classes``: ``[B, N]``, places in the split's list of classes, by label
+    * ``images``: ``[B, N, K+Q]``, distinct rows of the image array, the support's first
     * ``quarter_turns``: ``[B, N]``, counter-clockwise multiples of 90 degrees
     """
 
@@ -217,10 +206,7 @@ class FewShotImages(Episodes):
         return Layout(classes, self.first[classes][..., None] + drawings, turns)
 
     def content(self) -> str | None:
-        """A digest of the pixels of each class, which are read for it; None for known classes.
-
-        A folder that was moved or copied has the same one.
-        """
+        """A digest of the pixels of each class, which are read for it; None for known classes."""
         if self.class_names is None:
             return None
         shape = f"{self.images.shape[1:]} {self.counts.tolist()}"

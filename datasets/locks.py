@@ -1,10 +1,8 @@
 """The program's file locks: each says who holds it, and nobody waits for one without end.
 
-The lock is the operating system's: that of a killed process is gone with it. Its file holds a line
-about its holder, and changes every few seconds for as long as the holder works: these are its signs
-of life. A process that was stopped gives none, and neither does one on a host that is gone.
-
-Nothing here imports torch.
+The lock is the operating system's: that of a killed process is gone with it. Its file names its
+holder, and changes every few seconds for as long as the holder works: these are its signs of life.
+A process that was stopped gives none, nor does one on a host that is gone. No torch is imported.
 """
 
 import contextlib
@@ -30,10 +28,9 @@ class HeldError(TimeoutError):
 
 
 class Lock:
-    """The lock of one file, taken once by one owner. Threads exclude each other as processes do."""
+    """The lock of one file, which stays when it is free. Threads exclude each other, too."""
 
     def __init__(self, path: Path) -> None:
-        """``path``: the lock's own file; it stays when the lock is free."""
         self.path = path
         self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
 

@@ -92,10 +92,7 @@ _DECODER = "grey-lanczos-inverted-1"
 def open_classes(
     split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> ImageClasses:
-    """The characters of a split, each turned in each task, as MAML's code does.
-
-    Where they are divided as by MAML++'s code, in training alone, as that does.
-    """
+    """The characters of a split, turned in each task as MAML's code, or MAML++'s, does."""
     classes = split_classes(omniglot_split, split)
     rotate = omniglot_split != "mamlpp" or split == "train"
     return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=rotate)

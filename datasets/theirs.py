@@ -1,7 +1,4 @@
-"""A component of a user's own, imported.
-
-Nothing here imports torch.
-"""
+"""A component of a user's own, imported. Nothing here imports torch."""
 
 import difflib
 import importlib
@@ -58,10 +55,9 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
 
 def _strange(module: str, loaded: Any) -> str:
-    """Why what a module holds is no component of it; "" if it is one.
+    """Why what a module holds is no component of it, or its package; "" if it is one.
 
-    A package may offer what its own modules define. What is imported from elsewhere is not meant:
-    any function of Python is somewhere in most modules.
+    What is imported from elsewhere is not meant: any function of Python is in most modules.
     """
     plain = inspect.unwrap(loaded) if callable(loaded) else loaded
     if not isinstance(plain, (type, FunctionType)):
@@ -73,11 +69,8 @@ def _strange(module: str, loaded: Any) -> str:
 
 
 def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
-    """What is wrong with the arguments of a name; "" if nothing is, or nobody can say."""
-    try:
-        signature = inspect.signature(loaded)
-    except (TypeError, ValueError):  # written in C
-        return ""
+    """What is wrong with the arguments of a name; "" if nothing is."""
+    signature = inspect.signature(loaded)
     if strange := sorted(set(arguments) & set(list(signature.parameters)[:given])):
         return f"{strange[0]} is given by this program: leave it out"
     try:

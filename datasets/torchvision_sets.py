@@ -54,7 +54,6 @@ _VALIDATION_SHARE = 10
 # Part of the cache's file names: raise it when the decoder's output changes.
 _DECODER = "v2"
 
-
 Bytes: TypeAlias = NDArray[np.uint8]
 
 

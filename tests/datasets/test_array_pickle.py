@@ -2,7 +2,6 @@
 
 import contextlib
 import pickle
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,6 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
     mark = tmp_path / "mark"
     for function, arguments in (
         (exec, (f"open({str(mark)!r}, 'w')",)),
-        (subprocess.call, (["touch", str(mark)],)),
         (getattr, ("", "join")),
         (np.memmap, (str(mark), "u1", "w+", 0, (4,))),
     ):
@@ -102,7 +100,6 @@ ARRAY = (
     ("content", "words"),
     [
         (b"", "Ran out of input"),
-        (b"\x80\x02}q", ""),
         (b"hello", ""),
         (np.array([1], dtype=object).dumps(), "'O8'"),
         (np.array(["a"]).dumps(), "'U1'"),

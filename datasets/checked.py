@@ -1,6 +1,8 @@
-"""Tasks of a user's own, looked at before anybody learns from them: what is wrong is one line."""
+"""Data of a user's own, looked at before anybody learns from it: what is wrong is one line."""
 
-from collections.abc import Callable, Iterable, Mapping
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,6 +13,7 @@ from datasets.blame import calling
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.registry import FLAG, DataSet
+from datasets.spelling import is_theirs
 from datasets.tasks import Task
 
 Form: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -139,3 +142,27 @@ def _wrong_sets(made: Task, count: int) -> str:
 
 def _of(dtype: torch.dtype, shape: Iterable[object]) -> str:
     return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"
+
+
+def shared_classes(data: str, splits: Sequence[Episodes], new: str = "classes") -> str:
+    """A warning where a split of a user's own data has classes of one before it, or "".
+
+    ``new`` is what a test ought to be of, for the message: its function may forget ``split``.
+    """
+    if not is_theirs(data):
+        return ""
+    said: list[str] = []
+    met: dict[bytes, str] = {}  # the split where images were met first, by their digest
+    for episodes in splits:
+        digests = [hashlib.blake2b(some.tobytes()).digest() for some in episodes.samples()]
+        found = Counter(met[digest] for digest in digests if digest in met)
+        said += [
+            f"{n} of {len(digests)} {episodes.split} classes have the same images as a class of "
+            f"{earlier}"
+            for earlier, n in found.items()
+        ]
+        met = dict.fromkeys(digests, episodes.split) | met
+    if not said:
+        return ""
+    says_nothing = f"the accuracy on them says nothing about new {new}"
+    return f"warning: {FLAG} {data}: {', and '.join(said)}: {says_nothing}"

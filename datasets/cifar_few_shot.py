@@ -1,7 +1,6 @@
 """CIFAR-FS and FC100: few-shot tasks from CIFAR-100's 100 classes of 600 images, 32x32.
 
-Both take CIFAR-100 as torchvision finds and downloads it, under ``<data-root>/cifar100``. The
-images of its two parts are put together by class; the cache keeps that.
+Both take CIFAR-100 as torchvision finds and downloads it; the cache keeps its images by class.
 """
 
 from collections.abc import Iterator

@@ -85,9 +85,7 @@ def shuffled(episodes: Episodes, seed: int) -> Episodes:
         keys = episodes.keys(ids, "support order", seed)
         order = torch.from_numpy(addresses.permutation(keys, found.support_y.shape[1]))
         rows = torch.arange(len(order))[:, None]
-        return found._replace(
-            support_x=found.support_x[rows, order], support_y=found.support_y[rows, order]
-        )
+        return Task(found.support_x[rows, order], found.support_y[rows, order], *found[2:])
 
     return episodes.remade(tasks)
 
@@ -168,13 +166,11 @@ class FewShotImages(Episodes):
         for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
-        images, *places, self.rotate, self.class_names = found
-        first, counts = (np.asarray(each, dtype=np.int64) for each in places)
+        images, first, counts, self.rotate, self.class_names = found
+        first, counts = np.asarray(first, dtype=np.int64), np.asarray(counts, dtype=np.int64)
         if ways > len(first):
-            raise DataError(
-                f"--ways {ways}: the {split} split has only "
-                f"{counted(len(first), 'class', 'classes')}"
-            )
+            there = counted(len(first), "class", "classes")
+            raise DataError(f"--ways {ways}: the {split} split has only {there}")
         needed = shots + queries
         if len(few := np.flatnonzero(counts < needed)):
             names = self.class_names or [f"class {i}" for i in range(len(counts))]

@@ -65,20 +65,17 @@ def open_examples(split: str, *, ways: int, **options: Any) -> Examples:
 
 
 def open_images(split: str) -> Mapped:
-    """The drawings of a split, read-only: uint8 ``[classes, 20, 28, 28]``, ink 255 on paper 0.
-
-    Drawn on the first call on a machine (seconds), mapped from the cache ever after.
-    """
+    """The drawings of a split, read-only: uint8 ``[classes, 20, 28, 28]``, ink 255 on paper 0."""
     count = CLASSES[split]
-    name = f"glyphs/v{VERSION}-{split}-{count}.npy"
     shape = (count, DRAWINGS, SIZE, SIZE)
-    return cached(name, shape, lambda: _chunks(split, count), title=f"drawing glyphs ({split})")
 
+    def chunks() -> Iterator[NDArray[np.uint8]]:
+        # Few at a time: the memory stays small, and in the processor's cache.
+        for start in range(0, count, _CHUNK):
+            yield draw(split, np.arange(start, min(start + _CHUNK, count)))
 
-def _chunks(split: str, count: int) -> Iterator[NDArray[np.uint8]]:
-    """Few classes at a time: the memory stays small, and in the processor's cache."""
-    for start in range(0, count, _CHUNK):
-        yield draw(split, np.arange(start, min(start + _CHUNK, count)))
+    title = f"drawing glyphs ({split})"
+    return cached(f"glyphs/v{VERSION}-{split}-{count}.npy", shape, chunks, title=title)
 
 
 def draw(split: str, classes: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -31,8 +31,6 @@ Pixels: TypeAlias = NDArray[np.uint8]
 Read: TypeAlias = Callable[[str], bytes]
 Decode: TypeAlias = Callable[[Image.Image], Pixels]
 
-# Of archivers and file servers: copies of other files' names, no classes.
-_NOT_CLASSES = frozenset({"__MACOSX", "@eaDir"})
 _AT_ONCE = 64
 _NAMED = 5
 
@@ -58,7 +56,7 @@ def look(root: Path, below: str = "") -> Content:
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
-                if entry.name.startswith(".") or entry.name in _NOT_CLASSES:
+                if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
                     folders.append(entry.name)

@@ -41,9 +41,7 @@ SPLITS = ("train", "validation", "test")
 class Contents(NamedTuple):
     """What a network has to know of a data set.
 
-    * ``image_shape``: (C, H, W); None where examples are no images
-    * ``classifies``: whether targets are classes; else they are numbers, to be regressed
-    * ``point``: how many numbers an example has that is no image, and how many are answered to it
+    * ``image_shape``, ``classifies`` and ``point``: as in :class:`~datasets.registry.DataSet`
     * ``pixels``: whether numbers of images are in [0, 1]
     * ``form``: what the training tasks are like, where one was opened to see
     """

@@ -3,8 +3,6 @@
 Whoever types a component's name means it. A file (a run's config.yaml, a record) may come from
 anybody, and hold any name. There it is a :class:`FromFile`, and :mod:`datasets.theirs` refuses to
 import it. Who has been told to trust the file makes a plain ``str`` of it.
-
-Nothing here imports torch, or what a file names.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,7 @@ def shade(path: Path, value: int, size: tuple[int, int] = (SIZE, SIZE), mode: st
 
 
 def classes(root: Path, counts: dict[str, int]) -> Path:
-    """Write PNGs ``0.png, 1.png, …`` into classes; image i of the c-th class has the grey 20c + i.
-
-    The classes are numbered in the order in which they are given.
-    """
+    """Write PNGs ``0.png, 1.png, …`` into classes; image i of the c-th has the grey 20c + i."""
     for number, (name, count) in enumerate(counts.items()):
         for i in range(count):
             shade(root / name / f"{i}.png", 20 * number + i)
@@ -143,64 +141,50 @@ def test_what_changed_is_decoded_again_and_nothing_else(tmp_path, monkeypatch):
 # ---- pixels ----------------------------------------------------------------------------------
 
 
-def pixels(path: Path, size: int = SIZE, mode: str = "rgb") -> np.ndarray:
-    """What becomes of the only image of a folder."""
-    _, arrays, files = read_images(path.parent, size, mode)
-    assert files == [[str(path)]]
-    return arrays[0][0]
+@pytest.fixture
+def pixels(tmp_path):
+    """A function that saves an image, and returns what becomes of it."""
+
+    def become(image: Image.Image, mode: str = "grey", ending: str = "png", **how) -> np.ndarray:
+        path = Path(tempfile.mkdtemp(dir=tmp_path), f"a.{ending}")
+        image.save(path, **how)
+        _, arrays, files = read_images(path.parent, SIZE, mode)
+        assert files == [[str(path)]]
+        return arrays[0][0]
+
+    return become
 
 
-def save(path: Path, image: Image.Image, **options) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path, **options)
-    return path
+def test_proportions_are_kept_and_the_longer_side_is_cut_on_both_ends(pixels):
+    for size, middle in (((60, 20), (20, 0, 40, 20)), ((20, 60), (0, 20, 20, 40))):
+        image = Image.new("L", size)
+        image.paste(255, middle)
+        found = pixels(image)
+        # The edges blend with what lies beyond them, as in any good resizing.
+        assert (found[2:-2, 2:-2] > 240).all() and found.min() > 127
 
 
-@pytest.mark.parametrize(("width", "height"), [(60, 20), (20, 60)])
-def test_proportions_are_kept_and_the_longer_side_is_cut_on_both_ends(tmp_path, width, height):
-    image = np.zeros((height, width), dtype=np.uint8)
-    longer = max(width, height)
-    side = min(width, height)
-    middle = slice((longer - side) // 2, (longer + side) // 2)
-    image[(slice(None), middle) if width > height else middle] = 255
-    path = save(tmp_path / "x" / "a.png", Image.fromarray(image))
-    found = pixels(path, mode="grey")
-    # The edges blend with what lies beyond them, as in any good resizing.
-    assert (found[2:-2, 2:-2] > 240).all() and found.min() > 127
-
-
-def test_exif_turns_an_image_upright(tmp_path):
+def test_exif_turns_an_image_upright(pixels):
     image = Image.new("RGB", (32, 32), "black")
     image.paste("white", (0, 0, 32, 16))
     exif = Image.Exif()
     exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
-    path = save(tmp_path / "x" / "a.jpg", image, exif=exif, quality=100)
-    found = pixels(path, mode="grey")
+    found = pixels(image, ending="jpg", exif=exif, quality=100)
     assert (found[:, 7:] > 250).all() and (found[:, :5] < 5).all()
 
 
-def half() -> Image.Image:
-    """Transparent but for a black right half; the colour of what is transparent is a dark one."""
-    image = Image.new("RGBA", (SIZE, SIZE), (10, 20, 30, 0))
-    image.paste((0, 0, 0, 255), (SIZE // 2, 0, SIZE, SIZE))
-    return image
-
-
-def test_transparent_parts_become_white(tmp_path):
-    for mode in ("RGBA", "LA"):
-        path = save(tmp_path / mode / "a.png", half().convert(mode))
-        for wanted in ("rgb", "grey"):
-            found = pixels(path, mode=wanted)
-            assert (found[:, : SIZE // 2] == 255).all() and (found[:, SIZE // 2 :] == 0).all()
-
-
-def test_palettes_cmyk_and_one_bit(tmp_path):
+def test_transparent_parts_become_white_and_every_mode_is_read(pixels):
+    half = Image.new("RGBA", (SIZE, SIZE), (10, 20, 30, 0))
+    half.paste((0, 0, 0, 255), (SIZE // 2, 0, SIZE, SIZE))
+    for saved, mode in (("RGBA", "rgb"), ("LA", "grey")):
+        found = pixels(half.convert(saved), mode)
+        assert (found[:, : SIZE // 2] == 255).all() and (found[:, SIZE // 2 :] == 0).all()
     red = Image.new("RGB", (40, 40), (200, 10, 30))
-    assert (pixels(save(tmp_path / "p" / "a.png", red.quantize())) == (200, 10, 30)).all()
-    cmyk = pixels(save(tmp_path / "c" / "a.jpg", red.convert("CMYK"), quality=100)).astype(int)
+    assert (pixels(red.quantize(), "rgb") == (200, 10, 30)).all()
+    cmyk = pixels(red.convert("CMYK"), "rgb", "jpg", quality=100).astype(int)
     assert abs(cmyk - (200, 10, 30)).max() < 6
     one = Image.fromarray(np.eye(SIZE, dtype=bool))
-    assert (pixels(save(tmp_path / "1" / "a.png", one), mode="grey") == 255 * np.eye(SIZE)).all()
+    assert (pixels(one) == 255 * np.eye(SIZE)).all()
 
 
 # ---- mistakes --------------------------------------------------------------------------------
@@ -214,7 +198,7 @@ def test_damaged_images_are_named(tmp_path):
     (root / "b" / "link.png").symlink_to(root / "nowhere.png")
     # Which of its bits a file uses, it does not say: scaled, those of 12 would be black.
     deep = np.full((SIZE, SIZE), 4095, np.uint16)
-    save(root / "b" / "deep.png", Image.fromarray(deep))
+    Image.fromarray(deep).save(root / "b" / "deep.png")
     message = refused(root, split_fractions="1,0,0")
     assert message.startswith("4 of 83 images cannot be decoded: ")
     assert f"{root}/a/3.png (not an image that Pillow knows); " in message

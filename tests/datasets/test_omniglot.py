@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import zipfile
 from pathlib import Path
 
@@ -110,40 +111,24 @@ def test_downloads_what_is_missing_and_keeps_it(root, tmp_path, monkeypatch, emp
     assert not list((tmp_path / "wrong").rglob("*.zip*"))
 
 
-def test_real_images_are_in_class_order(omniglot_images, data_root):
+def test_real_images_are_in_class_order_and_episodes_of_their_split(omniglot_images, data_root):
     assert omniglot_images.shape == (1623, 20, 28, 28) and omniglot_images.dtype == np.uint8
     assert 10 < omniglot_images.mean() < 40, "ink is bright, and there is little of it"
+    e = open_episodes("omniglot", "test", ways=5, shots=1, queries=1, seed=0, data_root=data_root)
+    assert isinstance(e, FewShotImages) and e.rotate
+    assert set(e.first // 20) == set(split_classes("maml", "test"))
+    assert not omniglot.open_classes("test", data_root=data_root, omniglot_split="mamlpp").rotate
     archives = sorted((data_root / "omniglot").glob("images_*.zip"))
     if len(archives) != 2:
         pytest.skip("the archives themselves are not here")
-    names = class_names()
     for archive, rows in zip(archives, ((0, 963), (964, 1622)), strict=True):
         with zipfile.ZipFile(archive) as opened:
             for row in rows:
-                members = sorted(n for n in opened.namelist() if f"/{names[row]}/" in n)
-                image = Image.open(io.BytesIO(opened.read(members[7]))).convert("L")
-                expected = 255 - np.asarray(image.resize((28, 28), Image.Resampling.LANCZOS))
-                assert (omniglot_images[row, 7] == expected).all()
-
-
-def test_real_episodes(omniglot_images, data_root):
-    e = open_episodes("omniglot", "test", ways=5, shots=1, queries=1, seed=0, data_root=data_root)
-    assert isinstance(e, FewShotImages) and e.rotate
-    other = omniglot.open_classes("test", data_root=data_root, omniglot_split="mamlpp")
-    assert not other.rotate
-    assert set(e.first // 20) == set(split_classes("maml", "test"))
-    task = e.tasks(e.ids(0, 32))
-    assert task.support_x.shape == (32, 5, 1, 28, 28)
-    assert 0.03 < task.support_x.mean() < 0.2
+                members = sorted(n for n in opened.namelist() if f"/{class_names()[row]}/" in n)
+                assert (omniglot_images[row, 7] == expected(opened.read(members[7]))).all()
 
 
 # ---- its parts --------------------------------------------------------------------------------
-
-
-def stroke() -> np.ndarray:
-    """Ink, bool [105, 105]: a slanted line 3 pixels wide, as a pen leaves it."""
-    y, x = np.mgrid[:105, :105]
-    return (np.abs(x - 0.6 * y - 15) < 1.6) & (y > 10) & (y < 95)
 
 
 def decoded(png: bytes) -> np.ndarray:
@@ -151,16 +136,19 @@ def decoded(png: bytes) -> np.ndarray:
         return decode(opened)
 
 
+def expected(png: bytes) -> np.ndarray:
+    """Lanczos on grey: on one-bit images Pillow falls back to nearest."""
+    with Image.open(io.BytesIO(png)) as bits:
+        assert bits.mode == "1", "as the official files are"
+        return 255 - np.asarray(bits.convert("L").resize((28, 28), Image.Resampling.LANCZOS))
+
+
 def test_resize_is_lanczos_on_grey_not_nearest_on_bits():
-    data = tiny.png(stroke())
-    with Image.open(io.BytesIO(data)) as bits:
-        assert bits.mode == "1", "the fixture must be one-bit, as the official files are"
-        trap = 255 - np.asarray(bits.resize((28, 28), Image.Resampling.LANCZOS).convert("L"))
-        expected = bits.convert("L").resize((28, 28), Image.Resampling.LANCZOS)
-    assert set(np.unique(trap)) <= {0, 255}, "Pillow falls back to nearest on one-bit images"
-    image = decoded(data)
-    assert image.shape == (28, 28) and image.dtype == np.uint8
-    assert (image == 255 - np.asarray(expected)).all()
+    y, x = np.mgrid[:105, :105]
+    stroke = tiny.png(np.abs(x - 0.6 * y - 15) < 1.6)
+    image = decoded(stroke)
+    assert image.dtype == np.uint8 and (image == expected(stroke)).all()
+    assert len(np.unique(image)) > 2
     with pytest.raises(ValueError, match="28x28 pixels instead of 105x105"):
         decoded(tiny.png(np.zeros((28, 28), dtype=bool)))
 
@@ -180,38 +168,33 @@ def test_characters_come_in_class_order_with_their_drawings_in_order(tmp_path):
     assert len(characters) == 5
     for name, character in zip(tiny.NAMES, characters, strict=False):
         for number in (1, 2, 20):
-            expected = decoded(tiny.png(tiny.drawing(name, number)))
-            assert (character[number - 1] == expected).all()
+            drawing = tiny.png(tiny.drawing(name, number))
+            assert (character[number - 1] == decoded(drawing)).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda c: {n: d for n, d in c.items() if "Alpha" not in n},
-         "Alpha_(Beta)/character01 has 0 drawings instead of 20;"),
-        (lambda c: c | {f"{PART}/Klingon/character01/1.png": b""},
-         "Klingon/character01 has 1 drawings instead of 0;"),
-        (lambda c: dict(list(c.items())[1:]), "has 19 drawings instead of 20;"),
-        (lambda c: c | {"loose.png": b""}, "loose.png has 1 drawings instead of 0;"),
-    ],
-)  # fmt: skip
-def test_a_part_is_checked_against_the_table(tmp_path, change, words):
-    path = tiny.write_zip(tmp_path, PART, change(tiny.members(PART)))
-    with pytest.raises(DataError, match=f"^{path}: .*fetch the complete archive again$") as caught:
-        find_part(path, tiny.PARTS[PART])
-    assert words in str(caught.value)
+CHANGES = {
+    "Alpha_(Beta)/character01 has 0 drawings instead of 20;":
+        lambda c: {n: d for n, d in c.items() if "Alpha" not in n},
+    "Klingon/character01 has 1 drawings instead of 0;":
+        lambda c: c | {f"{PART}/Klingon/character01/1.png": b""},
+    "has 19 drawings instead of 20;": lambda c: dict(list(c.items())[1:]),
+    "loose.png has 1 drawings instead of 0;": lambda c: c | {"loose.png": b""},
+}  # fmt: skip
 
 
-def test_what_is_damaged_is_named(tmp_path):
-    path = tiny.write_zip(tmp_path, PART)
+def test_what_is_incomplete_or_damaged_is_named(tmp_path):
+    for words, change in CHANGES.items():
+        path = tiny.write_zip(tmp_path, PART, change(tiny.members(PART)))
+        again = f"^{path}: .*{re.escape(words)} fetch the complete archive again$"
+        with pytest.raises(DataError, match=again):
+            find_part(path, tiny.PARTS[PART])
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=f"^{path}: not a readable zip archive"):
         find_part(path, tiny.PARTS[PART])
-    path = tiny.write_folder(tmp_path, PART)
-    name = list(tiny.members(PART))[42]
-    (tmp_path / name).write_bytes(tiny.png(stroke())[:60])
+    folder = tiny.write_folder(tmp_path, PART)
+    (tmp_path / (name := list(tiny.members(PART))[42])).write_bytes(b"?")
     with pytest.raises(DataError, match=f"1 of 100 images cannot be decoded: .*{Path(name).name}"):
-        drawings_in(path)
+        drawings_in(folder)
 
 
 # ---- splits -----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Pickles of numpy arrays and plain containers, read without running anything that is in them.
 
 A pickle may name any function and have it called. This reader knows stand-ins for the few names
-that numpy writes for an array, and refuses all others. Not even numpy's own code sees what the file
-says of an array, before dtype and size were checked: damaged states can crash it.
+that numpy writes for an array, and refuses all others. Numpy's own code sees nothing before dtype
+and size were checked: damaged states can crash it.
 """
 
 import math

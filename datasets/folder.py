@@ -1,15 +1,10 @@
 """``--data folder``: a user's own images, in folders of classes.
 
-``--data-root`` is the folder itself. It is divided by the user::
-
-    PATH/train/<class>/*   PATH/validation/<class>/* (or val)   PATH/test/<class>/*
-
-or has the classes beside one another, ``PATH/<class>/*``; then the program divides them, the same
-way on every machine. Images may have any size and format, classes any number of images.
+``--data-root`` is the folder itself. It is divided by the user, ``PATH/train/<class>/*`` and so on,
+or has the classes beside one another, ``PATH/<class>/*``; then the program divides them.
 
 Look, decode once, map: the decoded images of a split lie in one array in the cache. It is found by
-the paths, sizes and times of the files, so that a folder that changed is decoded again and one that
-did not opens at once.
+the paths, sizes and times of the files, so that a folder that changed is decoded again.
 """
 
 import itertools
@@ -108,9 +103,8 @@ def open_classes(
 ) -> ImageClasses:
     """The classes of a split, in the order of their names, not to be rotated.
 
-    What is done to an image is in :meth:`datasets.pixels.Decoder.image`. Raises :class:`DataError`,
-    before anything is decoded, for a folder that is not in order, or that has fewer classes than
-    ``ways``; and for images that cannot be decoded.
+    What is done to an image is in :meth:`datasets.pixels.Decoder.image`. A folder that is not in
+    order, or has fewer classes than ``ways``, is refused before anything is decoded.
     """
     decoder = Decoder(image_size, image_mode)
     root, splits = _divided(data_root, split_fractions, {split: ways})
@@ -143,8 +137,7 @@ def own_name(name: str) -> str:
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
     """Decode the images of a folder of classes, of a folder of images without classes, or one file.
 
-    For few images, to predict with: nothing goes into the cache. Otherwise as in training. Raises
-    :class:`DataError` as :func:`open_classes` does, and where images lie beside folders of images.
+    For few images, to predict with: as in training, but nothing goes into the cache.
     """
     root = Path(place).expanduser().absolute()
     if root.is_file():

@@ -24,7 +24,7 @@ BEAT_S = 5.0
 
 
 class HeldError(TimeoutError):
-    """Another process has the lock: ``str(error)`` names its file and that process."""
+    """Another process has the lock; the message names it and the file."""
 
 
 class Lock:

@@ -52,19 +52,9 @@ def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClas
 def open_images(data_root: Path, split: str) -> Mapped:
     """The images of a split, read-only: uint8 ``[classes, 600, 84, 84, 3]``, RGB.
 
-    Classes are in the order of their labels, images in that of their file names: equal pixels make
-    equal tasks, whatever they lie in. Under ``data_root/miniimagenet`` it takes the first that is
-    there of
-
-    1. the table ``train.csv``, ``val.csv`` or ``test.csv`` with the columns ``filename`` and
-       ``label``, and the images from the archive of the same name, ``train.tar.xz`` and so on, or
-       else from the folder ``images``;
-    2. ``<split>/<label>/*``, a folder for each class;
-    3. ``mini-imagenet-cache-<split>.pkl``, as Ren et al. (2018, arXiv:1803.00676) publish it; of
-       its images the order is the file's own. They were resized by others, so their bits need not
-       be those of the archives.
-
-    Raises :class:`DataError`, in one line, if there is no data, or if it is damaged or incomplete.
+    Classes are in the order of their labels, images in that of their file names (in a pickle, as
+    Ren et al. 2018, arXiv:1803.00676, publish it, in the file's own): equal pixels make equal
+    tasks, whatever they lie in. Raises :class:`DataError` if they are missing or damaged.
     """
     folder = Path(data_root).expanduser() / "miniimagenet"
     return cached_images(

@@ -129,9 +129,8 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
       own.
     * ``mamlpp``: 1150 / 50 / 423 (Antoniou et al. 2019, arXiv:1810.09502), of the same permutation.
     * ``vinyals``: 1028 / 172 / 423 (Vinyals et al. 2016, arXiv:1606.04080, in the files published
-      with Snell et al. 2017, arXiv:1703.05175): the test is the last 423 of the ordered list,
-      validation is five whole alphabets. There each rotation is a class of its own; here rotation
-      is drawn.
+      with Snell et al. 2017, arXiv:1703.05175): the last 423 test, five whole alphabets validate.
+      There each rotation is a class of its own; here rotation is drawn.
     """
     if name not in SPLITS:
         raise DataError(f"--omniglot-split {name}: unknown; one of {', '.join(SPLITS)}")
@@ -151,10 +150,8 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
 def open_images(data_root: Path) -> Mapped:
     """All drawings, read-only: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0.
 
-    The rows are in the order of :func:`class_names`. Under ``data_root/omniglot`` it takes the
-    archives ``images_background.zip`` and ``images_evaluation.zip``, or folders of the same names,
-    or downloads the archives there. Raises :class:`DataError` if there is no data, or if it is not
-    in order.
+    The rows are in the order of :func:`class_names`. Raises :class:`DataError` if there is no data,
+    or if it is not in order.
     """
     folder = Path(data_root).expanduser() / "omniglot"
     return cached_images(

@@ -34,10 +34,9 @@ class Decoder:
     def image(self, opened: Image.Image) -> NDArray[np.uint8]:
         """One image as uint8 ``[size, size]`` or ``[size, size, 3]``.
 
-        It is turned upright as its EXIF data says, transparent parts become white, the first
-        picture of an animation is taken. Its shorter side becomes ``size`` pixels long, and what
-        the longer one has more is cut off on both ends: proportions are kept. Raises
-        ``ValueError`` for pixels whose range nobody knows, and what Pillow raises for damaged ones.
+        It is turned upright as its EXIF data says, transparent parts become white. Its shorter side
+        becomes ``size`` pixels long, and what the longer one has more is cut off on both ends.
+        Raises ``ValueError`` for pixels whose range nobody knows, and Pillow's errors.
         """
         image = ImageOps.exif_transpose(opened)
         if image.mode[0] in "IF":

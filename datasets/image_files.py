@@ -56,7 +56,8 @@ def look(root: Path, below: str = "") -> Content:
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
+                # Of archivers and file servers: copies of other files' names, no classes.
+                if entry.name.startswith((".", "__MACOSX", "@eaDir")):
                     continue
                 if entry.is_dir():
                     folders.append(entry.name)

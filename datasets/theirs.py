@@ -70,7 +70,10 @@ def _strange(module: str, loaded: Any) -> str:
 
 def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
     """What is wrong with the arguments of a name; "" if nothing is."""
-    signature = inspect.signature(loaded)
+    try:
+        signature = inspect.signature(loaded)
+    except ValueError as error:  # its constructor is written in C
+        return str(error)
     if strange := sorted(set(arguments) & set(list(signature.parameters)[:given])):
         return f"{strange[0]} is given by this program: leave it out"
     try:

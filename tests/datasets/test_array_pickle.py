@@ -114,12 +114,9 @@ def test_what_is_not_an_array_is_refused(tmp_path: Path, content: bytes, words: 
     assert words in refused(tmp_path, content)
 
 
-@pytest.mark.parametrize(
-    "attempt",
-    [b"cnumpy\ndtype\n}U\x08__call__K\x01sb.", b"cnumpy\ndtype\n(N}U\x0d__kwdefaults__Nstb."],
-)
-def test_nothing_in_a_pickle_changes_how_the_next_is_read(tmp_path: Path, attempt: bytes) -> None:
-    with contextlib.suppress(DataError):
-        array_pickle.read(write(tmp_path, attempt))
+def test_nothing_in_a_pickle_changes_how_the_next_is_read(tmp_path: Path) -> None:
+    for attempt in (b"}U\x08__call__K\x01sb.", b"(N}U\x0d__kwdefaults__Nstb."):
+        with contextlib.suppress(DataError):
+            array_pickle.read(write(tmp_path, b"cnumpy\ndtype\n" + attempt))
     found = array_pickle.array(array_pickle.read(write(tmp_path, ARRAYS[0].dumps())))
     assert (found == ARRAYS[0]).all()

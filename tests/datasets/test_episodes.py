@@ -96,15 +96,11 @@ def test_tasks_never_change(request_, request):
     assert digest.hexdigest() == GOLDEN[request_]
 
 
-def unequal(
-    counts: tuple[int, ...] = (4, 40, 9, 5, 17, 6),
-    names: list[str] | None = None,
-    **changes: int,
-) -> FewShotImages:
+def unequal(names: list[str] | None = None, **changes: int) -> FewShotImages:
     """Classes of 4 to 40 images, whose pixels tell their row; a gap lies between two of them."""
     images = np.broadcast_to(np.arange(87, dtype=np.uint8)[:, None, None], (87, 2, 2))
     first = np.array([0, 4, 50, 59, 64, 81])
-    found = ImageClasses(images, first, np.array(counts), False, names)
+    found = ImageClasses(images, first, np.array([4, 40, 9, 5, 17, 6]), False, names)
     request = {"ways": 5, "shots": 1, "queries": 3, "seed": 0} | changes
     return FewShotImages(found, split="train", **request)
 

@@ -6,9 +6,8 @@ returns) and its facts (:class:`datasets.registry.DataSet`); no list elsewhere n
 Names are imported when they are asked for: :mod:`datasets.registry` and :mod:`datasets.paths` serve
 the command line, which does not wait for torch.
 
-A top-level package called ``datasets`` shadows Hugging Face's of the same name wherever the
-repository is on the path. That is accepted: this package is only ever run from the checkout. Keep
-this file, and never build a wheel of it.
+A top-level package called ``datasets`` shadows Hugging Face's wherever the repository is on the
+path. That is accepted; in a wheel this one is ``maml.datasets`` (setup.py).
 """
 
 from __future__ import annotations
@@ -17,30 +16,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from datasets.batches import Batches as Batches
-    from datasets.batches import Examples as Examples
-    from datasets.episodes import Episodes as Episodes
-    from datasets.episodes import FewShotImages as FewShotImages
-    from datasets.episodes import ImageClasses as ImageClasses
-    from datasets.errors import DataError as DataError
-    from datasets.opening import contents as contents
-    from datasets.opening import image_shape as image_shape
-    from datasets.opening import open_batches as open_batches
-    from datasets.opening import open_environments as open_environments
-    from datasets.opening import open_episodes as open_episodes
-    from datasets.tasks import Task as Task
+    from datasets.batches import Batches, Examples
+    from datasets.episodes import Episodes, FewShotImages, ImageClasses
+    from datasets.errors import DataError
+    from datasets.opening import (
+        contents,
+        image_shape,
+        open_batches,
+        open_environments,
+        open_episodes,
+    )
+    from datasets.tasks import Task
 
-_WHERE = {
-    "batches": ("Batches", "Examples"),
-    "episodes": ("Episodes", "FewShotImages", "ImageClasses"),
-    "errors": ("DataError",),
-    "opening": ("contents", "image_shape", "open_batches", "open_environments", "open_episodes"),
-    "tasks": ("Task",),
-}
+__all__ = [
+    "Batches", "DataError", "Episodes", "Examples", "FewShotImages", "ImageClasses", "Task",
+    "contents", "image_shape", "open_batches", "open_environments", "open_episodes",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _WHERE.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.opening"), name)

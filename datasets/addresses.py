@@ -5,10 +5,9 @@ of a splitmix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom 
 2014) whose ``j``-th output is computed directly from ``j``. So a draw depends on its address alone:
 not on who draws, when, after what, or beside what else.
 
-The generator is written out here, on ``uint64`` arrays, because the streams of ``numpy.random`` and
-``torch`` may change between releases, and a task set must not. Everything is vectorised over keys,
-and every operation is exact integer arithmetic or a single correctly rounded IEEE operation: the
-same bits on every machine.
+The generator is written out here because the streams of ``numpy.random`` and ``torch`` may change
+between releases, and a task set must not. Every operation is exact integer arithmetic or a single
+correctly rounded IEEE operation: the same bits on every machine.
 """
 
 import hashlib
@@ -25,11 +24,7 @@ _S30, _S27, _S31, _S11 = (np.uint64(shift) for shift in (30, 27, 31, 11))
 
 
 def _mix(z: Keys) -> Keys:
-    """splitmix64's finaliser, a bijection of 64-bit words, in place; ``z`` is not 0-dimensional.
-
-    On arrays, numpy wraps unsigned overflow silently, as wanted; only its scalars warn, so none are
-    used.
-    """
+    """splitmix64's finaliser, a bijection of 64-bit words, in place; numpy's scalars would warn."""
     z ^= z >> _S30
     z *= _MIX_1
     z ^= z >> _S27

@@ -1,8 +1,8 @@
 """Pickles of numpy arrays and plain containers, read without running anything that is in them.
 
 A pickle may name any function and have it called. This reader knows stand-ins for the few names
-that numpy writes for an array, and refuses all others. Not even numpy's own code sees what the file
-says of an array, before dtype and size were checked: damaged states can crash it.
+that numpy writes for an array, and refuses all others. Numpy's own code sees nothing before dtype
+and size were checked: damaged states can crash it.
 """
 
 import math
@@ -25,7 +25,6 @@ class _Array:
         self.values: NDArray[Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
-        """Numpy's (version, shape, dtype, whether columns come first, bytes)."""
         _version, shape, dtype, by_column, data = state
         data = data.encode("latin-1") if isinstance(data, str) else data  # bytes of Python 2
         if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, bytearray)):
@@ -40,7 +39,7 @@ class _Array:
 
 
 class _Dtype:
-    """A dtype of booleans or numbers; others, such as those of Python objects, are refused."""
+    """A dtype of booleans or numbers; all others, as of Python objects, are refused."""
 
     __slots__ = ("code", "order")
 
@@ -50,7 +49,7 @@ class _Dtype:
             raise ValueError(f"arrays of {self.code!r} are not read")
 
     def __setstate__(self, state: Any) -> None:
-        """Numpy's (version, byte order, …); what follows belongs to dtypes that are refused."""
+        # (version, byte order, …); what follows belongs to dtypes that are refused.
         self.order = _text(state[1])
         if self.order not in ("|", "<", ">", "="):
             raise ValueError(f"the byte order {self.order!r} is not known")
@@ -88,8 +87,7 @@ def read(path: Path) -> Any:
     """What a pickle holds: plain values and containers, and what :func:`array` makes arrays.
 
     The keys of dictionaries, which Python 2 wrote as bytes, are texts on the first two levels.
-    Raises :class:`DataError`, in one line that names the file, if it cannot be read, or asks for
-    anything but arrays of numbers.
+    Raises :class:`DataError` if it cannot be read, or asks for anything but arrays of numbers.
     """
     try:
         with open(path, "rb") as file:
@@ -110,10 +108,7 @@ def _named(found: Any, levels: int) -> Any:
 
 
 def array(found: Any) -> NDArray[Any]:
-    """An array that :func:`read` has found, read-only, or a list of integers as one.
-
-    Raises ``ValueError`` for anything else.
-    """
+    """An array that :func:`read` has found, read-only, or a list of integers; or ``ValueError``."""
     if isinstance(found, _Array) and found.values is not None:
         return found.values
     # A list of lists can be made to grow without end.

@@ -6,6 +6,7 @@ its id travels between processes in its place.
 """
 
 import functools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets import addresses
-from datasets.episodes import ClassRows, Episodes, ImageClasses, scaled
+from datasets.episodes import Episodes, ImageClasses, scaled
 from datasets.errors import DataError
 from datasets.tasks import Task
 
@@ -58,32 +59,20 @@ class Batches(Episodes):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Raise :class:`DataError` if there are fewer examples than ``batch_size``; read none."""
-        if batch_size < 1:
-            raise DataError(f"--batch-size {batch_size}: must be at least 1")
         for name, some in ((split, examples), ("train", reference)):
             if some is not None and len(some.rows) < batch_size:
-                raise DataError(
-                    f"--batch-size {batch_size}: the {name} split has only {len(some.rows)} "
-                    "examples"
-                )
+                has = f"the {name} split has only {len(some.rows)} examples"
+                raise DataError(f"--batch-size {batch_size}: {has}")
         self.split, self.batch_size, self.seed, self.dtype = split, batch_size, seed, dtype
         self._examples, self._reference = examples, reference
         n = len(examples.rows)
-        if reference is None:
-            self.one_pass = n // batch_size
-        else:
-            self.one_pass = -(-n // batch_size)
-            where = addresses.keys(_SEED, split, "order", 0)
-            self._order = addresses.permutation(where, n)[0]
+        self.one_pass = n // batch_size if reference is None else -(-n // batch_size)
+        self._order = addresses.permutation(addresses.keys(_SEED, split, "order", 0), n)[0]
         # Consecutive ids ask for the same epoch; calls of other threads may be an epoch further.
         self._epoch = functools.lru_cache(maxsize=4)(self._permutation)
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``).
-
-        Query ``[B, E, C, H, W]`` in [0, 1] with labels ``[B, E]``; support the same, or while
-        training ``[B, 0, C, H, W]`` and ``[B, 0]``.
-        """
+        """The tasks with these ids (int64 ``[B]``), the support set empty while training."""
         index = ids.detach().cpu().numpy()
         if self._reference is None:
             x, y = self._take(self._examples, self._drawn(len(self._examples.rows), index))
@@ -93,18 +82,20 @@ class Batches(Episodes):
         support = self._take(self._reference, self._drawn(len(self._reference.rows), index))
         return Task(*support, *query)
 
-    def class_rows(self) -> ClassRows:
-        """The images of each class; reads none."""
+    def samples(self) -> Iterator[NDArray[np.uint8]]:
+        """Eight images of each class."""
         images, rows, labels = self._examples
-        return ClassRows(images, [rows[labels == label] for label in np.unique(labels)])
+        for label in np.unique(labels):
+            own = rows[labels == label]
+            yield images[own[np.linspace(0, len(own) - 1, 8).astype(int)]]
 
     def _drawn(self, n: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places in [0, n) of the batches with these indices (``[B]``): int64 ``[B, E]``."""
-        epochs, batches = np.divmod(index, n // self.batch_size)
-        places = np.empty((len(index), self.batch_size), dtype=np.int64)
-        for row, epoch, batch in zip(places, epochs.tolist(), batches.tolist(), strict=True):
-            start = batch * self.batch_size
-            row[:] = self._epoch(n, epoch)[start : start + self.batch_size]
+        size = self.batch_size
+        places = np.empty((len(index), size), dtype=np.int64)
+        for row, i in zip(places, index.tolist(), strict=True):
+            epoch, batch = divmod(i, n // size)
+            row[:] = self._epoch(n, epoch)[batch * size : (batch + 1) * size]
         return places
 
     def _permutation(self, n: int, epoch: int) -> NDArray[np.int64]:
@@ -119,6 +110,17 @@ class Batches(Episodes):
 PLACES = {"train": range(0, 14), "validation": range(14, 16), "test": range(16, 20)}
 """Of a class's 20 drawings, those of each split. In Omniglot the same hand drew the same place of
 every class of an alphabet: the test's are of hands that were never seen."""
+
+
+def labelled(found: ImageClasses, learned: Sequence[str], what: str) -> Examples:
+    """All images of classes that have names, labelled by their place among those ``learned``."""
+    names = list(found.names or ())
+    if strange := sorted({*names} ^ {*learned}):
+        raise DataError(f"{what} must have the classes of train, and {strange[0]} is not in both")
+    labels = np.repeat([learned.index(name) for name in names], found.counts)
+    places = zip(found.first, found.counts, strict=True)
+    rows = np.concatenate([np.arange(first, first + count) for first, count in places])
+    return Examples(found.images, rows, labels)
 
 
 def divide(found: ImageClasses, split: str, ways: int) -> Examples:

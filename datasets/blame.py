@@ -20,8 +20,8 @@ def calling(
 ) -> Iterator[None]:
     """Turn what a user's own component raises inside into a :class:`DataError` of one line.
 
-    ``components`` are those at work, by flag. Errors of ours pass through: they are faults of this
-    program. So do :class:`DataError` and ``passing``, which are one line already.
+    ``components`` are those at work, by flag. :class:`DataError` and ``passing`` are one line
+    already; where all components are ours, errors are faults of this program. These pass through.
     """
     try:
         yield
@@ -40,18 +40,12 @@ def calling(
 def _where_it_happened(
     error: BaseException, components: Mapping[str, Component]
 ) -> dict[str, Component]:
-    """The component in whose code the error arose; several, if that cannot be told."""
-    found: dict[str, Component] = {}
+    """The component in whose file the error arose; several, if that cannot be told."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        name, file = f"{frame.f_code.co_qualname}.", frame.f_code.co_filename
-        here = {flag: c for flag, c in components.items() if _is_in(file, _files(c))}
-        # Of several in one file: whose own code it is.
-        own = {flag: c for flag, c in here.items() if name.startswith(f"{c.attribute}.")}
-        for some in (own, here):
-            if len(some) == 1:
-                return some
-        found = found or here
-    return found
+        file = frame.f_code.co_filename
+        if here := {flag: c for flag, c in components.items() if _is_in(file, _files(c))}:
+            return here
+    return {}
 
 
 def files_of(component: Component) -> dict[str, str]:
@@ -68,18 +62,12 @@ def _files(component: Component) -> set[str]:
 
 
 def _is_in(file: str, places: Collection[str]) -> bool:
-    """Whether a file is one of ``places``, or in a folder that is."""
-    return any(
-        file == place or (place.endswith("/") and file.startswith(place)) for place in places
-    )
+    """Whether a file is one of ``places``, or in a folder that is, which ends with ``/``."""
+    return any(file == each or (each[-1:] == "/" and file.startswith(each)) for each in places)
 
 
 def described(error: BaseException, files: Collection[str] = ()) -> str:
-    """An exception in one line: what it says, where it happened, and the notes that it was given.
-
-    The place is the innermost one in ``files``, a component's own, or in folders among them, which
-    end with ``/``. Without one it is the innermost one that is neither a library's nor ours.
-    """
+    """An exception in one line: what it says, its last place in ``files``, and its notes."""
     text = " ".join(str(error).split())
     line = type(error).__name__ + (f": {text}" if text else "")
     places = places_of_theirs(error, files)
@@ -90,9 +78,9 @@ def described(error: BaseException, files: Collection[str] = ()) -> str:
 
 
 def places_of_theirs(error: BaseException, files: Collection[str] = ()) -> list[str]:
-    """The places in a user's files that an exception passed, as ``file:line``, the last at the end.
+    """The places in ``files`` that an exception passed, as ``file:line``, the innermost at the end.
 
-    They are those in ``files``; without one of these, those that are neither a library's nor ours.
+    Without one of these, those that are neither a library's nor ours.
     """
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if _is_in(frame.filename, files)]

@@ -1,12 +1,9 @@
 """Where decoded arrays live on disk, and how they get there exactly once.
 
 Many workers start at the same moment and all want the same array. One of them builds it under a
-file lock and renames it into place; the others wait and map it. A file in the cache is therefore
-always whole: a crash, a full disk or a kill leaves at most a temporary file, which the next builder
-removes.
-
-What happens to it later, on a disk that loses bits or by another program, is found by its digest:
-each process checks a file before it uses it first. A damaged file is built anew.
+file lock and renames it into place; the others wait and map it. So a file in the cache is whole: a
+crash, a full disk or a kill leaves at most a temporary file, which the next builder removes. What
+happens to it later is found by its digest, and then it is built anew.
 """
 
 import contextlib
@@ -30,22 +27,17 @@ LIMIT_S = 3600.0
 Chunks = Iterable[NDArray[np.uint8]]
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
 
-_checked: set[tuple[Path, int, int, int]] = set()
-"""Files, by what is another one when they change, that this process knows to be as written."""
+_checked: set[tuple[Path, int, int, int]] = set()  # what this process has compared, as it was
 
 
 def cached(
     name: str, shape: tuple[int, ...], build: Callable[[], Chunks], *, title: str = ""
 ) -> Mapped:
-    """The uint8 array ``name`` of the cache, built on the first call of any process.
+    """The uint8 array ``name`` of the cache, a path that ends in ``.npy``; built where it is not.
 
-    ``name`` is a relative path ending in ``.npy``. ``build()`` yields uint8 chunks that fill
-    ``shape`` in order. A damaged cache file is built anew, after a line that says so. The process
-    that builds says so on standard error, as ``title`` calls it, and shows on a terminal how far it
-    is.
-
-    Raises :class:`DataError` naming the file and ``$MAML_CACHE`` when the cache cannot be written;
-    errors of ``build`` pass through. In either case nothing is left behind.
+    ``build()`` yields uint8 chunks that fill ``shape`` in order. Who builds says so on standard
+    error, as ``title`` calls it. Raises :class:`DataError` when the cache cannot be written; errors
+    of ``build`` pass through. In either case nothing is left behind.
     """
     path = cache_root() / name
     with contextlib.suppress(DataError):
@@ -74,22 +66,16 @@ def cached(
 
 
 def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
-    """Map a file read-only, once this process has compared it with its digest.
-
-    Raises :class:`DataError` naming the file if it is damaged, has no digest, cannot be read, or
-    does not hold exactly ``shape``.
-    """
+    """Map a file, compared once with its digest. Raises :class:`DataError` if it is not fit."""
     try:
         status = path.stat()
         stamp = path, status.st_ino, status.st_size, status.st_ctime_ns
         if stamp not in _checked:
-            digest.unseal(np.memmap(path, np.uint8, "r"))
+            digest.unseal(np.memmap(path, np.uint8, "r").data)
             _checked.add(stamp)
         found: Mapped = np.load(path, mmap_mode="r")
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if found.shape != shape or found.dtype != np.uint8:
         expected = f"uint8 {list(shape)} is expected"
         raise DataError(f"{path}: holds {found.dtype} {list(found.shape)} where {expected}")
@@ -97,13 +83,10 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
 
 
 def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> None:
-    """Write a ``.npy`` file, with its digest, that appears whole or not at all.
-
-    Plain writes, not a writable memory map: on a full disk a write raises ``ENOSPC``, a mapped page
-    kills the process.
-    """
+    """Write a ``.npy`` file, with its digest, that appears whole or not at all."""
     from tqdm import tqdm
 
+    # No writable memory map: on a full disk a write raises ENOSPC, a mapped page kills the process.
     size = math.prod(shape)
     quiet = None if title else True  # None: where there is no terminal
     with (
@@ -119,4 +102,4 @@ def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> No
         file.flush()
         if (written := file.tell() - begin) != size:
             raise ValueError(f"{path.name}: built {written} bytes of {size}")
-        file.write(digest.of(np.memmap(file, np.uint8, "r")))
+        file.write(digest.of(np.memmap(file, np.uint8, "r").data))

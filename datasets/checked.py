@@ -1,6 +1,8 @@
-"""Tasks of a user's own, looked at before anybody learns from them: what is wrong is one line."""
+"""Data of a user's own, looked at before anybody learns from it: what is wrong is one line."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,6 +13,7 @@ from datasets.blame import calling
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.registry import FLAG, DataSet
+from datasets.spelling import is_theirs
 from datasets.tasks import Task
 
 Form: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -81,12 +84,14 @@ class _Looking:
         return [self._looked_at(*one) for one in zip(alone, ids.split(1), strict=True)]
 
     def _looked_at(self, made: Any, ids: Tensor) -> Task:
-        parts: dict[str, Any] = {name: getattr(made, name, None) for name in Task._fields}
-        for name, part in parts.items():
-            if not isinstance(part, Tensor):
+        for name in Task._fields:
+            if not isinstance(getattr(made, name, None), Tensor):
                 raise self._error(ids, f"{type(made).__name__} without a tensor {name}")
-        found: Task = made._replace(**{n: self._converted(n, part) for n, part in parts.items()})
-        if wrong := self._wrong_sets(found, len(ids)) or self._wrong_form(found, len(ids)):
+        found: Task = made._replace(
+            **{n: self._converted(n, getattr(made, n)) for n in Task._fields}
+        )
+        wrong = _wrong_sets(found, len(ids)) or self._wrong_labels(found) or self._wrong_form(found)
+        if wrong:
             raise self._error(ids, wrong)
         return found
 
@@ -99,38 +104,65 @@ class _Looking:
 
     def _converted(self, name: str, part: Tensor) -> Tensor:
         part = part.detach()  # data, whatever it was computed from
-        if part.is_complex():
-            return part
         if part.dtype == torch.uint8 and name.endswith("_x") and part.dim() == 5:
             return part.to(self.dtype).div_(255)
+        if part.is_complex():
+            return part
         return part.to(self.dtype if part.is_floating_point() else torch.int64)
 
-    def _wrong_sets(self, made: Task, count: int) -> str:
-        for part in ("support", "query"):
-            x, y = getattr(made, f"{part}_x"), getattr(made, f"{part}_y")
-            found = f"{part}_x is {_of(x)} and {part}_y {_of(y)}"
-            if x.dim() < 2 or x.shape[:2] != y.shape[:2] or len(x) != count:
-                return f"{found}; give [{count}, E, …] each"
-            if x.is_complex() or y.is_complex():
-                return f"{found}; numbers must be real"
-            if part == "query" and not x.numel():
-                return f"query_x is {_of(x)}: there is nothing to answer"
-            if self.classes is not None and not y.is_floating_point():
-                strange = y[(y < 0) | (y >= self.classes)].tolist()
-                if strange:
-                    of = f"of {self.classes} ways they are from 0 to {self.classes - 1}"
-                    return f"{part}_y has the label {max(strange)}; {of}"
+    def _wrong_labels(self, made: Task) -> str:
+        if (ways := self.classes) is None:
+            return ""
+        for name in ("support_y", "query_y"):
+            y = getattr(made, name)
+            if not y.is_floating_point() and len(strange := y[(y < 0) | (y >= ways)]):
+                of = f"of {ways} ways they are from 0 to {ways - 1}"
+                return f"{name} has the label {int(strange.max())}; {of}"
         return ""
 
-    def _wrong_form(self, made: Task, count: int) -> str:
+    def _wrong_form(self, made: Task) -> str:
         for name, (dtype, sizes) in (self.form or {}).items():
             part = getattr(made, name)
             if (part.dtype, part.shape[2:]) != (dtype, sizes):
-                shape = ", ".join([str(count), "E", *map(str, sizes)])
-                first = f"{str(dtype).removeprefix('torch.')} [{shape}]"
-                return f"{name} is {_of(part)}; that of the first task is {first}"
+                first = _of(dtype, [str(len(part)), "E", *map(str, sizes)])
+                return f"{name} is {_of(part.dtype, part.shape)}; that of the first task is {first}"
         return ""
 
 
-def _of(part: Tensor) -> str:
-    return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
+def _wrong_sets(made: Task, count: int) -> str:
+    for part in ("support", "query"):
+        x, y = getattr(made, f"{part}_x"), getattr(made, f"{part}_y")
+        found = f"{part}_x is {_of(x.dtype, x.shape)} and {part}_y {_of(y.dtype, y.shape)}"
+        if x.dim() < 2 or x.shape[:2] != y.shape[:2] or len(x) != count:
+            return f"{found}; give [{count}, E, …] each"
+        if x.is_complex() or y.is_complex():
+            return f"{found}; numbers must be real"
+    return "" if made.query_x.numel() else "query_x is empty: there is nothing to answer"
+
+
+def _of(dtype: torch.dtype, shape: Iterable[object]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"
+
+
+def shared_classes(data: str, splits: Sequence[Episodes], new: str = "classes") -> str:
+    """A warning where a split of a user's own data has classes of one before it, or "".
+
+    ``new`` is what a test ought to be of, for the message: its function may forget ``split``.
+    """
+    if not is_theirs(data):
+        return ""
+    said: list[str] = []
+    met: dict[bytes, str] = {}  # the split where images were met first, by their digest
+    for episodes in splits:
+        digests = [hashlib.blake2b(some.tobytes()).digest() for some in episodes.samples()]
+        found = Counter(met[digest] for digest in digests if digest in met)
+        said += [
+            f"{n} of {len(digests)} {episodes.split} classes have the same images as a class of "
+            f"{earlier}"
+            for earlier, n in found.items()
+        ]
+        met = dict.fromkeys(digests, episodes.split) | met
+    if not said:
+        return ""
+    says_nothing = f"the accuracy on them says nothing about new {new}"
+    return f"warning: {FLAG} {data}: {', and '.join(said)}: {says_nothing}"

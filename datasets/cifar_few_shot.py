@@ -1,9 +1,9 @@
 """CIFAR-FS and FC100: few-shot tasks from CIFAR-100's 100 classes of 600 images, 32x32.
 
-Both take CIFAR-100 as torchvision finds and downloads it, under ``<data-root>/cifar100``. The
-images of its two parts are put together by class; the cache keeps that.
+Both take CIFAR-100 as torchvision finds and downloads it; the cache keeps its images by class.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ COMPONENTS = {
         "help": "CIFAR-100 in colour, 600 images of each class, 64/16/20 classes",
         "episodes": "open_classes",
         "classes": "list_classes",
-        "images_of": "cifar100",
         "image_shape": (3, 32, 32),
     },
     "fc100": {
@@ -70,11 +69,7 @@ def labels(name: str, split: str) -> NDArray[np.int64]:
 
 
 def open_classes(split: str, *, name: str, data_root: Path, **_unused: object) -> ImageClasses:
-    """The classes of a split of "cifarfs" or "fc100", in the order of their names, not rotated.
-
-    Raises :class:`DataError`, in one line, if CIFAR-100's files are missing or damaged and cannot
-    be downloaded.
-    """
+    """The classes of a split of "cifarfs" or "fc100", in the order of their names, not rotated."""
     return ImageClasses.of_equal_size(open_images(data_root), labels(name, split), rotate=False)
 
 
@@ -90,20 +85,14 @@ def open_images(data_root: Path) -> Mapped:
     """CIFAR-100 by class, read-only: uint8 ``[100, 600, 32, 32, 3]``, RGB.
 
     Of each class torchvision's training images come first, then its test images, in its order.
-    Raises :class:`DataError` as :func:`open_classes` does.
     """
     source = SOURCES[_CIFAR]
-    per_class = sum(source.sizes.values()) // source.classes
-    return cached(
-        f"{_CIFAR}/{_ORDER}-by-class.npy",
-        (source.classes, per_class, *source.shape),
-        lambda: iter([_by_class(Path(data_root).expanduser() / _CIFAR)]),
-        title="reading CIFAR-100 by class",
-    )
+    shape = (source.classes, sum(source.sizes.values()) // source.classes, *source.shape)
 
+    def by_class() -> Iterator[NDArray[np.uint8]]:
+        parts = [read_part(_CIFAR, part, data_root) for part in ("train", "test")]
+        images, of_class = (np.concatenate(both) for both in zip(*parts, strict=True))
+        yield images[np.argsort(of_class, kind="stable")].reshape(shape)
 
-def _by_class(folder: Path) -> NDArray[np.uint8]:
-    parts = [read_part(_CIFAR, part, folder) for part in ("train", "test")]
-    images, of_class = (np.concatenate(both) for both in zip(*parts, strict=True))
-    ordered = images[np.argsort(of_class, kind="stable")]
-    return ordered.reshape(SOURCES[_CIFAR].classes, -1, *images.shape[1:])
+    title = "reading CIFAR-100 by class"
+    return cached(f"{_CIFAR}/{_ORDER}-by-class.npy", shape, by_class, title=title)

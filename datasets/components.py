@@ -7,10 +7,7 @@ A component's file says what it holds in a literal at its top level::
 :func:`scan` reads these literals as text and imports nothing, so that ``--help`` and a mistyped
 flag need not wait for torch. A component that is ``"like"`` another one, of any file, begins with
 that one's facts and flags. To add a component, add a file: no list elsewhere names it. Wherever a
-name is accepted, a component in a user's own file is, too (:mod:`datasets.spelling`, which
-:mod:`datasets.theirs` imports).
-
-Nothing here imports torch.
+name is accepted, one in a user's own file is, too (:mod:`datasets.theirs`).
 """
 
 import ast

@@ -1,8 +1,7 @@
 """A digest at the end of a file: flipped bytes are found before anybody learns from them.
 
-The digest is of digests of blocks, so that several threads can check a file at once. It lies behind
-the contents, in the same file: what reads a ``.npy`` array does not look beyond its end, and one
-file is renamed into place as a whole.
+It is of digests of blocks, so that several threads can check a file at once. What reads a ``.npy``
+array does not look beyond its end.
 """
 
 import hashlib
@@ -10,21 +9,17 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 MAGIC = b"\nsha256 of 4 MB\n"
 BLOCK = 1 << 22
 SIZE = len(MAGIC) + hashlib.sha256().digest_size
 """Bytes of a digest at the end of a file."""
 
-Content = TypeVar("Content", bytes, NDArray[np.uint8])
+Content = TypeVar("Content", bytes, memoryview)
 
 
-def of(content: bytes | NDArray[np.uint8]) -> bytes:
+def of(content: Content) -> bytes:
     """Return what is written behind ``content``: its digest, computed on all cores."""
-    view = content if isinstance(content, bytes) else content.data
-    blocks = (view[start : start + BLOCK] for start in range(0, len(view), BLOCK))
+    blocks = (content[start : start + BLOCK] for start in range(0, len(content), BLOCK))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "digest") as threads:
         digests = threads.map(lambda block: hashlib.sha256(block).digest(), blocks)
         return MAGIC + hashlib.sha256(b"".join(digests)).digest()
@@ -36,11 +31,7 @@ def seal(content: bytes) -> bytes:
 
 
 def unseal(content: Content) -> Content:
-    """Return the content of a file that ends in its digest: the bytes, or a view of the array.
-
-    Raises:
-        ValueError: saying what is wrong.
-    """
+    """Return the content of a file that ends in its digest, or raise ``ValueError``."""
     found = bytes(content[-SIZE:])
     if not found.startswith(MAGIC):
         raise ValueError("it has no digest: cut short, or written by an earlier version")

@@ -1,10 +1,7 @@
 """Downloads: one process at a time, none that waits for ever, and one line where one fails."""
 
 import contextlib
-import http.client
 import socket
-import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,41 +9,24 @@ from datasets.errors import DataError
 from datasets.locks import Lock
 
 _TIMEOUT_S = 30.0
-# What a failed download, or unreadable bytes of one, raise.
-_FAILURES = (
-    OSError,
-    AssertionError,
-    RuntimeError,
-    ValueError,
-    EOFError,
-    http.client.HTTPException,
-    tarfile.TarError,
-    zlib.error,
-)
 
 
 @contextlib.contextmanager
 def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
     """Make ``folder``, and hold a file lock in it, for what is downloaded there and read.
 
-    Raises :class:`DataError` where that fails: a line that begins with what is ``missing``, and
-    says what the user may ``put`` where instead.
+    Where that fails, one line begins with what is ``missing``, and says what the user may ``put``
+    where instead.
     """
     # torchvision's downloads have no time limit of their own.
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT_S)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock = folder / ".download.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with Lock(lock).held(needed=True):
+        with Lock(folder / ".download.lock").held(needed=True):
             yield
-    except _FAILURES as error:
-        if made:  # as where the folder's name was mistyped
-            lock.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty
-                for path in made:
-                    path.rmdir()
+    # What a failed download, or unreadable bytes of one, raise is of every kind.
+    except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
             f"{missing}, and was not downloaded ({reason}); put {put}, or point --data-root or "

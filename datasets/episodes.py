@@ -6,7 +6,7 @@ import copy
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -21,10 +21,9 @@ from datasets.words import counted
 
 
 class Episodes(ABC):
-    """An endless, addressable stream of tasks of one split.
+    """An endless, addressable stream of tasks of one split, without any state.
 
-    There is no sampler state: nothing to checkpoint, nothing to shard. Whoever holds an id can make
-    the task, so ids travel between processes and images do not.
+    Whoever holds an id can make the task, so ids travel between processes and images do not.
     """
 
     split: str
@@ -32,9 +31,7 @@ class Episodes(ABC):
     one_pass: int | None = None
     # A digest of which classes the split has, for sets whose classes a user may change; else None.
     division: str | None = None
-    # How many classes its tasks are drawn from; None: that is not known, or there are none.
-    class_count: int | None = None
-    # What these are called, in the order that `classes` numbers them; None: by nothing.
+    # What the classes are called that its tasks are drawn from; None: by nothing.
     class_names: Sequence[str] | None = None
 
     def ids(self, iteration: int, meta_batch_size: int) -> Tensor:
@@ -46,27 +43,13 @@ class Episodes(ABC):
         """A digest of the split's images, for sets whose images a user may change; else None."""
         return None
 
-    def class_rows(self) -> ClassRows:
-        """The images of each class; of what is no images, or has no classes, none."""
-        return ClassRows(np.empty((0, 0, 0), np.uint8), [])
-
-    def classes(self, ids: Tensor) -> NDArray[np.int64] | None:
-        """Which of the split's classes the tasks with these ids have: ``[B, N]``, by label.
-
-        They are numbered from 0 to ``class_count - 1``. ``ids`` is int64 ``[B]``. None: that is not
-        known, or they have none.
-        """
-        return None
+    def samples(self) -> Iterator[NDArray[np.uint8]]:
+        """A few images of each class, the same each time; of what is no images, none."""
+        return iter(())
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
-        """The names of the classes of the tasks with these ids, by label; None if they have none.
-
-        ``ids`` is int64 ``[B]``. Reads no image.
-        """
-        names, classes = self.class_names, self.classes(ids)
-        if names is None or classes is None:
-            return None
-        return [[names[row] for row in task] for task in classes]
+        """The names of the tasks' classes, by label, if they have any; ``ids`` is int64 ``[B]``."""
+        return None
 
     def following(self, ids: Tensor, iterations: int) -> Tensor:
         """The ids of the meta-batch ``iterations`` after the one with these ids (``[B]``)."""
@@ -94,8 +77,7 @@ class Episodes(ABC):
 def shuffled(episodes: Episodes, seed: int) -> Episodes:
     """The same tasks, each support set in a random order, a pure function of (seed, split, id).
 
-    For who goes through a support set in parts: in class-major order the labels of a part would be
-    the same in every task.
+    In class-major order the labels of a part of it would be the same in every task.
     """
 
     def tasks(ids: Tensor) -> Task:
@@ -103,18 +85,9 @@ def shuffled(episodes: Episodes, seed: int) -> Episodes:
         keys = episodes.keys(ids, "support order", seed)
         order = torch.from_numpy(addresses.permutation(keys, found.support_y.shape[1]))
         rows = torch.arange(len(order))[:, None]
-        return found._replace(
-            support_x=found.support_x[rows, order], support_y=found.support_y[rows, order]
-        )
+        return Task(found.support_x[rows, order], found.support_y[rows, order], *found[2:])
 
     return episodes.remade(tasks)
-
-
-class ClassRows(NamedTuple):
-    """Images as in :class:`ImageClasses`, and the rows of them that each class has: int64."""
-
-    images: NDArray[np.uint8]
-    rows: list[NDArray[np.int64]]
 
 
 class ImageClasses(NamedTuple):
@@ -140,26 +113,26 @@ class ImageClasses(NamedTuple):
     def of_equal_size(
         cls, images: NDArray[np.uint8], rows: NDArray[np.int64], *, rotate: bool
     ) -> ImageClasses:
-        """Classes that all have the same number of images.
-
-        ``images`` is uint8 ``[classes, n, H, W]`` or ``[classes, n, H, W, 3]``, and ``rows`` int64
-        ``[c]``, those of its rows that belong to the split. Nothing is read or copied.
-        """
-        if images.ndim not in (4, 5):
-            raise ValueError(f"images must be [classes, n, H, W(, 3)], not {images.shape}")
+        """Those in ``rows``, int64 ``[c]``, of ``images``, uint8 ``[classes, n, H, W(, 3)]``."""
         n = images.shape[1]
         first = np.asarray(rows, dtype=np.int64) * n
         flat = images.reshape(-1, *images.shape[2:])
         return cls(flat, first, np.full_like(first, n), rotate)
 
+    @classmethod
+    def in_order(
+        cls, images: NDArray[np.uint8], counts: Sequence[int], names: Sequence[str]
+    ) -> ImageClasses:
+        """Classes that follow one another, with ``counts`` images each; not to be rotated."""
+        of_each = np.array(counts, dtype=np.int64)
+        return cls(images, np.cumsum(of_each) - of_each, of_each, rotate=False, names=names)
+
 
 class Layout(NamedTuple):
     """What ``B`` image tasks consist of, before any image is read; all int64.
 
-    * ``classes``: ``[B, N]``, places in the split's list of classes; position in the task is the
-      label
-    * ``images``: ``[B, N, K+Q]``, rows of the image array, distinct; the first ``K`` of a class are
-      the support
+    * ``classes``: ``[B, N]``, places in the split's list of classes, by label
+    * ``images``: ``[B, N, K+Q]``, distinct rows of the image array, the support's first
     * ``quarter_turns``: ``[B, N]``, counter-clockwise multiples of 90 degrees
     """
 
@@ -186,50 +159,36 @@ class FewShotImages(Episodes):
         seed: int,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Check the request against the data; reads no image.
+        """Raise :class:`DataError`, naming the flag, if the split is too small; read no image.
 
-        Raises :class:`DataError`, naming the flag, if the split is too small for the task: no class
-        is left out, so that the classes do not depend on ``shots`` and ``queries``.
+        No class is left out, so that the classes do not depend on ``shots`` and ``queries``.
         """
         for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
         images, first, counts, self.rotate, self.class_names = found
-        if len(images.shape) not in (3, 4):
-            raise ValueError(f"images must be [n, H, W(, 3)], not {images.shape}")
-        if self.rotate and images.shape[1] != images.shape[2]:
-            raise ValueError(f"only square images can turn by 90 degrees, not {images.shape[1:3]}")
+        first, counts = np.asarray(first, dtype=np.int64), np.asarray(counts, dtype=np.int64)
         if ways > len(first):
+            there = counted(len(first), "class", "classes")
+            raise DataError(f"--ways {ways}: the {split} split has only {there}")
+        needed = shots + queries
+        if len(few := np.flatnonzero(counts < needed)):
+            names = self.class_names or [f"class {i}" for i in range(len(counts))]
+            shown = ", ".join(f"{counts[i]} of {names[i]}" for i in few[:3])
+            more = f" and too few of {len(few) - 3} more classes" if len(few) > 3 else ""
             raise DataError(
-                f"--ways {ways}: the {split} split has only "
-                f"{counted(len(first), 'class', 'classes')}"
+                f"--shots {shots} and --queries {queries}: they need {needed} images of a class, "
+                f"and the {split} split has {shown}{more}; ask for fewer, add images, or move such "
+                "classes elsewhere"
             )
         self.split, self.seed, self.dtype = split, seed, dtype
         self.ways, self.shots, self.queries = ways, shots, queries
-        self.first = np.asarray(first, dtype=np.int64)
-        self.counts = np.asarray(counts, dtype=np.int64)
-        self.class_count = len(self.first)
+        self.first, self.counts = first, counts
         if self.class_names is not None:
             listed = "\0".join(self.class_names).encode()
             self.division = hashlib.blake2b(listed, digest_size=8).hexdigest()
         # A plain view of the same pages: the memmap subclass makes every small operation slower.
         self.images = images.view(np.ndarray) if isinstance(images, np.memmap) else images
-        self._check_counts()
-
-    def _check_counts(self) -> None:
-        """Raise :class:`DataError` if a class has too few images for a task."""
-        needed = self.shots + self.queries
-        few = np.flatnonzero(self.counts < needed)
-        if not len(few):
-            return
-        names = self.class_names or [f"class {i}" for i in range(len(self.counts))]
-        shown = ", ".join(f"{self.counts[i]} of {names[i]}" for i in few[:3])
-        more = f" and too few of {len(few) - 3} more classes" if len(few) > 3 else ""
-        raise DataError(
-            f"--shots {self.shots} and --queries {self.queries}: they need {needed} images of a "
-            f"class, and the {self.split} split has {shown}{more}; ask for fewer, add images, or "
-            "move such classes elsewhere"
-        )
 
     def layout(self, ids: Tensor) -> Layout:
         """The composition of the tasks with these ids (int64 ``[B]``). Touches no image."""
@@ -243,10 +202,7 @@ class FewShotImages(Episodes):
         return Layout(classes, self.first[classes][..., None] + drawings, turns)
 
     def content(self) -> str | None:
-        """A digest of the pixels of each class, which are read for it; None for known classes.
-
-        A folder that was moved or copied has the same one.
-        """
+        """A digest of the pixels of each class, which are read for it; None for known classes."""
         if self.class_names is None:
             return None
         shape = f"{self.images.shape[1:]} {self.counts.tolist()}"
@@ -255,15 +211,16 @@ class FewShotImages(Episodes):
             found.update(self.images[first : first + count].tobytes())
         return found.hexdigest()
 
-    def class_rows(self) -> ClassRows:
-        """The images of each class; reads none."""
-        first, counts = self.first.tolist(), self.counts.tolist()
-        rows = [np.arange(f, f + n) for f, n in zip(first, counts, strict=True)]
-        return ClassRows(self.images, rows)
+    def samples(self) -> Iterator[NDArray[np.uint8]]:
+        """Eight images of each class."""
+        for first, count in zip(self.first, self.counts, strict=True):
+            yield self.images[first + np.linspace(0, count - 1, 8).astype(int)]
 
-    def classes(self, ids: Tensor) -> NDArray[np.int64]:
-        """The places of the tasks' classes in the split's list, by label; reads no image."""
-        return self.layout(ids).classes
+    def names(self, ids: Tensor) -> list[list[str]] | None:
+        """The names of the tasks' classes, by label; reads no image."""
+        if (names := self.class_names) is None:
+            return None
+        return [[names[row] for row in task] for task in self.layout(ids).classes]
 
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``): images ``[B, N*K, C, H, W]`` in [0, 1]."""

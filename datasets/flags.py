@@ -7,8 +7,6 @@ A component's own flags are a class ``Flags`` at the top level of its file::
 
 It is read as text (:mod:`datasets.components`), so ``--help`` imports no component. Every component
 of the file reads these flags. What components of several files read is in ``maml.config.fields``.
-
-Nothing here imports torch.
 """
 
 import ast
@@ -42,10 +40,8 @@ class FieldFacts:
         group: Its heading in ``--help``; "" for what is no flag.
         role: What else depends on it.
         help: For ``--help``.
-        least: The least value that it may have.
-        above: What its value must exceed.
-        below: What its value must stay below.
-        most: The greatest value that it may have.
+        least, most: The least and the greatest value that it may have.
+        above, below: What its value must exceed, and stay below.
         names: Whether its values are names of components, of the kind that is called as it is.
         read_with: ``(field, value, …)``: it has an effect only where that field has one of these
             values. Which component reads it is said by the component.
@@ -68,10 +64,7 @@ _KEY = "facts"
 
 
 def flag(default: Any, help: str, role: Role = SAME_RUN, **facts: Any) -> Any:
-    """Return a dataclass field with `FieldFacts`.
-
-    A default that is a function is called for each configuration.
-    """
+    """Return a dataclass field with `FieldFacts`; a default that is a function is called."""
     metadata = {_KEY: FieldFacts(role=role, help=help, **facts)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)

@@ -1,23 +1,18 @@
 """``--data folder``: a user's own images, in folders of classes.
 
-``--data-root`` is the folder itself. It is divided by the user::
+``--data-root`` is the folder itself. It is divided by the user, ``PATH/train/<class>/*`` and so on,
+or has the classes beside one another, ``PATH/<class>/*``; then the program divides them.
 
-    PATH/train/<class>/*   PATH/validation/<class>/* (or val)   PATH/test/<class>/*
-
-or has the classes beside one another, ``PATH/<class>/*``; then the program divides them, the same
-way on every machine. Images may have any size and format, classes any number of images.
-
-Look, decode once, map: the decoded images of all splits lie in one array in the cache. It is found
-by the paths, sizes and times of the files, so that a folder that changed is decoded again and one
-that did not opens at once.
+Look, decode once, map: the decoded images of a split lie in one array in the cache. It is found by
+the paths, sizes and times of the files, so that a folder that changed is decoded again.
 """
 
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +43,7 @@ class Flags:
         84,
         "Width and height of the images; the shorter side is resized, the longer one cut.",
         least=1,
+        most=4096,
     )
     image_mode: Literal["rgb", "grey"] = flag("rgb", "Colour or grey.")
     split_fractions: str = flag(
@@ -65,23 +61,16 @@ SPLITS: dict[str, tuple[str, ...]] = {
 FRACTIONS = "0.64,0.16,0.2"
 """Of the classes, for train, validation and test: MiniImageNet's 64, 16 and 20 of 100."""
 
+_FORMS = "--data-root is to hold <class>/*, or train/<class>/*, val/<class>/*, test/<class>/*"
+
 # A constant of the project, not the run's --seed: every run tests on the same classes.
 _SEED = 2016
 # Part of the cache's file name: raise it when the decoder's output changes.
 _DECODER = "upright-white-fit-lanczos-2"
 
 
-class Division(NamedTuple):
-    """The classes of a folder, and where they belong.
-
-    * ``classes``: the images of each class, by its path below the folder, in the array's order
-    * ``splits``: the places in ``classes`` of each split's; int64 ``[c]``
-    * ``divided``: whether the user divided them
-    """
-
-    classes: dict[str, list[str]]
-    splits: dict[str, NDArray[np.int64]]
-    divided: bool
+Classes: TypeAlias = dict[str, list[str]]
+"""The images of each class, by its path below the folder."""
 
 
 class FolderImages(NamedTuple):
@@ -114,40 +103,29 @@ def open_classes(
 ) -> ImageClasses:
     """The classes of a split, in the order of their names, not to be rotated.
 
-    What is done to an image is in :meth:`datasets.pixels.Decoder.image`. Where the user did not
-    divide the classes, ``split_fractions`` of them, drawn once and for all, are each split's.
-
-    Raises :class:`DataError`, before anything is decoded, for a folder that is not in order, or
-    that has fewer classes than ``ways``; and for images that cannot be decoded.
+    What is done to an image is in :meth:`datasets.pixels.Decoder.image`. A folder that is not in
+    order, or has fewer classes than ``ways``, is refused before anything is decoded.
     """
     decoder = Decoder(image_size, image_mode)
-    root, found = _divided(data_root, split_fractions, {split: ways})
-    images = list(itertools.chain.from_iterable(found.classes.values()))
+    root, splits = _divided(data_root, split_fractions, {split: ways})
+    images = list(itertools.chain.from_iterable(splits[split].values()))
     name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
     array = cached_images(
-        f"folder/{name}-{_DECODER}-{image_mode}-{image_size}",
+        f"folder/{name}-{split}-{_DECODER}-{image_mode}-{image_size}",
         [in_folder(root, images, decoder.file)],
         (len(images), *decoder.shape),
-        title=f"decoding {len(images)} images of {shown(root)}",
+        title=f"decoding {len(images)} images of {shown(root)} ({split})",
     )
-    counts = np.array([len(files) for files in found.classes.values()], dtype=np.int64)
-    names, rows = list(found.classes), found.splits[split]
-    return ImageClasses(
-        array,
-        (np.cumsum(counts) - counts)[rows],
-        counts[rows],
-        rotate=False,
-        names=[shown(names[row]) for row in rows],
-    )
+    counts = [len(files) for files in splits[split].values()]
+    return ImageClasses.in_order(array, counts, [*map(shown, splits[split])])
 
 
 def list_classes(
     *, data_root: Path, ways: Mapping[str, int], split_fractions: str = FRACTIONS, **_unused: object
 ) -> dict[str, list[str]]:
     """The classes of each split, or :class:`DataError`; paths below the folder. Decodes nothing."""
-    _, found = _divided(data_root, split_fractions, ways)
-    names = list(found.classes)
-    return {split: [names[row] for row in rows] for split, rows in found.splits.items()}
+    _, splits = _divided(data_root, split_fractions, ways)
+    return {split: [*classes] for split, classes in splits.items()}
 
 
 def own_name(name: str) -> str:
@@ -159,8 +137,7 @@ def own_name(name: str) -> str:
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
     """Decode the images of a folder of classes, of a folder of images without classes, or one file.
 
-    For few images, to predict with: nothing goes into the cache. Otherwise as in training. Raises
-    :class:`DataError` as :func:`open_classes` does, and where images lie beside folders of images.
+    For few images, to predict with: as in training, but nothing goes into the cache.
     """
     root = Path(place).expanduser().absolute()
     if root.is_file():
@@ -176,108 +153,76 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
     images = list(itertools.chain.from_iterable(classes.values()))
     pixels = np.concatenate(list(in_folder(root, images, Decoder(size, mode).file).chunks()))
     ends = list(itertools.accumulate(len(files) for files in classes.values()))
-    return FolderImages(
-        list(classes),
-        np.split(pixels, ends[:-1]),
-        [[str(root / image) for image in files] for files in classes.values()],
-    )
+    files = [[str(root / image) for image in some] for some in classes.values()]
+    return FolderImages([*classes], np.split(pixels, ends[:-1]), files)
 
 
 def _divided(
     data_root: Path, split_fractions: str, ways: Mapping[str, int]
-) -> tuple[Path, Division]:
-    """The folder that the user names, and its classes; ``ways`` are those that splits must have."""
+) -> tuple[Path, dict[str, Classes]]:
+    """The folder that the user names, and each split's classes: at least its ``ways``."""
     if Path(data_root) == default_data_root():
         raise DataError("--data folder needs --data-root, the folder of your images")
     root = Path(data_root).expanduser().absolute()
-    found = _divide(root, split_fractions)
-    _check_ways(root, found, ways)
+    if not (top := look(root).folders):
+        raise DataError(f"{shown(root)}: no folders of images in it; {_FORMS}")
+    # One called `test` that has no folders is a class of that name.
+    split_of = {name: split for split, names in SPLITS.items() for name in names}
+    if there := [name for name in split_of if name in top and look(root, name).folders]:
+        if split_fractions != FRACTIONS:
+            raise DataError(
+                f"--split-fractions {split_fractions}: {shown(root)} is divided into "
+                f"{', '.join(there)} already"
+            )
+        if {"validation", "val"} <= {*there}:
+            raise DataError(f"{shown(root)}: has validation and val, which mean the same; keep one")
+        found = {
+            split_of[name]: _classes(root, f"{name}/", look(root, name).folders) for name in there
+        }
+        _check_disjoint(root, itertools.chain.from_iterable(found.values()))
+    else:
+        classes = _classes(root, "", top)
+        found = {
+            split: {top[row]: classes[top[row]] for row in rows}
+            for split, rows in _drawn(len(top), split_fractions).items()
+        }
+    few = {split: n for split, n in ways.items() if len(found.get(split, ())) < max(n, 1)}
+    if few:
+        counts = ", ".join(f"{split} {len(classes)}" for split, classes in found.items())
+        raise DataError(
+            f"--ways {max(few.values())}: too few classes for {' and '.join(few)}; {shown(root)} "
+            f"has {counts}: add classes, or give a smaller --ways (in training: --train-ways) or, "
+            "where the program divides them, other --split-fractions"
+        )
     return root, found
+
+
+def _classes(root: Path, below: str, names: Iterable[str]) -> Classes:
+    return {f"{below}{name}": _images(root, f"{below}{name}") for name in names}
 
 
 def _images(root: Path, name: str) -> list[str]:
     """The images of a class. Raises :class:`DataError` if there are none."""
-    images, folders = look(root, name)
-    if images:
+    if images := look(root, name).images:
         return images
-    there = (
-        f"but the folder {shown(folders[0])}: images lie directly in their class's folder, and "
-        "--data-root is to hold <class>/* or train/<class>/* and so on"
-        if folders
-        else "put images there, or remove it"
-    )
-    raise DataError(f"{shown(root / name)}: no images in it, {there}")
+    raise DataError(f"{shown(root / name)}: no images in it; add some, or remove it: {_FORMS}")
 
 
-def _divide(root: Path, split_fractions: str) -> Division:
-    """Look through a folder. One called ``test`` that has no folders is a class of that name."""
-    shares = _parse_fractions(split_fractions)
-    top = look(root).folders
-    if not top:
-        raise DataError(
-            f"{shown(root)}: no folders of images in it; --data-root is to hold <class>/*, or "
-            "train/<class>/*, validation/<class>/* and test/<class>/*"
-        )
-    split_of = {name: split for split, names in SPLITS.items() for name in names}
-    there = [name for name in split_of if name in top and look(root, name).folders]
-    if not there:
-        classes = {name: _images(root, name) for name in top}
-        return Division(classes, _drawn(len(classes), shares), divided=False)
-    if split_fractions != FRACTIONS:
-        raise DataError(
-            f"--split-fractions {split_fractions}: {shown(root)} is divided into "
-            f"{', '.join(there)} already"
-        )
-    if {"validation", "val"} <= {*there}:
-        raise DataError(f"{shown(root)}: has validation and val, which mean the same; keep one")
-    classes, splits = {}, {}
-    for name in there:
-        names = [f"{name}/{folder}" for folder in look(root, name).folders]
-        n = len(classes)
-        splits[split_of[name]] = np.arange(n, n + len(names), dtype=np.int64)
-        classes |= {each: _images(root, each) for each in names}
-    _check_disjoint(root, classes)
-    return Division(classes, splits, divided=True)
-
-
-def _parse_fractions(text: str) -> tuple[float, float, float]:
+def _drawn(n: int, fractions: str) -> dict[str, NDArray[np.int64]]:
+    """Divide ``n`` classes at random: the same for the same ``n`` and fractions, everywhere."""
     try:
-        train, validation, test = (float(part) for part in text.split(","))
+        shares = [float(part) for part in fractions.split(",")]
     except ValueError:
-        train = validation = test = -1.0
-    # `not` a chain of `<=`: nan must fail too.
-    if not min(train, validation, test) >= 0 or not abs(train + validation + test - 1) <= 1e-6:
+        shares = []
+    # `not` what must hold: nan must fail too.
+    if not (len(shares) == 3 and min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):
         raise DataError(
-            f"--split-fractions {text}: must be three numbers, for train, validation and test, "
-            f"that add up to 1, as {FRACTIONS}"
+            f"--split-fractions {fractions}: must be three numbers, for train, validation and "
+            f"test, that add up to 1, as {FRACTIONS}"
         )
-    return train, validation, test
-
-
-def _drawn(n: int, shares: Sequence[float]) -> dict[str, NDArray[np.int64]]:
-    """Divide ``n`` classes at random: the same for the same ``n`` and ``shares``, everywhere."""
     order = addresses.permutation(addresses.keys(_SEED, "folder", "split", 0), n)[0]
     ends = [int(sum(shares[: i + 1]) * n + 0.5) for i in range(2)]
     return {split: np.sort(part) for split, part in zip(SPLITS, np.split(order, ends), strict=True)}
-
-
-def _check_ways(root: Path, found: Division, ways: Mapping[str, int]) -> None:
-    """Raise :class:`DataError` where a split is missing or has too few classes."""
-    for split in ways:
-        if split not in found.splits:
-            raise DataError(
-                f"{shown(root)}: no folder {' or '.join(SPLITS[split])} with classes in it, as "
-                f"there is for {' and '.join(found.splits)}; make one, or put all classes beside "
-                "one another into one folder: --split-fractions divides them"
-            )
-    if few := [split for split, least in ways.items() if len(found.splits[split]) < least]:
-        there = ", ".join(f"{split} {len(rows)}" for split, rows in found.splits.items())
-        also = "" if found.divided else " or other --split-fractions"
-        raise DataError(
-            f"--ways {max(ways[split] for split in few)}: too few classes for "
-            f"{' and '.join(few)}; {shown(root)} has {there}: add classes, or give a smaller "
-            f"--ways (in training: --train-ways){also}"
-        )
 
 
 def _check_disjoint(root: Path, names: Iterable[str]) -> None:

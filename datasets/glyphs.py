@@ -8,11 +8,13 @@ differ between libraries), no matrix products, no sums of unknown order.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datasets import addresses
+from datasets.batches import Examples, divide
 from datasets.cache import Mapped, cached
 from datasets.episodes import ImageClasses
 
@@ -20,8 +22,7 @@ COMPONENTS = {
     "glyphs": {
         "help": "characters that the program draws, 800/100/200 classes: no files needed",
         "episodes": "open_classes",
-        "examples": "open_classes",
-        "drawings": True,
+        "examples": "open_examples",
         "image_shape": (1, 28, 28),
         "ink": True,
     }
@@ -58,21 +59,23 @@ def open_classes(split: str, **_unused: object) -> ImageClasses:
     return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
 
 
+def open_examples(split: str, *, ways: int, **options: Any) -> Examples:
+    """Other drawings of the first ``ways`` training classes."""
+    return divide(open_classes("train", **options), split, ways)
+
+
 def open_images(split: str) -> Mapped:
-    """The drawings of a split, read-only: uint8 ``[classes, 20, 28, 28]``, ink 255 on paper 0.
-
-    Drawn on the first call on a machine (seconds), mapped from the cache ever after.
-    """
+    """The drawings of a split, read-only: uint8 ``[classes, 20, 28, 28]``, ink 255 on paper 0."""
     count = CLASSES[split]
-    name = f"glyphs/v{VERSION}-{split}-{count}.npy"
     shape = (count, DRAWINGS, SIZE, SIZE)
-    return cached(name, shape, lambda: _chunks(split, count), title=f"drawing glyphs ({split})")
 
+    def chunks() -> Iterator[NDArray[np.uint8]]:
+        # Few at a time: the memory stays small, and in the processor's cache.
+        for start in range(0, count, _CHUNK):
+            yield draw(split, np.arange(start, min(start + _CHUNK, count)))
 
-def _chunks(split: str, count: int) -> Iterator[NDArray[np.uint8]]:
-    """Few classes at a time: the memory stays small, and in the processor's cache."""
-    for start in range(0, count, _CHUNK):
-        yield draw(split, np.arange(start, min(start + _CHUNK, count)))
+    title = f"drawing glyphs ({split})"
+    return cached(f"glyphs/v{VERSION}-{split}-{count}.npy", shape, chunks, title=title)
 
 
 def draw(split: str, classes: NDArray[np.int64]) -> NDArray[np.uint8]:

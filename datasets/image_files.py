@@ -5,7 +5,6 @@ nothing. Symbolic links are followed.
 """
 
 import contextlib
-import errno
 import functools
 import hashlib
 import io
@@ -16,7 +15,7 @@ import tarfile
 import unicodedata
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeAlias
@@ -29,12 +28,9 @@ from datasets.cache import Mapped, cached
 from datasets.errors import DataError
 
 Pixels: TypeAlias = NDArray[np.uint8]
-Files: TypeAlias = Iterable[tuple[str, Callable[[], bytes]]]
-"""Names of image files, and what reads each of them."""
+Read: TypeAlias = Callable[[str], bytes]
 Decode: TypeAlias = Callable[[Image.Image], Pixels]
 
-# Of archivers and file servers: copies of other files' names, no classes.
-_NOT_CLASSES = frozenset({"__MACOSX", "@eaDir"})
 _AT_ONCE = 64
 _NAMED = 5
 
@@ -60,7 +56,8 @@ def look(root: Path, below: str = "") -> Content:
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
-                if entry.name.startswith(".") or entry.name in _NOT_CLASSES:
+                # Of archivers and file servers: copies of other files' names, no classes.
+                if entry.name.startswith((".", "__MACOSX", "@eaDir")):
                     continue
                 if entry.is_dir():
                     folders.append(entry.name)
@@ -94,8 +91,11 @@ def in_folder(folder: Path, names: Sequence[str], decode: Decode) -> Source:
     """The files of these names below a folder."""
     # Joined by hand: pathlib is slow at it, and there may be many.
     state = "\n".join(f"{name} {stamp(f'{folder}/{name}')}" for name in names)
-    files = ((name, (folder / name).read_bytes) for name in names)
-    return Source(state, lambda: decode_all(folder, files, decode))
+
+    def read(name: str) -> bytes:
+        return (folder / name).read_bytes()
+
+    return Source(state, lambda: decode_all(folder, names, read, decode))
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
@@ -108,44 +108,41 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
 def in_zip(archive: zipfile.ZipFile, names: Sequence[str], decode: Decode) -> Source:
     """The files of these names in a ``.zip``."""
-    files = ((name, functools.partial(archive.read, name)) for name in names)
     found = map(archive.getinfo, names)
     state = "\n".join(f"{each.filename} {each.CRC} {each.file_size}" for each in found)
-    return Source(state, lambda: decode_all(Path(str(archive.filename)), files, decode))
+    place = Path(str(archive.filename))
+    return Source(state, lambda: decode_all(place, names, archive.read, decode))
 
 
 def in_tar(path: Path, names: Sequence[str], decode: Decode) -> Source:
     """The files of these names in a ``.tar.xz``, in whatever folders; it may hold others."""
     state = "\n".join([*names, stamp(path)])
-    return Source(state, lambda: decode_all(path, _of_tar(path, names), decode))
+    return Source(state, lambda: decode_all(path, names, _of_tar(path, {*names}), decode))
 
 
-def _of_tar(path: Path, names: Sequence[str]) -> Files:
-    """One pass, because ``.xz`` cannot seek. What comes before its turn waits in memory."""
-    left, waiting, wanted = list(reversed(names)), dict[str, bytes](), set(names)
+def _of_tar(path: Path, names: set[str]) -> Read:
+    """What reads these files, from memory: ``.xz`` cannot seek."""
+    found: dict[str, bytes] = {}
     try:
         with lzma.open(path) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:
                     name = PurePosixPath(member.name).name
-                    file = archive.extractfile(member) if name in wanted else None
+                    file = archive.extractfile(member) if name in names else None
                     if file is not None:
-                        waiting[name] = file.read()
-                    while left and left[-1] in waiting:
-                        yield left[-1], functools.partial(bytes, waiting.pop(left.pop()))
+                        found[name] = file.read()
             # The checksum of the contents follows them.
             while stream.read(1 << 20):
                 pass
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
         raise DataError(f"{path}: not a readable tar.xz file ({error}); fetch it again") from error
-    for name in left:
-        yield name, functools.partial(_lacking, waiting, name)
 
+    def read(name: str) -> bytes:
+        if name not in found:
+            raise FileNotFoundError("not in the archive")
+        return found[name]
 
-def _lacking(found: Mapping[str, bytes], name: str) -> bytes:
-    if name not in found:
-        raise FileNotFoundError(errno.ENOENT, "not in the archive")
-    return found[name]
+    return read
 
 
 def cached_images(
@@ -169,41 +166,38 @@ def stamp(path: Path | str) -> str:
     return ""
 
 
-def decode_all(place: Path, files: Files, decode: Decode) -> Iterator[Pixels]:
-    """All images in order, decoded, in chunks: uint8 ``[n, …]``.
+def decode_all(place: Path, names: Sequence[str], read: Read, decode: Decode) -> Iterator[Pixels]:
+    """All images in order, decoded, in chunks: uint8 ``[n, …]``; ``place`` is for messages.
 
-    One thread for each core: Pillow decodes and resizes outside the interpreter's lock. ``place``
-    is where the files are, for messages. Raises :class:`DataError` at the end if images are missing
-    or damaged, naming some of them.
+    One thread for each core: Pillow decodes and resizes outside the interpreter's lock. Raises
+    :class:`DataError` at the end if images are missing or damaged, naming some of them.
     """
     damaged: list[str] = []
 
-    def decoded(file: tuple[str, Callable[[], bytes]]) -> Pixels | None:
-        name, read = file
+    def decoded(name: str) -> Pixels | None:
         try:
-            with Image.open(io.BytesIO(read())) as image:
+            with Image.open(io.BytesIO(read(name))) as image:
                 return decode(image)
         # Pillow's readers meet damaged bytes with errors of every kind.
         except Exception as error:
             damaged.append(f"{shown(place / name)} ({_reason(error)})")
             return None
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    total, left = 0, iter(files)
+    cores = len(os.sched_getaffinity(0))
     with warnings.catch_warnings(), ThreadPoolExecutor(cores, "decode") as threads:
         # About odd EXIF data and large images; what matters is whether they can be decoded.
         warnings.simplefilter("ignore")
         # Not all at once: the pixels of a large folder do not fit into memory.
-        while some := list(itertools.islice(left, _AT_ONCE * (cores or 1))):
-            total += len(some)
-            pixels = [found for found in threads.map(decoded, some) if found is not None]
+        for start in range(0, len(names), _AT_ONCE * cores):
+            some = threads.map(decoded, names[start : start + _AT_ONCE * cores])
+            pixels = [found for found in some if found is not None]
             if not damaged:
                 yield np.stack(pixels)
     if damaged:
         named = "; ".join(sorted(damaged)[:_NAMED])
         more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
         raise DataError(
-            f"{len(damaged)} of {total} images cannot be decoded: {named}{more}: repair them, "
+            f"{len(damaged)} of {len(names)} images cannot be decoded: {named}{more}: repair them, "
             "fetch them again or move them away"
         )
 

@@ -1,9 +1,8 @@
 """Tasks of learn2learn: a ``Taskset`` (called ``TaskDataset`` before) as addressable episodes.
 
 learn2learn draws tasks one after the other from Python's, numpy's and torch's global generators.
-Here these are seeded by a task's address before it is drawn, and put back afterwards. So a task is
-a pure function of (seed, split, id), as all others are. learn2learn's own memory of what it has
-drawn is passed by, because it depends on the order of the draws.
+Here these are seeded by a task's address before it is drawn, and put back afterwards. learn2learn's
+own memory of what it has drawn is passed by, because it depends on the order of the draws.
 
 Nothing here imports learn2learn: who returns a Taskset has done that.
 """
@@ -37,29 +36,21 @@ def is_taskset(found: object) -> bool:
 class Tasksets(Episodes):
     """The tasks of a Taskset for classification, each of ``ways`` classes.
 
-    Of a class's examples, in the order that learn2learn returns them in, the first ``shots`` are
-    support and the next ``queries`` are query. Labels become 0 to N - 1 in the order of
-    learn2learn's: its ``RemapLabels`` shuffles them, here nothing does. Examples are
-    converted as all of a user's own are (:mod:`datasets.checked`).
-
-    A Taskset with a ``num_tasks`` has so many tasks; then they come again.
+    Of a class's examples, in learn2learn's order, the first ``shots`` are support and the next
+    ``queries`` are query. Labels become 0 to N - 1 in the order of learn2learn's: its
+    ``RemapLabels`` shuffles them, here nothing does. A Taskset with a ``num_tasks`` has so many
+    tasks; then they come again.
     """
 
     def __init__(
         self, taskset: Any, name: str, split: str, *, ways: int, shots: int, queries: int, seed: int
     ) -> None:
-        """``name`` is for messages; draws nothing yet."""
-        self.taskset, self.name, self.split = taskset, name, split
+        self.taskset, self.name, self.split, self.seed = taskset, name, split, seed
         self.ways, self.shots, self.queries = ways, shots, queries
-        self.seed = seed
         self.one_pass = taskset.num_tasks if taskset.num_tasks > 0 else None
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``), class by class.
-
-        Raises :class:`DataError` if a task is not of ``ways`` classes, or has too few examples of
-        one.
-        """
+        """The tasks with these ids (int64 ``[B]``), class by class, or :class:`DataError`."""
         found = [self._task(index) for index in ids.tolist()]
         return Task(*(torch.stack(parts) for parts in zip(*found, strict=True)))
 

@@ -1,10 +1,8 @@
 """The program's file locks: each says who holds it, and nobody waits for one without end.
 
-The lock is the operating system's: that of a killed process is gone with it. Its file holds a line
-about its holder, and changes every few seconds for as long as the holder works: these are its signs
-of life. A process that was stopped gives none, and neither does one on a host that is gone.
-
-Nothing here imports torch.
+The lock is the operating system's: that of a killed process is gone with it. Its file names its
+holder, and changes every few seconds for as long as the holder works: these are its signs of life.
+A process that was stopped gives none, nor does one on a host that is gone. No torch is imported.
 """
 
 import contextlib
@@ -26,14 +24,13 @@ BEAT_S = 5.0
 
 
 class HeldError(TimeoutError):
-    """Another process has the lock: ``str(error)`` names its file and that process."""
+    """Another process has the lock; the message names it and the file."""
 
 
 class Lock:
-    """The lock of one file, taken once by one owner. Threads exclude each other as processes do."""
+    """The lock of one file, which stays when it is free. Threads exclude each other, too."""
 
     def __init__(self, path: Path) -> None:
-        """``path``: the lock's own file; it stays when the lock is free."""
         self.path = path
         self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
 
@@ -41,10 +38,7 @@ class Lock:
         """Wait for as long as the holder gives signs of life, and then for ``patience`` seconds.
 
         Returns whether this process has it. False: this folder has no locks, as some that hosts
-        share, or they cannot be written.
-
-        Raises:
-            HeldError: another process still has it.
+        share, or they cannot be written. Raises :class:`HeldError` if another process has it.
         """
         since, sign = time.monotonic(), self._sign()
         said = patience <= BEAT_S or os.environ.get("LOCAL_RANK", "0") != "0"
@@ -70,11 +64,7 @@ class Lock:
         return True
 
     def is_held(self) -> bool:
-        """Return whether somebody has it now.
-
-        Raises:
-            OSError: this folder has no locks, as far as this process can tell.
-        """
+        """Return whether somebody has it now. ``OSError``: this folder has no locks."""
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
@@ -91,11 +81,9 @@ class Lock:
         """Hold it within this context, and give signs of life. Yields whether it is held.
 
         After `PATIENCE_S` without a sign of another holder's it goes on without the lock, and says
-        so: two may do the same work at once where its result is renamed into place. Work that takes
-        more than ``limit`` seconds counts as hanging, and its signs end.
-
-        Raises:
-            HeldError: instead, where the lock is ``needed``.
+        so: two may do the same work at once where its result is renamed into place. Where the lock
+        is ``needed``, :class:`HeldError` is raised instead. Work that takes more than ``limit``
+        seconds counts as hanging, and its signs end.
         """
         has = False
         try:
@@ -117,9 +105,8 @@ class Lock:
     def holder(self) -> str:
         """Return who holds it, as far as its file says so."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            first, *rest = self.path.read_text().splitlines() or [""]
-            if first.startswith("process ") and len(first) < 200 and not rest:
-                return first
+            if (text := self.path.read_text()).startswith("process "):
+                return text.splitlines()[0]
         return "another process"
 
     def _live(self, done: threading.Event, limit: float) -> None:

@@ -1,12 +1,12 @@
 """MiniImageNet: 100 classes of ImageNet, 600 images each, 84x84 (Vinyals et al. 2016).
 
-The split is Ravi & Larochelle's (2017). Locate, verify, decode once, map: :func:`open_images` finds
-a split's classes and images, checks that they are all there, and keeps a decoded copy in the cache
-that every process maps. The images are ImageNet's, so nothing downloads them.
+The split is Ravi & Larochelle's (2017). Locate, verify, decode once, map: a split's images are
+found, all of them, and a decoded copy is kept in the cache that every process maps. The images are
+ImageNet's, so nothing downloads them.
 """
 
 import csv
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,7 @@ from datasets import array_pickle
 from datasets.cache import Mapped
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
-from datasets.image_files import (
-    Pixels,
-    Source,
-    cached_images,
-    in_folder,
-    in_tar,
-    look,
-    stamp,
-)
+from datasets.image_files import Pixels, Source, cached_images, in_folder, in_tar, look, stamp
 
 COMPONENTS = {
     "miniimagenet": {
@@ -47,15 +39,12 @@ SHAPE = (*SIZE, 3)
 # Part of the cache's file name: raise it when the decoder's output changes.
 _DECODER = "rgb-lanczos-1"
 
-Table: TypeAlias = dict[str, list[str]]
+Table: TypeAlias = dict[str, set[str]]
 """The names of the files of each label."""
 
 
 def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClasses:
-    """The classes of a split, not to be rotated.
-
-    Raises :class:`DataError` as :func:`open_images` does.
-    """
+    """The classes of a split, not to be rotated."""
     images = open_images(data_root, split)
     return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
 
@@ -63,86 +52,64 @@ def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClas
 def open_images(data_root: Path, split: str) -> Mapped:
     """The images of a split, read-only: uint8 ``[classes, 600, 84, 84, 3]``, RGB.
 
-    Classes are in the order of their labels, images in that of their file names: equal pixels make
-    equal tasks, whatever they lie in. Under ``data_root/miniimagenet`` it takes the first that is
-    there of
-
-    1. the table ``train.csv``, ``val.csv`` or ``test.csv`` with the columns ``filename`` and
-       ``label``, and the images from the archive of the same name, ``train.tar.xz`` and so on, or
-       else from the folder ``images``;
-    2. ``<split>/<label>/*``, a folder for each class;
-    3. ``mini-imagenet-cache-<split>.pkl``, as Ren et al. (2018, arXiv:1803.00676) publish it; of
-       its images the order is the file's own. They were resized by others, so their bits need not
-       be those of the archives.
-
-    Raises :class:`DataError`, in one line, if there is no data, or if it is damaged or incomplete.
+    Classes are in the order of their labels, images in that of their file names (in a pickle, as
+    Ren et al. 2018, arXiv:1803.00676, publish it, in the file's own): equal pixels make equal
+    tasks, whatever they lie in. Raises :class:`DataError` if they are missing or damaged.
     """
-    return open_split(Path(data_root).expanduser() / "miniimagenet", split, CLASSES[split])
-
-
-def open_split(folder: Path, split: str, classes: int, per_class: int = PER_CLASS) -> Mapped:
-    """:func:`open_images` for any number of classes and of images in each."""
+    folder = Path(data_root).expanduser() / "miniimagenet"
     return cached_images(
         f"miniimagenet/{split}-{_DECODER}",
-        [_source(folder, split, classes, per_class)],
-        (classes, per_class, *SHAPE),
+        [_source(folder, split)],
+        (CLASSES[split], PER_CLASS, *SHAPE),
         title=f"decoding MiniImageNet ({split})",
     )
 
 
-def _source(folder: Path, split: str, classes: int, per_class: int) -> Source:
+def _source(folder: Path, split: str) -> Source:
     """The first that is there of the forms in which a split circulates."""
-    name = FILES[split]
+    name, classes = FILES[split], CLASSES[split]
     table, archive, images = folder / f"{name}.csv", folder / f"{name}.tar.xz", folder / "images"
-    if table.is_file() and (archive.is_file() or images.is_dir()):
-        names = _in_order(table, read_table(table), classes, per_class)
-        if archive.is_file():
-            return in_tar(archive, names, decode)
-        return in_folder(images, names, decode)
+    if table.is_file() and archive.is_file():
+        return in_tar(archive, _in_order(table, read_table(table), classes), decode)
+    if table.is_file() and images.is_dir():
+        return in_folder(images, _in_order(table, read_table(table), classes), decode)
     for by_class in (folder / name, folder / split):
         if by_class.is_dir():
-            found = {label: look(by_class, label).images for label in look(by_class).folders}
-            return in_folder(by_class, _in_order(by_class, found, classes, per_class), decode)
+            found = {label: {*look(by_class, label).images} for label in look(by_class).folders}
+            return in_folder(by_class, _in_order(by_class, found, classes), decode)
     for pickled in (folder / f"mini-imagenet-cache-{called}.pkl" for called in (name, split)):
         if pickled.is_file():
-            return Source(stamp(pickled), partial(read_pickle, pickled, classes, per_class))
-    nor = f"{archive}: not found, nor the folder images"
+            return Source(stamp(pickled), partial(read_pickle, pickled, classes))
     raise DataError(
-        f"{nor if table.is_file() else f'{table}: not found'}; MiniImageNet is not downloaded: put "
-        f"it into {folder} in one of the forms of docs/data.md (train.csv and train.tar.xz or "
-        "images/, or train/, or mini-imagenet-cache-train.pkl, and so on), or point --data-root or "
-        "$MAML_DATA at a folder that has miniimagenet/; the omniglot presets download their data, "
-        "and the maml-glyphs-* presets need none"
+        f"{folder}: has neither {name}.csv with {name}.tar.xz or images/, nor {name}/, nor "
+        f"mini-imagenet-cache-{name}.pkl; MiniImageNet is not downloaded: put it there in one of "
+        "these forms (docs/data.md), or point --data-root or $MAML_DATA at a folder that has "
+        "miniimagenet/; the omniglot presets download their data, and *-glyphs-* presets need none"
     )
 
 
 def read_table(path: Path) -> Table:
-    """Read a table with the columns ``filename`` and ``label``.
-
-    Raises :class:`DataError`, naming the file and what is wrong with it.
-    """
-    found: Table = defaultdict(list)
+    """Read a table with the columns ``filename`` and ``label``."""
+    found: Table = defaultdict(set)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
                 if not row["filename"] or not row["label"] or "/" in row["filename"]:
                     raise ValueError(f"{row['filename']} of {row['label']}")
-                found[row["label"]].append(row["filename"])
+                found[row["label"]].add(row["filename"])
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise DataError(f"{path}: no table of filename,label ({error}); restore it") from error
-    names = Counter(name for names in found.values() for name in names)
-    if twice := [name for name, count in names.items() if count > 1]:
-        raise DataError(f"{path}: {twice[0]} is listed twice; restore the table")
     return found
 
 
-def _in_order(path: Path, found: Table, classes: int, per_class: int) -> list[str]:
+def _in_order(path: Path, found: Table, classes: int) -> list[str]:
     """The files by class. Raises :class:`DataError`, naming ``path``, unless all are there."""
-    wrong = [f"{label} has {len(n)} images" for label, n in found.items() if len(n) != per_class]
+    counts = {label: len(names) for label, names in found.items()}
+    wrong = [f"{label} has {n} images" for label, n in counts.items() if n != PER_CLASS]
     if len(found) != classes:
-        wrong, per_class = [f"{len(found)} classes"], classes
+        raise DataError(f"{path}: {len(found)} classes instead of {classes}; restore all of it")
     if wrong:
-        raise DataError(f"{path}: {min(wrong)} instead of {per_class}; restore all of it")
+        raise DataError(f"{path}: {min(wrong)} instead of {PER_CLASS}; restore all of it")
     return [name for _, names in sorted(found.items()) for name in sorted(names)]
 
 
@@ -154,11 +121,11 @@ def decode(image: Image.Image) -> Pixels:
     return np.asarray(colour, dtype=np.uint8)
 
 
-def read_pickle(path: Path, classes: int, per_class: int) -> Iterator[Pixels]:
+def read_pickle(path: Path, classes: int) -> Iterator[Pixels]:
     """The classes of a pickle in the order of their names, each uint8 ``[images, 84, 84, 3]``.
 
     It is a dictionary with ``image_data``, uint8 ``[n, 84, 84, 3]``, and ``class_dict``, the rows
-    of each class. Raises :class:`DataError`, naming the file and what is wrong.
+    of each class.
     """
     found = array_pickle.read(path)
     try:
@@ -169,10 +136,10 @@ def read_pickle(path: Path, classes: int, per_class: int) -> Iterator[Pixels]:
         if len(rows) != classes:
             raise ValueError(f"{len(rows)} classes instead of {classes}")
         for label, some in rows.items():
-            if some.dtype.kind not in "iu" or some.shape != (per_class,):
-                raise ValueError(f"{label} is not {per_class} rows")
+            if some.dtype.kind not in "iu" or some.shape != (PER_CLASS,):
+                raise ValueError(f"{label} is not {PER_CLASS} rows")
         used = np.unique(np.concatenate(list(rows.values())))
-        if used[0] < 0 or used[-1] >= len(images) or len(used) < classes * per_class:
+        if used[0] < 0 or used[-1] >= len(images) or len(used) < classes * PER_CLASS:
             raise ValueError(f"it lists a row twice, or rows beyond the {len(images)} images")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DataError(

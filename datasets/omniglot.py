@@ -1,20 +1,21 @@
 """Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015).
 
-Locate, verify, decode once, map: :func:`open_images` finds the archives or downloads them, checks
-their contents, and keeps a decoded copy in the cache that every process maps.
+Locate, verify, decode once, map: the archives are found or downloaded, their contents checked, and
+a decoded copy kept in the cache that every process maps.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from datasets import addresses
+from datasets.batches import Examples, divide
 from datasets.cache import Mapped
 from datasets.downloads import downloading
 from datasets.episodes import ImageClasses
@@ -28,8 +29,7 @@ COMPONENTS = {
         "help": "1,623 handwritten characters, 20 drawings each",
         "episodes": "open_classes",
         "classes": "list_classes",
-        "examples": "open_classes",
-        "drawings": True,
+        "examples": "open_examples",
         "image_shape": (1, 28, 28),
         "ink": True,
     }
@@ -92,15 +92,15 @@ _DECODER = "grey-lanczos-inverted-1"
 def open_classes(
     split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> ImageClasses:
-    """The characters of a split, rotated per class and task.
-
-    In all splits, as MAML's code does; where the classes are divided as by MAML++'s, in training
-    alone, as its code does. Raises :class:`DataError` as :func:`open_images` and
-    :func:`split_classes` do.
-    """
+    """The characters of a split, turned in each task as MAML's code, or MAML++'s, does."""
     classes = split_classes(omniglot_split, split)
     rotate = omniglot_split != "mamlpp" or split == "train"
     return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=rotate)
+
+
+def open_examples(split: str, *, ways: int, **options: Any) -> Examples:
+    """Other drawings of the first ``ways`` training classes."""
+    return divide(open_classes("train", **options), split, ways)
 
 
 def list_classes(*, omniglot_split: str = "maml", **_unused: object) -> dict[str, list[str]]:
@@ -129,11 +129,8 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
       own.
     * ``mamlpp``: 1150 / 50 / 423 (Antoniou et al. 2019, arXiv:1810.09502), of the same permutation.
     * ``vinyals``: 1028 / 172 / 423 (Vinyals et al. 2016, arXiv:1606.04080, in the files published
-      with Snell et al. 2017, arXiv:1703.05175): the test is the last 423 of the ordered list,
-      validation is five whole alphabets. There each rotation is a class of its own; here rotation
-      is drawn.
-
-    Raises :class:`DataError` for any other name.
+      with Snell et al. 2017, arXiv:1703.05175): the last 423 test, five whole alphabets validate.
+      There each rotation is a class of its own; here rotation is drawn.
     """
     if name not in SPLITS:
         raise DataError(f"--omniglot-split {name}: unknown; one of {', '.join(SPLITS)}")
@@ -153,20 +150,14 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
 def open_images(data_root: Path) -> Mapped:
     """All drawings, read-only: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0.
 
-    The rows are in the order of :func:`class_names`. Under ``data_root/omniglot`` it takes the
-    archives ``images_background.zip`` and ``images_evaluation.zip``, or folders of the same names,
-    or downloads the archives there. Raises :class:`DataError` if there is no data, or if it is not
-    in order.
+    The rows are in the order of :func:`class_names`. Raises :class:`DataError` if there is no data,
+    or if it is not in order.
     """
-    return open_parts(Path(data_root).expanduser() / "omniglot", PARTS)
-
-
-def open_parts(folder: Path, parts: Mapping[str, Mapping[str, int]]) -> Mapped:
-    """:func:`open_images` for any table of parts and alphabets."""
+    folder = Path(data_root).expanduser() / "omniglot"
     return cached_images(
         f"omniglot/28x28-{_DECODER}",
-        [find_part(_local(folder, name), alphabets) for name, alphabets in parts.items()],
-        (sum(sum(alphabets.values()) for alphabets in parts.values()), DRAWINGS, *SIZE),
+        [find_part(_path(folder, name), alphabets) for name, alphabets in PARTS.items()],
+        (len(class_names()), DRAWINGS, *SIZE),
         title="decoding Omniglot",
     )
 
@@ -174,9 +165,8 @@ def open_parts(folder: Path, parts: Mapping[str, Mapping[str, int]]) -> Mapped:
 def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
     """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``.
 
-    Local archives are often packed again, so a checksum of the file says nothing: raises
-    :class:`DataError`, naming the file and what is wrong, unless it holds exactly these alphabets,
-    with their characters, 20 drawings each. Reads names only, no image.
+    Local archives are often packed again, so a checksum of the file says nothing: it must hold
+    exactly these alphabets, with their characters, 20 drawings each.
     """
     archive = None if path.is_dir() else open_zip(path)
     pngs = (file.relative_to(path).as_posix() for file in path.rglob("*.png"))
@@ -210,22 +200,19 @@ def decode(image: Image.Image) -> Pixels:
     return np.uint8(255) - np.asarray(grey, dtype=np.uint8)
 
 
-def _local(folder: Path, name: str) -> Path:
-    """The archive or folder of a part; downloads what is not there."""
-    here = (folder / f"{name}.zip", folder / name)
-    return next((path for path in here if path.exists()), None) or _download(folder, name)
-
-
-def _download(folder: Path, name: str) -> Path:
-    """Fetch an official archive, checked by its MD5, into ``folder``; many processes may call."""
+def _path(folder: Path, name: str) -> Path:
+    """The archive or folder of a part; what is not there is downloaded, and checked by its MD5."""
+    target = folder / f"{name}.zip"
+    for path in (target, folder / name):
+        if path.exists():
+            return path
     from torchvision.datasets import Omniglot
     from torchvision.datasets.utils import download_url
 
-    target = folder / f"{name}.zip"
     url = f"{Omniglot.download_url_prefix}/{target.name}"
     archives = f"images_background.zip and images_evaluation.zip into {folder}"
     with downloading(folder, f"{target}: not found", archives):
-        if not target.exists():
+        if not target.exists():  # by another process, in the meantime
             print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
             with written(target) as temporary:
                 temporary.unlink()  # it would be checked first

@@ -10,7 +10,7 @@ or ``test``. It returns one of
 * :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
 * :class:`~datasets.batches.Examples`, for ordinary classification;
 * any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
-* :class:`~datasets.environments.acting.Acting`, for policies.
+* :class:`~datasets.environments.acting.Acting`, for policies;
 * a ``Taskset`` of learn2learn.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from datasets.batches import Batches, Examples, divide
+from datasets.batches import Batches, Examples, labelled
 from datasets.blame import calling
 from datasets.checked import Form, checked, form_of
 from datasets.environments.acting import Acting
@@ -41,9 +41,7 @@ SPLITS = ("train", "validation", "test")
 class Contents(NamedTuple):
     """What a network has to know of a data set.
 
-    * ``image_shape``: (C, H, W); None where examples are no images
-    * ``classifies``: whether targets are classes; else they are numbers, to be regressed
-    * ``point``: how many numbers an example has that is no image, and how many are answered to it
+    * ``image_shape``, ``classifies`` and ``point``: as in :class:`~datasets.registry.DataSet`
     * ``pixels``: whether numbers of images are in [0, 1]
     * ``form``: what the training tasks are like, where one was opened to see
     """
@@ -82,34 +80,29 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
     if isinstance(found, Episodes) or is_taskset(found):
         tasks = open_episodes(data, "train", data_root=data_root, **request).tasks
         made: Any = tasks(torch.arange(1))
-        first = made[0] if isinstance(made, list) else made
-        return _contents_of(first, request["ways"], f"{FLAG} {data}")
+        task = made[0] if isinstance(made, list) else made
+        return _contents_of(task, request["ways"], f"{FLAG} {data}")
     image = found.images.shape[1:]
     return Contents((image[2] if len(image) == 3 else 1, image[0], image[1]), classifies=True)
 
 
 def _contents_of(task: Task, ways: int, what: str) -> Contents:
-    """What a task's query set holds; ``what`` begins the line of a :class:`DataError`."""
+    """What a task's query set holds."""
     x, y = task.query_x, task.query_y
-    classifies, shape = not y.is_floating_point(), tuple(x.shape[2:])
-    if len(shape) not in (1, 3):
+    classifies = not y.is_floating_point()
+    # Differences of floats [E] to outputs [E, 1] would be [E, E].
+    if x.dim() not in (3, 5) or (y.dim() == 2 and not classifies):
         raise DataError(
-            f"{what}: query_x of one task is {list(x.shape)}; give [1, E, C, H, W], or of points "
-            "[1, E, numbers]"
-        )
-    if not classifies and y.dim() == 2:
-        # Differences to outputs [E, 1] would be [E, E].
-        raise DataError(
-            f"{what}: query_y of one task is {y.dtype} of shape {list(y.shape)}; give classes as "
-            "integers, or to regress floats [1, E, numbers]"
+            f"{what}: one task is {task}; query_x must be [1, E, C, H, W] or, of points, "
+            "[1, E, numbers]; query_y classes as integers, or floats [1, E, numbers]"
         )
     # What else there may be, an image for an image, is a matter between its losses and its network.
     answered = ways if classifies or y.dim() != 3 else y.shape[2]
-    form = form_of(task)
-    if len(shape) == 1:
-        return Contents(None, classifies, (shape[0], answered), form=form)
+    if x.dim() == 3:
+        return Contents(None, classifies, (x.shape[2], answered), form=form_of(task))
     pixels = bool(x.min() >= 0) and bool(x.max() <= 1)
-    return Contents((shape[0], shape[1], shape[2]), classifies, (1, answered), pixels, form)
+    c, h, w = x.shape[2:]
+    return Contents((c, h, w), classifies, (1, answered), pixels, form_of(task))
 
 
 def list_classes(
@@ -117,8 +110,7 @@ def list_classes(
 ) -> dict[str, list[str]] | None:
     """The names of the classes of each split, where a data set lists them before it is opened.
 
-    ``ways``: the classes that a task of each split is to have. Raises :class:`DataError` where a
-    split has fewer, before much time is spent on its images.
+    Raises :class:`DataError` where a split has fewer than its ``ways``.
     """
     known = find(data)
     if known.classes is None:
@@ -148,10 +140,8 @@ def open_episodes(
     ``data`` is a name of :func:`datasets.registry.data_sets`, or a user's own as
     :mod:`datasets.spelling` has it; ``data_root`` defaults to ``$MAML_DATA``, then
     ``~/.cache/maml``. Options that a data set has no use for are ignored. ``form`` and ``classes``:
-    what tasks of a user's own are held against (:func:`datasets.checked.checked`).
-
-    Raises :class:`DataError`, whose message is for the user, if the request or the data is not in
-    order.
+    what tasks of a user's own are held against (:func:`datasets.checked.checked`). Raises
+    :class:`DataError` if the request or the data is not in order.
     """
     known = find(data)
     if known.episodes is None:
@@ -189,12 +179,13 @@ def open_batches(
     request = {**options, "ways": ways, "seed": seed, "dtype": dtype}
 
     def examples(split: str) -> Examples:
-        found = _call(known, opener, "train" if known.drawings else split, data_root, request)
-        if known.drawings:
-            return divide(found, split, ways)
+        found = _call(known, opener, split, data_root, request)
         if isinstance(found, ImageClasses) and found.names is not None:
-            learned = _call(known, opener, "train", data_root, request)
-            return _examples_of(found, learned.names, data, split, ways)
+            learned = _call(known, opener, "train", data_root, request).names
+            if len(learned) != ways:
+                say = f"{data} has {len(learned)} classes; give --ways {len(learned)}"
+                raise DataError(f"--ways {ways}: {say}")
+            return labelled(found, learned, f"{FLAG} {data}: {split}")
         if not isinstance(found, Examples):
             raise DataError(f"{FLAG} {data}: {type(found).__name__} is for few-shot learners alone")
         return found
@@ -215,8 +206,7 @@ def open_environments(
     """The tasks of a split that materialise by acting (:mod:`datasets.environments.acting`).
 
     ``request``: ``shots``, ``queries``, ``seed``, ``starts`` and the fields that the data set
-    reads. Raises :class:`DataError`, whose message is for the user, if the request or the data is
-    not in order.
+    reads.
     """
     known = find(data)
     opener = known.environments or known.attribute
@@ -232,12 +222,10 @@ def options_of(data: str) -> set[str] | None:
     if known.episodes is None:
         return set()
     parameters = inspect.signature(_function(known, known.episodes)).parameters.values()
-    others = [parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD]
-    # One that takes the rest as unused takes none of it.
-    if others and not others[0].startswith("_"):
+    if any(each.kind is each.VAR_KEYWORD and each.name[0] != "_" for each in parameters):
         return None
-    given = {"name", "split", *others, *known.arguments}
-    return {parameter.name for parameter in parameters} - given | {"dtype"}
+    named = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+    return named - {"name", "split", *known.arguments} | {"dtype"}
 
 
 def _function(known: DataSet, opener: str) -> Any:
@@ -289,10 +277,8 @@ def image_classes(found: Any, data: str, split: str) -> ImageClasses:
             f"{FLAG} {data}: returned {type(found).__name__} for {split}, not {{class: images}}, "
             "ImageClasses, Examples, Episodes or a Taskset of learn2learn"
         )
-    if not found:
-        raise DataError(f"{FLAG} {data}: returned no class for {split}")
     arrays = {str(name): np.asarray(images) for name, images in found.items()}
-    size = next(iter(arrays.values())).shape[1:]
+    size = next((images.shape[1:] for images in arrays.values()), ())
     for name, images in arrays.items():
         is_image = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
         if images.dtype != np.uint8 or not is_image or images.shape[1:] != size:
@@ -300,26 +286,7 @@ def image_classes(found: Any, data: str, split: str) -> ImageClasses:
                 f"{FLAG} {data}: class {name} of {split} is {images.dtype} {list(images.shape)}; "
                 "all must be uint8 [n, H, W] or [n, H, W, 3], of one size"
             )
-    counts = np.array([len(images) for images in arrays.values()], dtype=np.int64)
-    images = np.concatenate(list(arrays.values()))
-    return ImageClasses(images, np.cumsum(counts) - counts, counts, rotate=False, names=[*arrays])
-
-
-def _examples_of(
-    found: ImageClasses, learned: Sequence[str], data: str, split: str, ways: int
-) -> Examples:
-    """The images of classes that have names, labelled by their place among those ``learned``."""
-    names, n = found.names or (), len(learned)
-    if n != ways:
-        raise DataError(f"--ways {ways}: {data} has {n} classes; give --ways {n}")
-    if strange := sorted({*names} ^ {*learned}):
-        where = "train" if strange[0] in names else split
-        raise DataError(
-            f"{FLAG} {data}: class {strange[0]} is missing in {where}: ordinary classification "
-            f"has the same classes in train and in {split}"
-        )
-    label_of = {name: label for label, name in enumerate(learned)}
-    labels = np.repeat(np.array([label_of[name] for name in names], np.int64), found.counts)
-    places = zip(found.first, found.counts, strict=True)
-    rows = np.concatenate([np.arange(first, first + count) for first, count in places])
-    return Examples(found.images, rows.astype(np.int64), labels)
+    if not arrays:
+        raise DataError(f"{FLAG} {data}: returned no class for {split}")
+    joined = np.concatenate([*arrays.values()])
+    return ImageClasses.in_order(joined, [len(images) for images in arrays.values()], [*arrays])

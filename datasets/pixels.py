@@ -11,16 +11,11 @@ from datasets.registry import find
 
 Mode = Literal["rgb", "grey"]
 
-_MOST_PIXELS = 4096
-
 
 class Decoder:
     """Makes images arrays, ``size`` pixels wide and high, in colour (rgb) or not (grey)."""
 
     def __init__(self, size: int, mode: str) -> None:
-        """Raise :class:`DataError`, naming the flag, for a size or mode that cannot be."""
-        if not 1 <= size <= _MOST_PIXELS:
-            raise DataError(f"--image-size {size}: must be between 1 and {_MOST_PIXELS}")
         if mode not in ("rgb", "grey"):
             raise DataError(f"--image-mode {mode}: unknown; one of rgb, grey")
         self.size, self.mode = size, mode
@@ -39,10 +34,9 @@ class Decoder:
     def image(self, opened: Image.Image) -> NDArray[np.uint8]:
         """One image as uint8 ``[size, size]`` or ``[size, size, 3]``.
 
-        It is turned upright as its EXIF data says, transparent parts become white, the first
-        picture of an animation is taken. Its shorter side becomes ``size`` pixels long, and what
-        the longer one has more is cut off on both ends: proportions are kept. Raises
-        ``ValueError`` for pixels whose range nobody knows, and what Pillow raises for damaged ones.
+        It is turned upright as its EXIF data says, transparent parts become white. Its shorter side
+        becomes ``size`` pixels long, and what the longer one has more is cut off on both ends.
+        Raises ``ValueError`` for pixels whose range nobody knows, and Pillow's errors.
         """
         image = ImageOps.exif_transpose(opened)
         if image.mode[0] in "IF":

@@ -19,7 +19,6 @@ class DataSet(Component):
     Attributes:
         episodes: The function of its module that opens a split's few-shot tasks; None: it has none.
         examples: The same for ordinary classification.
-        drawings: Whether that is of known classes' drawings (:mod:`datasets.drawings`).
         image_shape: (C, H, W) of its images, for those who build a network before, or without,
             opening it; None if it has none. Where it depends on the fields that it reads: the
             function of its module that tells it, called with them.
@@ -30,20 +29,17 @@ class DataSet(Component):
         own_images: Whether ``--data-root`` says which images there are, a user's own.
         classes: The function that lists each split's classes without opening any; None: it has
             none.
-        images_of: The data set whose images it divides by class; None: its images are its own.
         point: How many numbers an example has that is no image, and how many are answered to it.
     """
 
     episodes: str | None = None
     examples: str | None = None
-    drawings: bool = False
     image_shape: tuple[int, int, int] | str | None = None
     ink: bool = False
     classifies: bool = True
     environments: str | None = None
     own_images: bool = False
     classes: str | None = None
-    images_of: str | None = None
     point: tuple[int, int] = (1, 1)
 
 

@@ -44,15 +44,12 @@ class Sinusoid(Episodes):
         dtype: torch.dtype = torch.float32,
         **_unused: object,
     ) -> None:
-        """``shots`` support and ``queries`` query points a task; :class:`DataError` below one.
-
-        Splits are different draws of one distribution.
-        """
+        """``shots`` support and ``queries`` query points a task; splits are different draws."""
         for flag, value in (("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
-        self.split = split
-        self.shots, self.queries, self.seed, self.dtype = shots, queries, seed, dtype
+        self.split, self.seed, self.dtype = split, seed, dtype
+        self.shots, self.queries = shots, queries
 
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``): support ``[B, K, 1]``, query ``[B, Q, 1]``."""

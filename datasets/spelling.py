@@ -1,9 +1,8 @@
 """How a flag spells a component of a user's own: ``module:attribute``, which may be called.
 
 ``my_file:MyNet(width=32, norm="group")`` is ``MyNet`` of ``my_file.py`` with two arguments of its
-own. Arguments are given by name, and are Python's literals: numbers, texts, True, False, None, and
-tuples, lists, dictionaries and sets of these. They are part of the name, so whatever tells apart or
-keeps what a flag is given does so for them.
+own, which are Python's literals. They are part of the name, so whatever tells apart or keeps what a
+flag is given does so for them.
 """
 
 import ast
@@ -27,11 +26,7 @@ def is_theirs(spelled: str) -> bool:
 
 
 def read(flag: str, spelled: str) -> Spelled:
-    """The parts of a name that :func:`is_theirs`.
-
-    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if it is no
-    such name.
-    """
+    """The parts of a name that :func:`is_theirs`, or :class:`DataError`."""
     what = f"{flag} {' '.join(spelled.split())}"
     plain, bracket, rest = spelled.partition("(")
     module, _, attribute = plain.partition(":")

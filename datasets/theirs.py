@@ -1,7 +1,4 @@
-"""A component of a user's own, imported.
-
-Nothing here imports torch.
-"""
+"""A component of a user's own, imported. Nothing here imports torch."""
 
 import difflib
 import importlib
@@ -15,19 +12,15 @@ from typing import Any
 from datasets.blame import described
 from datasets.errors import DataError
 from datasets.spelling import Spelled, read
-from datasets.trust import refusal, search_path
+from datasets.trust import refusal
 
 
 def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
-    """What a name in a user's own file means, and its parts.
+    """What a name in a user's own file means, and its parts; imported, also from this directory.
 
-    The module is imported, also from the current directory. ``given`` is with how many arguments,
-    by position, this program calls what is meant.
-
-    Raises :class:`DataError`, in one line that begins with ``flag`` and ``spelled``, if the name is
-    not spelled as :mod:`datasets.spelling` says, if there is no such module or attribute, if that
-    is not defined there or takes no such arguments, or if the module ends in an exception of its
-    own. If nobody but a file has said the name (:mod:`datasets.trust`), the line names that file.
+    ``given`` is with how many arguments, by position, this program calls what is meant. Raises
+    :class:`DataError`, in one line that begins with ``flag`` and ``spelled``; or that names the
+    file, if nobody but a file has said the name (:mod:`datasets.trust`).
     """
     if line := refusal(spelled):
         raise DataError(line)
@@ -39,7 +32,9 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
     if (package := module_name.partition(".")[0]) in sys.stdlib_module_names:
         raise wrong(f"{package} is a module of Python itself; give a file of yours another name")
-    sys.path[:] = search_path()
+    # As `python -m` does; a program that is started by its path has its own folder there alone.
+    if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
+        sys.path.insert(1, here)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -60,10 +55,9 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
 
 def _strange(module: str, loaded: Any) -> str:
-    """Why what a module holds is no component of it; "" if it is one.
+    """Why what a module holds is no component of it, or its package; "" if it is one.
 
-    A package may offer what its own modules define. What is imported from elsewhere is not meant:
-    any function of Python is somewhere in most modules.
+    What is imported from elsewhere is not meant: any function of Python is in most modules.
     """
     plain = inspect.unwrap(loaded) if callable(loaded) else loaded
     if not isinstance(plain, (type, FunctionType)):
@@ -75,11 +69,11 @@ def _strange(module: str, loaded: Any) -> str:
 
 
 def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
-    """What is wrong with the arguments of a name; "" if nothing is, or nobody can say."""
+    """What is wrong with the arguments of a name; "" if nothing is."""
     try:
         signature = inspect.signature(loaded)
-    except (TypeError, ValueError):  # written in C
-        return ""
+    except ValueError as error:  # its constructor is written in C
+        return str(error)
     if strange := sorted(set(arguments) & set(list(signature.parameters)[:given])):
         return f"{strange[0]} is given by this program: leave it out"
     try:

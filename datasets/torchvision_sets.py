@@ -1,8 +1,8 @@
 """MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, as torchvision finds and downloads them.
 
 torchvision looks for files under ``<data-root>/<name>``, and downloads what is missing there or has
-another MD5 than the published one. A decoded copy in the cache is what every process maps, and once
-it exists the files are not asked for again.
+another MD5 than the published one. Every process maps a decoded copy in the cache; once it exists
+the files are not asked for again.
 
 Validation is a tenth of torchvision's training part, drawn once and for all without regard to
 class; test is torchvision's test part.
@@ -54,7 +54,6 @@ _VALIDATION_SHARE = 10
 # Part of the cache's file names: raise it when the decoder's output changes.
 _DECODER = "v2"
 
-
 Bytes: TypeAlias = NDArray[np.uint8]
 
 
@@ -79,10 +78,7 @@ SOURCES: dict[str, Source] = {
 def open_examples(
     split: str, *, name: str, ways: int, data_root: Path, **_unused: object
 ) -> Examples:
-    """The examples of a split of the data set ``name``, a key of ``SOURCES``.
-
-    Raises :class:`DataError` if ``ways`` is not its number of classes, and as :func:`open_part`.
-    """
+    """The examples of a split of the data set ``name``, a key of ``SOURCES``."""
     if ways != (classes := SOURCES[name].classes):
         raise DataError(f"--ways {ways}: {name} has {classes} classes; give --ways {classes}")
     part = "test" if split == "test" else "train"
@@ -103,14 +99,13 @@ def split_rows(name: str, split: str, n: int) -> NDArray[np.int64]:
 def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
     """Torchvision's ``part``, "train" or "test": images and labels, read-only, in its order.
 
-    uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, and uint8 ``[n]``. Raises :class:`DataError`, in one
-    line, if the files are missing or damaged and cannot be downloaded.
+    uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, and uint8 ``[n]``.
     """
     source = SOURCES[name]
     n, values = source.sizes[part], math.prod(source.shape)
 
     def rows() -> Iterator[Bytes]:
-        images, labels = read_part(name, part, Path(data_root).expanduser() / name)
+        images, labels = read_part(name, part, data_root)
         yield np.column_stack([images.reshape(n, values), labels])
 
     title = f"reading {name} ({part})"
@@ -118,15 +113,12 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
     return found[:, :values].reshape(n, *source.shape), found[:, values]
 
 
-def read_part(name: str, part: str, folder: Path) -> tuple[Bytes, Bytes]:
-    """What :func:`open_part` keeps, read from ``folder`` each time, downloading what is missing.
-
-    Many processes may call. Raises :class:`DataError` as that does.
-    """
+def read_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
+    """What :func:`open_part` keeps, read each time; many processes may download what is missing."""
     # Imported late: it is heavy, and the cache needs none of it.
     from torchvision import datasets as torchvision_datasets
 
-    source = SOURCES[name]
+    source, folder = SOURCES[name], Path(data_root).expanduser() / name
     svhn = source.loader == "SVHN"
     which = {"split": part} if svhn else {"train": part == "train"}
     below = folder if len(source.shape) == 3 else folder / source.loader / "raw"

@@ -3,14 +3,9 @@
 Whoever types a component's name means it. A file (a run's config.yaml, a record) may come from
 anybody, and hold any name. There it is a :class:`FromFile`, and :mod:`datasets.theirs` refuses to
 import it. Who has been told to trust the file makes a plain ``str`` of it.
-
-Nothing here imports torch, or what a file names.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 
 class FromFile(str):
@@ -33,13 +28,3 @@ def refusal(name: str) -> str:
     if not isinstance(name, FromFile):
         return ""
     return f"{name.said}; if you trust it, give --trust, or trust=True in Python"
-
-
-def search_path() -> list[str]:
-    """Where modules of a user's own are looked for: also in the current folder.
-
-    As ``python -m`` does; a program that is started by its path has its own folder there alone.
-    """
-    here = str(Path.cwd())
-    known = here in sys.path or "" in sys.path
-    return [*sys.path] if known else [*sys.path[:1], here, *sys.path[1:]]

@@ -9,10 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Yield a file to write to. It is renamed to ``path`` at the end, or removed after an error.
-
-    Raises ``OSError`` at once where no file can be made.
-    """
+    """Yield a file to write to. It is renamed to ``path`` at the end, or removed after an error."""
     temporary = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.tmp")
     temporary.touch()
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datasets.overlap import shared_classes
+from datasets.checked import shared_classes
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError

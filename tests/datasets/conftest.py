@@ -8,9 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-
-from datasets import Episodes
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -54,18 +51,3 @@ def run_python(empty_cache: Path) -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
-
-
-def nearest_neighbour_accuracy(episodes: Episodes, ids: torch.Tensor) -> float:
-    """Query accuracy of the nearest support image in pixel space (L2): what no learning achieves.
-
-    The "pixels, no fine-tuning" baseline of Vinyals et al. 2016 (arXiv:1606.04080, table 1), with
-    L2 for cosine.
-    """
-    accuracies = []
-    for some in ids.split(32):
-        task = episodes.tasks(some)
-        distance = torch.cdist(task.query_x.flatten(2), task.support_x.flatten(2))
-        nearest = task.support_y.gather(1, distance.argmin(dim=2))
-        accuracies.append((nearest == task.query_y).double().mean(dim=1))
-    return float(torch.cat(accuracies).mean())

@@ -2,7 +2,6 @@
 
 import contextlib
 import pickle
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,6 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
     mark = tmp_path / "mark"
     for function, arguments in (
         (exec, (f"open({str(mark)!r}, 'w')",)),
-        (subprocess.call, (["touch", str(mark)],)),
         (getattr, ("", "join")),
         (np.memmap, (str(mark), "u1", "w+", 0, (4,))),
     ):
@@ -102,7 +100,6 @@ ARRAY = (
     ("content", "words"),
     [
         (b"", "Ran out of input"),
-        (b"\x80\x02}q", ""),
         (b"hello", ""),
         (np.array([1], dtype=object).dumps(), "'O8'"),
         (np.array(["a"]).dumps(), "'U1'"),
@@ -117,12 +114,9 @@ def test_what_is_not_an_array_is_refused(tmp_path: Path, content: bytes, words: 
     assert words in refused(tmp_path, content)
 
 
-@pytest.mark.parametrize(
-    "attempt",
-    [b"cnumpy\ndtype\n}U\x08__call__K\x01sb.", b"cnumpy\ndtype\n(N}U\x0d__kwdefaults__Nstb."],
-)
-def test_nothing_in_a_pickle_changes_how_the_next_is_read(tmp_path: Path, attempt: bytes) -> None:
-    with contextlib.suppress(DataError):
-        array_pickle.read(write(tmp_path, attempt))
+def test_nothing_in_a_pickle_changes_how_the_next_is_read(tmp_path: Path) -> None:
+    for attempt in (b"}U\x08__call__K\x01sb.", b"(N}U\x0d__kwdefaults__Nstb."):
+        with contextlib.suppress(DataError):
+            array_pickle.read(write(tmp_path, b"cnumpy\ndtype\n" + attempt))
     found = array_pickle.array(array_pickle.read(write(tmp_path, ARRAYS[0].dumps())))
     assert (found == ARRAYS[0]).all()

@@ -12,7 +12,6 @@ from datasets.cifar_few_shot import CLASSES, labels
 from tests.datasets.tiny_torchvision import Tiny
 
 SPLITS = ("train", "validation", "test")
-REQUEST = {"ways": 5, "shots": 1, "queries": 2, "seed": 0}
 # SHA-256 of the sorted names, joined by spaces, as torchmeta 1.8.0 has them; the files of CIFAR-FS
 # list the same.
 PUBLISHED = {
@@ -48,7 +47,9 @@ def test_a_task_has_images_of_classes_of_its_split(name: str, tiny: Tiny, tmp_pa
     tiny.write(tmp_path)
     images = np.concatenate([tiny.images["train"], tiny.images["test"]])
     for split in SPLITS:
-        episodes = open_episodes(name, split, data_root=tmp_path, **REQUEST)  # type: ignore[arg-type]
+        episodes = open_episodes(
+            name, split, data_root=tmp_path, ways=5, shots=1, queries=2, seed=0
+        )
         task = episodes.tasks(episodes.ids(0, 2))
         assert task.query_x.shape == (2, 10, 3, 32, 32)
         pixels = (task.query_x * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()

@@ -33,25 +33,18 @@ def same(a: Task, b: Task) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_shapes_types_and_class_major_labels(small_images):
-    task = episodes(small_images).tasks(torch.arange(4))
-    assert task.support_x.shape == (4, 10, 1, 28, 28)
-    assert task.query_x.shape == (4, 15, 1, 28, 28)
-    assert task.support_x.dtype == task.query_x.dtype == torch.float32
-    assert task.support_y.dtype == task.query_y.dtype == torch.int64
-    assert task.support_y.tolist() == [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4]] * 4
-    assert task.query_y.tolist() == [[0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3] * 4
-    assert task.support_x.min() >= 0 and task.support_x.max() <= 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize(("rotate", "dtype"), [(True, torch.float32), (False, torch.float64)])
 def test_tasks_are_what_the_layout_says_image_by_image(small_images, rotate, dtype):
     rows = [3, 9, 11, 12, 20, 29]
     e = episodes(small_images, rotate=rotate, dtype=dtype, classes=rows)
     flat = small_images.reshape(600, 28, 28)
     ids = torch.tensor([0, 5, 1_000_000, 2**40])
     task, layout = e.tasks(ids), e.layout(ids)
+    assert task.support_x.shape == (4, 10, 1, 28, 28) and task.support_x.dtype == dtype
+    assert task.query_x.shape == (4, 15, 1, 28, 28) and task.query_x.dtype == dtype
+    assert task.support_y.dtype == task.query_y.dtype == torch.int64
+    assert task.support_y.tolist() == [[0, 0, 1, 1, 2, 2, 3, 3, 4, 4]] * 4
+    assert task.query_y.tolist() == [[0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3] * 4
     for b in range(len(ids)):
         for way in range(5):
             for place in range(5):
@@ -103,15 +96,11 @@ def test_tasks_never_change(request_, request):
     assert digest.hexdigest() == GOLDEN[request_]
 
 
-def unequal(
-    counts: tuple[int, ...] = (4, 40, 9, 5, 17, 6),
-    names: list[str] | None = None,
-    **changes: int,
-) -> FewShotImages:
+def unequal(names: list[str] | None = None, **changes: int) -> FewShotImages:
     """Classes of 4 to 40 images, whose pixels tell their row; a gap lies between two of them."""
     images = np.broadcast_to(np.arange(87, dtype=np.uint8)[:, None, None], (87, 2, 2))
     first = np.array([0, 4, 50, 59, 64, 81])
-    found = ImageClasses(images, first, np.array(counts), False, names)
+    found = ImageClasses(images, first, np.array([4, 40, 9, 5, 17, 6]), False, names)
     request = {"ways": 5, "shots": 1, "queries": 3, "seed": 0} | changes
     return FewShotImages(found, split="train", **request)
 
@@ -134,15 +123,6 @@ def test_classes_of_unequal_size_give_all_their_images_equally_often():
     assert not times[44:50].any()
 
 
-def test_classes_that_are_too_small_are_named_with_their_sizes():
-    names = [f"train/{letter}" for letter in "abcdef"]
-    with pytest.raises(DataError) as caught:
-        unequal(queries=5, names=names)
-    message = str(caught.value)
-    assert "--shots 1 and --queries 5: they need 6 images of a class" in message
-    assert "4 of train/a, 5 of train/d; " in message and "\n" not in message
-
-
 def test_classes_and_drawings_are_distinct_and_belong_to_the_split():
     rows = np.array([1, 4, 6, 7, 13, 22, 28])
     layout = episodes(Untouchable(), classes=rows, shots=10, queries=10).layout(torch.arange(500))
@@ -153,12 +133,11 @@ def test_classes_and_drawings_are_distinct_and_belong_to_the_split():
     assert (np.sort(layout.images % 20, axis=-1) == np.arange(20)).all()
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"split": "test"}])
-def test_seed_and_split_change_every_part_of_the_layout(change):
+def test_seed_and_split_change_every_part_of_the_layout():
     one = episodes(Untouchable()).layout(torch.arange(50))
-    other = episodes(Untouchable(), **change).layout(torch.arange(50))
-    for a, b in zip(one, other, strict=True):
-        assert (a != b).mean() > 0.5
+    for change in ({"seed": 1}, {"split": "test"}):
+        other = episodes(Untouchable(), **change).layout(torch.arange(50))
+        assert all((a != b).mean() > 0.5 for a, b in zip(one, other, strict=True))
 
 
 def test_colour_images_become_channels_first():
@@ -171,18 +150,13 @@ def test_colour_images_become_channels_first():
     assert torch.equal(task.query_x[4, 2], torch.from_numpy(expected.copy()).float() / 255)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"ways": 31}, ["--ways 31", "train", "30"]),
-        ({"ways": 0}, ["--ways 0"]),
-        ({"shots": 0}, ["--shots 0"]),
-        ({"queries": 0}, ["--queries 0"]),
-        ({"shots": 15, "queries": 6}, ["--shots 15", "--queries 6", "21", "20"]),
-    ],
-)
-def test_impossible_requests_name_the_flag(change, words):
-    with pytest.raises(DataError) as caught:
-        episodes(Untouchable(), **change)
-    assert all(word in str(caught.value) for word in words)
-    assert "\n" not in str(caught.value)
+def test_impossible_requests_name_the_flag():
+    for change, words in (
+        ({"ways": 31}, "^--ways 31: the train split has only 30 classes$"),
+        ({"ways": 0}, "^--ways 0: must be at least 1$"),
+        ({"shots": 15, "queries": 6}, "^--shots 15 and --queries 6: they need 21 .* 20 of class 0"),
+    ):
+        with pytest.raises(DataError, match=words):
+            episodes(Untouchable(), **change)
+    with pytest.raises(DataError, match=r"4 of train/a, 5 of train/d; [^\n]*$"):
+        unequal(queries=5, names=[f"train/{letter}" for letter in "abcdef"])

@@ -83,29 +83,31 @@ def test_a_task_holds_what_learn2learn_drew(data: str, attribute: str) -> None:
 def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(data: str) -> None:
     episodes = open_episodes(f"{data}:a", "train", **REQUEST)
     whole = episodes.tasks(torch.tensor([3, 2**40, 5]))
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    expected = random.random(), np.random.rand(), torch.rand(())
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
+
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), float(torch.rand(()))
+
+    def seed() -> None:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+
+    seed()
+    expected = drawn()
+    seed()
     alone = open_episodes(f"{data}:a", "train", **REQUEST).tasks(torch.tensor([5]))
+    assert drawn() == expected, "a generator moved"
     assert all(torch.equal(a[2:], b) for a, b in zip(whole, alone, strict=True))
-    assert (random.random(), np.random.rand(), torch.rand(())) == expected, "a generator moved"
     other = open_episodes(f"{data}:a", "train", **{**REQUEST, "seed": 1}).tasks(torch.tensor([5]))
     assert not torch.equal(other.support_x, alone.support_x)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "words"),
-    [
-        ("few", "--shots 2 and --queries 3: they need 5 examples of a class, and one of "),
-        ("many", "have 4 classes; give --ways 4"),
-        ("other", "not {class: images}, ImageClasses, Examples, Episodes or a Taskset of learn2"),
-    ],
-)
-def test_what_does_not_fit_is_one_line(data: str, attribute: str, words: str) -> None:
-    with pytest.raises(DataError) as caught:
-        contents(f"{data}:{attribute}", **REQUEST)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+def test_what_does_not_fit_is_one_line(data: str) -> None:
+    for attribute, words in {
+        "few": "--shots 2 and --queries 3: they need 5 examples of a class, and one of ",
+        "many": "have 4 classes; give --ways 4",
+        "other": "not {class: images}, ImageClasses, Examples, Episodes or a Taskset of learn2",
+    }.items():
+        with pytest.raises(DataError) as caught:
+            contents(f"{data}:{attribute}", **REQUEST)
+        assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -3,8 +3,8 @@
 import csv
 import io
 import os
+import shutil
 import tarfile
-from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -20,25 +20,24 @@ REQUEST = {"ways": 5, "shots": 1, "queries": 15, "seed": 0}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A complete validation split in miniature, with its archive."""
+    monkeypatch.setattr(miniimagenet, "CLASSES", dict.fromkeys(miniimagenet.CLASSES, 3))
+    monkeypatch.setattr(miniimagenet, "PER_CLASS", tiny.PER_CLASS)
     folder = tmp_path / "data" / "miniimagenet"
     tiny.write_csv(folder)
     tiny.write_archive(folder)
     return folder
 
 
-def write_images(folder: Path, contents: dict[str, bytes], packed: bool) -> None:
-    """The images of the split, in its archive or in a folder."""
-    if packed:
-        tiny.write_archive(folder, contents.items())
-    else:
-        (folder / "val.tar.xz").unlink(missing_ok=True)
-        tiny.write_folder(folder, contents)
+@pytest.fixture
+def others(folder: Path) -> list[Path]:
+    """Folders of other data roots, which are empty."""
+    return [folder.parents[1] / name / "miniimagenet" for name in "abc"]
 
 
 def open_tiny(folder: Path, split: str = "validation") -> np.ndarray:
-    return miniimagenet.open_split(folder, split, len(tiny.LABELS), tiny.PER_CLASS)
+    return miniimagenet.open_images(folder.parent, split)
 
 
 def refused(folder: Path) -> str:
@@ -60,27 +59,27 @@ def check_order(images: np.ndarray) -> None:
             assert abs(found - tiny.colour(name)).max() < 8, name
 
 
-def test_any_order_any_size_and_other_files_in_the_archive(folder, tmp_path):
+def test_any_order_any_size_and_other_files_in_the_archive(folder, others):
     check_order(open_tiny(folder))
+    mixed, originals, _ = others
     contents = list(tiny.members().items())
-    mixed = [contents[i] for i in np.random.default_rng(1).permutation(len(contents))]
-    tiny.write_csv(tmp_path / "mixed", tiny.ROWS[::-1])
+    scrambled = [contents[i] for i in np.random.default_rng(1).permutation(len(contents))]
+    tiny.write_csv(mixed, tiny.ROWS[::-1])
     # Any folder, and files that are not of this split, which an archive may hold too.
     extra = [("readme.txt", b"?"), ("x/._n0100000000.jpg", b"?"), ("n0900000000.jpg", b"?")]
-    moved = [(name.replace("images", "./x"), data) for name, data in mixed]
-    tiny.write_archive(tmp_path / "mixed", extra + moved)
-    assert (open_tiny(tmp_path / "mixed") == open_tiny(folder)).all()
+    moved = [(name.replace("images", "./x"), data) for name, data in scrambled]
+    tiny.write_archive(mixed, extra + moved)
+    assert (open_tiny(mixed) == open_tiny(folder)).all()
     sizes = [(500, 375), (84, 84), (40, 90)]
     names = [name for name, _ in tiny.ROWS]
-    originals = [(n, tiny.picture(n, sizes[i % 3])) for i, n in enumerate(names)]
-    tiny.write_csv(tmp_path / "originals")
-    tiny.write_archive(tmp_path / "originals", originals)
-    check_order(open_tiny(tmp_path / "originals"))
+    tiny.write_csv(originals)
+    tiny.write_archive(originals, [(n, tiny.picture(n, sizes[i % 3])) for i, n in enumerate(names)])
+    check_order(open_tiny(originals))
 
 
-def test_every_form_gives_the_same_images(folder, tmp_path, empty_cache):
+def test_every_form_gives_the_same_images(folder, others, empty_cache):
     images = np.array(open_tiny(folder))
-    extracted, by_class, pickled = (tmp_path / name for name in ("a", "b", "c"))
+    extracted, by_class, pickled = others
     tiny.write_csv(extracted)
     tiny.write_folder(extracted, tiny.members() | {"images/n0900000000.jpg": b"of another split"})
     # Other files, and the table without its images, do not matter.
@@ -99,14 +98,12 @@ def test_every_form_gives_the_same_images(folder, tmp_path, empty_cache):
     assert (open_tiny(pickled) == 255 - images).all()
 
 
-def test_a_folder_of_classes_must_be_complete(tmp_path, empty_cache):
-    by_class = tiny.write_classes(tmp_path / "data", name="validation")
+def test_a_folder_of_classes_must_be_complete(others):
+    by_class = tiny.write_classes(others[0], name="validation")
     next((by_class / "n02").iterdir()).unlink()
-    assert "validation: n02 has 3 images instead of 4" in refused(tmp_path / "data")
-    for file in (by_class / "n02").iterdir():
-        file.unlink()
-    (by_class / "n02").rmdir()
-    assert "validation: 2 classes instead of 3" in refused(tmp_path / "data")
+    assert "validation: n02 has 3 images instead of 4" in refused(others[0])
+    shutil.rmtree(by_class / "n02")
+    assert "validation: 2 classes instead of 3" in refused(others[0])
 
 
 @pytest.mark.parametrize(
@@ -122,22 +119,20 @@ def test_a_folder_of_classes_must_be_complete(tmp_path, empty_cache):
         (lambda e: e | {"class_dict": e["class_dict"] | {"n02": [4, 5, 6, 0]}}, "a row twice"),
     ],
 )
-def test_a_wrong_pickle_is_named(tmp_path, empty_cache, change, words):
+def test_a_wrong_pickle_is_named(others, change, words):
     entries = tiny.entries(np.zeros((3, 4, 84, 84, 3), dtype=np.uint8))
-    tiny.write_pickle(tmp_path, change(entries))
-    message = refused(tmp_path)
+    tiny.write_pickle(others[0], change(entries))
+    message = refused(others[0])
     assert "mini-imagenet-cache-val.pkl" in message and words in message
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_what_changed_is_never_masked_by_the_old_cache(folder, empty_cache, packed):
-    write_images(folder, tiny.members(), packed)
+def test_what_changed_is_never_masked_by_the_old_cache(folder):
     before = open_tiny(folder).copy()
     other = {f"images/{tiny.NAMES['n02'][1]}": tiny.picture(tiny.NAMES["n01"][0])}
-    write_images(folder, tiny.members() | other, packed)
+    tiny.write_archive(folder, (tiny.members() | other).items())
     changed = (open_tiny(folder) != before).any(axis=(2, 3, 4))
     assert np.argwhere(changed).tolist() == [[1, 1]]
-    write_images(folder, tiny.members(), packed)
+    tiny.write_archive(folder)
     renamed = {"n01": "n03", "n02": "n02", "n03": "n01"}
     tiny.write_csv(folder, [(name, renamed[label]) for name, label in tiny.ROWS])
     assert (open_tiny(folder) == before[::-1]).all()
@@ -152,37 +147,30 @@ def test_other_sizes_are_resized_with_lanczos_and_other_modes_are_coloured():
     assert grey.shape == SHAPE and (grey == grey[..., :1]).all()
 
 
-def test_no_data_is_one_line_with_every_way_out(folder, tmp_path, empty_cache):
-    with pytest.raises(DataError) as caught:
-        open_episodes("miniimagenet", "train", data_root=tmp_path / "none", **REQUEST)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith(f"{tmp_path / 'none' / 'miniimagenet' / 'train.csv'}: not found")
-    for way_out in ("train.tar.xz", "images", "--data-root", "$MAML_DATA", "maml-glyphs-*"):
-        assert way_out in message
-    # A table without its images; the splits that are there still open.
-    tiny.write_csv(folder, name="train")
-    with pytest.raises(DataError, match=r"train\.tar\.xz: not found, nor the folder images"):
-        open_tiny(folder, "train")
-    check_order(open_tiny(folder))
-    with pytest.raises(DataError, match=r"--split val:.*train, validation, test"):
-        open_episodes("miniimagenet", "val", data_root=tmp_path, **REQUEST)
+def test_no_data_is_one_line_with_every_way_out(folder, others):
+    tiny.write_csv(others[0])  # a table without its images
+    for where, split in ((others[0], "validation"), (others[1], "train"), (folder, "train")):
+        with pytest.raises(DataError, match=f"^{where}: has neither ") as caught:
+            open_episodes("miniimagenet", split, data_root=where.parent, **REQUEST)
+        message = str(caught.value)
+        assert "\n" not in message
+        for way_out in (".tar.xz", "images", "--data-root", "$MAML_DATA", "-glyphs-"):
+            assert way_out in message
+    check_order(open_tiny(folder))  # the splits that are there still open
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
         (tiny.ROWS[4:], "2 classes instead of 3"),
-        (tiny.ROWS[:-1], "n03 has 3 images instead of 4"),
-        (tiny.ROWS[:-1] + tiny.ROWS[-2:-1], "n0300000002.jpg is listed twice"),
+        (tiny.ROWS[:-1] + tiny.ROWS[-2:-1], "n03 has 3 images instead of 4"),
         ([*tiny.ROWS[:-1], ("x.jpg", "")], "no table of filename,label (x.jpg of )"),
         ([*tiny.ROWS[:-1], ("../x.jpg", "n03")], "no table of filename,label (../x.jpg of n03)"),
-        ([], "0 classes instead of 3"),
         (b"file,class\na,b\n", "no table of filename,label"),
         (b"filename,label\n\xff\xfe,n01\n", "no table of filename,label"),
     ],
 )
-def test_a_wrong_table_is_named(folder, empty_cache, rows, words):
+def test_a_wrong_table_is_named(folder, rows, words):
     if isinstance(rows, bytes):
         (folder / "val.csv").write_bytes(rows)
     else:
@@ -191,21 +179,18 @@ def test_a_wrong_table_is_named(folder, empty_cache, rows, words):
     assert "val.csv" in message and words in message
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_missing_and_undecodable_images_are_named(folder, empty_cache, packed):
-    where = folder / ("val.tar.xz" if packed else "images")
-    write_images(folder, dict(list(tiny.members().items())[:-3]), packed)
-    reason = "not in the archive" if packed else "No such file or directory"
-    says = f"3 of 12 images cannot be decoded: {where}/n0300000001.jpg ({reason}); "
+def test_missing_and_undecodable_images_are_named(folder):
+    archive = tiny.write_archive(folder, list(tiny.members().items())[:-3])
+    says = f"3 of 12 images cannot be decoded: {archive}/n0300000001.jpg (not in the archive); "
     assert says in refused(folder)
     name = tiny.NAMES["n02"][2]
-    for data in (b"", b"not a picture", tiny.picture(name)[:400]):
-        write_images(folder, tiny.members() | {f"images/{name}": data}, packed)
-        assert f"1 of 12 images cannot be decoded: {where}/{name} (" in refused(folder)
+    damaged = tiny.members() | {f"images/{name}": tiny.picture(name)[:400]}
+    tiny.write_archive(folder, damaged.items())
+    assert f"1 of 12 images cannot be decoded: {archive}/{name} (" in refused(folder)
 
 
-@pytest.mark.parametrize("damage", ["empty", "text", "truncated", "flipped", "checksum"])
-def test_a_damaged_archive_is_named(folder, empty_cache, damage):
+@pytest.mark.parametrize("damage", ["text", "truncated", "flipped", "checksum"])
+def test_a_damaged_archive_is_named(folder, damage):
     """Stored pixels may be anything: only the checksum behind the last one tells."""
     # Incompressible, so that a flipped byte in the compressed file is a byte of this member.
     noise = np.random.default_rng(0).bytes(1 << 18)
@@ -214,49 +199,30 @@ def test_a_damaged_archive_is_named(folder, empty_cache, damage):
     at = {"flipped": 300, "checksum": whole.find(noise[1 << 17 : (1 << 17) + 16])}.get(damage, 0)
     assert at >= 0, "the noise should be stored as it is"
     flipped = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-    damaged = {"empty": b"", "text": b"hello" * 40, "truncated": whole[: len(whole) // 2]}
+    damaged = {"text": b"hello" * 40, "truncated": whole[: len(whole) // 2]}
     archive.write_bytes(damaged.get(damage, flipped))
     assert "not a readable tar.xz file" in refused(folder)
 
 
-@pytest.fixture(scope="session")
-def real(data_root: Path, cache_dir: Path) -> Iterator[Callable[[str], np.ndarray]]:
-    """The real images of a split, decoded once a session; skips where they are not."""
+def test_real_images_and_episodes(data_root, empty_cache):
     folder = data_root / "miniimagenet"
-
-    def open_real(split: str) -> np.ndarray:
-        archive = folder / f"{miniimagenet.FILES[split]}.tar.xz"
-        if not archive.is_file() and not (folder / "images").is_dir():
-            pytest.skip(f"no {archive.name} or images/ in {folder}: set $MAML_DATA to test it")
-        return miniimagenet.open_images(data_root, split)
-
-    yield open_real
-    # Hundreds of megabytes, and pytest keeps the folders of three sessions.
-    for file in (cache_dir / "miniimagenet").glob("*.npy"):
-        file.unlink()
-
-
-def test_real_images_and_episodes(real, data_root):
-    images = real("test")
+    if not (folder / "test.tar.xz").is_file():
+        pytest.skip(f"no test.tar.xz in {folder}: set $MAML_DATA to test it")
+    images = miniimagenet.open_images(data_root, "test")
     assert images.shape == (20, 600, *SHAPE)
     # Photographs, with the channels in order: ImageNet's means are 0.485, 0.456 and 0.406.
     red, green, blue = images[:, ::60].reshape(-1, 3).mean(axis=0) / 255
     assert 0.55 > red > green > blue > 0.35
-    assert (images[:, ::60].std(axis=(2, 3)).max(axis=-1) > 5).all()
     e = open_episodes("miniimagenet", "test", data_root=data_root, **REQUEST)
     assert isinstance(e, FewShotImages) and not e.rotate and len(e.counts) == 20
-    task = e.tasks(e.ids(0, 4))
-    assert task.support_x.shape == (4, 5, 3, 84, 84)
-    assert task.query_x.shape == (4, 75, 3, 84, 84)
     # The first images of the archive, at the places that the table gives them.
-    archive = data_root / "miniimagenet" / "test.tar.xz"
-    if not archive.is_file():
-        pytest.skip(f"images/ has no archive to compare with ({archive} is missing)")
-    with open(archive.with_name("test.csv"), newline="") as file:
+    with open(folder / "test.csv", newline="") as file:
         labels = {row["filename"]: row["label"] for row in csv.DictReader(file)}
     order = sorted(labels, key=lambda name: (labels[name], name))
-    with tarfile.open(archive, "r|xz") as opened:
+    with tarfile.open(folder / "test.tar.xz", "r|xz") as opened:
         for member in islice((m for m in opened if m.isfile()), 0, 1300, 100):
             row, column = divmod(order.index(Path(member.name).name), 600)
             with Image.open(io.BytesIO(opened.extractfile(member).read())) as image:
                 assert (images[row, column] == np.asarray(image)).all()
+    # Hundreds of megabytes, and pytest keeps the folders of three sessions.
+    shutil.rmtree(empty_cache)

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import zipfile
 from pathlib import Path
 
@@ -19,41 +20,37 @@ PART = "images_background"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A complete miniature data set, zipped."""
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data root of a complete miniature data set, zipped."""
+    monkeypatch.setattr(omniglot, "PARTS", tiny.PARTS)
     for part in tiny.PARTS:
         tiny.write_zip(tmp_path / "data" / "omniglot", part)
-    return tmp_path / "data" / "omniglot"
+    return tmp_path / "data"
 
 
-def open_tiny(folder: Path) -> np.ndarray:
-    return omniglot.open_parts(folder, tiny.PARTS)
-
-
-def test_decoded_once_then_mapped(folder, empty_cache, monkeypatch):
-    images = open_tiny(folder)
+def test_decoded_once_then_mapped(root, tmp_path, empty_cache, monkeypatch):
+    images = omniglot.open_images(root)
     assert images.shape == (7, 20, 28, 28) and images.dtype == np.uint8
     assert images.max() == 255 and images[..., 0, 0].max() == 0
     assert len(list(empty_cache.glob("omniglot/28x28-*.npy"))) == 1
-    monkeypatch.setattr(omniglot, "decode", lambda *_: pytest.fail("decoded again"))
-    assert (open_tiny(folder) == images).all()
-    # The same contents elsewhere, packed again, are the same cache.
-    again = folder.parent / "repacked"
-    for part in tiny.PARTS:
-        tiny.write_zip(again, part, dict(reversed(tiny.members(part).items())))
-    assert (open_tiny(again) == images).all()
+    with monkeypatch.context() as patch:
+        patch.setattr(omniglot, "decode", lambda *_: pytest.fail("decoded again"))
+        assert (omniglot.open_images(root) == images).all()
+        # The same contents elsewhere, packed again, are the same cache.
+        for part in tiny.PARTS:
+            contents = dict(reversed(tiny.members(part).items()))
+            tiny.write_zip(tmp_path / "repacked" / "omniglot", part, contents)
+        assert (omniglot.open_images(tmp_path / "repacked") == images).all()
     # Folders give the same images; and another archive others, whatever there was before.
     for part in tiny.PARTS:
-        tiny.write_folder(folder.parent / "extracted", part)
-    monkeypatch.undo()
-    monkeypatch.setenv("MAML_CACHE", str(empty_cache))
-    assert (open_tiny(folder.parent / "extracted") == images).all()
+        tiny.write_folder(tmp_path / "extracted" / "omniglot", part)
+    assert (omniglot.open_images(tmp_path / "extracted") == images).all()
     assert len(list(empty_cache.glob("omniglot/*.npy"))) == 2
     contents = tiny.members("images_evaluation")
     changed = next(n for n in contents if n.endswith("0006_20.png"))
     contents[changed] = tiny.png(np.eye(105, dtype=bool))
-    tiny.write_zip(folder, "images_evaluation", contents)
-    after = open_tiny(folder)
+    tiny.write_zip(root / "omniglot", "images_evaluation", contents)
+    after = omniglot.open_images(root)
     assert (after[6, 19] != images[6, 19]).any() and (after[:6] == images[:6]).all()
 
 
@@ -71,18 +68,14 @@ def test_no_data_and_no_network_is_one_line_with_every_way_out(tmp_path, empty_c
         assert way_out in message
 
 
-TINY_SPLITS = {"train": [0, 2, 4], "test": [3, 6]}
-
-
-@pytest.mark.parametrize("split", TINY_SPLITS)
-def test_classes_are_turned_in_every_split(folder, empty_cache, monkeypatch, split):
+def test_classes_are_turned_in_every_split(root, empty_cache, monkeypatch):
     """As MAML's code does, in training and at test: each of the four ways comes up, of each class.
 
     The drawings and their quarter turns all differ, so that an image says what was done to it.
     """
-    monkeypatch.setattr(omniglot, "PARTS", tiny.PARTS)
-    monkeypatch.setattr(omniglot, "split_classes", lambda name, of: np.array(TINY_SPLITS[of]))
-    images = open_tiny(folder)
+    splits = {"train": [0, 2, 4], "test": [3, 6]}
+    monkeypatch.setattr(omniglot, "split_classes", lambda name, of: np.array(splits[of]))
+    images = omniglot.open_images(root)
     turned = {
         np.rot90(images[row, number], turns).tobytes(): (row, turns)
         for row in range(len(images))
@@ -90,74 +83,52 @@ def test_classes_are_turned_in_every_split(folder, empty_cache, monkeypatch, spl
         for turns in range(4)
     }
     assert len(turned) == 7 * 20 * 4
-    e = open_episodes(
-        "omniglot", split, ways=2, shots=1, queries=1, seed=0, data_root=folder.parent
-    )
-    task = e.tasks(e.ids(0, 50))
-    pixels = (255 * torch.cat([task.support_x, task.query_x], dim=1)).round().byte().numpy()
-    found = {turned[image.tobytes()] for image in pixels.reshape(-1, 28, 28)}
-    assert found == {(row, turns) for row in TINY_SPLITS[split] for turns in range(4)}
+    for split, rows in splits.items():
+        e = open_episodes("omniglot", split, ways=2, shots=1, queries=1, seed=0, data_root=root)
+        task = e.tasks(e.ids(0, 50))
+        pixels = (255 * torch.cat([task.support_x, task.query_x], dim=1)).round().byte().numpy()
+        found = {turned[image.tobytes()] for image in pixels.reshape(-1, 28, 28)}
+        assert found == {(row, turns) for row in rows for turns in range(4)}
 
 
-@pytest.fixture
-def mirror(folder, monkeypatch):
-    """The official site, with the checksums of its archives."""
+def test_downloads_what_is_missing_and_keeps_it(root, tmp_path, monkeypatch, empty_cache):
+    """From the official site, with the checksums of its archives."""
     from torchvision.datasets import Omniglot
 
-    archives = {f"{part}.zip": (folder / f"{part}.zip").read_bytes() for part in tiny.PARTS}
+    archives = {path.name: path.read_bytes() for path in (root / "omniglot").iterdir()}
     monkeypatch.setattr(Omniglot, "zips_md5", {n[:-4]: md5(data) for n, data in archives.items()})
-    web = Web(archives)
-    web.install(monkeypatch)
-    return web
-
-
-def test_downloads_what_is_missing_and_keeps_it(folder, tmp_path, mirror, empty_cache):
-    fresh = tmp_path / "fresh" / "omniglot"
-    assert (open_tiny(fresh) == open_tiny(folder)).all()
-    assert sorted(p.name for p in fresh.glob("*.zip")) == [f"{p}.zip" for p in sorted(tiny.PARTS)]
+    mirror = Web(archives)
+    mirror.install(monkeypatch)
+    fresh = tmp_path / "fresh"
+    assert (omniglot.open_images(fresh) == omniglot.open_images(root)).all()
+    assert {path.name for path in fresh.rglob("*.zip")} == archives.keys()
     mirror.files.clear()
-    assert (open_tiny(fresh) == open_tiny(folder)).all()
+    assert (omniglot.open_images(fresh) == omniglot.open_images(root)).all()
     # With the wrong checksum it is discarded.
     mirror.files["images_background.zip"] = b"another"
     with pytest.raises(DataError, match=r"background\.zip: not found, and .*corrupted"):
-        open_tiny(tmp_path / "wrong")
-    assert not list((tmp_path / "wrong").glob("*.zip*"))
+        omniglot.open_images(tmp_path / "wrong")
+    assert not list((tmp_path / "wrong").rglob("*.zip*"))
 
 
-def test_real_images_are_in_class_order(omniglot_images, data_root):
+def test_real_images_are_in_class_order_and_episodes_of_their_split(omniglot_images, data_root):
     assert omniglot_images.shape == (1623, 20, 28, 28) and omniglot_images.dtype == np.uint8
     assert 10 < omniglot_images.mean() < 40, "ink is bright, and there is little of it"
+    e = open_episodes("omniglot", "test", ways=5, shots=1, queries=1, seed=0, data_root=data_root)
+    assert isinstance(e, FewShotImages) and e.rotate
+    assert set(e.first // 20) == set(split_classes("maml", "test"))
+    assert not omniglot.open_classes("test", data_root=data_root, omniglot_split="mamlpp").rotate
     archives = sorted((data_root / "omniglot").glob("images_*.zip"))
     if len(archives) != 2:
         pytest.skip("the archives themselves are not here")
-    names = class_names()
     for archive, rows in zip(archives, ((0, 963), (964, 1622)), strict=True):
         with zipfile.ZipFile(archive) as opened:
             for row in rows:
-                members = sorted(n for n in opened.namelist() if f"/{names[row]}/" in n)
-                image = Image.open(io.BytesIO(opened.read(members[7]))).convert("L")
-                expected = 255 - np.asarray(image.resize((28, 28), Image.Resampling.LANCZOS))
-                assert (omniglot_images[row, 7] == expected).all()
-
-
-def test_real_episodes(omniglot_images, data_root):
-    e = open_episodes("omniglot", "test", ways=5, shots=1, queries=1, seed=0, data_root=data_root)
-    assert isinstance(e, FewShotImages) and e.rotate
-    other = omniglot.open_classes("test", data_root=data_root, omniglot_split="mamlpp")
-    assert not other.rotate
-    assert set(e.first // 20) == set(split_classes("maml", "test"))
-    task = e.tasks(e.ids(0, 32))
-    assert task.support_x.shape == (32, 5, 1, 28, 28)
-    assert 0.03 < task.support_x.mean() < 0.2
+                members = sorted(n for n in opened.namelist() if f"/{class_names()[row]}/" in n)
+                assert (omniglot_images[row, 7] == expected(opened.read(members[7]))).all()
 
 
 # ---- its parts --------------------------------------------------------------------------------
-
-
-def stroke() -> np.ndarray:
-    """Ink, bool [105, 105]: a slanted line 3 pixels wide, as a pen leaves it."""
-    y, x = np.mgrid[:105, :105]
-    return (np.abs(x - 0.6 * y - 15) < 1.6) & (y > 10) & (y < 95)
 
 
 def decoded(png: bytes) -> np.ndarray:
@@ -165,16 +136,19 @@ def decoded(png: bytes) -> np.ndarray:
         return decode(opened)
 
 
+def expected(png: bytes) -> np.ndarray:
+    """Lanczos on grey: on one-bit images Pillow falls back to nearest."""
+    with Image.open(io.BytesIO(png)) as bits:
+        assert bits.mode == "1", "as the official files are"
+        return 255 - np.asarray(bits.convert("L").resize((28, 28), Image.Resampling.LANCZOS))
+
+
 def test_resize_is_lanczos_on_grey_not_nearest_on_bits():
-    data = tiny.png(stroke())
-    with Image.open(io.BytesIO(data)) as bits:
-        assert bits.mode == "1", "the fixture must be one-bit, as the official files are"
-        trap = 255 - np.asarray(bits.resize((28, 28), Image.Resampling.LANCZOS).convert("L"))
-        expected = bits.convert("L").resize((28, 28), Image.Resampling.LANCZOS)
-    assert set(np.unique(trap)) <= {0, 255}, "Pillow falls back to nearest on one-bit images"
-    image = decoded(data)
-    assert image.shape == (28, 28) and image.dtype == np.uint8
-    assert (image == 255 - np.asarray(expected)).all()
+    y, x = np.mgrid[:105, :105]
+    stroke = tiny.png(np.abs(x - 0.6 * y - 15) < 1.6)
+    image = decoded(stroke)
+    assert image.dtype == np.uint8 and (image == expected(stroke)).all()
+    assert len(np.unique(image)) > 2
     with pytest.raises(ValueError, match="28x28 pixels instead of 105x105"):
         decoded(tiny.png(np.zeros((28, 28), dtype=bool)))
 
@@ -194,41 +168,33 @@ def test_characters_come_in_class_order_with_their_drawings_in_order(tmp_path):
     assert len(characters) == 5
     for name, character in zip(tiny.NAMES, characters, strict=False):
         for number in (1, 2, 20):
-            expected = decoded(tiny.png(tiny.drawing(name, number)))
-            assert (character[number - 1] == expected).all()
+            drawing = tiny.png(tiny.drawing(name, number))
+            assert (character[number - 1] == decoded(drawing)).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda c: {n: d for n, d in c.items() if "Alpha" not in n},
-         "Alpha_(Beta)/character01 has 0 drawings instead of 20;"),
-        (lambda c: c | {f"{PART}/Klingon/character01/1.png": b""},
-         "Klingon/character01 has 1 drawings instead of 0;"),
-        (lambda c: dict(list(c.items())[1:]), "has 19 drawings instead of 20;"),
-        (lambda c: c | {"loose.png": b""}, "loose.png has 1 drawings instead of 0;"),
-    ],
-)  # fmt: skip
-def test_a_part_is_checked_against_the_table(tmp_path, change, words):
-    path = tiny.write_zip(tmp_path, PART, change(tiny.members(PART)))
-    with pytest.raises(DataError, match=f"^{path}: .*fetch the complete archive again$") as caught:
-        find_part(path, tiny.PARTS[PART])
-    assert words in str(caught.value)
+CHANGES = {
+    "Alpha_(Beta)/character01 has 0 drawings instead of 20;":
+        lambda c: {n: d for n, d in c.items() if "Alpha" not in n},
+    "Klingon/character01 has 1 drawings instead of 0;":
+        lambda c: c | {f"{PART}/Klingon/character01/1.png": b""},
+    "has 19 drawings instead of 20;": lambda c: dict(list(c.items())[1:]),
+    "loose.png has 1 drawings instead of 0;": lambda c: c | {"loose.png": b""},
+}  # fmt: skip
 
 
-def test_a_truncated_archive_is_named(tmp_path):
-    path = tiny.write_zip(tmp_path, PART)
+def test_what_is_incomplete_or_damaged_is_named(tmp_path):
+    for words, change in CHANGES.items():
+        path = tiny.write_zip(tmp_path, PART, change(tiny.members(PART)))
+        again = f"^{path}: .*{re.escape(words)} fetch the complete archive again$"
+        with pytest.raises(DataError, match=again):
+            find_part(path, tiny.PARTS[PART])
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=f"^{path}: not a readable zip archive"):
         find_part(path, tiny.PARTS[PART])
-
-
-def test_a_damaged_drawing_is_named(tmp_path):
-    path = tiny.write_folder(tmp_path, PART)
-    name = list(tiny.members(PART))[42]
-    (tmp_path / name).write_bytes(tiny.png(stroke())[:60])
+    folder = tiny.write_folder(tmp_path, PART)
+    (tmp_path / (name := list(tiny.members(PART))[42])).write_bytes(b"?")
     with pytest.raises(DataError, match=f"1 of 100 images cannot be decoded: .*{Path(name).name}"):
-        drawings_in(path)
+        drawings_in(folder)
 
 
 # ---- splits -----------------------------------------------------------------------------------

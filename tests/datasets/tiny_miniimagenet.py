@@ -35,24 +35,16 @@ def members() -> dict[str, bytes]:
     return {f"images/{name}": picture(name) for name, _ in ROWS}
 
 
-def write_csv(
-    folder: Path,
-    rows: Iterable[tuple[str, str]] = ROWS,
-    header: str = "filename,label",
-    name: str = "val",
-) -> Path:
+def write_csv(folder: Path, rows: Iterable[tuple[str, str]] = ROWS) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.csv"
-    path.write_text("".join(f"{line}\n" for line in [header, *map(",".join, rows)]))
-    return path
+    lines = ["filename,label", *map(",".join, rows)]
+    (folder / "val.csv").write_text("".join(f"{line}\n" for line in lines))
 
 
-def write_archive(
-    folder: Path, contents: Iterable[tuple[str, bytes]] | None = None, name: str = "val"
-) -> Path:
+def write_archive(folder: Path, contents: Iterable[tuple[str, bytes]] | None = None) -> Path:
     """Write ``val.tar.xz``, by default the complete one."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.tar.xz"
+    path = folder / "val.tar.xz"
     with tarfile.open(path, "w:xz", preset=0) as archive:
         for member, data in members().items() if contents is None else contents:
             info = tarfile.TarInfo(member)
@@ -61,12 +53,11 @@ def write_archive(
     return path
 
 
-def write_folder(folder: Path, contents: dict[str, bytes] | None = None) -> Path:
+def write_folder(folder: Path, contents: dict[str, bytes]) -> None:
     """Write the extracted ``images``."""
-    for name, data in (members() if contents is None else contents).items():
+    for name, data in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    return folder / "images"
 
 
 def write_classes(folder: Path, name: str = "val") -> Path:
@@ -92,9 +83,7 @@ def entries(images: np.ndarray) -> dict[str, object]:
     }
 
 
-def write_pickle(folder: Path, content: object, protocol: int = 2, name: str = "val") -> Path:
+def write_pickle(folder: Path, content: object, name: str = "val") -> None:
     """Write ``mini-imagenet-cache-val.pkl``."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"mini-imagenet-cache-{name}.pkl"
-    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content, protocol))
-    return path
+    (folder / f"mini-imagenet-cache-{name}.pkl").write_bytes(pickle.dumps(content, protocol=2))

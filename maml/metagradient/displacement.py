@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from maml.kernels.derivatives import Derivatives
-from maml.metagradient.adam import Moment
 from maml.metagradient.forward_over_reverse import ends
 from maml.metagradient.problem import Outer, Problem, Tensors, by_name
+from maml.metagradient.rules import Moment
 from maml.params import Params, sum_rows
 
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from maml.kernels.derivatives import Derivatives, Gradient, of_each_task
-from maml.metagradient.adam import Moment
 from maml.metagradient.problem import End, Outer, Problem, Tensors
-from maml.metagradient.rules import Rule, make_rule
+from maml.metagradient.rules import Moment, Rule, make_rule
 from maml.metagradient.snapshots import kept_between
 from maml.metagradient.transformed import Transformed
 from maml.params import Params, sum_rows
@@ -83,7 +82,7 @@ class _Loop:
         second = problem.second_moment
         if second is not None:
             second = Moment(self._of_start(second.total), second.weight)
-        self.rule = make_rule(problem.optimizer, problem.lr, learned_rates=learned, second=second)
+        self.rule = make_rule(problem.optimizer, problem.lr, second, learned=learned)
         self.differentiated = differentiated
         self.rates = [self._own_rates(step) for step in range(problem.steps)]
         shared = derivatives.enter(problem.params(problem.start, 0))

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from maml.metagradient.adam import Moment
-from maml.metagradient.optimizers import OPTIMIZERS
+from maml.metagradient.rules import OPTIMIZERS, Moment
 from maml.params import Params
 
 

@@ -22,7 +22,7 @@ from maml.config.presets import PRESETS, with_values
 from maml.execution import compiled
 from maml.execution.compiled import Compiled, choose
 from maml.metagradient.differentiate import OuterGradient
-from maml.metagradient.optimizers import OPTIMIZERS
+from maml.metagradient.rules import OPTIMIZERS
 from maml.processes.world import World
 from maml.strategies.rpc import EXCLUSIVE, Rpc, chunk_partitioner
 from maml.trainer import Trainer

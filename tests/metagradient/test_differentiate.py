@@ -1,6 +1,5 @@
 """The meta-gradient against oracles: a closed form, central differences, another library."""
 
-import dataclasses
 import types
 from typing import Any
 
@@ -8,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from datasets.tasks import Task
 from maml.metagradient import forward_over_reverse
 from maml.metagradient.differentiate import differentiate
-from maml.metagradient.optimizers import OPTIMIZERS
 from maml.metagradient.problem import Outer, Problem
+from maml.metagradient.rules import OPTIMIZERS
 from maml.metagradient.unrolled import adapt, outer_loss
 from maml.params import Params
 from maml.worker import Worker
@@ -132,18 +130,6 @@ def test_every_inner_optimizer_batches_over_tasks(name: str, order: str) -> None
         torch.testing.assert_close(gradient, total, rtol=1e-9, atol=1e-10)
 
 
-def test_every_inner_optimizer_lowers_the_support_loss() -> None:
-    worker = make_worker("maml-sinusoid-10shot")
-    learner, task = worker.learner, worker.training.tasks(IDS[:1])
-    one = Task(*(tensor[0] for tensor in task))
-    for name in OPTIMIZERS:
-        problem = learner.problem(learner.meta_parameters(), 10)
-        problem = dataclasses.replace(problem, optimizer=name, lr=0.01)
-        before, _ = problem.support(problem.start, one, 0)
-        after, _ = problem.support(adapt(problem, one), one, 0)
-        assert after < before, name
-
-
 def test_every_inner_optimizer_equals_torch() -> None:
     """The rules are the published ones: torch.optim's, on plain tensors, over three steps."""
     peers = {
@@ -151,6 +137,7 @@ def test_every_inner_optimizer_equals_torch() -> None:
         "momentum": (torch.optim.SGD, {"momentum": 0.9}),
         "adam": (torch.optim.Adam, {}),
         "adamw": (torch.optim.AdamW, {}),
+        "adam0": (torch.optim.Adam, {"betas": (0.0, 0.999)}),
     }
     start = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     target = torch.tensor([0.3, 0.1, -0.7], dtype=torch.float64)
@@ -158,6 +145,7 @@ def test_every_inner_optimizer_equals_torch() -> None:
     def loss(params: Params, task: None, step: int) -> tuple[Tensor, Tensor]:
         return ((params["w"] - target) ** 3).abs().sum(), params["w"]
 
+    assert peers.keys() == OPTIMIZERS.keys()
     for name, (peer, options) in peers.items():
         problem = Problem({"w": start}, loss, loss, optimizer=name, lr=0.05, steps=3)
         adapted = adapt(problem, None)["w"]
@@ -167,7 +155,7 @@ def test_every_inner_optimizer_equals_torch() -> None:
             optimizer.zero_grad()
             ((w - target) ** 3).abs().sum().backward()
             optimizer.step()
-        torch.testing.assert_close(adapted, w.detach(), rtol=1e-6, atol=1e-6, msg=name)
+        torch.testing.assert_close(adapted, w.detach(), rtol=1e-12, atol=1e-12, msg=name)
 
 
 def test_unused_meta_parameter_is_refused() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml.metagradient.differentiate import differentiate, meta_gradient
 from maml.metagradient.native import native
-from maml.metagradient.optimizers import OPTIMIZERS
 from maml.metagradient.problem import Implicit, Outer, Problem, Tensors, Transform
+from maml.metagradient.rules import OPTIMIZERS
 from maml.networks.conv4 import Conv4
 from maml.networks.loss import NetworkLoss
 from maml.params import Params

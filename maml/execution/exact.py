@@ -18,7 +18,6 @@ _RUNNING = ("running_mean", "running_var")
 _ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
     F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
     torch.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
-    torch.native_layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
     F.instance_norm: (
         *("input", *_RUNNING, "weight", "bias", "use_input_stats", "momentum", "eps"),
     ),
@@ -30,15 +29,10 @@ _ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
     torch.batch_norm: (
         *("input", "weight", "bias", *_RUNNING, "training", "momentum", "eps", "cudnn_enabled"),
     ),
-    torch.native_batch_norm: (
-        *("input", "weight", "bias", *_RUNNING, "training", "momentum", "eps"),
-    ),
 }
 """What torch's normalisations take, in order."""
 
 _INSTANCES = (F.instance_norm, torch.instance_norm)
-_WITH_STATISTICS = (torch.native_layer_norm, torch.native_batch_norm)
-"""These return the mean and 1/σ as well."""
 
 
 class Exact(TorchFunctionMode):
@@ -100,6 +94,4 @@ def _normalised(
         found = found * (weight if shape is None else weight.view(shape))
     if bias is not None:
         found = found + (bias if shape is None else bias.view(shape))
-    if func not in _WITH_STATISTICS:
-        return found
-    return found, *(t if shape is None else t.flatten() for t in (mean, scale))
+    return found

@@ -30,18 +30,12 @@ would make the gradient one of rounding."""
 
 @torch.no_grad()
 def at_solution(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
-    """Differentiate the query loss of B tasks at the inner problem's solution.
-
-    Args:
-        problem: The problem, whose `Problem.implicit` says how.
-        tasks: B tasks.
-        derivatives: Of its losses.
-    """
+    """Differentiate the query loss of B tasks at the inner problem's solution."""
     assert problem.implicit is not None
     cg_steps, damping, cg_lambda = problem.implicit
     cg_lambda = cg_lambda or problem.proximal
     last = problem.last_step
-    at = adapt(problem, tasks, derivatives)
+    at, _ = adapt(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, last, again=False)
     point: Any = None
     if cg_steps:

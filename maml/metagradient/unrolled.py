@@ -98,9 +98,5 @@ def through_loop(problem: Problem, tasks: Any) -> Outer:
     with contextlib.nullcontext() if known else Exact():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
     # Some may be of no use at some step, or to first order.
-    found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-    gradients = (
-        torch.zeros_like(leaf) if gradient is None else gradient
-        for leaf, gradient in zip(leaves, found, strict=True)
-    )
+    gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
     return Outer(tensors.with_leaves(gradients), losses.detach(), outputs.detach())

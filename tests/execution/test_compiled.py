@@ -1,6 +1,5 @@
 """``--compile``: the same numbers, a warm second start, and a fallback that says so."""
 
-import errno
 import json
 import os
 import re
@@ -439,23 +438,3 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     _, line = capsys.readouterr().err.splitlines()
     assert str(tmp_path / "file") in line
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "as before"
-
-
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's compiler leaves the file that it could not write."""
-    monkeypatch.setenv("MAML_CACHE", str(tmp_path))
-
-    def stage(run: object, inputs: object) -> None:
-        from torch._inductor.codecache import write_atomic
-
-        with monkeypatch.context() as patched:
-            patched.setattr("pathlib.Path.rename", full)
-            write_atomic(str(tmp_path / "compiled" / "ab" / "abc.cpp"), "code", make_dirs=True)
-
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    x = torch.ones(2)
-    assert torch.equal(Compiled(stage)(lambda x: x * 2, x), 2 * x)
-    found = [path.name for path in (tmp_path / "compiled").rglob("*") if path.is_file()]
-    assert found == ["lock"]

@@ -412,10 +412,6 @@ def test_normalisations_that_torch_batches_wrongly(layer: torch.nn.Module) -> No
 NORMS: dict[str, tuple[tuple[int, ...], int, Any]] = {
     "F.layer_norm": ((2,), 5, lambda x, w, b: F.layer_norm(x, (5,), w, b)),
     "torch.layer_norm": ((2,), 5, lambda x, w, b: torch.layer_norm(x, (5,), w, b)),
-    "torch.native_layer_norm": (
-        *((2,), 5),
-        lambda x, w, b: torch.native_layer_norm(x, (5,), w, b, 1e-5)[0],
-    ),
     "F.instance_norm": ((2,), 4, lambda x, w, b: F.instance_norm(x, None, None, w, b)),
     "torch.instance_norm": (
         *((2,), 4),
@@ -425,10 +421,6 @@ NORMS: dict[str, tuple[tuple[int, ...], int, Any]] = {
     "torch.batch_norm": (
         *((0, 2), 4),
         lambda x, w, b: torch.batch_norm(x, w, b, None, None, True, 0.1, 1e-5, False),
-    ),
-    "torch.native_batch_norm": (
-        *((0, 2), 4),
-        lambda x, w, b: torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)[0],
     ),
 }  # fmt: skip
 

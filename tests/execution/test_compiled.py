@@ -6,7 +6,6 @@ import re
 import shutil
 import stat
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -163,26 +162,6 @@ def test_generated_code_is_kept(tmp_path: Path) -> None:
         torch.testing.assert_close(found, (2 * x).sin() * x.exp(), rtol=1e-12, atol=1e-12)
         assert log.exists() == is_first
         log.unlink(missing_ok=True)
-
-
-@PATIENT
-@pytest.mark.slow
-def test_second_start_is_warm(tmp_path: Path, plain: dict[str, Tensor]) -> None:
-    """Generated code is kept in $MAML_CACHE: a second process compiles nothing and trains alike."""
-    compiler, log = counting_compiler(tmp_path)
-    env = {"MAML_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
-    first = train(tmp_path / "first", "on", **env)
-    assert first.stderr.count("compiled in") == 1
-    assert "warning" not in first.stderr
-    assert log.exists(), "nothing was compiled"
-    assert (tmp_path / "cache" / "compiled").is_dir()
-    log.unlink()
-    train(tmp_path / "second", "on", **env)
-    assert not log.exists(), log.read_text()
-    on, again = (model(tmp_path / name) for name in ("first", "second"))
-    assert same(on, again)
-    for name, tensor in plain.items():
-        torch.testing.assert_close(on[name], tensor, rtol=0, atol=1e-10, msg=name)
 
 
 def test_without_a_compiler_a_run_says_so_and_is_the_same(
@@ -403,28 +382,6 @@ class Drawing(torch.nn.Sequential):
         layers = (torch.nn.Flatten(), torch.nn.Dropout(), torch.nn.LazyLinear(ways))
         super().__init__(*layers)
         self(torch.zeros(1, *image_shape))
-
-
-def test_threads_share_one_form() -> None:
-    made = []
-
-    def stage(run: Any, inputs: Sequence[Tensor]) -> Any:
-        made.append(1)
-        return run
-
-    compiled = Compiled(stage, speaks=False)
-    results: dict[int, list[float]] = {}
-
-    def call(number: int) -> None:
-        results[number] = compiled(lambda x: x + 1, torch.full((2,), float(number))).tolist()
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {number: [number + 1.0] * 2 for number in range(8)}
-    assert len(made) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(

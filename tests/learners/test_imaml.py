@@ -122,17 +122,6 @@ def test_the_limit_of_the_unrolled_loop(optimizer: str) -> None:
     assert apart[1] < 1e-9
 
 
-def test_without_conjugate_gradient_it_is_the_query_gradient() -> None:
-    """MAML's first-order gradient, but for where the inner loop ends: nothing pulls there."""
-    implicit_one = share_of(make_worker(inner_steps=1, cg_steps=0))
-    first_order = share_of(make_worker(learner="maml", inner_steps=1, order="first"))
-    # The pull of the first step, from where it pulls to, is zero.
-    assert distance(implicit_one.gradients, first_order.gradients) < 1e-12
-    implicit_two = share_of(make_worker(inner_steps=2, cg_steps=0))
-    first_order = share_of(make_worker(learner="maml", inner_steps=2, order="first"))
-    assert distance(implicit_two.gradients, first_order.gradients) > 1e-4
-
-
 def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -215,9 +215,8 @@ def choose(
 ) -> Compiled | None:
     """Return what computes meta-gradients under ``--compile``, or None where nothing is compiled.
 
-    ``in_torch``: whether they are made of torch's operations alone; ``batched``: whether all tasks
-    are computed at once. One by one they have much work an operation: convolutions gain nothing;
-    ``draws``: whether they draw random numbers, which have an address that compiled code ignores.
+    ``in_torch``: they are made of torch's operations alone; ``batched``: all tasks at once (one by
+    one, convolutions gain nothing); ``draws``: of random numbers, whose address code ignores.
     """
     speaks = os.environ.get("RANK", "0") == "0"
     if draws:

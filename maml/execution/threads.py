@@ -32,11 +32,9 @@ def spread(
 ) -> Iterator[T]:
     """Yield ``function(owner, item)`` of each item, computed in as many threads as torch has.
 
-    Args:
-        owner: What the function calls. A thread that is not alone is given a copy.
-        function: Of one item; it changes nothing but the copy.
-        items: In order.
-        alone: Whether one thread with one core computes all: draws depend on who drew before.
+    A thread that is not alone calls the function with a copy of ``owner``, of which alone it may
+    change something. ``alone``: one thread with one core computes all, as draws depend on who drew
+    before.
     """
     if alone:
         with _one_core_each(), sdpa_kernel(SDPBackend.MATH):

@@ -176,7 +176,7 @@ class _Loop:
         return self._advance(0, self.start, self.problem.optimizer_state, self.problem.steps)
 
     def _advance(self, first: int, at: Params, state: Any, end: int) -> tuple[Params, Any]:
-        """Take the steps from ``first`` until ``end`` is next, and keep what the way back needs."""
+        """Take the steps from ``first`` to before ``end``, and keep what the way back needs."""
         keep = set(range(first, end)) if self.differentiated else set()
         if keep and self.problem.snapshots is not None:
             room = self.problem.snapshots - len(self.kept.keys() - {0})
@@ -307,12 +307,11 @@ def _scaled(params: Params, by: float) -> Params:
 
 
 def _kept_between(first: int, end: int, room: int) -> set[int]:
-    """Return which of the states ``first`` … ``end - 1`` are kept, ``first`` among them.
+    """Return which of the states ``first``, at hand, … ``end - 1`` are kept, in so much ``room``.
 
-    Args:
-        first: A state that is at hand.
-        end: After the state that is visited first.
-        room: How many may be kept besides ``first``.
+    States are visited from the last one to the first. One that is not kept is computed again from
+    an earlier one, and others are kept on that way: as few steps are taken twice as can be
+    (Griewank and Walther 2000, doi:10.1145/347837.347846, revolve).
     """
     kept = {first}
     while room > 0 and end - first > 1:

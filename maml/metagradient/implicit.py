@@ -69,16 +69,9 @@ def conjugate_gradient(
     """Solve A x = b for each of B tasks by at most ``steps`` steps from zero.
 
     Conjugate gradient (Hestenes and Stiefel 1952, doi:10.6028/jres.049.044), for symmetric positive
-    definite A. A task's steps end where its residual is nothing but rounding, or where the
-    curvature along the next direction p, pᵀAp / pᵀp, is ``least`` or less; if p is b, x is
-    ``otherwise`` times b.
-
-    Args:
-        product: A times vectors ``{name: [B, …]}``.
-        b: ``{name: [B, …]}``; not changed.
-        steps: At most so many; 0 returns ``b``.
-        least: The curvature that is too little; at least 0.
-        otherwise: The inverse of what A is without its curvature.
+    definite A, given as its product with vectors ``{name: [B, …]}``. A task's steps end where its
+    residual is nothing but rounding, or where the curvature along the next direction p, pᵀAp / pᵀp,
+    is ``least`` or less; if p is b, x is ``otherwise`` times b. Without steps, x is b.
     """
     if not steps:
         return b

@@ -1,7 +1,8 @@
 """The optimizers of the inner loop: one step of each, and its way back.
 
-A rule takes weights θ, gradients g and its state to new ones, element by element. What
-`maml.metagradient.forward_over_reverse` asks of it is the product of a cotangent with its Jacobian;
+A rule takes weights θ, gradients g and its state to new ``weights`` and ``state``, element by
+element. What `maml.metagradient.forward_over_reverse` asks of it is the product of a cotangent with
+its Jacobian, once: ``pull_back`` uses up what it is given, and what the rule was.
 `maml.metagradient.unrolled` differentiates through it.
 
 Adam is written out here: TorchOpt (0.7.3) computes its bias corrections 1 − βᵗ in float32, whatever
@@ -11,7 +12,7 @@ the dtype of the parameters. In float64 that moves the meta-gradient of three in
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,27 +35,6 @@ class PulledBack(NamedTuple):
     scale: float
     state: Any
     rates: Params | None = None
-
-
-class Rule(Protocol):
-    """A rule applied at given weights, gradients and state.
-
-    Attributes:
-        weights: The weights after it.
-        state: The state after it.
-    """
-
-    @property
-    def weights(self) -> Params: ...  # noqa: D102
-
-    @property
-    def state(self) -> Any: ...  # noqa: D102
-
-    def pull_back(self, v: Params, v_state: Any) -> PulledBack:
-        """Pull cotangents of the weights and the state (None: zero) back to before the rule.
-
-        Once: what it is given, and what the rule was, may be used up.
-        """
 
 
 class SGDRule:
@@ -82,7 +62,7 @@ class SGDRule:
         }
 
     def pull_back(self, v: Params, v_state: Any) -> PulledBack:
-        """See `Rule.pull_back`."""
+        """Pull cotangents of weights and state (None: zero) back to before the rule."""
         v_rates = None
         if self._learned:
             v_rates = {n: (t * self._moment[n]).sum(0).mul_(-self._lr) for n, t in v.items()}
@@ -157,12 +137,12 @@ class AdamRule:
 
     @property
     def weights(self) -> Params:
-        """See `Rule`."""
+        """The weights after it."""
         return self._taken[0]
 
     @property
     def state(self) -> AdamState:
-        """See `Rule`."""
+        """The state after it."""
         return self._taken[1]
 
     def _update(self, name: str, mean: Tensor, root: Tensor) -> Tensor:
@@ -180,7 +160,7 @@ class AdamRule:
         return m, v, m / first.weight if beta1 else g, (v / second.weight).sqrt()
 
     def pull_back(self, v: Params, v_state: Any) -> PulledBack:
-        """See `Rule.pull_back`."""
+        """Pull cotangents of weights and state (None: zero) back to before the rule."""
         by = self._lr * self._decay
         of_weights, of_gradients, of_state, of_rates = {}, {}, {}, {}
         for name in tuple(self._gradients):
@@ -214,6 +194,7 @@ class AdamRule:
         return of_gradient, (of_m.mul_(self._beta1), of_v.mul_(self.beta2))
 
 
+Rule: TypeAlias = SGDRule | AdamRule
 MakeRule: TypeAlias = Callable[[Params, Params, Any, Params | None], Rule]
 """Weights, gradients, state (None before the first step) and rates, if any, to a `Rule`."""
 

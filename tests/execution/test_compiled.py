@@ -6,7 +6,6 @@ import re
 import shutil
 import stat
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from maml.execution import compiled
 from maml.execution.compiled import Compiled, choose
 from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.rules import OPTIMIZERS
-from maml.processes.world import World
-from maml.strategies.rpc import EXCLUSIVE, Rpc, chunk_partitioner
 from maml.trainer import Trainer
 from maml.worker import Worker
 from tests.launching import Completed, run, run_torchrun, run_train
@@ -203,27 +200,6 @@ def test_kernels_come_before_compilation() -> None:
         pytest.skip("no kernels here (no C++ compiler): nothing could come before compilation")
     assert with_kernels.compiled is None
     assert ready(kernels="torch").compiled is not None
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_workers_get_ready_for_the_shares_they_are_sent(
-    world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("torchopt.distributed", "torchopt.distributed.api"):
-        monkeypatch.setattr(f"{module}.get_world_size", lambda: world_size)
-    config = sinusoid(meta_batch_size=7, partition="chunk")
-    worker = Worker(config, CPU)
-    ids = torch.arange(7)
-    own = Rpc(config, World(0, world_size, 0, world_size, launched=True), worker)._own(ids)
-    sent = {rank: len(args[0]) for rank, args, _ in chunk_partitioner(ids[len(own) :])}
-    sent[0] = len(own)
-    assert sum(sent.values()) == 7
-    # Exclusively, too: a call a task, but those of a worker are computed together.
-    called = Counter(rank for rank, *_ in EXCLUSIVE(ids))
-    assert called == sent
-    for rank in range(world_size):
-        world = World(rank, world_size, rank, world_size, launched=True)
-        assert Rpc(config, world, worker).share_sizes() == {sent[rank]}
 
 
 # ---- Compiled, with stages that cost nothing --------------------------------------------------

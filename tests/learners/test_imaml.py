@@ -10,7 +10,6 @@ from datasets.tasks import Task
 from maml.metagradient import implicit
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Implicit, Outer, Problem
-from maml.metagradient.unrolled import adapt
 from maml.params import Params
 from maml.worker import Share, Worker
 from tests.workers import worker_of
@@ -84,42 +83,6 @@ def test_closed_form_of_linear_regression(damping: float) -> None:
             (x_query @ phi - y_query).square().mean().item(), rel=1e-10
         )
     torch.testing.assert_close(outer.gradients.start["w"], expected, rtol=1e-10, atol=1e-12)
-
-
-def smooth_network(weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Without ReLUs: their minima may lie in a kink, where there is no Hessian."""
-    outputs = torch.tanh(x @ weights["a"] + weights["b"]) @ weights["c"]
-    return (outputs - y).square().mean(), outputs
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
-def test_the_limit_of_the_unrolled_loop(optimizer: str) -> None:
-    """Reverse mode through a loop that has arrived is the same gradient; before, it is not."""
-    task = Task(*(randn(3, *shape, seed=i) for i, shape in enumerate([(6, 4), (6,), (8, 4), (8,)])))
-    start = {"a": randn(4, 5, seed=7), "b": randn(5, seed=8), "c": randn(5, seed=9)}
-
-    def query_loss(weights: Params, steps: int, *tensors: Tensor) -> Tensor:
-        one = Task(*tensors)
-        problem = stated(smooth_network, weights, optimizer=optimizer, lr=0.15, steps=steps)
-        return smooth_network(adapt(problem, one), one.query_x, one.query_y)[0]
-
-    apart = []
-    for steps in (1, 500):
-        problem = stated(
-            smooth_network, start, optimizer=optimizer, lr=0.15, steps=steps, implicit=Implicit(60)
-        )
-        found = solved(problem, task)
-        unrolled = [
-            torch.func.grad_and_value(query_loss)(start, steps, *(tensor[i] for tensor in task))
-            for i in range(3)
-        ]
-        torch.testing.assert_close(
-            found.losses, torch.stack([loss for _, loss in unrolled]), rtol=1e-12, atol=1e-12
-        )
-        expected = {name: sum(gradients[name] for gradients, _ in unrolled) for name in start}
-        apart.append(distance(found.gradients.start, expected))
-    assert apart[0] > 1e-2
-    assert apart[1] < 1e-9
 
 
 def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(

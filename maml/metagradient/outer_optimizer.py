@@ -10,8 +10,7 @@ from torch.optim.sgd import sgd
 
 from maml.config import Config
 from maml.errors import UserError
-from maml.metagradient.flat import ParamLayout
-from maml.params import Params
+from maml.params import ParamLayout, Params
 
 _REMEMBERED = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
 """What an optimizer's state holds, once it has stepped."""

@@ -9,9 +9,9 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml.metagradient import implicit
 from maml.metagradient.function import FunctionDerivatives
-from maml.metagradient.problem import Implicit, Outer, Problem
+from maml.metagradient.problem import Implicit, Problem
 from maml.params import Params
-from maml.worker import Share, Worker
+from maml.worker import Worker
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
@@ -26,17 +26,6 @@ def make_worker(preset: str = "maml-sinusoid-10shot", **changes: object) -> Work
     return worker_of(preset, **values)
 
 
-def share_of(worker: Worker) -> Share:
-    return worker.share(worker.learner.meta_parameters(), IDS, worker.learner)
-
-
-def distance(a: Params, b: Params) -> float:
-    """The largest difference, relative to the largest element of ``b``."""
-    assert a.keys() == b.keys()
-    scale = max(tensor.abs().max().item() for tensor in b.values())
-    return max((a[name] - b[name]).abs().max().item() for name in b) / scale
-
-
 def randn(*shape: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
@@ -48,28 +37,18 @@ def regression(weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (outputs - y).square().mean(), outputs
 
 
-def stated(loss: Any, start: Params, **values: Any) -> Problem:
-    """A pulled problem of a loss of a set."""
-    return Problem(
-        start=start,
-        support=lambda params, task, step: loss(params, task.support_x, task.support_y),
-        query=lambda params, task, step: loss(params, task.query_x, task.query_y),
-        proximal=PROXIMAL,
-        **values,
-    )
-
-
-def solved(problem: Problem, task: Task) -> Outer:
-    return implicit.at_solution(problem, task, FunctionDerivatives(problem))
-
-
 @pytest.mark.parametrize("damping", [0.0, 1.0])
 def test_closed_form_of_linear_regression(damping: float) -> None:
     """As many steps of conjugate gradient as unknowns, at the end of a loop that has arrived."""
     task = Task(*(randn(3, *shape, seed=i) for i, shape in enumerate([(6, 4), (6,), (8, 4), (8,)])))
     start = randn(4, seed=9)
-    problem = stated(regression, {"w": start}, lr=0.1, steps=1500, implicit=Implicit(4, damping))
-    outer = solved(problem, task)
+    problem = Problem(
+        {"w": start},
+        lambda params, task, step: regression(params, task.support_x, task.support_y),
+        lambda params, task, step: regression(params, task.query_x, task.query_y),
+        lr=0.1, steps=1500, proximal=PROXIMAL, implicit=Implicit(4, damping),
+    )  # fmt: skip
+    outer = implicit.at_solution(problem, task, FunctionDerivatives(problem))
     expected = torch.zeros_like(start)
     identity = torch.eye(4, dtype=torch.float64)
     for i in range(3):
@@ -121,7 +100,8 @@ def test_evaluation_pulls_as_training_does() -> None:
             name: tensor - 0.05 * (gradient + PROXIMAL * (tensor - start[name]))
             for (name, tensor), gradient in zip(at.items(), gradients, strict=True)
         }
-    assert distance(found, at) < 1e-13
+    for name, tensor in at.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-13, msg=name)
 
 
 def test_the_released_command() -> None:

@@ -232,11 +232,7 @@ def choose(
 
 @contextlib.contextmanager
 def _in_the_cache() -> Iterator[None]:
-    """Keep generated code in ``$MAML_CACHE/compiled``, made by one process of a host at a time.
-
-    The first process to come makes it, and those that waited find it there. Torch writes its files
-    whole, so that two may do so at once where the first one hangs.
-    """
+    """Keep generated code in ``$MAML_CACHE/compiled``, made by one process of a host at a time."""
     folder = cache_root() / "compiled"
     folder.mkdir(parents=True, exist_ok=True)
     # Torch sets it to a folder of its own as soon as its compiler is imported, whoever asks.

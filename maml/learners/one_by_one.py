@@ -42,13 +42,12 @@ def outer_gradient(
     phase: int,
     call: Callable[..., OuterGradient] | None = None,
 ) -> OuterGradient:
-    """Return what `Learner.outer_gradient` does.
+    """Return what `Learner.outer_gradient` does; `Learner.draws` becomes true if the tasks draw.
 
     Args:
-        learner: Its `Learner.draws` becomes true where the tasks turn out to draw.
+        learner: The learner.
         meta_params: ``{name: […]}``.
-        tasks: B tasks; or a list of them, each a batch of one, whose sets may be of any sizes. Then
-            there are no outputs.
+        tasks: B tasks; or a list, each a batch of one, of any sizes. Then there are no outputs.
         where: Where each task's draws come from, if there are any.
         phase: Of the tasks.
         call: Calls a function of the meta-parameters and a task, in its own way (``--compile``).

@@ -29,11 +29,7 @@ REMEMBERED_STEPS = 8
 
 
 class _Transformed:
-    """What `Problem.transform` makes of gradients in coordinates of some derivatives.
-
-    Attributes:
-        gradients: The result, ``{name: [B, …]}`` in the same coordinates.
-    """
+    """What `Problem.transform` makes of gradients: ``gradients``, in the same coordinates."""
 
     def __init__(self, problem: Problem, derivatives: Derivatives, gradients: Params) -> None:
         assert problem.transform is not None
@@ -51,10 +47,7 @@ class _Transformed:
         self.gradients = {name: tensor.detach() for name, tensor in self._after.items()}
 
     def pull_back(self, v: Params, scale: float) -> tuple[Params, Params]:
-        """Return the cotangents of the gradients, and of the tensors, summed over tasks.
-
-        ``v`` times ``scale`` is that of the result.
-        """
+        """Pull ``scale`` times v back to the gradients, and to the tensors, summed over tasks."""
         names = tuple(self._before)
         inputs = [*self._before.values(), *self._tensors.values()]
         found = torch.autograd.grad(
@@ -141,10 +134,7 @@ class _Loop:
         return self._of_start(stated)
 
     def _of_start(self, values: Params) -> Params:
-        """Return a value for each element of the start in the derivatives' coordinates.
-
-        Where those are of all parameters, what stands still has zero.
-        """
+        """Return values of the start in the derivatives' coordinates; what stands still has 0."""
         if not self.derivatives.whole:
             return values
         params = self.problem.params(self.problem.start, 0)

@@ -267,7 +267,7 @@ class Problem:
         return Tensors(self.start, self.fixed, rates, step_params, own, moment)
 
     def at(self, tensors: Tensors) -> Problem:
-        """Return the same problem with other tensors."""
+        """Return the same problem with other tensors; not of one that begins with a moment."""
         return dataclasses.replace(
             self,
             start=tensors.start,
@@ -275,7 +275,6 @@ class Problem:
             rates=None if self.rates is None else tensors.rates,
             step_params=tensors.step_params,
             transform=self.transform and self.transform._replace(tensors=tensors.transform),
-            second_moment=_moment(tensors.second_moment) if tensors.second_moment else None,
         )
 
 
@@ -335,11 +334,6 @@ _WEIGHT = "weight of the second moment"
 def by_name(moment: Moment) -> Params:
     """Return a moment's tensors by name, as `Tensors` has them."""
     return {**moment.total, _WEIGHT: torch.as_tensor(moment.weight)}
-
-
-def _moment(tensors: Params) -> Moment:
-    total = {name: tensor for name, tensor in tensors.items() if name != _WEIGHT}
-    return Moment(total, tensors[_WEIGHT])
 
 
 class End(NamedTuple):

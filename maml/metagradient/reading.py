@@ -62,7 +62,7 @@ _READ: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Read]] = weakref.WeakKeyD
 
 
 def _read(problem: Problem, part: str, step: int, task: Any, place: int) -> _Read:
-    """Return what a loss reads in one task, a batch of one; refuse others, and what is no scalar."""
+    """Return what a loss reads in one task, a batch of one; refuse others, and no scalar."""
     loss = getattr(problem, part)
     params = problem.params(problem.start, step)
     owner, kind = _owned(loss)

@@ -67,20 +67,15 @@ class Compiled:
     All functions given to one object must be the same one. Threads may share it.
     """
 
-    def __init__(self, stage: Stage, *, speaks: bool = True, name: str = "--compile") -> None:
+    def __init__(self, stage: Stage, speaks: bool = True, name: str = "--compile") -> None:
         """``speaks``: say on stderr what is compiled; ``name``: what asked for it."""
-        self._given = stage, speaks, name
-        self._stage, self._speaks, self._name = self._given
+        self._stage, self._speaks, self._name = stage, speaks, name
         self._lock = threading.Lock()
         self._forms: dict[Any, _Form | None] = {}
         self._given_up = False
 
-    def __getstate__(self) -> Any:  # a copy compiles for itself
-        return self._given
-
-    def __setstate__(self, given: Any) -> None:
-        stage, speaks, name = given
-        Compiled.__init__(self, stage, speaks=speaks, name=name)
+    def __reduce__(self) -> Any:  # a copy compiles for itself
+        return Compiled, (self._stage, self._speaks, self._name)
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return ``function(*args)``: a nest of tensors, of a nest of tensors."""
@@ -220,9 +215,8 @@ def choose(
 ) -> Compiled | None:
     """Return what computes meta-gradients under ``--compile``, or None where nothing is compiled.
 
-    ``in_torch``: whether they are made of torch's operations alone; ``batched``: whether all tasks
-    are computed at once. One by one they have much work an operation: convolutions gain nothing;
-    ``draws``: whether they draw random numbers, which have an address that compiled code ignores.
+    ``in_torch``: they are made of torch's operations alone; ``batched``: all tasks at once (one by
+    one, convolutions gain nothing); ``draws``: of random numbers, whose address code ignores.
     """
     speaks = os.environ.get("RANK", "0") == "0"
     if draws:
@@ -238,11 +232,7 @@ def choose(
 
 @contextlib.contextmanager
 def _in_the_cache() -> Iterator[None]:
-    """Keep generated code in ``$MAML_CACHE/compiled``, made by one process of a host at a time.
-
-    The first process to come makes it, and those that waited find it there. Torch writes its files
-    whole, so that two may do so at once where the first one hangs.
-    """
+    """Keep generated code in ``$MAML_CACHE/compiled``, made by one process of a host at a time."""
     folder = cache_root() / "compiled"
     folder.mkdir(parents=True, exist_ok=True)
     # Torch sets it to a folder of its own as soon as its compiler is imported, whoever asks.
@@ -251,11 +241,6 @@ def _in_the_cache() -> Iterator[None]:
     try:
         with Lock(folder / "lock").held(limit=LIMIT_S):
             yield
-    except BaseException:
-        # Torch leaves what it could not write to the end, as on a full disk.
-        for rest in folder.glob(f"*/.{os.getpid()}.*.tmp"):
-            rest.unlink(missing_ok=True)
-        raise
     finally:
         if before is None:
             del os.environ["TORCHINDUCTOR_CACHE_DIR"]

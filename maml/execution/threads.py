@@ -32,24 +32,19 @@ def spread(
 ) -> Iterator[T]:
     """Yield ``function(owner, item)`` of each item, computed in as many threads as torch has.
 
-    Args:
-        owner: What the function calls. A thread that is not alone is given a copy.
-        function: Of one item; it changes nothing but the copy.
-        items: In order.
-        alone: Whether one thread with one core computes all: draws depend on who drew before.
+    A thread that is not alone calls the function with a copy of ``owner``, of which alone it may
+    change something. ``alone``: one thread with one core computes all, as draws depend on who drew
+    before.
     """
-    if alone:
-        with _one_core_each(), sdpa_kernel(SDPBackend.MATH):
-            yield from (function(owner, item) for item in items)
-        return
     # Autocast is of one thread alone.
-    several = not torch.is_autocast_enabled("cpu")
+    several = not alone and not torch.is_autocast_enabled("cpu")
     n_threads = min(torch.get_num_threads(), len(items)) if several else 1
     # Fused attention has no second derivative. The setting is one for all threads.
     with sdpa_kernel(SDPBackend.MATH):
         copies = _copies(owner, n_threads) if n_threads > 1 else []
         if not copies:
-            yield from (function(owner, item) for item in items)
+            with _one_core_each() if alone else contextlib.nullcontext():
+                yield from (function(owner, item) for item in items)
             return
         free: queue.SimpleQueue[M] = queue.SimpleQueue()
         for own in copies:

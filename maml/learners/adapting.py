@@ -25,16 +25,11 @@ from maml.networks.ordinary import own_name
 def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -> dict[str, float]:
     """Return the rates of what adapts, by name, in the order of ``names``.
 
-    Args:
-        pattern: As above.
-        network: Whose ``head_prefix`` says which parameters ``@head`` has.
-        names: Of the network's parameters.
-        why: What asks for the pattern, for messages: ``--adapt …``.
+    ``why`` is what asks for the pattern, for messages: ``--adapt …``.
 
     Raises:
         UserError: for a rate that is none, a pattern that no name has, nothing that adapts, and for
-            ``@head`` and ``@body`` where the network does not say which the output layer is, or no
-            name is of it.
+            ``@head`` and ``@body`` where the network does not say which the output layer is.
     """
     names = list(names)
     rates = dict.fromkeys(names, 0.0)

@@ -21,11 +21,7 @@ def data_options(config: Config) -> dict[str, Any]:
 
 
 def data_contents(config: Config) -> Contents:
-    """Return what a network has to know of the data set.
-
-    Raises:
-        DataError: naming the flag or the file.
-    """
+    """Return what a network has to know of the data set; a `DataError` names flag or file."""
     ways, shots = training_task(config)
     return contents(
         config.data,
@@ -57,11 +53,8 @@ def training_task(config: Config) -> tuple[int, int]:
 def network_of(config: Config, contents: Contents, classes: int, *, any_outputs: bool) -> nn.Module:
     """Return the network that a configuration names, its initial weights drawn by the seed.
 
-    Args:
-        config: The configuration.
-        contents: What the data set holds.
-        classes: How many outputs the network of a classifier has.
-        any_outputs: Whether a user's own may have any other number.
+    That of a classifier has an output for each of ``classes``; a user's own may have any number if
+    ``any_outputs``.
     """
     inputs, outputs = contents.point
     outputs = classes if contents.classifies else outputs
@@ -83,15 +76,8 @@ def few_shot_tasks(
 ) -> Episodes:
     """Return the few-shot tasks of ``split``, to learn from or for an ``evaluation``.
 
-    Args:
-        config: The configuration.
-        split: Of the data set.
-        form: What a user's own tasks are held against.
-        evaluation: Whether they have the ways, shots and queries of a test.
-        classes: Whether labels must be classes from 0 to ways − 1.
-
-    Raises:
-        DataError: naming the flag or the file.
+    A user's own must have the ``form`` of the first, and labels from 0 to ways − 1 if ``classes``.
+    A `DataError` names the flag or the file.
     """
     ways, shots = (config.ways, config.shots) if evaluation else training_task(config)
     try:

@@ -38,10 +38,7 @@ def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def _precisions(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Accuracy, which is also precision@1, and the fraction whose label is among the five first.
-
-    Fewer than five classes are all among the first five.
-    """
+    """Accuracy, which is also precision@1, and the fraction whose label is among the five first."""
     accuracy = _accuracy(logits, labels)["accuracy"]
     first = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
     among = (first == labels[..., None]).any(-1).to(logits.dtype).mean(-1)

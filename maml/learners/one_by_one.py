@@ -42,13 +42,12 @@ def outer_gradient(
     phase: int,
     call: Callable[..., OuterGradient] | None = None,
 ) -> OuterGradient:
-    """Return what `Learner.outer_gradient` does.
+    """Return what `Learner.outer_gradient` does; `Learner.draws` becomes true if the tasks draw.
 
     Args:
-        learner: Its `Learner.draws` becomes true where the tasks turn out to draw.
+        learner: The learner.
         meta_params: ``{name: […]}``.
-        tasks: B tasks; or a list of them, each a batch of one, whose sets may be of any sizes. Then
-            there are no outputs.
+        tasks: B tasks; or a list, each a batch of one, of any sizes. Then there are no outputs.
         where: Where each task's draws come from, if there are any.
         phase: Of the tasks.
         call: Calls a function of the meta-parameters and a task, in its own way (``--compile``).
@@ -89,13 +88,9 @@ def each(
     tasks: Any,
     where: Sequence[draws.Address] | None = None,
 ) -> Iterator[T]:
-    """Yield ``function(learner, task)`` of each task, a batch of one, in order.
+    """Yield ``function(learner or a copy, task)`` of each task, a batch of one, in order.
 
-    Args:
-        learner: What the function calls, or a copy of it.
-        function: Of one task.
-        tasks: B tasks, or a list of them, each a batch of one.
-        where: Where their draws come from; None: nowhere.
+    ``where`` is where the draws of each come from, if there are any.
     """
     items = list(one_by_one(tasks))
     if where is None or not learner.draws:
@@ -123,11 +118,7 @@ def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
 
 
 def check(learner: Learner, meta_params: Params, tasks: Any, phase: int) -> None:
-    """Refuse losses of a phase that do not read in some task what they should; once a phase.
-
-    Raises:
-        ValueError: as `maml.metagradient.reading.check_read`; RuntimeError likewise.
-    """
+    """Refuse losses of a phase as `maml.metagradient.reading.check_read` does; once a phase."""
     if phase in learner.checked:
         return
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}

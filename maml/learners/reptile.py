@@ -13,8 +13,8 @@ from maml.learners.data import training_task
 from maml.learners.maml import MAML
 from maml.learners.objectives import REGRESSION, Given
 from maml.learners.trees import tree
-from maml.metagradient.adam import Moment
 from maml.metagradient.problem import Problem
+from maml.metagradient.rules import Moment
 from maml.networks.loss import LossOfBatches, MiniBatches, NetworkLoss
 from maml.params import Params, without_prefix
 

@@ -51,14 +51,9 @@ def batching_of(
 ) -> Found:
     """Find out how tasks of a problem may be computed.
 
-    Args:
-        problem_of: As of `meta_gradient`.
-        meta_params: ``{name: […]}``.
-        tasks: B tasks that differ; two or more tell more than one.
-        way: As of `meta_gradient`.
-        checked: As of `meta_gradient`.
-        heavy: Whether one task is work enough: then the other way is not tried, whose memory grows
-            with the inner steps.
+    Args are those of `meta_gradient`, of B tasks that differ: two or more tell more than one.
+    ``heavy``: one task is work enough; then the batch is not tried, whose memory grows with the
+    inner steps.
 
     Raises:
         NotRepeatedError: if a loop over the tasks gives two results.

@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from maml.kernels.derivatives import Derivatives
 from maml.metagradient import displacement, draws, forward_over_reverse, implicit, unrolled
-from maml.metagradient.by_task import Batching, TaskDerivatives, one_by_one
+from maml.metagradient.by_task import Batching, n_tasks_of, one_by_one
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.native import named, native
 from maml.metagradient.problem import End, Outer, Problem
@@ -50,12 +51,12 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
     """Return what of B tasks has adapted after the inner loop, ``{name: [B, …]}``."""
     derivatives = native(problem)
     if derivatives is not None:
-        at = forward_over_reverse.adapt(problem, tasks, derivatives)
+        at, _ = forward_over_reverse.adapt(problem, tasks, derivatives)
         return named(derivatives, at, problem.start)
     if batching == "vmap":
         return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(tasks)
-    by_task = TaskDerivatives(problem)
-    found = _of_each(lambda task: forward_over_reverse.adapt(problem, task, by_task), tasks)
+    alone = FunctionDerivatives(problem, alone=True)
+    found = _of_each(lambda task: forward_over_reverse.adapt(problem, task, alone)[0], tasks)
     return {name: torch.cat([each[name] for each in found]) for name in problem.start}
 
 
@@ -67,17 +68,6 @@ def _of_each(compute: Callable[[Any], T], tasks: Any) -> list[T]:
             with draws.of_task(address(place)):
                 found.append(compute(task))
     return found
-
-
-def _goes_forward(problem: Problem, way: Way) -> bool:
-    """Whether ``way`` goes back step by step where no compiled derivatives serve.
-
-    On a GPU it is: MixFlow-MG (arXiv:2505.00793) measures it ahead of reverse mode there, in time
-    and in memory. Here it was not measured.
-    """
-    if way == "auto":
-        return any(tensor.device.type != "cpu" for tensor in problem.start.values())
-    return way == "mixed"
 
 
 def differentiate(
@@ -104,22 +94,21 @@ def differentiate(
         raise ValueError(
             "second_moment: only a displacement, of a step or more, says where it moves"
         )
-    derivatives: Derivatives | None = None
-    lives_on = problem.lives_on or problem.optimizer_state is not None
-    if lives_on and (problem.implicit or problem.displacement):
-        raise ValueError("lives_on, optimizer_state: only of a problem with a gradient by steps")
-    if lives_on and forward_over_reverse.n_tasks_of(tasks) != 1:
+    if problem.is_part and n_tasks_of(tasks) != 1:
         raise ValueError("lives_on, optimizer_state: give one task, with a leading dimension of 1")
-    if not lives_on and (way != "reverse" or problem.implicit is not None):
+    if way == "auto" and any(tensor.device.type != "cpu" for tensor in problem.start.values()):
+        # Not measured here: MixFlow-MG (arXiv:2505.00793) finds it ahead of reverse mode on a GPU.
+        way = "mixed"
+    if not problem.is_part and (way != "reverse" or problem.implicit is not None):
         derivatives = native(problem, heads=way == "mixed")
-    if derivatives is not None:
-        return _step_by_step(problem, tasks, derivatives)
+        if derivatives is not None:
+            return _step_by_step(problem, tasks, derivatives)
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         if batching == "tasks":
             return _task_by_task(problem, tasks)
-        unrolls = problem.implicit is None and not problem.displacement
-        back = problem.by_steps or (problem.steps and _goes_forward(problem, way))
-        if unrolls and not back:
+        other = problem.implicit or problem.displacement
+        by_steps = other or problem.is_part or problem.snapshots is not None
+        if not by_steps and (way != "mixed" or not problem.steps):
             return unrolled.through_loop(problem, tasks)
         return _step_by_step(problem, tasks, FunctionDerivatives(problem))
 
@@ -135,10 +124,10 @@ def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
 
 def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     """Differentiate one task after the other, and add up in their order."""
-    derivatives = TaskDerivatives(problem)
+    derivatives = FunctionDerivatives(problem, alone=True)
     found = _of_each(lambda task: _step_by_step(problem, task, derivatives), tasks)
-    leaves = zip(*(each.gradients.leaves() for each in found), strict=True)
-    gradients = found[0].gradients.with_leaves(torch.stack(each).sum(0) for each in leaves)
+    of_each = [each.gradients for each in found]
+    gradients = pytree.tree_map(lambda *each: torch.stack(each).sum(0), *of_each)
     losses, outputs = (torch.cat(part) for part in zip(*(each[1:3] for each in found), strict=True))
     return Outer(gradients, losses, outputs, found[0].end)
 

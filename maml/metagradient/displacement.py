@@ -13,22 +13,16 @@ from typing import Any
 import torch
 
 from maml.kernels.derivatives import Derivatives
-from maml.metagradient.adam import Moment
-from maml.metagradient.forward_over_reverse import ends
+from maml.metagradient.forward_over_reverse import adapt
 from maml.metagradient.problem import Outer, Problem, Tensors, by_name
+from maml.metagradient.rules import Moment
 from maml.params import Params, sum_rows
 
 
 @torch.no_grad()
 def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
-    """Return θ − φ, summed over B tasks; the query loss is what is reported.
-
-    Args:
-        problem: The problem, whose `Problem.displacement` asks for it.
-        tasks: B tasks.
-        derivatives: Of its losses.
-    """
-    at, state = ends(problem, tasks, derivatives)
+    """Return θ − φ, summed over B tasks; the query loss is what is reported."""
+    at, state = adapt(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, problem.last_step, again=False)
     start = derivatives.enter(problem.params(problem.start, 0))
     apart = derivatives.leave({name: sum_rows(start[name] - end) for name, end in at.items()})

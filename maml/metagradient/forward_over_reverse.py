@@ -12,16 +12,15 @@ the order of the products differs. v is the cotangent of all parameters: of φ, 
 step began.
 """
 
+from math import comb
 from typing import Any, NamedTuple
 
 import torch
 
 from maml.kernels.derivatives import Derivatives, Gradient, of_each_task
-from maml.metagradient.adam import Moment
+from maml.metagradient.by_task import n_tasks_of
 from maml.metagradient.problem import End, Outer, Problem, Tensors
-from maml.metagradient.rules import Rule, make_rule
-from maml.metagradient.snapshots import kept_between
-from maml.metagradient.transformed import Transformed
+from maml.metagradient.rules import Moment, Rule, make_rule
 from maml.params import Params, sum_rows
 
 REMEMBERED_STEPS = 8
@@ -29,12 +28,45 @@ REMEMBERED_STEPS = 8
 `Problem.snapshots` says how many states are, they are computed once more."""
 
 
+class _Transformed:
+    """What `Problem.transform` makes of gradients: ``gradients``, in the same coordinates."""
+
+    def __init__(self, problem: Problem, derivatives: Derivatives, gradients: Params) -> None:
+        assert problem.transform is not None
+        function, tensors = problem.transform
+
+        def one(gradients: Params) -> Params:
+            named = derivatives.leave(gradients)
+            own = {name: named[name] for name in problem.start}
+            return derivatives.enter(named | function(own, self._tensors))
+
+        with torch.enable_grad():
+            self._before = {n: g.detach().requires_grad_() for n, g in gradients.items()}
+            self._tensors = {n: t.detach().requires_grad_() for n, t in tensors.items()}
+            self._after = derivatives.each(one, self._before)
+        self.gradients = {name: tensor.detach() for name, tensor in self._after.items()}
+
+    def pull_back(self, v: Params, scale: float) -> tuple[Params, Params]:
+        """Pull ``scale`` times v back to the gradients, and to the tensors, summed over tasks."""
+        names = tuple(self._before)
+        inputs = [*self._before.values(), *self._tensors.values()]
+        found = torch.autograd.grad(
+            [self._after[name] for name in names],
+            inputs,
+            [scale * v[name] for name in names],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        of_tensors = dict(zip(self._tensors, found[len(names) :], strict=True))
+        return dict(zip(names, found, strict=False)), of_tensors
+
+
 class _Taken(NamedTuple):
     """What was computed at a step: the point of its gradient, what that became, the rule."""
 
     names: tuple[str, ...]
     point: Any
-    transformed: Transformed | None
+    transformed: _Transformed | None
     rule: Rule
 
 
@@ -48,25 +80,16 @@ class _Step(NamedTuple):
 
 @torch.no_grad()
 def step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
-    """Differentiate the outer loss of B tasks by the problem's tensors.
-
-    Args:
-        problem: The problem.
-        tasks: B tasks.
-        derivatives: Of its losses.
-    """
+    """Differentiate the outer loss of B tasks by the problem's tensors."""
     return _Loop(problem, tasks, derivatives).differentiate()
 
 
 @torch.no_grad()
-def adapt(problem: Problem, tasks: Any, derivatives: Derivatives) -> Params:
-    """Return all parameters after the inner loop of each task, in the derivatives' coordinates."""
-    return ends(problem, tasks, derivatives)[0]
+def adapt(problem: Problem, tasks: Any, derivatives: Derivatives) -> tuple[Params, Any]:
+    """Return all parameters after the inner loop of each task, and the optimizer's state.
 
-
-@torch.no_grad()
-def ends(problem: Problem, tasks: Any, derivatives: Derivatives) -> tuple[Params, Any]:
-    """Return what `adapt` does, and the inner optimizer's state in the same coordinates."""
+    Both are in the derivatives' coordinates.
+    """
     loop = _Loop(problem, tasks, derivatives, differentiated=False)
     at, state = loop.forward()
     return problem.pulled_at_end(at, loop.start), state
@@ -83,7 +106,7 @@ class _Loop:
         second = problem.second_moment
         if second is not None:
             second = Moment(self._of_start(second.total), second.weight)
-        self.rule = make_rule(problem.optimizer, problem.lr, learned_rates=learned, second=second)
+        self.rule = make_rule(problem.optimizer, problem.lr, second, learned=learned)
         self.differentiated = differentiated
         self.rates = [self._own_rates(step) for step in range(problem.steps)]
         shared = derivatives.enter(problem.params(problem.start, 0))
@@ -111,10 +134,7 @@ class _Loop:
         return self._of_start(stated)
 
     def _of_start(self, values: Params) -> Params:
-        """Return a value for each element of the start in the derivatives' coordinates.
-
-        Where those are of all parameters, what stands still has zero.
-        """
+        """Return values of the start in the derivatives' coordinates; what stands still has 0."""
         if not self.derivatives.whole:
             return values
         params = self.problem.params(self.problem.start, 0)
@@ -136,7 +156,7 @@ class _Loop:
             }
         transformed = None
         if self.problem.transform is not None:
-            transformed = Transformed(self.problem, self.derivatives, gradients)
+            transformed = _Transformed(self.problem, self.derivatives, gradients)
             gradients = transformed.gradients
         rule = self.rule(weights, gradients, state, self.rates[step])
         return _Taken(tuple(gradients), support.point, transformed, rule)
@@ -146,14 +166,14 @@ class _Loop:
         return self._advance(0, self.start, self.problem.optimizer_state, self.problem.steps)
 
     def _advance(self, first: int, at: Params, state: Any, end: int) -> tuple[Params, Any]:
-        """Take the steps from ``first`` until ``end`` is next, and keep what the way back needs."""
+        """Take the steps from ``first`` to before ``end``, and keep what the way back needs."""
         keep = set(range(first, end)) if self.differentiated else set()
         if keep and self.problem.snapshots is not None:
             room = self.problem.snapshots - len(self.kept.keys() - {0})
             # On the way back the state at ``end`` is visited next; at first the last one, which is
             # then at hand.
             asked, at_hand = (end + 1, set[int]()) if self.kept else (end - 1, {end - 1})
-            keep = kept_between(first, asked, room) | at_hand
+            keep = _kept_between(first, asked, room) | at_hand
         for step in range(first, end):
             if self.problem.step_params:
                 at = self.derivatives.put(at, self.problem.step_params[step])
@@ -272,10 +292,23 @@ class _Loop:
         return own, self.derivatives.put(v, nothing)
 
 
-def n_tasks_of(tasks: Any) -> int:
-    """Return B of B tasks."""
-    return len(torch.utils._pytree.tree_leaves(tasks)[0])
-
-
 def _scaled(params: Params, by: float) -> Params:
     return params if by == 1 else {name: by * tensor for name, tensor in params.items()}
+
+
+def _kept_between(first: int, end: int, room: int) -> set[int]:
+    """Return which of the states ``first``, at hand, … ``end - 1`` are kept, in so much ``room``.
+
+    States are visited from the last one to the first. One that is not kept is computed again from
+    an earlier one, and others are kept on that way: as few steps are taken twice as can be
+    (Griewank and Walther 2000, doi:10.1145/347837.347846, revolve).
+    """
+    kept = {first}
+    while room > 0 and end - first > 1:
+        n, times = end - first, 0
+        while comb(room + 1 + times, times) < n:  # as far as steps that are taken so often lead
+            times += 1
+        first += min(comb(room + times, times - 1), n - comb(room + times - 1, times - 1))
+        kept.add(first)
+        room -= 1
+    return kept

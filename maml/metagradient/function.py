@@ -1,19 +1,24 @@
-"""`Derivatives` of any losses, for all tasks at once: ``torch.func.vmap``, and plain autograd.
+"""`Derivatives` of any losses: all tasks at once by ``torch.func.vmap``, or a task alone.
 
 Each task has weights of its own, even where they begin as the same: so the gradient of the sum of
 all losses is that of each. The product with the Hessian is a second backward pass through the graph
 of the gradient, not a forward one: what an author keeps out of the graph, by ``torch.no_grad`` or
-``.data``, forward mode would differentiate all the same.
+``.data``, forward mode would differentiate all the same. Of a task alone, what a loss does is what
+is differentiated: control flow, recurrent layers and custom functions mean what they mean in a loop
+of one's own, as nothing is batched or transformed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from maml.execution.exact import Exact
 from maml.kernels.derivatives import ByName, Gradient, Part
+from maml.metagradient import draws
+from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem, called
 from maml.params import Params, sum_rows
 
@@ -21,38 +26,55 @@ from maml.params import Params, sum_rows
 class FunctionDerivatives(ByName):
     """See `maml.kernels.derivatives.Derivatives`: its coordinates are the problem's own names."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, alone: bool = False) -> None:
+        """``alone``: each call is of a batch of one task, whose losses may draw."""
         self._losses = {"support": problem.support, "query": problem.query}
         self._moving = tuple(problem.start)
+        self._alone = alone
 
     def enter(self, params: Params) -> Params:
         """See `Derivatives.enter`."""
         return params
 
+    def each(self, function: Callable[[Any], Any], tasks: Any) -> Any:
+        """See `Derivatives.each`."""
+        return each_task(function, "tasks" if self._alone else "vmap")(tasks)
+
     @torch.enable_grad()
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
         """See `Derivatives.gradient`."""
+        if self._alone:
+            at, tasks = pytree.tree_map(lambda tensor: tensor[0], (at, tasks))
         names = self._moving if part == "support" else tuple(at)
         leaves = {n: t.detach().requires_grad_(again or n in names) for n, t in at.items()}
+        losses, outputs = self._call(part, leaves, tasks, step)
+        total = losses if self._alone else losses.sum()
+        found = grad([total], [leaves[name] for name in names], create_graph=again)
+        gradients = {name: self._batch(g) for name, g in zip(names, found, strict=True)}
+        point = (leaves, names, edges(found)) if again else None
+        return Gradient(self._batch(losses), self._batch(outputs), gradients, point)
 
+    def _call(self, part: Part, params: Params, tasks: Any, step: int) -> tuple[Tensor, Tensor]:
         def one(params: Params, task: Any) -> tuple[Tensor, Tensor]:
             return called(self._losses[part], params, task, step)
 
+        if self._alone:
+            with draws.at(part, step):
+                return one(params, tasks)
         with Exact():
-            losses, outputs = torch.func.vmap(one)(leaves, tasks)
-            found = grad([losses.sum()], [leaves[name] for name in names], create_graph=again)
-        gradients = {name: g.detach() for name, g in zip(names, found, strict=True)}
-        point = (leaves, names, edges(found)) if again else None
-        return Gradient(losses.detach(), outputs.detach(), gradients, point)
+            return torch.func.vmap(one)(params, tasks)
+
+    def _batch(self, tensor: Tensor) -> Tensor:
+        return tensor.detach()[None] if self._alone else tensor.detach()
 
     def hessian_vector(
         self, point: Any, vector: Params, *, total: bool, again: bool = False
     ) -> Params:
         """See `Derivatives.hessian_vector`."""
         leaves, names, gradients = point
-        along = [vector[name] for name in names]
+        along = [vector[name][0] if self._alone else vector[name] for name in names]
         found = grad(gradients, [*leaves.values()], along, retain_graph=again)
-        products = dict(zip(leaves, found, strict=True))
+        products = dict(zip(leaves, map(self._batch, found), strict=True))
         return {name: sum_rows(p) for name, p in products.items()} if total else products
 
 

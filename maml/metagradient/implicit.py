@@ -30,18 +30,12 @@ would make the gradient one of rounding."""
 
 @torch.no_grad()
 def at_solution(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
-    """Differentiate the query loss of B tasks at the inner problem's solution.
-
-    Args:
-        problem: The problem, whose `Problem.implicit` says how.
-        tasks: B tasks.
-        derivatives: Of its losses.
-    """
+    """Differentiate the query loss of B tasks at the inner problem's solution."""
     assert problem.implicit is not None
     cg_steps, damping, cg_lambda = problem.implicit
     cg_lambda = cg_lambda or problem.proximal
     last = problem.last_step
-    at = adapt(problem, tasks, derivatives)
+    at, _ = adapt(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, last, again=False)
     point: Any = None
     if cg_steps:
@@ -75,16 +69,9 @@ def conjugate_gradient(
     """Solve A x = b for each of B tasks by at most ``steps`` steps from zero.
 
     Conjugate gradient (Hestenes and Stiefel 1952, doi:10.6028/jres.049.044), for symmetric positive
-    definite A. A task's steps end where its residual is nothing but rounding, or where the
-    curvature along the next direction p, pᵀAp / pᵀp, is ``least`` or less; if p is b, x is
-    ``otherwise`` times b.
-
-    Args:
-        product: A times vectors ``{name: [B, …]}``.
-        b: ``{name: [B, …]}``; not changed.
-        steps: At most so many; 0 returns ``b``.
-        least: The curvature that is too little; at least 0.
-        otherwise: The inverse of what A is without its curvature.
+    definite A, given as its product with vectors ``{name: [B, …]}``. A task's steps end where its
+    residual is nothing but rounding, or where the curvature along the next direction p, pᵀAp / pᵀp,
+    is ``least`` or less; if p is b, x is ``otherwise`` times b. Without steps, x is b.
     """
     if not steps:
         return b

@@ -34,18 +34,17 @@ def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None
 
     ``heads``: also where the output layer alone moves, and features would do.
     """
-    stated = {"query": problem.query}
-    if problem.steps or problem.implicit is not None:
-        stated["support"] = problem.support
-    for part, loss in stated.items():
-        if not isinstance(loss, NetworkLoss) or loss.part != part:
+    query = problem.query
+    adapts = problem.steps or problem.implicit is not None
+    support = problem.support if adapts else query
+    for loss in (query, support):
+        if not isinstance(loss, NetworkLoss) or loss.loss is not F.cross_entropy:
             return None
-        if loss.loss is not F.cross_entropy:
-            return None
-    query, support = problem.query, stated.get("support")
-    assert isinstance(query, NetworkLoss)
-    network, batches = query.network, support.batches if isinstance(support, NetworkLoss) else None
-    if query.batches or (isinstance(support, NetworkLoss) and support.network is not network):
+    assert isinstance(query, NetworkLoss) and isinstance(support, NetworkLoss)
+    if query.part != "query" or (adapts and support.part != "support"):
+        return None
+    network, batches = query.network, support.batches
+    if query.batches or support.network is not network:
         return None
     if type(network) is not Conv4 or not _has_its_head(network) or network.why_torch():
         return None

@@ -10,8 +10,7 @@ from torch.optim.sgd import sgd
 
 from maml.config import Config
 from maml.errors import UserError
-from maml.metagradient.flat import ParamLayout
-from maml.params import Params
+from maml.params import ParamLayout, Params
 
 _REMEMBERED = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
 """What an optimizer's state holds, once it has stepped."""
@@ -39,13 +38,7 @@ class OuterOptimizer:
     _latest: torch.Tensor | None = None
 
     def __init__(self, config: Config, meta_params: Params, frozen: Collection[str] = ()) -> None:
-        """Begin at ``meta_params``, of one dtype, on one device; they are copied.
-
-        Those with names in ``frozen`` stay as they are.
-
-        Raises:
-            UserError: if all of them are.
-        """
+        """Begin at a copy of ``meta_params``, of one dtype and device; ``frozen`` ones stay."""
         self._clip = config.grad_clip
         self._config = config
         self._layout = ParamLayout(meta_params)
@@ -62,7 +55,7 @@ class OuterOptimizer:
         self._decays = self._mask(weights) * config.weight_decay if config.weight_decay else None
 
     def _mask(self, names: Collection[str]) -> torch.Tensor:
-        """Return ``[P]``: one for an element of a parameter in ``names``, and zero for others."""
+        """Return ``[P]``: one for an element of what is named, and zero for others."""
         return self._layout.params(
             {n: torch.full_like(tensor, float(n in names)) for n, tensor in self.params.items()}
         )
@@ -70,10 +63,7 @@ class OuterOptimizer:
     def step(self, gradients: Params, n_tasks: int, iteration: int = 0) -> None:
         """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped.
 
-        Args:
-            gradients: Σ over tasks of the gradient, of each meta-parameter by name.
-            n_tasks: How many tasks were summed; at least 1.
-            iteration: Steps that were taken before, on which the rate may depend.
+        ``iteration``: steps that were taken before, on which the rate may depend.
 
         Raises:
             NotFiniteError: if an element of the gradient is not finite; or, clipped, so large that

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from maml.metagradient.adam import Moment
-from maml.metagradient.optimizers import OPTIMIZERS
+from maml.metagradient.rules import OPTIMIZERS, Moment
 from maml.params import Params
 
 
@@ -205,14 +205,14 @@ class Problem:
             self.transform or self.step_params or self.query_weights or self.implicit
         ):
             raise ValueError("displacement: it is no gradient of the query loss, in no way")
-        if self.second_moment is not None:
-            self._check_second_moment()
-
-    def _check_second_moment(self) -> None:
-        assert self.second_moment is not None
-        if self.optimizer != "adam0":
+        if self.is_part and (self.implicit or self.displacement):
+            raise ValueError(
+                "lives_on, optimizer_state: only of a problem with a gradient by steps"
+            )
+        second = self.second_moment
+        if second is not None and self.optimizer != "adam0":
             raise ValueError(f"second_moment: optimizer {self.optimizer!r} begins without; adam0")
-        if self.second_moment.total.keys() != self.start.keys():
+        if second is not None and second.total.keys() != self.start.keys():
             raise ValueError("second_moment: it must have the names of start")
 
     def _check_implicit(self) -> None:
@@ -248,9 +248,9 @@ class Problem:
         return {name: w - by * (w - start[name]) for name, w in weights.items()}
 
     @property
-    def by_steps(self) -> bool:
-        """Whether it is stated how to go back, or asked what only going step by step tells."""
-        return self.snapshots is not None or self.lives_on or self.optimizer_state is not None
+    def is_part(self) -> bool:
+        """Whether another problem goes on where this one ends, or this one where another did."""
+        return self.lives_on or self.optimizer_state is not None
 
     @property
     def last_step(self) -> int:
@@ -267,7 +267,7 @@ class Problem:
         return Tensors(self.start, self.fixed, rates, step_params, own, moment)
 
     def at(self, tensors: Tensors) -> Problem:
-        """Return the same problem with other tensors."""
+        """Return the same problem with other tensors; not of one that begins with a moment."""
         return dataclasses.replace(
             self,
             start=tensors.start,
@@ -275,7 +275,6 @@ class Problem:
             rates=None if self.rates is None else tensors.rates,
             step_params=tensors.step_params,
             transform=self.transform and self.transform._replace(tensors=tensors.transform),
-            second_moment=_moment(tensors.second_moment) if tensors.second_moment else None,
         )
 
 
@@ -317,23 +316,11 @@ class Tensors(NamedTuple):
 
     def leaves(self) -> list[Tensor]:
         """Return all tensors in order."""
-        return [tensor for group in self._groups() for tensor in group.values()]
+        return pytree.tree_leaves(self)
 
     def with_leaves(self, leaves: Iterable[Tensor]) -> Tensors:
         """Return the same names with other tensors, in the order of `leaves`."""
-        rest = iter(leaves)
-
-        def own(group: Params) -> Params:
-            return dict(zip(group, rest, strict=False))
-
-        return Tensors(
-            own(self.start),
-            own(self.fixed),
-            [own(group) for group in self.rates],
-            [own(group) for group in self.step_params],
-            own(self.transform),
-            own(self.second_moment),
-        )
+        return pytree.tree_unflatten(leaves, pytree.tree_structure(self))
 
     def _groups(self) -> list[Params]:
         own = [self.transform, self.second_moment]
@@ -347,11 +334,6 @@ _WEIGHT = "weight of the second moment"
 def by_name(moment: Moment) -> Params:
     """Return a moment's tensors by name, as `Tensors` has them."""
     return {**moment.total, _WEIGHT: torch.as_tensor(moment.weight)}
-
-
-def _moment(tensors: Params) -> Moment:
-    total = {name: tensor for name, tensor in tensors.items() if name != _WEIGHT}
-    return Moment(total, tensors[_WEIGHT])
 
 
 class End(NamedTuple):

@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from maml.errors import UserError
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one, unstacked
 from maml.metagradient.problem import Problem, called
 from maml.networks.loss import NetworkLoss
 from maml.networks.stack import is_stack
-from maml.params import Params
 
 
 def check_read(problem: Problem, tasks: Any) -> frozenset[str]:
@@ -64,11 +62,7 @@ _READ: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Read]] = weakref.WeakKeyD
 
 
 def _read(problem: Problem, part: str, step: int, task: Any, place: int) -> _Read:
-    """Return what a loss reads in one task, a batch of one, that is at a place of some.
-
-    Raises:
-        ValueError: if it reads others, or is no scalar.
-    """
+    """Return what a loss reads in one task, a batch of one; refuse others, and no scalar."""
     loss = getattr(problem, part)
     params = problem.params(problem.start, step)
     owner, kind = _owned(loss)
@@ -84,13 +78,8 @@ def _read(problem: Problem, part: str, step: int, task: Any, place: int) -> _Rea
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in params.items()
     }
-    first = next(unstacked(task))
-    try:
-        with draws.at(part, step):
-            value, _ = called(loss, params, first, step)
-    except RuntimeError as error:
-        _explain_dtypes(params, first, error)
-        raise
+    with draws.at(part, step):
+        value, _ = called(loss, params, next(unstacked(task)), step)
     leaves, of_kernels = _leaves_under(value)
     names = frozenset(name for name, tensor in params.items() if id(tensor) in leaves)
     if len(leaves) > len(names):
@@ -112,21 +101,6 @@ def _owned(loss: Any) -> tuple[nn.Module | None, Any]:
         return loss.network, loss.kind
     owner = getattr(loss, "__self__", None)
     return (owner, loss.__func__) if isinstance(owner, nn.Module) else (None, None)
-
-
-def _explain_dtypes(params: Params, task: Any, error: RuntimeError) -> None:
-    """Raise `UserError` where a loss may have failed as tasks and parameters are of two dtypes."""
-    of_task, of_params = (
-        " and ".join(
-            sorted({str(t.dtype) for t in pytree.tree_leaves(of) if t.is_floating_point()})
-        )
-        for of in (task, params)
-    )
-    if of_task and of_params and of_task != of_params:
-        raise UserError(
-            f"tasks: they are {of_task}, and the parameters {of_params}; give both as one dtype "
-            f"({' '.join(str(error).split())})"
-        ) from None
 
 
 def _leaves_under(value: Tensor) -> tuple[set[int], set[int]]:

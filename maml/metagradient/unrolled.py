@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
-import torchopt
 from torch import Tensor
 
 from maml.execution.exact import Exact
-from maml.metagradient.optimizers import OPTIMIZERS, begun
 from maml.metagradient.problem import Outer, Problem, called
+from maml.metagradient.rules import make_rule
 from maml.networks.loss import NetworkLoss
 from maml.networks.stack import remembering
 from maml.params import Params
@@ -47,7 +46,7 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
     ``gradient`` takes the gradient of a function at weights; by default ``torch.func.grad``.
     """
     take: Gradient = gradient or (lambda inner, weights: torch.func.grad(inner)(weights))
-    optimizer = OPTIMIZERS[problem.optimizer](problem.lr)
+    optimizer = make_rule(problem.optimizer, problem.lr, problem.second_moment)
     weights, state = problem.start, None
     for step in range(problem.steps):
 
@@ -60,15 +59,9 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
             gradients = {name: gradient.detach() for name, gradient in gradients.items()}
         if problem.transform is not None:
             gradients = problem.transform.function(gradients, problem.transform.tensors)
-        if state is None:
-            # From gradients, not from weights: inside vmap the state must have the task dimension
-            # that gradients have and a shared start lacks (it is updated in place).
-            state = begun(optimizer, gradients, problem.second_moment)
-        updates, state = optimizer.update(gradients, state, params=weights, inplace=False)
-        if problem.rates is not None:
-            rates = problem.rates[step]
-            updates = {name: rates[name] * update for name, update in updates.items()}
-        weights = torchopt.apply_updates(weights, updates, inplace=False)
+        rates = None if problem.rates is None else problem.rates[step]
+        rule = optimizer(weights, gradients, state, rates)
+        weights, state = rule.weights, rule.state
         yield weights
 
 
@@ -105,9 +98,5 @@ def through_loop(problem: Problem, tasks: Any) -> Outer:
     with contextlib.nullcontext() if known else Exact():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
     # Some may be of no use at some step, or to first order.
-    found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-    gradients = (
-        torch.zeros_like(leaf) if gradient is None else gradient
-        for leaf, gradient in zip(leaves, found, strict=True)
-    )
+    gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
     return Outer(tensors.with_leaves(gradients), losses.detach(), outputs.detach())

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from maml.metagradient.flat import ParamLayout
-from maml.params import Params
+from maml.params import ParamLayout, Params
 from maml.worker import Share
 
 

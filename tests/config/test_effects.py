@@ -11,7 +11,7 @@ from PIL import Image
 from maml import evaluate
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.metagradient.optimizers import OPTIMIZERS
+from maml.metagradient.rules import OPTIMIZERS
 from maml.run import checkpoint
 from maml.trainer import Trainer
 from maml.training.setup import Setup

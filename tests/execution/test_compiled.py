@@ -1,14 +1,11 @@
 """``--compile``: the same numbers, a warm second start, and a fallback that says so."""
 
-import errno
 import json
 import os
 import re
 import shutil
 import stat
 import sys
-import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +19,7 @@ from maml.config.presets import PRESETS, with_values
 from maml.execution import compiled
 from maml.execution.compiled import Compiled, choose
 from maml.metagradient.differentiate import OuterGradient
-from maml.metagradient.optimizers import OPTIMIZERS
-from maml.processes.world import World
-from maml.strategies.rpc import EXCLUSIVE, Rpc, chunk_partitioner
+from maml.metagradient.rules import OPTIMIZERS
 from maml.trainer import Trainer
 from maml.worker import Worker
 from tests.launching import Completed, run, run_torchrun, run_train
@@ -166,26 +161,6 @@ def test_generated_code_is_kept(tmp_path: Path) -> None:
         log.unlink(missing_ok=True)
 
 
-@PATIENT
-@pytest.mark.slow
-def test_second_start_is_warm(tmp_path: Path, plain: dict[str, Tensor]) -> None:
-    """Generated code is kept in $MAML_CACHE: a second process compiles nothing and trains alike."""
-    compiler, log = counting_compiler(tmp_path)
-    env = {"MAML_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
-    first = train(tmp_path / "first", "on", **env)
-    assert first.stderr.count("compiled in") == 1
-    assert "warning" not in first.stderr
-    assert log.exists(), "nothing was compiled"
-    assert (tmp_path / "cache" / "compiled").is_dir()
-    log.unlink()
-    train(tmp_path / "second", "on", **env)
-    assert not log.exists(), log.read_text()
-    on, again = (model(tmp_path / name) for name in ("first", "second"))
-    assert same(on, again)
-    for name, tensor in plain.items():
-        torch.testing.assert_close(on[name], tensor, rtol=0, atol=1e-10, msg=name)
-
-
 def test_without_a_compiler_a_run_says_so_and_is_the_same(
     tmp_path: Path, plain: dict[str, Tensor]
 ) -> None:
@@ -225,27 +200,6 @@ def test_kernels_come_before_compilation() -> None:
         pytest.skip("no kernels here (no C++ compiler): nothing could come before compilation")
     assert with_kernels.compiled is None
     assert ready(kernels="torch").compiled is not None
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_workers_get_ready_for_the_shares_they_are_sent(
-    world_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("torchopt.distributed", "torchopt.distributed.api"):
-        monkeypatch.setattr(f"{module}.get_world_size", lambda: world_size)
-    config = sinusoid(meta_batch_size=7, partition="chunk")
-    worker = Worker(config, CPU)
-    ids = torch.arange(7)
-    own = Rpc(config, World(0, world_size, 0, world_size, launched=True), worker)._own(ids)
-    sent = {rank: len(args[0]) for rank, args, _ in chunk_partitioner(ids[len(own) :])}
-    sent[0] = len(own)
-    assert sum(sent.values()) == 7
-    # Exclusively, too: a call a task, but those of a worker are computed together.
-    called = Counter(rank for rank, *_ in EXCLUSIVE(ids))
-    assert called == sent
-    for rank in range(world_size):
-        world = World(rank, world_size, rank, world_size, launched=True)
-        assert Rpc(config, world, worker).share_sizes() == {sent[rank]}
 
 
 # ---- Compiled, with stages that cost nothing --------------------------------------------------
@@ -406,28 +360,6 @@ class Drawing(torch.nn.Sequential):
         self(torch.zeros(1, *image_shape))
 
 
-def test_threads_share_one_form() -> None:
-    made = []
-
-    def stage(run: Any, inputs: Sequence[Tensor]) -> Any:
-        made.append(1)
-        return run
-
-    compiled = Compiled(stage, speaks=False)
-    results: dict[int, list[float]] = {}
-
-    def call(number: int) -> None:
-        results[number] = compiled(lambda x: x + 1, torch.full((2,), float(number))).tolist()
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {number: [number + 1.0] * 2 for number in range(8)}
-    assert len(made) == 1
-
-
 def test_a_cache_that_cannot_be_written_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -439,23 +371,3 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     _, line = capsys.readouterr().err.splitlines()
     assert str(tmp_path / "file") in line
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "as before"
-
-
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's compiler leaves the file that it could not write."""
-    monkeypatch.setenv("MAML_CACHE", str(tmp_path))
-
-    def stage(run: object, inputs: object) -> None:
-        from torch._inductor.codecache import write_atomic
-
-        with monkeypatch.context() as patched:
-            patched.setattr("pathlib.Path.rename", full)
-            write_atomic(str(tmp_path / "compiled" / "ab" / "abc.cpp"), "code", make_dirs=True)
-
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    x = torch.ones(2)
-    assert torch.equal(Compiled(stage)(lambda x: x * 2, x), 2 * x)
-    found = [path.name for path in (tmp_path / "compiled").rglob("*") if path.is_file()]
-    assert found == ["lock"]

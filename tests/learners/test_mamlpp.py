@@ -7,7 +7,6 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.errors import UserError
-from maml.learners.mamlpp import weights_of
 from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
@@ -125,18 +124,6 @@ def test_tasks_know_their_iteration() -> None:
     for name, gradient in together.gradients.items():
         total = sum(share.gradients[name] for share in apart)
         torch.testing.assert_close(gradient, total, rtol=1e-10, atol=1e-11)
-
-
-def test_weights_of_the_query_losses() -> None:
-    """By the released code's own loop; they add up to one."""
-    steps, epochs = 3, 4
-    decay, least = 1 / steps / epochs, 0.03 / steps
-    for epoch in range(epochs):
-        earlier = max(1 / steps - epoch * decay, least)
-        last = min(1 / steps + epoch * (steps - 1) * decay, 1 - (steps - 1) * least)
-        found = weights_of(epoch, steps, epochs)
-        assert found == pytest.approx([earlier] * (steps - 1) + [last])
-        assert sum(found) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("steps", [0, 4])

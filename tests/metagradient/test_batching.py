@@ -62,12 +62,6 @@ def without_gradient(_: Layer, h: Tensor) -> Tensor:
     return h / (1 + scale)
 
 
-def switched_off(_: Layer, h: Tensor) -> Tensor:
-    with torch.set_grad_enabled(False):
-        scale = h.norm(dim=1, keepdim=True)
-    return h / (1 + scale)
-
-
 def hooked(_: Layer, h: Tensor) -> Tensor:
     if h.requires_grad:
         h.register_hook(lambda gradient: 2 * gradient)
@@ -99,10 +93,8 @@ class Attending(nn.Module):
 WORDS, POINTS, ROWS = "words", (4,), (6, 4)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "padding": (lambda: Embedded(padding_idx=0), WORDS),
-    "padding from the end": (lambda: Embedded(padding_idx=-2), WORDS),
     "frequencies": (lambda: Embedded(scale_grad_by_freq=True), WORDS),
     "no_grad": (lambda: Layer(without_gradient), POINTS),
-    "set_grad_enabled": (lambda: Layer(switched_off), POINTS),
     "detach": (lambda: Layer(lambda _, h: h / (1 + h.detach().norm(dim=1, keepdim=True))), POINTS),
     "data": (lambda: Layer(lambda _, h: h / (1 + h.data.norm(dim=1, keepdim=True))), POINTS),
     "hook": (lambda: Layer(hooked), POINTS),
@@ -114,7 +106,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
                      POINTS),
     "weight norm": (lambda: weight_norm(nn.Linear(4, 4), dim=None), POINTS),
     "lstm": (lambda: Recurrent(nn.LSTM), ROWS),
-    "gru": (lambda: Recurrent(nn.GRU), ROWS),
     "transformer": (Attending, ROWS),
 }  # fmt: skip
 

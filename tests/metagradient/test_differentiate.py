@@ -1,18 +1,11 @@
 """The meta-gradient against oracles: a closed form, central differences, another library."""
 
-import dataclasses
-import types
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from datasets.tasks import Task
-from maml.metagradient import forward_over_reverse
-from maml.metagradient.differentiate import differentiate
-from maml.metagradient.optimizers import OPTIMIZERS
-from maml.metagradient.problem import Outer, Problem
+from maml.metagradient.problem import Problem
+from maml.metagradient.rules import OPTIMIZERS
 from maml.metagradient.unrolled import adapt, outer_loss
 from maml.params import Params
 from maml.worker import Worker
@@ -132,18 +125,6 @@ def test_every_inner_optimizer_batches_over_tasks(name: str, order: str) -> None
         torch.testing.assert_close(gradient, total, rtol=1e-9, atol=1e-10)
 
 
-def test_every_inner_optimizer_lowers_the_support_loss() -> None:
-    worker = make_worker("maml-sinusoid-10shot")
-    learner, task = worker.learner, worker.training.tasks(IDS[:1])
-    one = Task(*(tensor[0] for tensor in task))
-    for name in OPTIMIZERS:
-        problem = learner.problem(learner.meta_parameters(), 10)
-        problem = dataclasses.replace(problem, optimizer=name, lr=0.01)
-        before, _ = problem.support(problem.start, one, 0)
-        after, _ = problem.support(adapt(problem, one), one, 0)
-        assert after < before, name
-
-
 def test_every_inner_optimizer_equals_torch() -> None:
     """The rules are the published ones: torch.optim's, on plain tensors, over three steps."""
     peers = {
@@ -151,6 +132,7 @@ def test_every_inner_optimizer_equals_torch() -> None:
         "momentum": (torch.optim.SGD, {"momentum": 0.9}),
         "adam": (torch.optim.Adam, {}),
         "adamw": (torch.optim.AdamW, {}),
+        "adam0": (torch.optim.Adam, {"betas": (0.0, 0.999)}),
     }
     start = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     target = torch.tensor([0.3, 0.1, -0.7], dtype=torch.float64)
@@ -158,6 +140,7 @@ def test_every_inner_optimizer_equals_torch() -> None:
     def loss(params: Params, task: None, step: int) -> tuple[Tensor, Tensor]:
         return ((params["w"] - target) ** 3).abs().sum(), params["w"]
 
+    assert peers.keys() == OPTIMIZERS.keys()
     for name, (peer, options) in peers.items():
         problem = Problem({"w": start}, loss, loss, optimizer=name, lr=0.05, steps=3)
         adapted = adapt(problem, None)["w"]
@@ -167,7 +150,7 @@ def test_every_inner_optimizer_equals_torch() -> None:
             optimizer.zero_grad()
             ((w - target) ** 3).abs().sum().backward()
             optimizer.step()
-        torch.testing.assert_close(adapted, w.detach(), rtol=1e-6, atol=1e-6, msg=name)
+        torch.testing.assert_close(adapted, w.detach(), rtol=1e-12, atol=1e-12, msg=name)
 
 
 def test_unused_meta_parameter_is_refused() -> None:
@@ -182,22 +165,16 @@ def test_unused_meta_parameter_is_refused() -> None:
         worker.share(params, IDS, worker.learner)
 
 
-def test_non_contiguous_and_repeated_ids_are_summed_as_they_stand() -> None:
+def test_any_ids_are_summed_as_they_stand() -> None:
     worker = make_worker("maml-sinusoid-10shot")
     params = worker.learner.meta_parameters()
     once = worker.share(params, torch.tensor([4]), worker.learner)
     twice = worker.share(params, torch.tensor([4, 9, 4])[::2], worker.learner)
-    assert twice.n_tasks == 2
+    none = worker.share(params, IDS[:0], worker.learner)
+    assert (twice.n_tasks, none.n_tasks) == (2, 0) and not none.totals.any()
     for key, gradient in twice.gradients.items():
         torch.testing.assert_close(gradient, 2 * once.gradients[key], rtol=1e-12, atol=1e-13)
-
-
-def test_no_tasks_sum_to_zero() -> None:
-    worker = make_worker("maml-sinusoid-10shot")
-    share = worker.share(worker.learner.meta_parameters(), IDS[:0], worker.learner)
-    assert share.n_tasks == 0
-    assert not share.totals.any()
-    assert not any(gradient.any() for gradient in share.gradients.values())
+        assert not none.gradients[key].any()
 
 
 @pytest.mark.parametrize(
@@ -207,9 +184,7 @@ def test_no_tasks_sum_to_zero() -> None:
         ("maml-glyphs-5way-1shot", "adam", 4, "second"),
         ("maml-glyphs-5way-1shot", "sgd", 4, "first"),
         ("maml-sinusoid-10shot", "sgd", 0, "second"),
-        ("maml-sinusoid-10shot", "sgd", 9, "second"),
-        ("maml-sinusoid-10shot", "momentum", 4, "first"),
-        *(("maml-sinusoid-10shot", name, 4, "second") for name in sorted(OPTIMIZERS)),
+        ("maml-sinusoid-10shot", "momentum", 9, "first"),
     ],
 )
 def test_mixed_equals_reverse(preset: str, name: str, steps: int, order: str) -> None:
@@ -230,26 +205,3 @@ def test_mixed_equals_reverse(preset: str, name: str, steps: int, order: str) ->
         # The scale of the largest element: rules that divide by a root blow others' noise up.
         scale = max(1.0, gradient.abs().max().item())
         torch.testing.assert_close(share.gradients[key], gradient, rtol=0, atol=1e-10 * scale)
-
-
-@pytest.mark.parametrize(("device", "forward"), [("cpu", False), ("meta", True)])
-def test_auto_goes_forward_over_reverse_off_the_cpu(
-    device: str, forward: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The meta device stands in for a GPU: shapes without numbers."""
-    called = []
-
-    def back_step_by_step(*arguments: Any) -> Outer:
-        called.append(arguments)
-        return forward_over_reverse.step_by_step(*arguments)
-
-    def loss(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        error = task @ params["w"]
-        return error.square().mean(), error
-
-    own = types.SimpleNamespace(step_by_step=back_step_by_step)
-    monkeypatch.setattr("maml.metagradient.differentiate.forward_over_reverse", own)
-    problem = Problem({"w": torch.ones(4, device=device)}, loss, loss, steps=2)
-    tasks = torch.ones(3, 5, 4, device=device)
-    assert differentiate(problem, tasks).losses.shape == (3,)
-    assert len(called) == forward

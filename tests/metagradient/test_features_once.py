@@ -20,7 +20,6 @@ def make_worker(**changes: Any) -> Worker:
 
 LOOPS: dict[str, dict[str, Any]] = {
     "ANIL": {},
-    "nine steps": {"inner_steps": 9},
     "pooled": {"network": "conv4-pool"},
     "first order": {"order": "first"},
     "Adam": {"inner_optimizer": "adam", "inner_lr": 0.01},

@@ -109,21 +109,13 @@ def test_weights_shrink_and_what_is_frozen_stays(optimizer: str) -> None:
 @pytest.mark.parametrize("clip", [None, 10.0])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e20])
 def test_what_is_not_finite_changes_nothing(wrong: float, clip: float | None) -> None:
-    """One such gradient freezes a weight of PyTorch's Adam, or makes it NaN; here nothing moves."""
+    """It would freeze a weight of Adam, or make it NaN."""
     start = {name: tensor.float() for name, tensor in meta_params().items()}
     outer = OuterOptimizer(sinusoid(grad_clip=clip), start)
     fine = {name: torch.ones_like(tensor) for name, tensor in start.items()}
     outer.step(fine, 1)
     bad = {name: tensor.clone() for name, tensor in fine.items()}
     bad["bias"][2] = wrong
-    weight = torch.nn.Parameter(start["bias"].clone())
-    peer = torch.optim.Adam([weight], lr=1e-3)
-    for gradient in (bad["bias"], *[fine["bias"]] * 300):
-        before = weight.detach().clone()
-        weight.grad = gradient
-        peer.step()
-    moved = (weight - before).abs()
-    assert moved[2].isnan() or moved[2] < 1e-9 < moved[1]
     params, state = copy.deepcopy((dict(outer.params), outer.state_dict()))
     if clip is not None and math.isfinite(wrong):
         outer.step(bad, 1)
@@ -198,8 +190,13 @@ def shares(monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> list[Share]:
     return found
 
 
-def test_a_step_is_the_mean_over_the_tasks_summed(shares: list[Share], tmp_path: Path) -> None:
-    """As with backup workers, not over the meta-batch. Plain SGD: Adam would hide the divisor."""
+def test_steps_and_rows_are_means_over_the_tasks_summed(
+    shares: list[Share], tmp_path: Path
+) -> None:
+    """As with backup workers: over tasks, neither over the meta-batch nor over iterations.
+
+    Plain SGD: Adam would hide the divisor.
+    """
     config = glyphs(**FOUR_TASKS)
     start = Worker(config, CPU).learner.meta_parameters()
     found = train(config, tmp_path)["model"]
@@ -208,13 +205,6 @@ def test_a_step_is_the_mean_over_the_tasks_summed(shares: list[Share], tmp_path:
         steps = [0.1 * share.gradients[name] / share.n_tasks for share in shares]
         expected = tensor.detach() - sum(steps)
         torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-12, msg=name)
-
-
-def test_a_row_is_the_mean_over_the_tasks_since_the_last(
-    shares: list[Share], tmp_path: Path
-) -> None:
-    """Over tasks, not over iterations, which had two and four."""
-    train(glyphs(**FOUR_TASKS), tmp_path)
     rows = metrics(tmp_path)
     assert [row["iteration"] for row in rows] == [2, 3]
     both = (shares[0].totals + shares[1].totals) / 6

@@ -38,10 +38,7 @@ class Run:
     Rank 0 prints and writes files; every driving process checks.
 
     Attributes:
-        config, strategy, worker: As the run was set up.
-        dir: The run directory.
         speaks: Whether this process is rank 0.
-        log: The rows of metrics.jsonl.
         params: The meta-parameters by name, on the strategy's home; changed in place.
         iteration: Steps so far, those that were skipped included.
         seconds: That these took.
@@ -125,15 +122,11 @@ class Run:
         """Say whether this iteration is one of each ``every``; 0 is never."""
         return every > 0 and self.iteration % every == 0
 
-    # ---- a step ------------------------------------------------------------------------------
-
     def step(self, share: Share, loss: float) -> None:
         """Take an outer step along the mean gradient of ``share``, whose mean loss is ``loss``.
 
-        Every driving process holds the same sums, so all decide the same. `count` follows.
-
-        Raises:
-            NotFiniteError: if the step cannot be taken; all is as it was.
+        Every driving process holds the same sums, so all decide the same. `count` follows. After a
+        NotFiniteError all is as it was.
         """
         if not math.isfinite(loss):
             raise NotFiniteError(f"the loss is {loss}")
@@ -150,8 +143,6 @@ class Run:
         self.iteration, self._is_whole = self.iteration + 1, True
         self.seconds += seconds
 
-    # ---- checkpoints -------------------------------------------------------------------------
-
     def content(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it, without its companions."""
         return {
@@ -163,12 +154,7 @@ class Run:
         }
 
     def save(self) -> None:
-        """Write a checkpoint.
-
-        Raises:
-            UserError: if the parameters are not finite: they are never saved; or a file cannot be
-                written.
-        """
+        """Write a checkpoint; parameters that are not finite are refused, and never saved."""
         if not self.optimizer.is_finite():
             before = f"{self.last} is from before" if self.last.exists() else "none is saved"
             raise UserError(

@@ -12,8 +12,6 @@ from maml.config import registry
 from maml.config.fields import FACTS, Config, flag
 from maml.errors import UserError
 
-__all__ = ["MOST", "check", "check_values", "most_threads"]
-
 
 def most_threads() -> int:
     """Return the most computing threads: with more, OpenMP crashes or crawls on this machine."""

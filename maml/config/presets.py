@@ -4,11 +4,11 @@ They are in ``rows/*.toml``. A section there is a row, or several of one experim
 name stands for each key of ``rows``, whose values are the published numbers. These have their
 interval, and in brackets what else than a single model's transductive answers they are of.
 
-What a section does not say, the first section that it is ``like`` says. Flags are those of all that
-it is like, in their order, and then its own: ``all``, and those of each part of the row's name, as
-``20way``. What a name says needs no flag: its learner (fomaml: maml, first order), data, ways and
-shots. ``differs`` says what is otherwise than in the published experiment. It and ``source`` may
-have words of ``texts`` in braces, and ``{ways}`` and ``{shots}``.
+What a section does not say, the first section that it is ``like`` says; if no other, it is like its
+data's. Flags are those of all that it is like, in their order, and then its own: ``all``, and those
+of each part of the row's name, as ``20way``. What a name says needs no flag: its learner (fomaml:
+maml, first order), data, ways and shots. ``differs`` says what is otherwise than in the published
+experiment. It and ``source`` may have words of ``texts`` in braces, and ``{ways}`` and ``{shots}``.
 """
 
 import difflib
@@ -20,21 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from maml.config import Config, flag, settings
-from maml.config.fields import with_values
+from maml.config.fields import with_values as with_values
 from maml.config.parser import Parser, add_fields
-
-__all__ = [
-    "DEVIATIONS",
-    "PRESETS",
-    "changed",
-    "describe",
-    "experiment",
-    "hint",
-    "published_row",
-    "spelled",
-    "title",
-    "with_values",
-]
 
 _FILES = ("released", "glyphs", "omniglot", "miniimagenet", "others")
 _FEW_SHOT = re.compile(r"(?P<learner>\w+)-(?P<data>\w+)-(?P<ways>\d+)way-(?P<shots>\d+)shot.*")
@@ -46,7 +33,8 @@ def _sections() -> dict[str, dict[str, Any]]:
     for file in _FILES:
         text = (Path(__file__).parent / "rows" / f"{file}.toml").read_text(encoding="utf-8")
         for name, own in tomllib.loads(text).items():
-            above = [found[other] for other in own.get("like", ())]
+            data = [part for part in name.split("-")[1:2] if part in found]
+            above = [found[other] for other in own.get("like", data)]
             flags = [each for section in above for each in section["flags"]]
             flags += own.get("flags", {}).items()
             taken = {"source": "", "differs": [], **(above[0] if above else {}), "rows": {"": ""}}

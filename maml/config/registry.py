@@ -15,18 +15,13 @@ from typing import Any, Literal
 
 from datasets import blame, components
 from datasets import registry as of_data
-from datasets.components import Component, scan
+from datasets.components import Component as Component
+from datasets.components import scan
 from datasets.errors import DataError
-from datasets.registry import DataSet
+from datasets.registry import DataSet as DataSet
 from datasets.spelling import is_theirs
 from datasets.theirs import load_theirs
 from maml.errors import UserError
-
-__all__ = [
-    "KINDS", "Component", "DataSet", "LearnerFacts", "NetworkFacts", "StrategyFacts", "calling",
-    "data_set", "find", "import_theirs", "known", "learner", "network", "readers", "strategy",
-    "theirs",
-]  # fmt: skip
 
 MAML = Path(__file__).parents[1]
 

@@ -6,14 +6,15 @@ import json
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
 
 from maml import evaluate as evaluation
-from maml import trainer
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.evaluation.best import BestModel, best
@@ -51,6 +52,7 @@ def test_the_newest_are_kept(links: bool, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr("os.link", no_links)
     train(CONFIG, tmp_path, keep_checkpoints=2)
     assert kept(tmp_path) == [6, 7]
+    assert read_status(tmp_path) == status("finished", 7)
     newest = numbered_checkpoint(tmp_path, 7)
     assert newest.name == "iteration-00000007.pt"
     assert newest.read_bytes() == last_checkpoint(tmp_path).read_bytes()
@@ -132,21 +134,6 @@ def test_killed_between_the_two_names(tmp_path: Path) -> None:
     numbered_checkpoint(tmp_path, 7).unlink()
     train(CONFIG, tmp_path, iterations=8)
     assert kept(tmp_path) == [2, 4, 6, 7, 8]
-
-
-def test_from_another_run_nothing_is_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until its own first checkpoint the same command starts the same run again."""
-    train(CONFIG, tmp_path / "first")
-    there = str(numbered_checkpoint(tmp_path / "first", 4))
-    with monkeypatch.context() as patched:
-        patched.setattr(outer_optimizer.OuterOptimizer, "step", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(CONFIG, tmp_path / "second", resume=there)
-    train(CONFIG, tmp_path / "second", resume=there)
-    assert kept(tmp_path / "second") == [6, 7]
-    assert kept(tmp_path / "first") == [2, 4, 6, 7]
 
 
 def warnings_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -314,24 +301,6 @@ def status(state: str, iteration: int) -> dict[str, Any]:
     return {"state": state, "iteration": iteration, "process": Identity.own()._asdict()}
 
 
-def test_status_of_a_run_from_beginning_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, seen = trainer.Trainer._test, []
-
-    def look(run: Any) -> Any:
-        seen.append(read_status(tmp_path))
-        result = real(run)
-        seen.append(read_status(tmp_path))
-        return result
-
-    monkeypatch.setattr(trainer.Trainer, "_test", look)
-    train(CONFIG, tmp_path)
-    # Not finished before result.json is there.
-    assert seen == [status("training", 7)] * 2
-    assert json.loads((tmp_path / "status.json").read_text()) == status("finished", 7)
-
-
 @pytest.mark.parametrize("end", [*SIGNALS, ZeroDivisionError, KeyboardInterrupt, UserError])
 def test_status_of_a_run_that_ends_early(
     end: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -357,6 +326,23 @@ def test_status_of_a_run_that_ends_early(
             trainer.run()
         # The step was half done.
         assert read_status(tmp_path) == status("failed", 2)
+
+
+def test_the_status_is_never_behind_a_checkpoint(tmp_path: Path) -> None:
+    """Here it is killed as soon as last.pt is there."""
+    code = """
+import os, signal, sys
+from maml.config.cli import parse
+from maml.trainer import Trainer
+
+os.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+Trainer(parse(sys.argv[1:])).run()
+"""
+    config = with_values(CONFIG, run_dir=str(tmp_path))
+    launched = start([sys.executable, "-c", code, *as_flags(config)])
+    launched.wait(60, expect=-signal.SIGKILL)
+    assert last(tmp_path)["iteration"] == 2
+    assert read_status(tmp_path) == status("lost", 2) | {"process": ANY}
 
 
 def test_no_status(tmp_path: Path) -> None:

@@ -210,9 +210,13 @@ def fill(folder: Path) -> None:
         pass
 
 
-def test_a_full_disk_under_several_processes(small_disk: Path) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    ["allreduce", *(pytest.param(s, marks=pytest.mark.slow) for s in ("rpc", "param-server"))],
+)
+def test_a_full_disk_under_every_strategy(strategy: str, small_disk: Path) -> None:
     """One line, and the exit code of bad files, whichever process ends first."""
-    config = sinusoid(iterations=10**9, run_dir=str(small_disk / "run"), strategy="allreduce")
+    config = sinusoid(iterations=10**9, run_dir=str(small_disk / "run"), strategy=strategy)
     launched = start([sys.executable, "-m", "launch.workers", *as_flags(config), "--workers", "2"])
     launched.wait_for("iterations 0 to", timeout=120)
     fill(small_disk)

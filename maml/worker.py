@@ -86,10 +86,7 @@ class Worker:
         *,
         trains: bool = True,
     ) -> None:
-        """Build the learner and open the training episodes, unless they are given.
-
-        One that only evaluates (``trains`` is False) has none.
-        """
+        """Build the learner; open the training episodes, unless given or it only evaluates."""
         self.config = config
         self.device = device
         if device.type == "cuda":
@@ -199,8 +196,7 @@ class Worker:
     def on_own_thread(self, compute: Callable[[], T]) -> T:
         """Return ``compute()``, run on one of the worker's own threads: as many as torch has.
 
-        Calls come in on many threads of a transport. These few find working memory warm, and share
-        the cores without contending for them.
+        A transport has many threads. These few find working memory warm, and share the cores.
         """
         return self._threads.submit(compute).result()
 

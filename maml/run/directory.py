@@ -142,7 +142,7 @@ def _starts(path: Path) -> list[dict[str, Any]]:
 
 
 def read_config(run_dir: Path, *, trust: bool = False) -> Config:
-    """Return the configuration that ``run_dir`` was made with; ``trust``, errors: `saved.read`."""
+    """Return the configuration that ``run_dir`` was made with, as `saved.read` does."""
     return saved.read(run_dir / "config.yaml", trust=trust)
 
 

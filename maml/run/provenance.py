@@ -69,10 +69,7 @@ def git_commit() -> str | None:
 
 
 def own_files(config: Config) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of the files of a user's own components: ``{kind: {module: digest}}``.
-
-    They are in no commit of this repository. What they import in turn is not looked at.
-    """
+    """Return the SHA-256 of the files of a user's own components: ``{kind: {module: digest}}``."""
     found: dict[str, dict[str, str]] = {}
     for kind, files in registry.files_of_own(config).items():
         found[kind] = {}

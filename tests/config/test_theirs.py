@@ -412,7 +412,7 @@ class Shared(nn.Module):
     def forward(self, x):
         return self.head(torch.relu(self.second(torch.relu(self.first(x)))).flatten(1))
 class Mine(Conv4):
-    def __init__(self, shape, ways): super().__init__(shape, ways, filters=8, pool=False)
+    def __init__(self, shape, ways): super().__init__(shape, ways, filters=16, pool=False)
     def forward(self, x, statistics=None):
         outputs, used = super().forward(x, statistics)
         return 2 * outputs, used

@@ -86,10 +86,7 @@ class Worker:
         *,
         trains: bool = True,
     ) -> None:
-        """Build the learner and open the training episodes, unless they are given.
-
-        One that only evaluates (``trains`` is False) has none.
-        """
+        """Build the learner; open the training episodes, unless given or it only evaluates."""
         self.config = config
         self.device = device
         if device.type == "cuda":
@@ -121,9 +118,6 @@ class Worker:
 
         Training computes tasks one by one where the two differ, where tasks cannot be batched or
         draw random numbers, and where one task is work enough (`maml.execution.work`).
-
-        Raises:
-            UserError: if two calls with the same tasks differ; else as `_naming_theirs`.
         """
         learner, network = self._components()
         if not (learner.is_theirs or network.is_theirs):
@@ -202,8 +196,7 @@ class Worker:
     def on_own_thread(self, compute: Callable[[], T]) -> T:
         """Return ``compute()``, run on one of the worker's own threads: as many as torch has.
 
-        Calls come in on many threads of a transport. These few find working memory warm, and share
-        the cores without contending for them.
+        A transport has many threads. These few find working memory warm, and share the cores.
         """
         return self._threads.submit(compute).result()
 
@@ -244,20 +237,19 @@ class Worker:
         return f"--network {name} answers an example by the others that are asked together with it"
 
     def share(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
-        """Sum the meta-gradient and the metrics over training tasks.
+        """Sum the meta-gradient and the metrics over the training tasks ``ids [B]``, B ≥ 0.
 
-        Args:
-            meta_params: The meta-parameters, by name, on any device; not changed.
-            ids: ``[B]`` int64 task ids; B ≥ 0.
-            learner: The learner to call, used by no other thread meanwhile.
+        ``meta_params`` are on any device. No other thread uses the ``learner`` meanwhile.
         """
         return self.share_of(meta_params, self.training_tasks(ids), learner)
 
     def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
         """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
         # Most learners have one phase alone.
-        several = self.learner.last_phase > 0
-        phases = [self._phase(id) for id in ids.tolist()] if several else [0] * len(ids)
+        phases = [0] * len(ids)
+        if self.learner.last_phase > 0:
+            size = self.config.meta_batch_size
+            phases = [self.learner.phase(id // size) for id in ids.tolist()]
         batches = []
         for phase, run in itertools.groupby(range(len(ids)), key=phases.__getitem__):
             places = list(run)
@@ -266,9 +258,6 @@ class Worker:
         made = self._ahead.tasks([batch for _, batch in batches])
         for (phase, ids), tasks in zip(batches, made, strict=True):
             yield Batch(phase, tasks, ids)
-
-    def _phase(self, id: int) -> int:
-        return self.learner.phase(id // self.config.meta_batch_size)
 
     def look_ahead(self, ids: Tensor, delay: float = 0.0) -> None:
         """Begin with the tasks that follow ``ids [B]`` in the next step; see `Prefetch.guess`."""
@@ -300,7 +289,7 @@ class Worker:
     ) -> differentiate.OuterGradient:
         # Compiled is one function alone: that of the phase which most of a training is in.
         call = self.compiled if phase == learner.last_phase else None
-        if self._one_by_one(learner, tasks):
+        if _one_by_one(learner, tasks):
             where = addresses(learner, "train", ids)
             return one_by_one.outer_gradient(learner, params, tasks, where, phase, call)
         if call is None:
@@ -351,17 +340,13 @@ class Worker:
         learner.draws = learner.draws or self.config.eval_draws
         with switched(learner.network, training=self.config.eval_draws):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
-                if self._one_by_one(learner, tasks):
+                if _one_by_one(learner, tasks):
                     found += one_by_one.each(
                         learner, of, tasks, addresses(learner, split, of_batch)
                     )
                 else:
                     found.append(of(learner, tasks))
         return found
-
-    def _one_by_one(self, learner: Learner, tasks: Any) -> bool:
-        """Say whether tasks are computed one by one."""
-        return isinstance(tasks, list) or learner.batching == "tasks"
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
         """Split ids into batches of a bounded size: memory stays bounded, too."""
@@ -374,3 +359,7 @@ class Worker:
             # From memory that stays in place the copy goes on beside the computation.
             tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)
         return pytree.tree_map(lambda part: part.to(self.device, non_blocking=True), tasks)
+
+
+def _one_by_one(learner: Learner, tasks: Any) -> bool:
+    return isinstance(tasks, list) or learner.batching == "tasks"

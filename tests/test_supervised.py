@@ -48,19 +48,6 @@ def test_the_preset_from_command_to_result(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_continues_bit_for_bit(tmp_path: Path) -> None:
-    """Across the end of an epoch, which is seven mini-batches."""
-    config = supervised(iterations=6)
-    straight = train(config, tmp_path / "straight")
-    halfway = train(config, tmp_path / "resumed", iterations=3)
-    resumed = train(config, tmp_path / "resumed")
-    assert (halfway["iteration"], resumed["iteration"]) == (3, 6)
-    assert not same(halfway["model"], straight["model"])
-    assert same(resumed["model"], straight["model"])
-    assert same(resumed["optimizer"], straight["optimizer"])
-
-
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("epochs", "meta_batch_size", "iterations"), [(1, 7, 1), (3, 2, 11)])
 def test_epochs_say_how_many_iterations(
     tmp_path: Path, epochs: int, meta_batch_size: int, iterations: int

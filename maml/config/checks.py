@@ -12,8 +12,6 @@ from maml.config import registry
 from maml.config.fields import FACTS, Config, flag
 from maml.errors import UserError
 
-__all__ = ["MOST", "check", "check_values", "most_threads"]
-
 
 def most_threads() -> int:
     """Return the most computing threads: with more, OpenMP crashes or crawls on this machine."""
@@ -23,9 +21,7 @@ def most_threads() -> int:
 def check(config: Config, preset: Config | None = None) -> None:
     """Raise `UserError` naming the first flag whose value cannot work, or has no effect.
 
-    Args:
-        preset: What the flags were given on top of: what it has itself may have no effect. By
-            default, nothing was given.
+    What ``preset``, on top of which the flags were given, has itself may have no effect.
     """
     check_values(config)
     check_threads(config)
@@ -34,10 +30,7 @@ def check(config: Config, preset: Config | None = None) -> None:
 
 
 def check_threads(config: Config) -> None:
-    """Raise `UserError` for more threads than this machine serves.
-
-    It is no part of `check_values`: a run directory may have been made where there are more cores.
-    """
+    """Raise `UserError` for more threads than this machine serves: a run's may have more cores."""
     if config.threads is not None and config.threads > most_threads():
         raise UserError(
             f"--threads must be at most {most_threads()}, 8 for each core of this machine, "
@@ -48,9 +41,8 @@ def check_threads(config: Config) -> None:
 def check_values(config: Config, *, own: bool = True) -> None:
     """Raise `UserError` naming the first flag whose value cannot work on any machine.
 
-    Args:
-        own: Whether to import a user's own components. If not, and there are some, values are
-            checked each alone, as what is together right depends on what a component is.
+    Where a user's ``own`` components are not to be imported, and there are some, values are checked
+    each alone: what is right together depends on what a component is.
     """
     for name, facts in FACTS.items():
         value = getattr(config, name)
@@ -92,11 +84,7 @@ def _check_read(config: Config, preset: Config) -> None:
     for kind in registry.KINDS:
         chosen = registry.find(kind, getattr(config, kind))
         for name, value in given.items():
-            readers = [
-                other.name
-                for other in registry.known(kind).values()
-                if other.reads is not None and name in other.reads
-            ]
+            readers = registry.readers(kind, name)
             if readers and chosen.reads is not None and name not in chosen.reads:
                 raise UserError(
                     f"{flag(name)} {value} is not for {flag(kind)} {chosen.name}, but for "
@@ -133,36 +121,24 @@ def _check_components(config: Config) -> None:
     learner, data = registry.learner(config.learner), registry.data_set(config.data)
     network = registry.network(config.network)
     openers = {
-        "episodes": data.episodes,
-        "batches": data.examples,
-        "environments": data.environments or (data.episodes if data.is_theirs else None),
+        "episodes": (data.episodes, "few-shot tasks"),
+        "batches": (data.examples, "examples of classes known in training"),
+        "environments": (
+            data.environments or (data.episodes if data.is_theirs else None),
+            "environments to act in",
+        ),
     }
-    if openers[learner.tasks] is None:
-        what = {
-            "episodes": "few-shot tasks",
-            "batches": "examples of classes known in training",
-            "environments": "environments to act in",
-        }
+    opener, what = openers[learner.tasks]
+    if opener is None:
         known = registry.known("learner").values()
-        others = [other.name for other in known if openers[other.tasks] is not None]
+        others = [other.name for other in known if openers[other.tasks][0] is not None]
         raise UserError(
-            f"--data {data.name}: --learner {learner.name} learns from {what[learner.tasks]}, and "
-            f"it has none; this one is for --learner {', '.join(others)}"
+            f"--data {data.name}: --learner {learner.name} learns from {what}, and it has none; "
+            f"this one is for --learner {', '.join(others)}"
         )
     points = not data.is_theirs and data.image_shape is None
     if not data.is_theirs and network.takes not in (None, "points" if points else "images"):
         raise UserError(f"--network {network.name} cannot learn --data {data.name}")
-
-
-def _check_weighted_means(config: Config) -> None:
-    """Refuse a meta-step that is none: a mean of squares would become negative, or biased."""
-    steps = max(config.meta_lr, config.meta_lr_end)
-    clips = config.grad_clip or config.grad_clip_norm
-    if config.meta_optimizer != "sgd" or config.meta_momentum or steps > 1 or clips:
-        raise UserError(
-            "--keep-moment: its moves are weighted means, so it needs --meta-optimizer sgd without "
-            "--meta-momentum and clipping, and --meta-lr 1 or less; or give --no-keep-moment"
-        )
 
 
 def _check_combinations(config: Config) -> None:
@@ -193,7 +169,15 @@ def _check_combinations(config: Config) -> None:
     reads = registry.learner(config.learner).reads
     keeps = config.keep_moment and config.inner_optimizer == "adam0"
     if keeps and (reads is None or "keep_moment" in reads):
-        _check_weighted_means(config)
+        # A mean of squares would become negative, or biased.
+        steps = max(config.meta_lr, config.meta_lr_end)
+        clips = config.grad_clip or config.grad_clip_norm
+        if config.meta_optimizer != "sgd" or config.meta_momentum or steps > 1 or clips:
+            raise UserError(
+                "--keep-moment: its moves are weighted means, so it needs --meta-optimizer sgd "
+                "without --meta-momentum and clipping, and --meta-lr 1 or less; or give "
+                "--no-keep-moment"
+            )
     if config.ps_transport == "collective":
         for name, only in (("ps_mode", "sync"), ("ps_forward", "local")):
             if getattr(config, name) != only:

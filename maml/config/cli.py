@@ -24,10 +24,6 @@ def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
     for its own directory and checkpoint. A component of a user's own is named by a flag here, or
     ``--trust`` believes that file. ``data_root`` and ``init`` are absolute then:
     config.yaml keeps them, for who goes on from another folder. ``also``: see `Parser`.
-
-    Raises:
-        UserError: for an unknown preset, an unknown flag or a value that cannot work.
-        SystemExit: with code 0 after ``--help``, and after ``--presets``, which lists them.
     """
     if not arguments:
         raise UserError("no PRESET given; `train_maml.py --presets` lists them all")

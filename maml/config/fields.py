@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from datasets import paths
-from datasets.flags import HOST, RESULT, SAME_RUN, WAY, OwnFlag, Role, facts_of, group
+from datasets.flags import HOST, RESULT, SAME_RUN, WAY, Role, facts_of, group
 from maml.config import registry
 from maml.errors import UserError
 
@@ -60,9 +60,8 @@ class Common:
         "--inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
     )  # fmt: skip
     discount: float = _learner(
-        0.99, SAME_RUN, "What a reward counts, for each step that it comes later.",
-        least=0, most=1,
-    )  # fmt: skip
+        0.99, SAME_RUN, "What a reward counts, for each step that it comes later.", least=0, most=1
+    )
     meta_gradient: Literal["auto", "reverse", "mixed"] = _learner(
         "auto", WAY,
         "reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels].",
@@ -106,10 +105,7 @@ class Common:
     eval_queries: int = _data(
         1, RESULT, "Query examples per class at validation and test.", least=1, chooses=True
     )
-    horizon: int = _data(
-        200, SAME_RUN, "Steps that an episode of acting takes at most.",
-        least=1,
-    )  # fmt: skip
+    horizon: int = _data(200, SAME_RUN, "Steps that an episode of acting takes at most.", least=1)
     batch_size: int = _data(64, SAME_RUN, "Examples of a mini-batch, which is a task.", least=1)
 
     seed: int = _outer_loop(
@@ -176,23 +172,17 @@ class Common:
     )  # fmt: skip
     strategy: str = _distribution("auto", WAY, "Where tasks run.", names=True)
     partition: Literal["exclusive", "chunk"] = _distribution(
-        "exclusive",
-        WAY,
-        "One call a task (exclusive), or one a worker (chunk).",
+        "exclusive", WAY, "One call a task (exclusive), or one a worker (chunk)."
     )
-    rpc_threads: int = _distribution(
-        16, HOST,
-        "Threads that serve calls.",
-        least=2, most=4096,  # they are all started at once
-    )  # fmt: skip
+    # Threads are all started at once.
+    rpc_threads: int = _distribution(16, HOST, "Threads that serve calls.", least=2, most=4096)
     timeout: float = _distribution(
         120.0, WAY, "Seconds without a peer's answer after which the run ends.",
         above=0, most=2_000_000,  # RPC keeps a time limit as int32 milliseconds
     )  # fmt: skip
     batch_wait: float = _distribution(
-        0.2, WAY, "Answer an incomplete batch of requests after this many seconds.",
-        above=0,
-    )  # fmt: skip
+        0.2, WAY, "Answer an incomplete batch of requests after this many seconds.", above=0
+    )
     threads: int | None = _distribution(
         None, HOST, "Computing threads per process [cores / processes on this host].", least=1
     )
@@ -256,16 +246,15 @@ class Common:
     )  # fmt: skip
 
 
-def _own_flags() -> dict[str, OwnFlag]:
-    """Return the flags that components declare in their own files (`datasets.flags`)."""
+def _own_flags() -> list[tuple[str, Any, Any]]:
+    """Return the flags that components declare in their own files: names, types and fields."""
     titles = {"learner": "learner", "network": "learner", "data": "data"}
     found = {}
     for kind in registry.KINDS:
         for component in registry.known(kind).values():
             for name, own in component.flags.items():
-                title = titles.get(kind, "distribution")
-                found[name] = own._replace(field=own.in_group(title))
-    return found
+                found[name] = (name, own.type, own.in_group(titles.get(kind, "distribution")))
+    return list(found.values())
 
 
 if TYPE_CHECKING:
@@ -279,7 +268,7 @@ if TYPE_CHECKING:
 else:
     Config = dataclasses.make_dataclass(
         "Config",
-        [(name, own.type, own.field) for name, own in _own_flags().items()],
+        _own_flags(),
         bases=(Common,),
         namespace={"__module__": __name__},
         frozen=True,
@@ -326,24 +315,17 @@ def settings(config: Config) -> tuple[str, ...]:
 
 
 def from_values(values: dict[str, Any]) -> Config:
-    """Return the `Config` of ``values``, field by field, as a file holds them.
-
-    Raises:
-        UserError: naming the first field that there is not, or whose value is of a wrong type.
-    """
+    """Return the `Config` of ``values``, as a file holds them; a `UserError` names a wrong one."""
     types = get_type_hints(Config)
     for name, value in values.items():
         if name not in types:
             raise UserError(f"unknown field {name!r}")
         if not _fits(value, types[name]):
             choices = get_args(types[name]) if get_origin(types[name]) is Literal else ()
-            expected = f"one of {', '.join(choices)}" if choices else _spelled(types[name])
+            expected = getattr(types[name], "__name__", types[name])
+            expected = f"one of {', '.join(choices)}" if choices else expected
             raise UserError(f"{name}: {value!r} is not {expected}")
     return Config(**values)
-
-
-def _spelled(type_: Any) -> str:
-    return type_.__name__ if isinstance(type_, type) else str(type_)
 
 
 def _fits(value: object, type_: Any) -> bool:
@@ -362,11 +344,7 @@ def with_values(config: Config, **values: object) -> Config:
 
 
 def user_path(name: str, value: str) -> Path:
-    """Return the path that a flag's value means, ``~`` expanded: a shell leaves it in quotes.
-
-    Raises:
-        UserError: naming the field's flag, if there is no such user.
-    """
+    """Return the path that a flag's value means, ``~`` expanded: a shell leaves it in quotes."""
     try:
         return Path(value).expanduser()
     except RuntimeError as error:

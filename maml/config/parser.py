@@ -121,8 +121,7 @@ def _is_read(name: str, config: Config) -> bool:
         if is_theirs(getattr(config, kind)):
             continue  # it may read any
         chosen = registry.find(kind, getattr(config, kind)).reads
-        others = (each.reads or () for each in registry.known(kind).values())
-        if chosen is not None and name not in chosen and any(name in reads for reads in others):
+        if chosen is not None and name not in chosen and registry.readers(kind, name):
             return False
     return True
 
@@ -130,9 +129,8 @@ def _is_read(name: str, config: Config) -> bool:
 def _readers(name: str) -> str:
     """Return, to put before a field's help, the few components that read it."""
     for kind in registry.KINDS:
-        known = registry.known(kind)
-        readers = [each.name for each in known.values() if name in each.reads]
-        if 0 < len(readers) <= min(3, len(known) - 1):
+        readers = registry.readers(kind, name)
+        if 0 < len(readers) <= min(3, len(registry.known(kind)) - 1):
             with_value = FACTS[name].read_with
             return f"{', '.join(readers) if with_value is None else with_value[1]}: "
     return ""

@@ -1,29 +1,78 @@
-"""Presets: values of `Config`, one per row of a published table, each naming its source."""
+"""Presets: values of `Config`, one per row of a published table, each naming its source.
+
+They are in ``rows/*.toml``. A section there is a row, or several of one experiment: the star in its
+name stands for each key of ``rows``, whose values are the published numbers. These have their
+interval, and in brackets what else than a single model's transductive answers they are of.
+
+What a section does not say, the first section that it is ``like`` says; if no other, it is like its
+data's. Flags are those of all that it is like, in their order, and then its own: ``all``, and those
+of each part of the row's name, as ``20way``. What a name says needs no flag: its learner (fomaml:
+maml, first order), data, ways and shots. ``differs`` says what is otherwise than in the published
+experiment. It and ``source`` may have words of ``texts`` in braces, and ``{ways}`` and ``{shots}``.
+"""
 
 import difflib
+import re
 import shlex
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from maml.config import Config, flag, settings
-from maml.config.fields import with_values
-from maml.config.rows import ROWS
-from maml.config.rows.deviations import deviations
+from maml.config.fields import with_values as with_values
+from maml.config.parser import Parser, add_fields
 
-__all__ = [
-    "PRESETS",
-    "changed",
-    "describe",
-    "experiment",
-    "hint",
-    "published_row",
-    "spelled",
-    "title",
-    "with_values",
-]
+_FILES = ("released", "glyphs", "omniglot", "miniimagenet", "others")
+_FEW_SHOT = re.compile(r"(?P<learner>\w+)-(?P<data>\w+)-(?P<ways>\d+)way-(?P<shots>\d+)shot.*")
 
-PRESETS: dict[str, Config] = {config.preset: config for config in ROWS}
+
+def _sections() -> dict[str, dict[str, Any]]:
+    """Return the sections of all files, with what they take over from those that they are like."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in _FILES:
+        text = (Path(__file__).parent / "rows" / f"{file}.toml").read_text(encoding="utf-8")
+        for name, own in tomllib.loads(text).items():
+            data = [part for part in name.split("-")[1:2] if part in found]
+            above = [found[other] for other in own.get("like", data)]
+            flags = [each for section in above for each in section["flags"]]
+            flags += own.get("flags", {}).items()
+            taken = {"source": "", "differs": [], **(above[0] if above else {}), "rows": {"": ""}}
+            found[name] = taken | own | {"flags": flags}
+    return found
+
+
+def _presets(sections: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Config, list[str]]]:
+    """Yield each preset: its section, itself, what differs from the published experiment."""
+    parser = Parser()
+    add_fields(parser, Config())
+    texts = sections.pop("texts")
+    for section, content in sections.items():
+        for part, claim in content["rows"].items() if content["source"] else ():
+            name = section.replace("*", part)
+            words = " ".join(f for key, f in content["flags"] if key in ("all", *name.split("-")))
+            said = match.groupdict() if (match := _FEW_SHOT.fullmatch(name)) else {}
+            words += "".join(f" --{key} {value}" for key, value in said.items())
+            words = words.replace("--learner fomaml", "--learner maml --order first")
+            values = vars(parser.parse_args(words.split()))
+            if claim:
+                values |= {"claim": claim, "published": round(float(claim.split()[0]) / 100, 6)}
+            texts |= said
+            source = content["source"].format_map(texts)
+            differs = [" ".join(each.format_map(texts).split()) for each in content["differs"]]
+            yield section, Config(preset=name, source=source, **values), differs
+
+
+PRESETS: dict[str, Config] = {}
 """By name."""
+DEVIATIONS: dict[str, list[str]] = {}
+"""What presets differ in from the published experiment, with the patterns of these presets."""
+_DIFFERS: dict[str, list[str]] = {}
+
+for _pattern, _preset, _differs in _presets(_sections()):
+    PRESETS[_preset.preset], _DIFFERS[_preset.preset] = _preset, _differs
+    for _said in _differs:
+        DEVIATIONS[_said] = list(dict.fromkeys([*DEVIATIONS.get(_said, ()), _pattern]))
 
 
 def describe() -> str:
@@ -94,7 +143,7 @@ def published_row(config: Config) -> dict[str, Any]:
         "published": config.published if of_row else None,
         "claim": (config.claim or None) if of_row else None,
         "source": config.source if of_row else None,
-        "deviations": deviations(config.preset) if of_row else [],
+        "deviations": _DIFFERS.get(config.preset, []) if of_row else [],
     }
 
 

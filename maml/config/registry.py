@@ -15,17 +15,13 @@ from typing import Any, Literal
 
 from datasets import blame, components
 from datasets import registry as of_data
-from datasets.components import Component, scan
+from datasets.components import Component as Component
+from datasets.components import scan
 from datasets.errors import DataError
-from datasets.registry import DataSet
+from datasets.registry import DataSet as DataSet
 from datasets.spelling import is_theirs
 from datasets.theirs import load_theirs
 from maml.errors import UserError
-
-__all__ = [
-    "KINDS", "Component", "DataSet", "LearnerFacts", "NetworkFacts", "StrategyFacts", "calling",
-    "data_set", "find", "import_theirs", "known", "learner", "network", "strategy", "theirs",
-]  # fmt: skip
 
 MAML = Path(__file__).parents[1]
 
@@ -111,6 +107,11 @@ def find(kind: str, name: str) -> Any:
         raise UserError(str(error)) from error
 
 
+def readers(kind: str, field: str) -> list[str]:
+    """Return the names of the components of a kind that read a field of the configuration."""
+    return [each.name for each in known(kind).values() if field in (each.reads or ())]
+
+
 def _theirs(kind: str, name: str) -> Component:
     """Return the facts of a user's own component: those of the first base class that has some."""
     parts, loaded = load_theirs(f"--{kind}", name, KINDS[kind].GIVEN)
@@ -129,26 +130,22 @@ def _theirs(kind: str, name: str) -> Component:
 
 def learner(name: str) -> LearnerFacts:
     """Return a learner's facts; see `find`."""
-    found: LearnerFacts = find("learner", name)
-    return found
+    return find("learner", name)
 
 
 def network(name: str) -> NetworkFacts:
     """Return a network's facts; see `find`."""
-    found: NetworkFacts = find("network", name)
-    return found
+    return find("network", name)
 
 
 def data_set(name: str) -> DataSet:
     """Return a data set's facts; see `find`."""
-    found: DataSet = find("data", name)
-    return found
+    return find("data", name)
 
 
 def strategy(name: str) -> StrategyFacts:
     """Return a strategy's facts; see `find`."""
-    found: StrategyFacts = find("strategy", name)
-    return found
+    return find("strategy", name)
 
 
 def calling(**by_kind: Component) -> AbstractContextManager[None]:

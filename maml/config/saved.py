@@ -16,17 +16,10 @@ GONE = {
 
 
 def read(path: Path, *, trust: bool = False) -> Config:
-    """Return the configuration that a run's ``config.yaml`` holds.
+    """Return the configuration that a run's ``config.yaml`` holds; a `UserError` names the file.
 
-    Args:
-        path: The file.
-        trust: Whether to believe the components of a user's own that it names: they are imported
-            then. Else they are names alone, and who needs one is refused (`datasets.trust`). What
-            only looks at numbers needs none.
-
-    Raises:
-        UserError: naming the file, if there is none, it is of another version of this project, or
-            its values cannot work.
+    With ``trust``, the components of a user's own that it names are imported. Else they are names
+    alone, and who needs one is refused (`datasets.trust`). What only looks at numbers needs none.
     """
     # Imported late: flags are checked at once.
     import yaml
@@ -61,10 +54,5 @@ def read(path: Path, *, trust: bool = False) -> Config:
 
 
 def believed(config: Config) -> Config:
-    """Return a configuration that was `read`, its components to be imported where they are needed.
-
-    For who has been told to trust the file.
-    """
-    return with_values(
-        config, **{kind: str(name) for kind, name in registry.theirs(config).items()}
-    )
+    """Return a configuration that was `read`, for who has been told to trust the file."""
+    return with_values(config, **{kind: str(n) for kind, n in registry.theirs(config).items()})

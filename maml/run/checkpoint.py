@@ -112,13 +112,8 @@ def newest_intact(
     """Return a run's newest checkpoint that is whole and finite, and its content.
 
     Newer ones are set aside under other names. ``check`` raises `DamagedError` for another reason
-    not to go on from a content and its path.
-
-    Returns:
-        Path and content, what the newest lacks, and the new names of those set aside.
-
-    Raises:
-        UserError: if none is whole, naming the newest; if one is of another format; as ``check``.
+    not to go on from a content and its path. Beside these, return what the newest lacks, and the
+    new names of those set aside. A UserError says that none is whole, or one of another format.
     """
     damaged: dict[Path, DamagedError] = {}
     numbered = reversed(numbered_checkpoints(run_dir).values())
@@ -161,11 +156,7 @@ def tested(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_parameters(path: Path) -> tuple[Params, str]:
-    """Return a checkpoint's or a ``state_dict``'s parameters, and their key in another program's.
-
-    Raises:
-        UserError: as `load`, or if there are none, or several that could be meant.
-    """
+    """Return a checkpoint's or a ``state_dict``'s parameters, and under which key they lay."""
     content = _content(path)
     if isinstance(content, dict) and "model" in content and "format" in content:
         return dict(load(path)["model"]), ""
@@ -213,9 +204,7 @@ def _content(path: Path) -> Any:
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint, tensors on the CPU, without running any code it may hold.
 
-    Raises:
-        DamagedError: if it is missing, damaged or not whole.
-        UserError: if it cannot be opened, or is of another format.
+    One that is missing, damaged or not whole is a `DamagedError`; another format, a UserError.
     """
     content = _content(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -245,8 +234,7 @@ def check_model(content: dict[str, Any], params: Params, what: str) -> None:
 def check_division(content: dict[str, Any], division: str | None, run_dir: Path) -> None:
     """Refuse a checkpoint that learned from other classes than the training split has now.
 
-    It would be tested on what it learned from. ``division`` is `Episodes.division`; a UserError
-    names the ``run_dir``.
+    It would be tested on what it learned from. ``division`` is `Episodes.division`.
     """
     then = content.get("division")
     if then is not None and division is not None and then != division:

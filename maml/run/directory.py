@@ -20,7 +20,7 @@ from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity, started
-from maml.run.files import read_rows, write_even_full, write_text
+from maml.run.files import read_rows, write_text
 from maml.run.provenance import git_commit, machine, own_files, versions
 
 OF_A_START = (
@@ -32,15 +32,11 @@ OF_A_START = (
 def choose(config: Config) -> Path:
     """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
 
-    Without the flag, what a launcher starts again goes on where it began.
-
-    Raises:
-        UserError: if the directory cannot be made or written, or its metrics.jsonl is damaged.
+    Without the flag, what a launcher starts again goes on where it began. A UserError says that the
+    directory cannot be made or written, or its metrics.jsonl is damaged.
     """
-    if config.run_dir is not None:
-        path = user_path("run_dir", config.run_dir)
-    else:
-        path = _default(config)
+    given = config.run_dir
+    path = _default(config) if given is None else user_path("run_dir", given)
     try:
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,9 +89,8 @@ def write_config(
     device: str = "cpu",
     begun: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Write ``config.yaml``: every field resolved, with versions and the git commit.
+    """Write ``config.yaml``: every field resolved, versions, the git commit, and all starts so far.
 
-    Those are of this start, whose ``threads`` and ``device`` are rank 0's; ``starts`` tells of all.
     The ``begun`` ones of a checkpoint count where the directory has none of its own. Return what a
     checkpoint has of these: `OF_A_START`.
     """
@@ -147,7 +142,7 @@ def _starts(path: Path) -> list[dict[str, Any]]:
 
 
 def read_config(run_dir: Path, *, trust: bool = False) -> Config:
-    """Return the configuration that ``run_dir`` was made with; ``trust``, errors: `saved.read`."""
+    """Return the configuration that ``run_dir`` was made with, as `saved.read` does."""
     return saved.read(run_dir / "config.yaml", trust=trust)
 
 
@@ -188,7 +183,7 @@ def write_status(run_dir: Path, state: str, iteration: int) -> None:
     "failed"; ``iteration`` how many are done, of a stopped run in its last checkpoint.
     """
     content = {"state": state, "iteration": iteration, "process": Identity.own()._asdict()}
-    write_even_full(run_dir / "status.json", json.dumps(content) + "\n")
+    write_text(run_dir / "status.json", json.dumps(content) + "\n")
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:

@@ -29,20 +29,6 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_even_full(path: Path, text: str) -> None:
-    """`write_text`; on a full disk over the old file, of which a reader may then see a half."""
-    try:
-        write_text(path, text)
-    except UserError as error:
-        content = text.encode()
-        try:
-            with open(path, "r+b") as file:
-                file.write(content)
-                file.truncate()
-        except OSError:
-            raise error from error.__cause__
-
-
 def append_line(path: Path, line: str) -> None:
     """Append a line in one write: it survives whatever comes next. Fails as `write_bytes` does."""
     try:
@@ -55,10 +41,8 @@ def append_line(path: Path, line: str) -> None:
 def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
     """Return the rows of a metrics.jsonl or evaluations.jsonl; none where there is no file.
 
-    A last line that was cut short is left out; with ``mended``, also one before others.
-
-    Raises:
-        UserError: naming the file, if it cannot be read or another line is no row.
+    A last line that was cut short is left out; with ``mended``, also one before others. A UserError
+    names a file that cannot be read, or has another line that is no row.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder")

@@ -17,12 +17,10 @@ STEPS = 10
 
 
 def inner_loop(worker: Worker, meta_params: Params) -> dict[str, Any]:
-    """Return what the inner loop does to validation tasks, computed in this process.
+    """Return what the inner loop does to validation tasks; nothing where tasks are not few-shot.
 
-    Returns:
-        ``after``: by the number of inner steps, the mean accuracy of `TASKS` tasks (of a
-        regression, the loss), normalised as the run's headline. ``rates``: where inner rates are
-        learned, the mean of each tensor's, by step. Empty for what has no few-shot tasks.
+    ``after`` is, by the number of inner steps, the mean accuracy of `TASKS` tasks (of a regression,
+    the loss), normalised as the run's headline; ``rates`` the mean of each tensor's learned ones.
     """
     if registry.learner(worker.config.learner).tasks != "episodes":
         return {}

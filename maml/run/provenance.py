@@ -69,10 +69,7 @@ def git_commit() -> str | None:
 
 
 def own_files(config: Config) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of the files of a user's own components: ``{kind: {module: digest}}``.
-
-    They are in no commit of this repository. What they import in turn is not looked at.
-    """
+    """Return the SHA-256 of the files of a user's own components: ``{kind: {module: digest}}``."""
     found: dict[str, dict[str, str]] = {}
     for kind, files in registry.files_of_own(config).items():
         found[kind] = {}
@@ -101,11 +98,8 @@ def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> li
 def warn_of_edits(config: Config, saved: Mapping[str, Any], said: set[str] | None = None) -> None:
     """Print a line for each of a user's own files that has changed since a checkpoint was saved.
 
-    Args:
-        config: What the checkpoint is used with. A component that is another one here than there
-            is no file that has changed.
-        saved: The checkpoint's content.
-        said: Lines that are not to be printed again; those printed now are added.
+    A component that is another one here than in ``saved`` is no file that has changed. Lines that
+    were ``said`` are not printed again.
     """
     then = saved.get("config", {})
     same = {

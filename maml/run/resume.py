@@ -14,11 +14,9 @@ from maml.run.files import read_rows, write_text
 
 
 def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] | None:
-    """Return the content of the checkpoint to continue from, if any.
+    """Return the content of the checkpoint to continue from, if any; one of another run is refused.
 
-    Raises:
-        UserError: naming the flag or file, if there is none where there should be one, or it is of
-            another run.
+    ``params`` have the names and shapes that it must have.
     """
     is_begun = checkpoint.is_begun(run_dir)
     if config.resume == "auto":

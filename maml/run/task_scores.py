@@ -26,9 +26,6 @@ def write_tasks(
     """Write the file: row i is task i of ``split``, with its metrics ``names``.
 
     Numbers are written so that reading them gives the same bits.
-
-    Raises:
-        UserError: if it cannot be written.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -45,11 +42,7 @@ def drop_tasks(run_dir: Path) -> None:
 
 
 def read_tasks(path: Path) -> Scores:
-    """Return what each task scored, from a file that `write_tasks` wrote.
-
-    Raises:
-        UserError: naming the file, if it is missing, is damaged or names a task twice.
-    """
+    """Return what each task scored, from a file that `write_tasks` wrote, or raise a UserError."""
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
     except OSError as error:

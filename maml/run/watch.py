@@ -33,18 +33,9 @@ class Evaluator(Protocol):
 def watch(run_dir: Path, evaluator: Evaluator, *, poll: float, patience: float) -> int:
     """Evaluate every numbered checkpoint of a run, each once, until its training is over.
 
-    Args:
-        run_dir: The run directory; it need not exist yet.
-        evaluator: What to do with a checkpoint.
-        poll: Seconds between looks.
-        patience: Seconds after which to give up when nothing in the directory changes.
-
-    Returns:
-        The exit code: 0 when training has finished, or was stopped, and its last checkpoint is
-        evaluated; else 1, after a line that says why.
-
-    Raises:
-        UserError: if the evaluator does.
+    Look every ``poll`` seconds; give up when nothing has changed for ``patience`` seconds. Return
+    the exit code: 0 when training has finished, or was stopped, and its last checkpoint is
+    evaluated; else 1, after a line that says why. The directory need not exist yet.
     """
     _say(f"watching {run_dir}")
     before, since = None, time.monotonic()

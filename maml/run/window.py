@@ -6,18 +6,14 @@ import torch
 
 from maml.worker import Share
 
+NOTHING: dict[str, Any] = {"totals": None, "count": 0, "skipped": 0, "seconds": 0.0}
+
 
 class Window:
-    """What a row of metrics.jsonl tells of."""
+    """What a row of metrics.jsonl tells of; ``names`` are of the elements of `Share.totals`."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """``names``: of the elements of `Share.totals`."""
-        self._names = names
-        self._sums: dict[str, Any]
-        self._clear()
-
-    def _clear(self) -> None:
-        self._sums = {"totals": None, "count": 0, "skipped": 0, "seconds": 0.0}
+        self._names, self._sums = names, dict(NOTHING)
 
     def add(self, share: Share, seconds: float) -> None:
         """Add a step that was taken."""
@@ -45,15 +41,10 @@ class Window:
     def close(self, report: dict[str, Any], spent: dict[str, float]) -> dict[str, Any]:
         """Return the row, and begin the next one.
 
-        Args:
-            report: What the strategy says of these iterations.
-            spent: The seconds that this process spent on what.
-
-        Returns:
-            Means over tasks by name, if there are any, and tasks per second.
+        It has means over tasks by name, if there are any, tasks per second, the strategy's
+        ``report``, and the seconds that this process ``spent`` on what.
         """
-        names = ("totals", "count", "skipped", "seconds")
-        totals, count, skipped, seconds = (self._sums[name] for name in names)
+        totals, count, skipped, seconds = (self._sums[name] for name in NOTHING)
         row: dict[str, Any] = {}
         if totals is not None:
             row |= zip(self._names, (totals / count).tolist(), strict=True)
@@ -62,5 +53,5 @@ class Window:
             row["skipped"] = skipped
         # What is left is for messages, and for waiting for others.
         elsewhere = max(0.0, seconds - sum(spent.values()))
-        self._clear()
+        self._sums = dict(NOTHING)
         return row | report | {"time": spent | {"elsewhere": elsewhere}}

@@ -12,8 +12,7 @@ from datasets.words import counted
 from maml.config import Config
 from maml.config.fields import CHOOSING
 from maml.config.parser import Parser
-from maml.config.presets import PRESETS, changed, experiment
-from maml.config.rows.deviations import DEVIATIONS
+from maml.config.presets import DEVIATIONS, PRESETS, changed, experiment
 from maml.errors import UserError
 from maml.evaluation.scores import has_answers, headline
 from maml.run.reading import Run
@@ -84,7 +83,7 @@ def _below(deviating: list[str], notes: dict[str, list[str]]) -> str:
     """
     lines = [
         f"- {', '.join(f'`{pattern}`' for pattern in patterns)}: {said}"
-        for patterns, said in DEVIATIONS
+        for said, patterns in DEVIATIONS.items()
         if any(fnmatch.filter(deviating, pattern) for pattern in patterns)
     ]
     text = "\n".join(["", "", DIFFERS, "", *lines]) if lines else ""

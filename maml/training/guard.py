@@ -57,17 +57,10 @@ class Guard:
                 )
 
     def refuse(self, loss: float, reason: str, tasks: Tensor, say: Callable[[str], None]) -> None:
-        """Write down the next step, which cannot be taken.
+        """Write down the next step, of ``tasks [B]``, which cannot be taken for a ``reason``.
 
-        Args:
-            loss: Its mean loss.
-            reason: What is not finite.
-            tasks: ``[B]`` int64 ids of its training tasks.
-            say: Takes a line for the user.
-
-        Raises:
-            UserError: if the run ends with it: after ``--on-nonfinite stop``, or when none of the
-                last `SKIPPED_IN_A_ROW` steps could be taken; or if a file cannot be written.
+        A UserError ends the run: after ``--on-nonfinite stop``, or when none of the last
+        `SKIPPED_IN_A_ROW` steps could be taken.
         """
         self._in_a_row += 1
         run, number = self._run, self._run.iteration + 1

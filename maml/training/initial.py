@@ -28,17 +28,10 @@ COMPILED = "_orig_mod."
 def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     """Return meta-parameters to begin with, and a line: what was taken from where.
 
-    A parameter that ``source`` does not have begins as it would without it. So does the output
-    layer where that has another shape: it tells other classes apart.
-
-    Args:
-        source: A run directory or a record, whose tested model it is; or a file: a checkpoint, or a
-            ``state_dict`` that torch has saved.
-        learner: Whose parameters they become; they take its dtype.
-
-    Raises:
-        UserError: naming ``--init``, if there are no such weights, none of them has a name of the
-            learner's, one is of another shape, or one is not finite.
+    The ``source`` is a run directory or a record, whose tested model it is; or a file: a
+    checkpoint, or a ``state_dict`` that torch has saved. A parameter that it does not have begins
+    as it would without it. So does the output layer where that has another shape: it tells other
+    classes apart. A UserError names ``--init`` where weights do not fit or are not finite.
     """
     what = f"--init {source}"
     try:
@@ -78,10 +71,7 @@ def met_before(source: str, classes: Mapping[str, Sequence[str]] | None) -> str:
     """Return a warning where ``source`` learned from classes that are tested here, or "".
 
     Published splits of Omniglot are divided otherwise; so is a folder to which a class was added.
-
-    Args:
-        source: As in `initial_weights`. What has no ``classes.json`` above it is not known.
-        classes: The names of each of this run's splits' classes; None where they are not known.
+    What has no ``classes.json`` above it is not known; nor are ``classes`` of splits that are None.
     """
     path = Path(source)
     folders = [path, *path.absolute().parents[:2]]
@@ -103,8 +93,7 @@ def met_before(source: str, classes: Mapping[str, Sequence[str]] | None) -> str:
 def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
     """Return tensors by the names that they have in ``params``, and what was stripped of them.
 
-    A network that was trained as a part of another module, or wrapped by one, has that before its
-    names: ``module.``, ``backbone.``, ``model.encoder.``. It is whatever lets most names match.
+    It is whatever lets most names match: ``module.``, ``backbone.``, ``model.encoder.``.
     """
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in given.items()}
     matches = Counter(

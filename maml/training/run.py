@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,26 +22,13 @@ from maml.strategies import Strategy
 from maml.worker import Share
 
 
-class Companion(Protocol):
-    """A part of a run whose own state is in the checkpoints."""
-
-    def state(self) -> dict[str, Any]:
-        """Return plain containers and tensors."""
-
-    def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Go on from what `state` returned; empty, as of an earlier version: begin anew."""
-
-
 class Run:
     """A run's parameters, their optimizer, and how far they have come.
 
     Rank 0 prints and writes files; every driving process checks.
 
     Attributes:
-        config, strategy, worker: As the run was set up.
-        dir: The run directory.
         speaks: Whether this process is rank 0.
-        log: The rows of metrics.jsonl.
         params: The meta-parameters by name, on the strategy's home; changed in place.
         iteration: Steps so far, those that were skipped included.
         seconds: That these took.
@@ -65,7 +52,7 @@ class Run:
         self.iteration, self.seconds = 0, 0.0
         self.changing, self._is_whole = threading.RLock(), True
         self.last, self._saved = checkpoint.last_checkpoint(self.dir), -1
-        self._companions: Mapping[str, Companion] = {}
+        self._companions: Mapping[str, Any] = {}
         self._fixed: dict[str, Any] = {
             "division": self.worker.training.division,
             # As they were imported; they may be edited while it trains.
@@ -73,10 +60,11 @@ class Run:
             "config": {name: getattr(config, name) for name in OF_A_CHECKPOINT},
         }
 
-    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Companion]) -> None:
+    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Any]) -> None:
         """Go on from the checkpoint ``start``; write what the run begins with.
 
-        ``companions``: by their names in a checkpoint.
+        ``companions`` have state in the checkpoints, by these names: plain containers and tensors
+        that ``state`` returns, and ``restore`` takes; nothing of an earlier version: begin anew.
         """
         self._companions = companions
         if start is not None:
@@ -125,15 +113,11 @@ class Run:
         """Say whether this iteration is one of each ``every``; 0 is never."""
         return every > 0 and self.iteration % every == 0
 
-    # ---- a step ------------------------------------------------------------------------------
-
     def step(self, share: Share, loss: float) -> None:
         """Take an outer step along the mean gradient of ``share``, whose mean loss is ``loss``.
 
-        Every driving process holds the same sums, so all decide the same. `count` follows.
-
-        Raises:
-            NotFiniteError: if the step cannot be taken; all is as it was.
+        Every driving process holds the same sums, so all decide the same. `count` follows. After a
+        NotFiniteError all is as it was.
         """
         if not math.isfinite(loss):
             raise NotFiniteError(f"the loss is {loss}")
@@ -150,8 +134,6 @@ class Run:
         self.iteration, self._is_whole = self.iteration + 1, True
         self.seconds += seconds
 
-    # ---- checkpoints -------------------------------------------------------------------------
-
     def content(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it, without its companions."""
         return {
@@ -163,12 +145,7 @@ class Run:
         }
 
     def save(self) -> None:
-        """Write a checkpoint.
-
-        Raises:
-            UserError: if the parameters are not finite: they are never saved; or a file cannot be
-                written.
-        """
+        """Write a checkpoint; parameters that are not finite are refused, and never saved."""
         if not self.optimizer.is_finite():
             before = f"{self.last} is from before" if self.last.exists() else "none is saved"
             raise UserError(

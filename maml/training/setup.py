@@ -26,9 +26,7 @@ class Setup:
     """Everything that a run is started with.
 
     Attributes:
-        world: The processes of the run.
         config: The configuration, resolved: config.yaml says what was used.
-        worker: This process's learner and episodes.
         strategy: Where tasks run; not entered yet.
         lines: What rank 0 says before training begins.
         classes: The names of each split's classes, where the data set has some.

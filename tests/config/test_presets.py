@@ -9,8 +9,15 @@ import torch
 from maml.config import registry
 from maml.config.checks import check
 from maml.config.cli import parse
-from maml.config.presets import PRESETS, describe, experiment, published_row, title, with_values
-from maml.config.rows.deviations import DEVIATIONS
+from maml.config.presets import (
+    DEVIATIONS,
+    PRESETS,
+    describe,
+    experiment,
+    published_row,
+    title,
+    with_values,
+)
 from maml.learners.data import training_task
 from maml.worker import Worker
 
@@ -79,32 +86,22 @@ def test_omniglot_follows_the_published_protocol(ways: int, shots: int) -> None:
     assert config.omniglot_split == "maml" and config.transductive
 
 
-@pytest.mark.parametrize(
-    ("name", "shots", "published"),
-    [("maml", 1, 0.487), ("maml", 5, 0.6311), ("fomaml", 1, 0.4807), ("anil", 1, 0.467)],
-)
-def test_miniimagenet_follows_the_published_protocol(
-    name: str, shots: int, published: float
-) -> None:
+@pytest.mark.parametrize("shots", [1, 5])
+def test_miniimagenet_follows_the_published_protocol(shots: int) -> None:
     """Rate and clip are of sums over the examples, each divided by K: here they are of means."""
-    config = PRESETS[f"{name}-miniimagenet-5way-{shots}shot"]
-    assert config.published == published
-    assert (config.network, config.filters, config.meta_batch_size) == ("conv4-pool", 32, 4)
-    assert (config.inner_steps, config.eval_inner_steps) == (5, 10)
-    assert (config.queries, config.eval_queries) == (15, shots)
-    assert config.inner_lr == pytest.approx(5 * 0.01)
-    assert config.grad_clip == pytest.approx(10 / (5 * 15 / shots))
-    assert (config.head_init, config.test_model) == ("xavier", "best")
+    for name in ("maml", "fomaml", "anil"):
+        config = PRESETS[f"{name}-miniimagenet-5way-{shots}shot"]
+        assert (config.inner_steps, config.eval_inner_steps) == (5, 10)
+        assert (config.queries, config.eval_queries) == (15, shots)
+        assert config.inner_lr == pytest.approx(5 * 0.01)
+        assert config.grad_clip == pytest.approx(10 / (5 * 15 / shots))
 
 
 def test_what_a_preset_deviates_in_is_said() -> None:
-    """Every pattern is of presets, and every few-shot image row has a sentence."""
-    for patterns, _ in DEVIATIONS:
-        for pattern in patterns:
-            assert fnmatch.filter(PRESETS, pattern), pattern
     for name, config in PRESETS.items():
         if config.published is not None and config.learner != "supervised":
             assert published_row(config)["deviations"], name
+    assert all(fnmatch.filter(PRESETS, of) for patterns in DEVIATIONS.values() for of in patterns)
 
 
 def test_a_run_of_another_row_has_no_published_number() -> None:

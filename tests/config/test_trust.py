@@ -230,24 +230,13 @@ def test_a_file_names_no_other_folder(home: Path, tmp_path: Path) -> None:
         saved.read(tmp_path / "config.yaml")
 
 
-def test_other_formats_that_could_hold_code_are_refused(home: Path, tmp_path: Path) -> None:
-    """A YAML tag, and a pickle in a checkpoint."""
+def test_a_tag_of_yaml_is_refused(home: Path, tmp_path: Path) -> None:
     tag = f"!!python/object/apply:os.system ['touch {tmp_path / 'MARK'}']"
     shutil.copytree("mine", tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text(f"config: {tag}\n")
     (tmp_path / "sweep.yaml").write_text(f"method: grid\nparameters: {tag}\n")
-
-    class Touching:
-        def __reduce__(self) -> Any:
-            return Path.touch, (tmp_path / "MARK",)
-
-    torch.save({"format": 1, "model": Touching()}, tmp_path / "last.pt")
-    for read in (
-        lambda: maml.load(tmp_path / "run", trust=True),
-        lambda: file.read(tmp_path / "sweep.yaml", trust=True),
-        lambda: checkpoint.load(tmp_path / "last.pt"),
-        lambda: checkpoint.load_parameters(tmp_path / "last.pt"),
-    ):
-        with pytest.raises(UserError):
-            read()
+    with pytest.raises(UserError):
+        maml.load(tmp_path / "run", trust=True)
+    with pytest.raises(UserError):
+        file.read(tmp_path / "sweep.yaml", trust=True)
     assert not (tmp_path / "MARK").exists()

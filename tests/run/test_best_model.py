@@ -6,9 +6,7 @@ import pytest
 
 import maml
 from maml import evaluate as evaluation
-from maml.config.cli import parse
 from maml.config.presets import with_values
-from maml.errors import UserError
 from maml.run.checkpoint import numbered_checkpoint
 from maml.run.files import read_rows
 from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
@@ -84,6 +82,3 @@ def test_without_a_validation_it_is_the_last(
     assert result(tmp_path)["tested_iteration"] == 9
     said = "tested is the model after iteration 9, the last, as none was validated"
     assert said in capsys.readouterr().out
-    parse(["maml-miniimagenet-5way-1shot", "--eval-every", "0", "--test-tasks", "0"])
-    with pytest.raises(UserError, match=r"--eval-every 0: .*; give --test-model last, too"):
-        parse(["maml-miniimagenet-5way-1shot", "--eval-every", "0"])

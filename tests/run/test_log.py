@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from maml.errors import UserError
-from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.run import log
 from maml.run.directory import read_status
 from maml.run.log import RunLog
@@ -211,33 +210,9 @@ def fill(folder: Path) -> None:
         pass
 
 
-def test_a_disk_that_fills_up_while_training(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where nothing more can be saved, the status is right all the same, written in its place."""
-    directory, step = small_disk / "run", OuterOptimizer.step
-
-    def filling(optimizer: OuterOptimizer, *args: Any) -> None:
-        step(optimizer, *args)
-        fill(small_disk)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(OuterOptimizer, "step", filling)
-        with pytest.raises(UserError, match=rf"^{directory}/metrics\.jsonl: .*No space left"):
-            train(sinusoid(iterations=10**6), directory)
-    status = read_status(directory)
-    assert status is not None and status["state"] == "failed"
-    (small_disk / "filler").unlink()
-    assert train(sinusoid(iterations=4), directory)["iteration"] == 4
-
-
 @pytest.mark.parametrize(
     "strategy",
-    [
-        "allreduce",
-        pytest.param("rpc", marks=pytest.mark.slow),
-        pytest.param("param-server", marks=pytest.mark.slow),
-    ],
+    ["allreduce", *(pytest.param(s, marks=pytest.mark.slow) for s in ("rpc", "param-server"))],
 )
 def test_a_full_disk_under_every_strategy(strategy: str, small_disk: Path) -> None:
     """One line, and the exit code of bad files, whichever process ends first."""

@@ -211,12 +211,11 @@ class ConvNet:
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Return views of ``[P]`` or ``[B, P]``, one for each weight."""
-        if flat.dim() == 1:
-            begin = flat.storage_offset()
-            return [flat.as_strided(*place[:2], begin + place.offset) for place in self._places]
-        n_tasks, stride, begin = len(flat), flat.stride(0), flat.storage_offset()
+        *of_tasks, _ = flat.shape
+        *stride, _ = flat.stride()
+        begin = flat.storage_offset()
         return [
-            flat.as_strided((n_tasks, *size), (stride, *strides), begin + offset)
+            flat.as_strided((*of_tasks, *size), (*stride, *strides), begin + offset)
             for size, strides, offset in self._places
         ]
 

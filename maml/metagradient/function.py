@@ -13,21 +13,17 @@ import torch
 from torch import Tensor
 
 from maml.execution.exact import Exact
-from maml.kernels.derivatives import ByName, Gradient, Part
+from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.metagradient.problem import Problem, called
 from maml.params import Params, sum_rows
 
 
-class FunctionDerivatives(ByName):
+class FunctionDerivatives(Derivatives):
     """See `maml.kernels.derivatives.Derivatives`: its coordinates are the problem's own names."""
 
     def __init__(self, problem: Problem) -> None:
         self._losses = {"support": problem.support, "query": problem.query}
         self._moving = tuple(problem.start)
-
-    def enter(self, params: Params) -> Params:
-        """See `Derivatives.enter`."""
-        return params
 
     @torch.enable_grad()
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from maml.kernels.convnet import Shape, convnet
-from maml.networks.tasks import Tensors, merge, n_tasks_of, of_each_task, of_tasks
+from maml.networks.tasks import Tensors, batched, n_tasks_of, of_each_task, of_tasks
 
 _IMAGES, _GIVEN, _FEATURES, _ROW = 4, 3, 2, 1
 """Dimensions of one task's images, statistics and features, and of what passes keep."""
@@ -205,8 +205,10 @@ class _Features(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, stack: Stack, keeps: bool, *inputs: Any) -> Any:
-        merged, apart, _ = merge(info, in_dims[2:], inputs, (_IMAGES, _GIVEN, *stack.ranks))
-        return tuple(map(apart, _Features.apply(stack, keeps, *merged))), 0
+        def of_inputs(_: bool, *own: Any) -> Any:
+            return _Features.apply(stack, keeps, *own)
+
+        return batched(of_inputs, info, in_dims[2:], inputs, (_IMAGES, _GIVEN, *stack.ranks))
 
 
 class _Pull(Function):
@@ -261,14 +263,11 @@ class _Pull(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, stack: Stack, of_each: bool, *inputs: Any) -> Any:
+        def of_inputs(again: bool, *own: Any) -> Any:
+            return _Pull.apply(stack, of_each or not again, *own)
+
         ranks = (_FEATURES, _IMAGES, _ROW, _ROW, *stack.ranks)
-        merged, apart, before = merge(info, in_dims[2:], inputs, ranks)
-        *found, back = map(apart, _Pull.apply(stack, True, *merged))
-        if any(before) and not of_each:
-            # Tasks within each of these share some weights.
-            of_weights = before[-len(stack.ranks) :]
-            found = [g if own else g.sum(1) for g, own in zip(found, of_weights, strict=True)]
-        return (*found, back), 0
+        return batched(of_inputs, info, in_dims[2:], inputs, ranks)
 
 
 def _pulled(

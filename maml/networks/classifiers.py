@@ -82,7 +82,7 @@ def resnet(image_shape: tuple[int, int, int], ways: int, *, layers: int) -> nn.M
         network.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
     network.head_prefix = "fc."
-    return network  # type: ignore[no-any-return]
+    return network
 
 
 def vgg(image_shape: tuple[int, int, int], ways: int, *, table: str) -> nn.Module:

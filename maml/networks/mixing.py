@@ -20,13 +20,8 @@ NUDGE = 0.1
 def mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
     """Say whether an example's outputs depend on others but by the statistics handed out.
 
-    The set is compared with its halves, which are given the whole set's statistics. Networks of
+    The set ``x [E, …]`` is compared with its halves, which are given its statistics. Networks of
     this project are known not to mix.
-
-    Args:
-        network: By the protocol of `maml.networks`.
-        params: What it is called with, ``{name: […]}``.
-        x: Examples ``[E, …]`` of any data. Of one alone there is nothing to say: False.
     """
     if len(x) < 2 or _is_ours(network):
         return False

@@ -30,11 +30,7 @@ _IMAGES, _GIVEN, _FEATURES, _ROW = 4, 3, 2, 1
 
 
 class Stack:
-    """A stack of blocks.
-
-    Its weights are of each block the convolution ``[F, C, 3, 3]`` and its bias, scale and shift
-    ``[F]``.
-    """
+    """A stack of blocks: of each a convolution ``[F, C, 3, 3]``, bias, scale and shift ``[F]``."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape, self.passes = shape, convnet(shape)
@@ -75,11 +71,7 @@ def features(
 ) -> tuple[Tensor, Tensor]:
     """Return features ``[E, n]``, and the mean and biased variance used, ``[L, 2, F]``.
 
-    Args:
-        stack: The stack.
-        x: Images ``[E, C, H, W]``.
-        given: Statistics to be used as they are; None: the set's own.
-        weights: As `Stack` has them.
+    ``x`` is images ``[E, C, H, W]``; ``given`` are statistics to be used as they are.
     """
     inputs, keeps = (x, given, *weights), torch.is_grad_enabled()
     known: dict[Any, Any] | None = getattr(_memory, "known", None)
@@ -112,23 +104,14 @@ Where weights move, all are in vain."""
 
 
 @contextlib.contextmanager
-def remembering() -> Iterator[None]:
+def remembering(anything: bool = True) -> Iterator[None]:
     """Compute the features of the same images by the same weights once, within the context.
 
     So an inner loop that moves the output layer alone goes through the blocks once, and once back.
+    Without ``anything`` nothing is remembered, nor answered from what is.
     """
     before = getattr(_memory, "known", None)
-    _memory.known = {}
-    try:
-        yield
-    finally:
-        _memory.known = before
-
-
-@contextlib.contextmanager
-def forgetting() -> Iterator[None]:
-    """Remember nothing within the context, nor answer from what is remembered."""
-    before, _memory.known = getattr(_memory, "known", None), None
+    _memory.known = {} if anything else None
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ class Rows(nn.Module):
         self.cells, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[E, 4, 4]`` to logits."""
         return self.head(self.cells(x)[0][:, -1])
 
 
@@ -46,7 +44,6 @@ class Branching(nn.Module):
         self.one, self.other = nn.Linear(16, 3), nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[E, 4, 4]`` to logits."""
         return (self.one if x[0, 0, 0] > 0 else self.other)(x.flatten(1))
 
 
@@ -59,7 +56,6 @@ class Tied(nn.Module):
         self.second.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[E, 4, 4]`` to logits."""
         return self.second(torch.tanh(self.first(x.flatten(1))))[:, :3]
 
 
@@ -278,7 +274,6 @@ class Transposed(nn.Module):
     """Puts the classes where torch's cross-entropy of sequences has them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[E, T, N]`` to ``[E, N, T]``."""
         return x.mT
 
 
@@ -290,7 +285,6 @@ class Checkpointed(nn.Module):
         self.block, self.head = nn.Linear(16, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[E, 4, 4]`` to logits."""
         return self.head(checkpoint(self._drop, x.flatten(1), use_reentrant=False))
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -331,7 +325,6 @@ class Blockwise(nn.Module):
         self.head, self.again = nn.Linear(self.blocks.n_features, 3), again
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map images to logits."""
         if self.again:
             return self.head(checkpoint(self._body, x, use_reentrant=False))
         return self.head(self._body(x))
@@ -348,7 +341,6 @@ class Counting(nn.Module):
         self.layer, self.calls = nn.Linear(16, 3), itertools.count(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``[E, 4, 4]`` to logits."""
         return self.layer(x.flatten(1)) * next(self.calls)
 
 
@@ -377,7 +369,6 @@ class Weighing:
     """A loss that counts classes by numpy, unseen by torch."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean over the classes."""
         counts = np.bincount(targets.numpy(), minlength=3)
         return F.cross_entropy(outputs, targets, weight=torch.tensor(1 / np.maximum(counts, 1)))
 
@@ -388,7 +379,6 @@ class Scaled:
     scale = 1.0
 
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean at a temperature."""
         return F.cross_entropy(outputs / self.scale, targets)
 
 
@@ -463,35 +453,31 @@ def test_tasks_of_different_ways_and_modes_are_each_their_own() -> None:
     assert torch.equal(fast(x), fast(x))
 
 
-SCRIPT = """
-import sys, torch, maml
-from tests.test_meta_learner import dense, made, stacked
-rank = maml.distributed()
-torch.manual_seed(rank)  # all have the parameters of rank 0
-learner = maml.MAML(dense(), inner_lr=0.1, inner_steps=2)
-optimizer = torch.optim.SGD(learner.parameters(), lr=0.1)
-for _ in range(2):
-    loss = learner(stacked(made()))
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-torch.save([loss.detach(), *learner.state_dict().values()], f"{sys.argv[1]}.{rank}")
-"""
+def trained(seed: int) -> list[Tensor]:
+    """The loss and the parameters after two steps."""
+    torch.manual_seed(seed)
+    learner = maml.MAML(dense(), inner_lr=0.1, inner_steps=2)
+    optimizer = torch.optim.SGD(learner.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = learner(stacked(made()))
+        loss.backward()
+        optimizer.step()
+    return [loss.detach(), *learner.state_dict().values()]
 
 
 def test_a_loop_of_one_s_own_is_distributed_by_torchrun(tmp_path: Path) -> None:
+    """All processes have the parameters of rank 0, whatever they have drawn."""
     script = tmp_path / "own.py"
-    script.write_text(SCRIPT)
+    script.write_text(
+        "import sys, torch, maml\nfrom tests.test_meta_learner import trained\n"
+        "rank = maml.distributed()\ntorch.save(trained(rank), f'{sys.argv[1]}.{rank}')\n"
+    )
     env = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    alone, both = str(tmp_path / "alone"), str(tmp_path / "both")
-    run([sys.executable, str(script), alone], 60, env=env)
-    run([*torchrun(2, [str(script), both])], 120, env=env)
-    expected = torch.load(f"{alone}.0", weights_only=True)
+    run([*torchrun(2, [str(script), str(tmp_path / "both")])], 120, env=env)
     for rank in range(2):
-        for one, other in zip(
-            torch.load(f"{both}.{rank}", weights_only=True), expected, strict=True
-        ):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+        found = torch.load(tmp_path / f"both.{rank}", weights_only=True)
+        torch.testing.assert_close(found, trained(0), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [(6,), (3, 6), (6, 6)])
@@ -510,14 +496,10 @@ def in_inference_mode() -> None:
     [
         (lambda: maml.MAML(dense(), inner_lrr=1), "MAML takes no inner_lrr; .*inner_lr, "),
         (lambda: maml.MAML(dense(), inner_lr=-1.0), "inner_lr must be positive"),
-        (lambda: maml.MAML(dense(), inner_steps="3"), "inner_steps: '3' is not int"),
         (lambda: maml.MAML(dense(), order=3), "order 3: 1 or 2"),
         (lambda: maml.MetaSGD(dense(), inner_steps=0), "inner_steps 0: MetaSGD would have no use"),
         (lambda: maml.ANIL(dense()), 'say which .* is: give head="name of the layer"'),
-        (lambda: maml.ANIL(dense(), head="9"), "no name of a parameter begins so"),
-        (lambda: maml.MAML(dense(), adapt="x.*"), r"adapt x\.\*.* 'x\.\*' names none"),
         (lambda: maml.MAML(dense())(3), r"tasks is a int; give \(support_x, "),
-        (lambda: maml.MAML(dense())([]), "tasks is empty; give"),
         (lambda: maml.MAML(dense())(made()[0]), "tasks: its tensors are .*; give"),
         (lambda: maml.MAML(dense())([t[:2] for t in made()]), r"task 0 is \(Tensor, Tensor\)"),
         (lambda: maml.MAML(dense().float())(made()), "support_x is torch.float64, .*float32"),
@@ -526,7 +508,6 @@ def in_inference_mode() -> None:
         (lambda: maml.MAML(dense()).adapt([], ["owl"]), "two tensors; .* are for maml.load"),
         (lambda: maml.MAML(dense()).evaluate(made(), steps=1.5), "steps 1.5: give a whole number"),
         (lambda: maml.MAML(nn.Linear), "module is <class .*Linear'>; give a torch.nn.Module"),
-        (lambda: maml.ANIL(dense(), head=""), "says head_prefix = '': its outputs are features"),
         (lambda: maml.MAML(dense())([(*t[:2], t[2][:0], t[3][:0]) for t in made()]),
          "task 0: query_x is empty"),
         (lambda: maml.R2D2(dense())([(t[0], t[1].double(), t[2], t[3].double()) for t in made()]),

@@ -18,6 +18,7 @@ from datasets.image_files import shown
 from datasets.pixels import Decoder, as_in
 from datasets.words import counted
 from maml.errors import UserError
+from maml.networks.headless import in_short
 
 Images: TypeAlias = Any
 """Floats ``[n, C, H, W]`` in [0, 1]; uint8 ``[n, H, W]`` or ``[n, H, W, C]``; a PIL image, a path
@@ -97,9 +98,8 @@ def labels(given: Any, n: int, ways: int | None) -> tuple[Tensor, list[Hashable]
     except TypeError as error:
         raise UserError(f"support_y: a label must be hashable ({error})") from None
     if ways is not None and len(classes) != ways:
-        some = ", ".join(repr(one) for one in classes[:6]) + (", …" if len(classes) > 6 else "")
-        found = counted(len(classes), "class", "classes")
-        raise UserError(f"support_y: {found} ({some}); the model tells {ways} apart")
+        found = f"{counted(len(classes), 'class', 'classes')} ({in_short(map(repr, classes))})"
+        raise UserError(f"support_y: {found}; the model tells {ways} apart")
     number = {one: i for i, one in enumerate(classes)}
     return torch.tensor([number[value] for value in values]), classes
 

@@ -24,6 +24,7 @@ from maml.library.alone import alone
 from maml.library.fast_module import BatchStatistics, FastModule, adapted, unadapted
 from maml.library.meta_learner import MetaLearner
 from maml.library.tasks import Tasks
+from maml.networks.headless import in_short
 from maml.networks.ordinary import switched
 from maml.params import Params
 from maml.processes.setup import choose_device
@@ -242,8 +243,7 @@ class AdaptedModel:
     def __repr__(self) -> str:
         config, to = self._model.config, "a support set"
         if self.classes is not None:
-            some = ", ".join(map(repr, self.classes[:6])) + (", …" if len(self.classes) > 6 else "")
-            to += f" of {some}"
+            to += f" of {in_short(map(repr, self.classes))}"
         return f"<{config.learner} of {title(config)}, adapted to {to}>"
 
     @alone()

@@ -1,6 +1,5 @@
 """Which network a name means."""
 
-import contextlib
 import inspect
 from typing import Any
 
@@ -73,14 +72,11 @@ def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
     """Call a user's own with the shape of the data and the ways; refuse what takes other things."""
     names = ("image_shape", "ways") if len(shape) == 3 else ("shape", "outputs")
     called = f"it is called with {names[0]}={shape}, {names[1]}={count}"
-    signature: inspect.Signature | None = None
-    with contextlib.suppress(TypeError, ValueError):  # written in C
-        signature = inspect.signature(make)
-    if signature is not None:
-        try:
-            signature.bind(shape, count)
-        except TypeError:
-            raise UserError(f"--network {name}: takes {signature}; {called}") from None
+    signature = inspect.signature(make)
+    try:
+        signature.bind(shape, count)
+    except TypeError:
+        raise UserError(f"--network {name}: takes {signature}; {called}") from None
     try:
         return make(shape, count)
     except Exception as error:

@@ -1,6 +1,6 @@
 """A network's features and its output layer, apart."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -36,8 +36,9 @@ def head_prefix(network: nn.Module, who: str, or_else: str = "") -> str:
     return prefix
 
 
-def in_short(names: Sequence[str]) -> str:
+def in_short(given: Iterable[str]) -> str:
     """Return names for a message: of many, the first and the last."""
+    names = list(given)
     return ", ".join(names if len(names) <= 6 else [*names[:4], "…", *names[-2:]])
 
 

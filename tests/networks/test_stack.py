@@ -180,7 +180,6 @@ class Smoothed(MAML):
     """Label smoothing."""
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return it."""
         return F.cross_entropy(outputs, y, label_smoothing=0.1)
 
 
@@ -188,7 +187,6 @@ class Auxiliary(MAML):
     """A query loss with an auxiliary term, and statistics of the support set that learn."""
 
     def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return both terms."""
         loss, outputs = super().query_loss(params, task, step)
         _, statistics = self.call_network(params, task.support_x)
         apart, _ = self.call_network(params, task.query_x, statistics)

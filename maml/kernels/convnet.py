@@ -54,11 +54,7 @@ class _Place(NamedTuple):
 class ConvNet:
     """The passes of one network; float32 or float64 on the CPU.
 
-    Attributes:
-        shape: What they are of.
-        ranks: Dimensions of each of the `Weights` of one task.
-        size: P, elements of all weights of a task.
-        n_features: n.
+    ``ranks`` are the dimensions of each of the `Weights` of one task, ``size`` is P.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -88,10 +84,7 @@ class ConvNet:
         )
 
     def features(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features ``[B, E, n]``, the statistics used ``[B, L, 2, F]``, and what is kept.
-
-        ``x`` is images ``[B, E, C, H, W]``.
-        """
+        """Return features ``[B, E, n]``, the statistics used ``[B, L, 2, F]``, and what is kept."""
         n_tasks, n, x, at = self._checked(weights, x)
         found, used = self._new(x, None)
         kept = lent(x.dtype, n_tasks, self._size("kept_size", x.dtype, n, 0))
@@ -99,10 +92,7 @@ class ConvNet:
         return found, used, kept
 
     def outputs(self, weights: Weights, x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `features` does, by ``given`` statistics or the sets' own; nothing is kept.
-
-        ``given`` is ``[B, L, 2, F]``.
-        """
+        """Return what `features` does, by ``given`` statistics or the sets' own; keep nothing."""
         n_tasks, n, x, at = self._checked(weights, x)
         found, used = self._new(x, given)
         self._call("outputs", n_tasks, n, x, at, None if given is None else used, found, used)
@@ -118,15 +108,11 @@ class ConvNet:
         total: bool,
         again: bool = False,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradient by each weight, ``[B, …]`` or its sum, and what is kept.
+        """Return the gradient by each weight, ``[B, …]`` or in ``total`` its sum, and what is kept.
 
-        Args:
-            weights: As in `features`.
-            kept: As `features` returned it.
-            cotangent: The gradient by the features, ``[B, E, n]``.
-            beside: As `along` returned it; used up.
-            total: Whether to sum over tasks.
-            again: Whether `along` will be asked for; else nothing is kept.
+        ``kept`` is as `features` returned it, ``cotangent`` the gradient by these, ``beside`` as
+        `along` returned it, and used up. ``again``: whether `along` will be asked for; else nothing
+        is kept.
         """
         at, cotangent = self._laid_out(weights), cotangent.contiguous()
         n_tasks, n, _ = cotangent.shape
@@ -147,15 +133,8 @@ class ConvNet:
         """Return the derivative of ``<g, v>`` for g that `pull_back` has returned, and a vector.
 
         It is that by the cotangent, ``[B, E, n]``, and the rest for `pull_back`; with ``total`` it
-        also is a part of that by the weights, which is to be added.
-
-        Args:
-            weights: As in `features`.
-            kept: As `features` returned it.
-            back: As `pull_back` returned it.
-            v: Of the weights' shapes.
-            n: E.
-            total: Whether to sum over tasks.
+        also is a part of that by the weights, which is to be added. ``kept`` and ``back`` are as
+        `features` and `pull_back` returned them, ``n`` is E.
         """
         n_tasks, at, v = len(kept), self._laid_out(weights), self._laid_out(v)
         by_cotangent = kept.new_empty(n_tasks, n, self.n_features)
@@ -170,14 +149,8 @@ class ConvNet:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return the mean cross-entropy ``[B]``, logits, gradients ``[B, P]``, and what is kept.
 
-        Args:
-            weights: With a head's.
-            x: Images ``[B, E, C, H, W]``.
-            y: int64 class labels ``[B, E]``.
-            again: Whether `hessian_vector` will be asked for; else nothing is kept.
-
-        Raises:
-            ValueError: for a label that is none of 0 … N − 1.
+        ``y`` is int64 labels ``[B, E]``; a ``ValueError`` names one that is none of 0 … N − 1.
+        Nothing is kept unless `hessian_vector` will be asked for ``again``.
         """
         n_tasks, n, x, at = self._checked(weights, x)
         ways = self.shape.ways
@@ -200,10 +173,7 @@ class ConvNet:
     def hessian_vector(
         self, weights: Weights, kept: Tensor, v: Weights, n: int, *, total: bool
     ) -> Tensor:
-        """Return the product of the Hessian with ``v``, ``[B, P]`` or its sum ``[P]``.
-
-        ``kept`` is as `gradient` returned it.
-        """
+        """Return the product of the Hessian with ``v``, ``[B, P]`` or its sum ``[P]``."""
         at, v = self._laid_out(weights), self._laid_out(v)
         found = self._result(kept, total=total)
         self._call("hessian_vector", len(kept), n, at, kept, v, found)
@@ -211,12 +181,11 @@ class ConvNet:
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Return views of ``[P]`` or ``[B, P]``, one for each weight."""
-        if flat.dim() == 1:
-            begin = flat.storage_offset()
-            return [flat.as_strided(*place[:2], begin + place.offset) for place in self._places]
-        n_tasks, stride, begin = len(flat), flat.stride(0), flat.storage_offset()
+        *of_tasks, _ = flat.shape
+        *stride, _ = flat.stride()
+        begin = flat.storage_offset()
         return [
-            flat.as_strided((n_tasks, *size), (stride, *strides), begin + offset)
+            flat.as_strided((*of_tasks, *size), (*stride, *strides), begin + offset)
             for size, strides, offset in self._places
         ]
 
@@ -257,8 +226,7 @@ class ConvNet:
     def _result(self, like: Tensor, *, total: bool, begun: Tensor | None = None) -> _Result:
         """Return where a pass writes what it has found by weight.
 
-        Kernels overwrite a task's own, or add to what has ``begun`` at the end of ``[B, …]``; and
-        add to a sum.
+        Kernels overwrite a task's own, or add to what has ``begun``, or to a sum.
         """
         if total:
             return _Result(like.new_zeros(n_threads(len(like)), self.size), total=True)

@@ -7,7 +7,7 @@ Shape legend: B tasks, E examples of a set.
 """
 
 from collections.abc import Callable, Collection
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,11 +33,12 @@ class Gradient(NamedTuple):
     point: Any
 
 
-class Derivatives(Protocol):
+class Derivatives:
     """The losses of an inner problem as functions of its parameters, for B tasks at once.
 
     Parameters, gradients and vectors are in coordinates of its own: the same numbers under names
-    and shapes that suit it, so that arithmetic element by element means the same in them.
+    and shapes that suit it, so that arithmetic element by element means the same in them. Here they
+    are the problem's own names.
 
     Attributes:
         whole: Whether the gradient of the support loss is that by every parameter. Otherwise it is
@@ -45,17 +46,20 @@ class Derivatives(Protocol):
         absent: Names of parameters without coordinates, as no loss depends on them.
     """
 
-    whole: bool
-    absent: Collection[str]
+    whole = False
+    absent: Collection[str] = ()
 
     def enter(self, params: Params) -> Params:
         """Return parameters ``{name: […]}``, all of a problem's, in its own coordinates."""
+        return params
 
     def leave(self, gradients: Params) -> Params:
         """Return gradients in its own coordinates by the problem's names ``{name: […]}``."""
+        return gradients
 
     def put(self, at: Params, params: Params) -> Params:
         """Return ``at {name: [B, …]}`` with ``params {name: […]}``, which all tasks share."""
+        return at | of_each_task(params, len(next(iter(at.values()))))
 
     def each(self, function: Callable[[Any], Any], tasks: Any) -> Any:
         """Return what a function of one task's tensors returns for each of B, ``[B, …]``."""
@@ -71,6 +75,7 @@ class Derivatives(Protocol):
             step: As the losses take it.
             again: Whether `hessian_vector` will be asked for at this point.
         """
+        raise NotImplementedError
 
     def hessian_vector(
         self, point: Any, vector: Params, *, total: bool, again: bool = False
@@ -81,24 +86,9 @@ class Derivatives(Protocol):
         all parameters, or with ``total`` its sum over tasks, ``{name: […]}``. The point is then
         used up, unless it will be asked for ``again``.
         """
+        raise NotImplementedError
 
 
 def of_each_task(params: Params, n_tasks: int) -> Params:
     """Return what B tasks share as ``{name: [B, …]}``, without a copy (stride 0)."""
     return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}
-
-
-class ByName(Derivatives):
-    """`Derivatives` whose coordinates are the problem's own names."""
-
-    whole = False
-    absent: Collection[str] = ()
-
-    def leave(self, gradients: Params) -> Params:
-        """See `Derivatives.leave`."""
-        return gradients
-
-    def put(self, at: Params, params: Params) -> Params:
-        """See `Derivatives.put`."""
-        n_tasks = len(next(iter(at.values())))
-        return at | of_each_task(params, n_tasks)

@@ -1,12 +1,10 @@
 """Compile ``src/convnet.cpp`` on first use, into a cache that processes and runs share.
 
 The compiler is ``$CXX``, else g++ or clang++. Where there is none, or it fails, `load` returns None
-and the caller computes with torch. A file of the cache ends in its digest, and what is loaded are
-the very bytes that were compared with it, from memory: one that is damaged, then or later, is never
-run, but compiled anew. The cache is ``$MAML_CACHE``, else ``~/.cache/maml``, in
-``kernels/``; a file's name is a hash of all that determines it: the sources, the options, the
-compiler's version, the processor. ``$MAML_KERNEL_FLAGS`` holds further options of the compiler,
-separated by spaces (`launch/sanitize` uses it).
+and the caller computes with torch. A file of the cache ends in its digest: one that is damaged is
+never run, but compiled anew. The cache is ``$MAML_CACHE``, else ``~/.cache/maml``, in ``kernels/``;
+a file's name is a hash of all that determines it: the sources, the options, the compiler's version,
+the processor. ``$MAML_KERNEL_FLAGS`` holds further options of the compiler (`launch/sanitize`).
 """
 
 import ctypes
@@ -17,7 +15,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from datasets import digest, whole
@@ -103,38 +100,22 @@ def _from_cache(compiler: str, path: Path) -> ctypes.CDLL:
         except FileNotFoundError:
             pass
         except OSError as error:
-            line = f"{path}: {error.strerror or error}; it is compiled anew: about half a minute"
+            reason = error.strerror or str(error).removeprefix(f"{path}: ")
+            line = f"{path}: {reason}; it is compiled anew: about half a minute"
             print(line, file=sys.stderr, flush=True)
         if alone:
             whole.sweep(path)
-        return _loaded(_compile(compiler, path))
+        _compile(compiler, path)
+    return _open(path)
 
 
 def _open(path: Path) -> ctypes.CDLL:
     """Return the library in a file of the cache. Raises ``OSError`` if it is not fit to be run."""
     try:
-        return _loaded(digest.unseal(path.read_bytes()))
+        digest.unseal(path.read_bytes())
     except ValueError as error:
         raise OSError(str(error)) from error
-
-
-def _loaded(content: bytes) -> ctypes.CDLL:
-    """Return a library from its bytes in memory: no change of a file can reach them."""
-    try:
-        number = os.memfd_create("convnet")
-        place = f"/proc/self/fd/{number}"
-    except (AttributeError, OSError):  # not Linux, or forbidden
-        number, place = tempfile.mkstemp(suffix=".so")
-    try:
-        # It stays open: the linker knows a library by its path, which another one must not get.
-        with open(number, "wb", closefd=False) as file:
-            file.write(content)
-        return _declare(ctypes.CDLL(place))
-    except (AttributeError, OSError) as error:
-        raise OSError(str(error).removeprefix(f"{place}: ")) from error
-    finally:
-        if not place.startswith("/proc/"):
-            os.unlink(place)
+    return _declare(ctypes.CDLL(str(path)))
 
 
 def lanes(element_size: int) -> int | None:
@@ -147,8 +128,8 @@ def _flags() -> list[str]:
     return [*FLAGS, *os.environ.get("MAML_KERNEL_FLAGS", "").split()]
 
 
-def _compile(compiler: str, path: Path) -> bytes:
-    """Compile to ``path``, with a digest at its end; return the library."""
+def _compile(compiler: str, path: Path) -> None:
+    """Compile to ``path``, with a digest at its end."""
     with whole.written(path) as building:
         subprocess.run(
             [compiler, *_flags(), str(SOURCE), "-o", str(building)],
@@ -157,9 +138,7 @@ def _compile(compiler: str, path: Path) -> bytes:
             text=True,
             timeout=COMPILE_S,
         )
-        content = building.read_bytes()
-        building.write_bytes(digest.seal(content))
-    return content
+        building.write_bytes(digest.seal(building.read_bytes()))
 
 
 def _identity(compiler: str) -> str:

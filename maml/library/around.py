@@ -17,9 +17,7 @@ from maml.library.alone import in_words_of_the_library
 from maml.networks.ordinary import check_parameters, explicit
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-ORDERS = {1: "first", 2: "second", "first": "first", "second": "second"}
-ELSEWHERE = {"lr": "inner_lr", "first_order": "order=1", "steps": "inner_steps"}
-"""What arguments of other libraries are called here."""
+ORDERS = {1: "first", 2: "second"}
 NOT_HERE = (
     *("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots"),
     *("inner_batch", "eval_inner_batch", "keep_moment"),
@@ -52,13 +50,10 @@ def learner_around(
 
 
 def _facts(kind: type) -> registry.LearnerFacts:
-    """Return the facts of the program's learner of this name, or of its class's name."""
-    known = registry.known("learner")
-    of_class = {facts.attribute: name for name, facts in known.items()}
+    """Return the facts of the program's learner of this name."""
     for base in kind.__mro__:
-        name = base.__name__.lower()
-        name = name if name in known else of_class.get(base.__name__, "")
-        if name:
+        name = base.__name__.lower().replace("metacurvature", "metacurv")
+        if name in registry.known("learner"):
             return registry.learner(name)
     raise UserError(f"{kind.__name__} is no learner: derive it from maml.MAML or another")
 
@@ -69,9 +64,8 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     known = [name for name in ("freeze", *read) if name not in NOT_HERE]
     for name in flags:
         if name not in known:
-            here = f": it is {ELSEWHERE[name]} here" if name in ELSEWHERE else ""
             raise UserError(
-                f"{kind.__name__} takes no {name}{here}; besides module, loss, head, batching and "
+                f"{kind.__name__} takes no {name}; besides module, loss, head, batching and "
                 f"compile it takes {', '.join(sorted(known))} (docs/migration.md has the pairs of "
                 "other libraries)"
             )

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from maml.params import Params
+from maml.params import ParamLayout, Params
 
 T = TypeVar("T")
 _joined = False
@@ -51,15 +51,12 @@ def part(items: list[T]) -> list[tuple[int, T]]:
 def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
     """Return the means over all processes' tasks of the losses ``[B]`` and of gradients' sums."""
     count = losses.new_full((1,), len(losses))
-    flat = torch.cat([count, losses.sum()[None], *(g.reshape(-1) for g in sums.values())])
+    layout = ParamLayout(sums)
+    flat = torch.cat([count, losses.sum()[None], *layout.parts(sums)])
     if _joined:
         dist.all_reduce(flat)
-    count, total, *gradients = (flat / flat[0]).split([1, 1, *(g.numel() for g in sums.values())])
-    named = {
-        name: gradient.view(sums[name].shape)
-        for name, gradient in zip(sums, gradients, strict=True)
-    }
-    return total[0], named
+    _, total, gradients = (flat / flat[0]).split([1, 1, layout.n_params])
+    return total[0], layout.to_params(gradients)
 
 
 def same_number() -> int:

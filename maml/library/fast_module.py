@@ -44,17 +44,14 @@ class FastModule(nn.Module):
             raise UserError(f"batch_statistics {batch_statistics!r}: query or support")
         (learner,) = self._learner
         with switched(learner.network, training=self.training):
-            return self._answers(learner, x, batch_statistics)
-
-    def _answers(self, learner: Learner, x: Tensor, batch_statistics: BatchStatistics) -> Tensor:
-        if type(learner).answers is not Learner.answers:
-            # No learner's answer reads the queries' targets.
-            task = self._support._replace(query_x=x, query_y=self._support.support_y[:0])
-            return learner.answers(self.params, task)[batch_statistics == "support"]
-        statistics: Statistics | None = None
-        if batch_statistics == "support":
-            _, statistics = learner.call_network(self.params, self._support.support_x)
-        return learner.call_network(self.params, x, statistics or None)[0]
+            if type(learner).answers is not Learner.answers:
+                # No learner's answer reads the queries' targets.
+                task = self._support._replace(query_x=x, query_y=self._support.support_y[:0])
+                return learner.answers(self.params, task)[batch_statistics == "support"]
+            statistics: Statistics = ()
+            if batch_statistics == "support":
+                _, statistics = learner.call_network(self.params, self._support.support_x)
+            return learner.call_network(self.params, x, statistics or None)[0]
 
     def features(self, x: Tensor) -> Tensor:
         """Return what the output layer sees of examples ``x [E, …]``: ``[E, F]``.

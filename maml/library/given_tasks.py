@@ -1,7 +1,7 @@
 """Tasks as people have them, as a list of tasks."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -33,51 +33,52 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
             many.
     """
     try:
-        items = list(_by_name(given))
+        items = list(given)
     except TypeError:
         raise UserError(f"tasks is a {type(given).__name__}; {FORM}") from None
     if not items:
         raise UserError(f"tasks is empty; {FORM}")
     if all(isinstance(part, Tensor) for part in items):
         whole = _task(items, "tasks")
-        counts = {len(part) for part in whole}
-        if min(part.dim() for part in whole) < 2 or len(counts) > 1:
+        if min(part.dim() for part in whole) < 2 or len({len(part) for part in whole}) > 1:
             shapes = ", ".join(str(list(part.shape)) for part in whole)
             raise UserError(f"tasks: its tensors are {shapes}; {FORM}")
         parts = [part.split(1) for part in whole]
         tasks = [Task(*of_task) for of_task in zip(*parts, strict=True)]
     else:
-        tasks = [
-            Task(*(part[None] for part in _task(item, f"task {i}"))) for i, item in enumerate(items)
-        ]
+        found = (_task(item, f"task {i}") for i, item in enumerate(items))
+        tasks = [Task(*(part[None] for part in task)) for task in found]
     for i, task in enumerate(tasks):
-        for name, tensor in task._asdict().items():
-            if leaves and tensor.requires_grad:
-                raise UserError(
-                    f"task {i}: {name} requires a gradient, which a meta-gradient is not taken by: "
-                    "detach it; or take an outer loss of your own by adapt()"
-                )
-            if tensor.is_floating_point() and tensor.dtype != dtype:
-                raise UserError(
-                    f"task {i}: {name} is {tensor.dtype}, and the module's parameters are {dtype}; "
-                    "give both as one dtype"
-                )
-        for part in ("support", "query"):
-            x, y = getattr(task, f"{part}_x"), getattr(task, f"{part}_y")
-            for name, tensor, like in (("x", x, task.support_x), ("y", y, task.support_y)):
-                if tensor.dtype != like.dtype:
-                    raise UserError(
-                        f"task {i}: {part}_{name} is {tensor.dtype}, and support_{name} "
-                        f"{like.dtype}; give both as one dtype"
-                    )
-            if x.shape[:2] != y.shape[:2]:
-                raise UserError(
-                    f"task {i}: {part}_x has {x.shape[1]} examples, and {part}_y {y.shape[1]} "
-                    "targets"
-                )
-        if not task.query_x.shape[1]:
-            raise UserError(f"task {i}: query_x is empty: the outer loss is of its examples")
+        _check(f"task {i}", task, dtype, leaves)
     return tasks
+
+
+def _task(item: Any, what: str) -> Task:
+    parts = [item] if isinstance(item, Tensor) else list(item)
+    if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
+        kinds = ", ".join(type(part).__name__ for part in parts[:6])
+        raise UserError(f"{what} is ({kinds}); {FORM}")
+    return Task(*parts)
+
+
+def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
+    for name, tensor in task._asdict().items():
+        if leaves and tensor.requires_grad:
+            raise UserError(
+                f"{what}: {name} requires a gradient, which a meta-gradient is not taken by: "
+                "detach it; or take an outer loss of your own by adapt()"
+            )
+        if tensor.is_floating_point() and tensor.dtype != dtype:
+            raise UserError(
+                f"{what}: {name} is {tensor.dtype}, and the module's parameters are {dtype}; "
+                "give both as one dtype"
+            )
+    for part, x, y in (("support", *task[:2]), ("query", *task[2:])):
+        if x.shape[:2] != y.shape[:2]:
+            counts = f"{part}_x has {x.shape[1]} examples, and {part}_y {y.shape[1]} targets"
+            raise UserError(f"{what}: {counts}")
+    if not task.query_x.shape[1]:
+        raise UserError(f"{what}: query_x is empty: the outer loss is of its examples")
 
 
 @contextlib.contextmanager
@@ -89,28 +90,9 @@ def noted(tasks: list[Task]) -> Iterator[None]:
         raise
     except Exception as error:
         x = tasks[0].support_x[0]
-        note = f"The module was called with x like support_x of task 0: {x.dtype} {list(x.shape)}"
-        if x.dtype == torch.uint8:
-            note += "; x.float() / 255 makes images in [0, 1]"
-        error.add_note(note)
+        like = f"{x.dtype} {list(x.shape)}"
+        error.add_note(f"The module was called with x like support_x of task 0: {like}")
         raise
-
-
-def _task(item: Any, what: str) -> Task:
-    try:
-        parts = list(_by_name(item))
-    except TypeError:
-        parts = [item]
-    if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
-        kinds = ", ".join(type(part).__name__ for part in parts[:6])
-        raise UserError(f"{what} is ({kinds}); {FORM}")
-    return Task(*parts)
-
-
-def _by_name(given: Any) -> Any:
-    """Return the parts of what has them by name, as a dictionary or a named tuple, in order."""
-    named = given if isinstance(given, Mapping) else getattr(given, "_asdict", dict)()
-    return [named[n] for n in Task._fields] if named.keys() >= {*Task._fields} else given
 
 
 def ways_of(i: int, task: Task) -> int:

@@ -3,6 +3,7 @@
 Shape legend: n examples, C H W.
 """
 
+import contextlib
 import operator
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from datasets.image_files import shown
 from datasets.pixels import Decoder, as_in
 from datasets.words import counted
 from maml.errors import UserError
+from maml.networks.headless import in_short
 
 Images: TypeAlias = Any
 """Floats ``[n, C, H, W]`` in [0, 1]; uint8 ``[n, H, W]`` or ``[n, H, W, C]``; a PIL image, a path
@@ -30,19 +32,9 @@ def images(
 ) -> Tensor:
     """Return images ``[n, C, H, W]``, floats of the precision that they had, in [0, 1] if pixels.
 
-    Arrays are taken as they are. PIL images of any size and mode are made what the data set's own
-    images are: see `datasets.pixels.Decoder.image` and `datasets.pixels.as_in`.
-
-    Args:
-        given: See `Images`; arrays may be numpy's, torch's or lists of them.
-        shape: The model's (C, H, W).
-        data: The data set that it was trained on.
-        what: What the caller calls them: "support_x".
-        pixels: Whether the model learned from numbers in [0, 1] (`datasets.opening.Contents`). Else
-            floats of any size are taken, as the data set has them, and nothing but these.
-
-    Raises:
-        UserError: for another shape, type or range, or no image at all.
+    Arrays are taken as they are. PIL images of any size and mode are made what the images of the
+    data set ``data`` are. ``what`` is what the caller calls them: "support_x". Without ``pixels``
+    floats of any size are taken, as the data set has them, and nothing but these.
     """
     array = _array(given, shape, data, what)
     channels, height, width = shape
@@ -77,11 +69,7 @@ def images(
 
 
 def numbers(given: Any, what: str, shape: tuple[int, ...], *, integers: bool = False) -> Tensor:
-    """Return floats, or integers, ``[n, *shape]``: examples or targets that are no pictures.
-
-    Raises:
-        UserError: for another type or shape.
-    """
+    """Return floats, or integers, ``[n, *shape]``: examples or targets that are no pictures."""
     array = _stacked(given, what)
     kind, called = (np.integer, "integers") if integers else (np.floating, "floats")
     if not np.issubdtype(array.dtype, kind) or array.shape[1:] != shape:
@@ -95,14 +83,7 @@ def numbers(given: Any, what: str, shape: tuple[int, ...], *, integers: bool = F
 def labels(given: Any, n: int, ways: int | None) -> tuple[Tensor, list[Hashable]]:
     """Return labels as class numbers ``[n]`` int64, and the classes in order of first appearance.
 
-    Args:
-        given: Any hashable values in an order, ``n`` of them: a list, a tuple, or an array or
-            tensor of one dimension.
-        n: Examples that they belong to.
-        ways: Classes that the model tells apart; None: any number.
-
-    Raises:
-        UserError: for more or fewer labels or classes.
+    ``ways``: classes that the model tells apart; None: any number.
     """
     plain = given.tolist() if hasattr(given, "tolist") else given
     # A set has no order, and a generator could be read once.
@@ -117,26 +98,18 @@ def labels(given: Any, n: int, ways: int | None) -> tuple[Tensor, list[Hashable]
     except TypeError as error:
         raise UserError(f"support_y: a label must be hashable ({error})") from None
     if ways is not None and len(classes) != ways:
-        some = ", ".join(repr(one) for one in classes[:6]) + (", …" if len(classes) > 6 else "")
-        found = counted(len(classes), "class", "classes")
-        raise UserError(f"support_y: {found} ({some}); the model tells {ways} apart")
+        found = f"{counted(len(classes), 'class', 'classes')} ({in_short(map(repr, classes))})"
+        raise UserError(f"support_y: {found}; the model tells {ways} apart")
     number = {one: i for i, one in enumerate(classes)}
     return torch.tensor([number[value] for value in values]), classes
 
 
 def whole(given: Any, what: str) -> int:
-    """Return a whole number that is at least 0, of Python, numpy or torch.
-
-    Raises:
-        UserError: for anything else; 1.0 and True too are mistakes here.
-    """
-    try:
-        number = -1 if isinstance(given, bool) else operator.index(given)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise UserError(f"{what} {given!r}: give a whole number, at least 0")
-    return number
+    """Return a whole number that is at least 0, of Python, numpy or torch."""
+    with contextlib.suppress(TypeError):
+        if not isinstance(given, bool) and (number := operator.index(given)) >= 0:
+            return number
+    raise UserError(f"{what} {given!r}: give a whole number, at least 0")
 
 
 def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> NDArray[Any]:
@@ -145,9 +118,8 @@ def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
 
     if isinstance(given, (Image.Image, str, Path)):
         given = [given]
-    if not isinstance(given, (list, tuple)):
-        return _stacked(given, what)
-    pictures = [isinstance(one, (Image.Image, str, Path)) for one in given]
+    many = given if isinstance(given, (list, tuple)) else []
+    pictures = [isinstance(one, (Image.Image, str, Path)) for one in many]
     if not any(pictures):
         return _stacked(given, what)
     if not all(pictures):

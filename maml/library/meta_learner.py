@@ -24,13 +24,13 @@ from maml.library.alone import alone
 from maml.library.around import Loss, learner_around
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.given_tasks import FORM, GivenTasks, as_tasks, check_labels, noted, ways_of
+from maml.library.given_tasks import GivenTasks, as_tasks, check_labels, noted, ways_of
 from maml.library.inputs import whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
 from maml.metagradient.differentiate import OuterGradient
-from maml.networks.ordinary import switch, switched
+from maml.networks.ordinary import ExplicitNorm, switched
 from maml.params import Params
 from maml.seeds import kept
 
@@ -63,6 +63,7 @@ class MetaLearner(nn.Module):
     """
 
     _compiling: Compiling | None = None
+    _of_classes = False
 
     @alone()
     def __init__(
@@ -96,42 +97,31 @@ class MetaLearner(nn.Module):
         super().__init__()
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
-        if not isinstance(compile, bool):
-            raise UserError(f"compile {compile!r}: True or False")
         own = F.cross_entropy if loss is None else loss
         learner = learner_around(type(self), module, own, head, flags)
-        trained = {m for m in learner.modules() if m.training}
-        self._begin(learner, learner.last_phase, trained, batching, own)
-        self._takes_numbers = loss is not None
-        self._compiling = Compiling() if compile else None
+        self._begin(learner, learner.last_phase, batching, own)
+        self._compiling, self._of_classes = Compiling() if compile else None, loss is None
         distribution.same_everywhere(self)
 
     @classmethod
-    def around(cls, learner: Learner, phase: int, made_to_train: set[nn.Module]) -> MetaLearner:
-        """Return a meta-learner around a learner of the program.
-
-        Args:
-            learner: The learner, whose parameters learn.
-            phase: Of which phase its training problem is (`Learner.phase`).
-            made_to_train: Which of its modules are in training mode when it is.
-        """
+    def around(cls, learner: Learner, phase: int) -> MetaLearner:
+        """Return a meta-learner around a learner of the program, in a `Learner.phase`."""
         self = cls.__new__(cls)
         nn.Module.__init__(self)
-        self._begin(copy.copy(learner), phase, made_to_train)
-        return self.train()
+        self._begin(copy.copy(learner), phase)
+        return self
 
     def _begin(
         self,
         learner: Learner,
         phase: int,
-        made_to_train: set[nn.Module],
         batching: Literal["auto", "vmap", "tasks"] = "auto",
         loss: Loss | None = None,
     ) -> None:
-        self.learner, self._phase, self._made_to_train = learner, phase, made_to_train
+        self.learner, self._phase = learner, phase
+        self._made_to_train = {m for m in learner.modules() if m.training}
         self.metrics: dict[str, Tensor] = {}
         self._asked: Batching | None = None if batching == "auto" else batching
-        self._takes_numbers = True
         self._loss = loss
         # By the mode, as dropout is of one alone.
         self._found: dict[bool, Found] = {}
@@ -141,19 +131,9 @@ class MetaLearner(nn.Module):
         for name in self.learner.frozen:
             self.learner.network.get_parameter(name).requires_grad_(False)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError as error:
-            error.add_note(
-                "A meta-learner has no copies: adapt(support_x, support_y) returns the adapted "
-                "module. docs/migration.md has the calls of other libraries."
-            )
-            raise
-
     # ---- training -------------------------------------------------------------------------------
 
-    def forward(self, tasks: GivenTasks, *more: Any) -> Tensor:
+    def forward(self, tasks: GivenTasks) -> Tensor:
         """Return the mean outer loss of tasks, a scalar that can be differentiated once.
 
         Args:
@@ -164,13 +144,11 @@ class MetaLearner(nn.Module):
             UserError: for tasks of another form or dtype.
         """
         if torch.compiler.is_compiling():  # torch cannot trace an inner loop; `compile` can
-            return torch.compiler.disable(MetaLearner._mean_loss)(self, tasks, *more)
-        return self._mean_loss(tasks, *more)
+            return torch.compiler.disable(MetaLearner._mean_loss)(self, tasks)
+        return self._mean_loss(tasks)
 
     @alone()
-    def _mean_loss(self, tasks: GivenTasks, *more: Any) -> Tensor:
-        if more:
-            raise UserError(f"tasks are one argument, not {1 + len(more)}; {FORM}")
+    def _mean_loss(self, tasks: GivenTasks) -> Tensor:
         given = as_tasks(tasks, self._dtype)
         leaves = {n: p for n, p in self.learner.meta_parameters().items() if p.requires_grad}
         with noted(given):
@@ -207,7 +185,7 @@ class MetaLearner(nn.Module):
         call = None
         if self._compiling is not None:
             call = self._compiling.of(own, self._loss, training=self.training)
-        if found.batching == "tasks" or len({tuple(p.shape for p in t) for t in tasks}) > 1:
+        if found.batching == "tasks" or len(set(map(_shapes, tasks))) > 1:
             of_all = one_by_one.outer_gradient(own, params, tasks, addresses, self._phase, call)
             # Control flow may draw in later tasks alone.
             self._found[self.training] = found._replace(draws=own.draws)
@@ -251,26 +229,26 @@ class MetaLearner(nn.Module):
             UserError: for a label that is no class, and that the loss does not take; for numbers
                 without a loss of them.
         """
-        learner, y = self.learner, tasks[0].query_y[0]
-        if y.is_floating_point() and not self._takes_numbers:
+        x, y = tasks[0].query_x[0], tasks[0].query_y[0]
+        if y.is_floating_point() and self._of_classes:
             raise UserError(
                 f"task 0: query_y is {y.dtype}, and the loss that is the default is of classes; "
                 "give loss=torch.nn.functional.mse_loss, or another one"
             )
-        classes = 0 if y.is_floating_point() else self._classes(learner, tasks[0].query_x[0], y)
-        if classes:
-            for i, task in enumerate(tasks):
-                for part in ("support_y", "query_y"):
-                    check_labels(f"task {i}: {part}", getattr(task, part), classes, learner.loss)
-        if self._loss is None or classes:  # the program's learner knows its data
-            return learner
-        learner = copy.copy(learner)
+        classes = 0 if y.is_floating_point() else self._classes(x, y)
+        for i, task in enumerate(tasks if classes else ()):
+            for part in ("support_y", "query_y"):
+                check_labels(f"task {i}: {part}", getattr(task, part), classes, self.learner.loss)
+        if self._loss is None or classes:
+            return self.learner  # of the program: it knows its data
+        learner = copy.copy(self.learner)
         learner.objective, learner.metric_names = REGRESSION._replace(loss=self._loss), ()
         return learner
 
-    def _classes(self, learner: Learner, x: Tensor, y: Tensor) -> int:
+    def _classes(self, x: Tensor, y: Tensor) -> int:
         """Return how many classes outputs for ``x [E, …]`` tell apart; 0: ``y`` are no classes."""
         if y.dim() not in self._told_apart:
+            learner = self.learner
             with torch.no_grad(), kept(), switched(learner.network, training=False):
                 params = unadapted(learner, learner.meta_parameters()).params
                 outputs, _ = learner.call_network(params, x)
@@ -285,7 +263,7 @@ class MetaLearner(nn.Module):
             NotRepeatedError: if two calls with the same tasks give two results.
         """
         known = self._found.get(self.training)
-        alike = [t for t in tasks if [*map(_shape, t)] == [*map(_shape, tasks[0])]]
+        alike = [t for t in tasks if _shapes(t) == _shapes(tasks[0])]
         tells = len(alike) >= TRIED and self.training not in self._told
         if known is not None and not tells:
             return known
@@ -312,7 +290,7 @@ class MetaLearner(nn.Module):
     # ---- adaptation -----------------------------------------------------------------------------
 
     @alone()
-    def adapt(self, x: Tensor, y: Tensor | None = None, steps: int | None = None) -> FastModule:
+    def adapt(self, x: Tensor, y: Tensor, steps: int | None = None) -> FastModule:
         """Return the module as it has adapted to a support set.
 
         Where gradients are enabled, its answers can be differentiated by the meta-parameters,
@@ -325,8 +303,8 @@ class MetaLearner(nn.Module):
         """
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise UserError(
-                "adapt takes (support_x, support_y), two tensors, does all inner steps, and "
-                "returns the module as it has adapted; pictures and names are for maml.load"
+                "adapt takes (support_x, support_y), two tensors; pictures and names are for "
+                "maml.load"
             )
         (task,) = as_tasks([(x, y, x, y)], self._dtype, leaves=False)
         support = Task(*(part[0] for part in task))
@@ -364,7 +342,9 @@ class MetaLearner(nn.Module):
     def train(self, mode: bool = True) -> MetaLearner:
         """Switch between training and evaluation; batch norms stay as they were made."""
         self.training = mode
-        switch(self.learner, self._made_to_train, training=mode)
+        for module in self.learner.modules():
+            if not isinstance(module, ExplicitNorm):
+                module.training = mode and module in self._made_to_train
         return self
 
 
@@ -386,8 +366,8 @@ class _OuterLoss(torch.autograd.Function):
         return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
 
 
-def _shape(part: Tensor) -> torch.Size:
-    return part.shape
+def _shapes(task: Task) -> tuple[torch.Size, ...]:
+    return tuple(part.shape for part in task)
 
 
 def _joined(tasks: list[Task]) -> Task:

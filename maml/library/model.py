@@ -24,7 +24,8 @@ from maml.library.alone import alone
 from maml.library.fast_module import BatchStatistics, FastModule, adapted, unadapted
 from maml.library.meta_learner import MetaLearner
 from maml.library.tasks import Tasks
-from maml.networks.ordinary import switch, switched
+from maml.networks.headless import in_short
+from maml.networks.ordinary import switched
 from maml.params import Params
 from maml.processes.setup import choose_device
 from maml.processes.world import World
@@ -117,10 +118,11 @@ class Model:
         self.image_shape = learner.image_shape
         self.ways = None if learner.objective is REGRESSION else learner.config.ways
         self.meta_params = {name: tensor.to(device) for name, tensor in meta_params.items()}
+        for name, parameter in learner.meta_parameters().items():
+            parameter.data = self.meta_params[name]
         learner.hold_buffers(device)
-        # Once, not at each call: threads may share a model.
-        self._made_to_train = {m for m in learner.modules() if m.training}
-        switch(learner, self._made_to_train, training=False)
+        # Switched once, not at each call: threads may share a model.
+        self._module = MetaLearner.around(learner, learner.phase(iteration)).eval()
         self._device = device
         self._dtype: torch.dtype = getattr(torch, learner.config.dtype)
 
@@ -179,10 +181,7 @@ class Model:
         Its parameters are the meta-parameters in the model's own memory: a step of any optimizer is
         a step of the model. Called with tasks of `episodes` it returns their mean outer loss.
         """
-        for name, parameter in self.learner.meta_parameters().items():
-            parameter.data = self.meta_params[name]
-        phase = self.learner.phase(self.iteration)
-        return MetaLearner.around(self.learner, phase, self._made_to_train)
+        return self._module.train()
 
     def network_state(self) -> Params:
         """Return `FastModule.network_state`, as adaptation begins with it."""
@@ -244,8 +243,7 @@ class AdaptedModel:
     def __repr__(self) -> str:
         config, to = self._model.config, "a support set"
         if self.classes is not None:
-            some = ", ".join(map(repr, self.classes[:6])) + (", …" if len(self.classes) > 6 else "")
-            to += f" of {some}"
+            to += f" of {in_short(map(repr, self.classes))}"
         return f"<{config.learner} of {title(config)}, adapted to {to}>"
 
     @alone()

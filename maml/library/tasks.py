@@ -101,8 +101,6 @@ def episodes(
         name: inputs.whole(value, name)
         for name, value in (("ways", ways), ("shots", shots), ("queries", queries), ("seed", seed))
     }
-    if not isinstance(options.get("dtype", torch.float32), torch.dtype):
-        raise UserError(f"dtype {options['dtype']!r}: give one of torch, as torch.float32")
     if named and split is None:
         raise UserError("split: give train, validation or test")
     if not named and split is not None:

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from maml.execution.exact import Exact
-from maml.kernels.derivatives import ByName, Gradient, Part
+from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.metagradient import draws
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem, called
 from maml.params import Params, sum_rows
 
 
-class FunctionDerivatives(ByName):
+class FunctionDerivatives(Derivatives):
     """See `maml.kernels.derivatives.Derivatives`: its coordinates are the problem's own names."""
 
     def __init__(self, problem: Problem, *, alone: bool = False) -> None:
@@ -31,10 +31,6 @@ class FunctionDerivatives(ByName):
         self._losses = {"support": problem.support, "query": problem.query}
         self._moving = tuple(problem.start)
         self._alone = alone
-
-    def enter(self, params: Params) -> Params:
-        """See `Derivatives.enter`."""
-        return params
 
     def each(self, function: Callable[[Any], Any], tasks: Any) -> Any:
         """See `Derivatives.each`."""

@@ -1,6 +1,5 @@
 """Which network a name means."""
 
-import contextlib
 import inspect
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.networks.ordinary import check_parameters, explicit
+from maml.networks.ordinary import check_parameters, explicit, switched
 
 
 def network_options(config: Config) -> dict[str, Any]:
@@ -31,27 +30,18 @@ def build_network(
     """Return the network that ``--network name`` means, with weights from the global generator.
 
     Args:
-        name: A network's name, or a user's own (`datasets.spelling`): ``(image_shape, ways) →
-            nn.Module``, be it an ordinary module or one with explicit statistics.
+        name: A network's name, or a user's own (`datasets.spelling`).
         image_shape: (C, H, W) of the data; None where it is not images.
         ways: Outputs of a classifier.
-        point: What data has that is not images: numbers of an example, and of an answer to it. A
-            user's own network gets them as a shape ``(inputs,)``, and in place of the ways.
+        point: What data has that is not images: numbers of an example, and of an answer to it.
         integers: Whether examples are integers; else they are floats.
-        one_for: What a user's own network has an output for, in words; None: its number of outputs
-            is a matter between it and a loss that is a user's own, too.
+        one_for: What a user's own network has an output for, in words; None: for what it likes.
         options: Fields of the configuration; those that the network does not read are left out.
-
-    Raises:
-        UserError: if the network does not take such data, or a user's own is no network.
-        DataError: if a user's own ends in an exception.
     """
     known = registry.network(name)
     if known.takes is not None and (known.takes == "images") != (image_shape is not None):
-        raise UserError(
-            f"--network {name} takes {known.takes}, and the data set has "
-            f"{'none' if image_shape is None else 'images'}"
-        )
+        has = "none" if image_shape is None else "images"
+        raise UserError(f"--network {name} takes {known.takes}, and the data set has {has}")
     if known.takes is not None and integers:
         raise UserError(
             f"--network {name} takes floats, and the examples of the data set are integers: give "
@@ -82,14 +72,11 @@ def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
     """Call a user's own with the shape of the data and the ways; refuse what takes other things."""
     names = ("image_shape", "ways") if len(shape) == 3 else ("shape", "outputs")
     called = f"it is called with {names[0]}={shape}, {names[1]}={count}"
-    signature: inspect.Signature | None = None
-    with contextlib.suppress(TypeError, ValueError):  # written in C
-        signature = inspect.signature(make)
-    if signature is not None:
-        try:
-            signature.bind(shape, count)
-        except TypeError:
-            raise UserError(f"--network {name}: takes {signature}; {called}") from None
+    signature = inspect.signature(make)
+    try:
+        signature.bind(shape, count)
+    except TypeError:
+        raise UserError(f"--network {name}: takes {signature}; {called}") from None
     try:
         return make(shape, count)
     except Exception as error:
@@ -100,21 +87,13 @@ def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
 def _make_lazy_layers(network: nn.Module, examples: Tensor) -> None:
     """Call a network that has lazy layers once: only then they know what layers they are."""
     lazy = [layer for layer in network.modules() if isinstance(layer, LazyModuleMixin)]
-    if not lazy:
-        return
-    modes = {module: module.training for module in network.modules()}
-    network.eval()  # no statistics are kept
-    with torch.no_grad():
-        network(torch.zeros_like(examples))
-    for module, mode in modes.items():
-        module.training = mode
+    if lazy:  # in evaluation mode no statistics are kept
+        with torch.no_grad(), switched(network, training=False):
+            network(torch.zeros_like(examples))
 
 
 def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str] | None) -> None:
-    """Call a user's network on ``examples [2, …]``: mistakes show at once.
-
-    ``wanted``: how many outputs it must have, and for what; None: any number.
-    """
+    """Call a user's network on ``examples [2, …]``: mistakes show at once."""
     before = {path: buffer.clone() for path, buffer in network.named_buffers()}
     with torch.no_grad():
         outputs, _ = network(examples)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from maml.networks.alone import alone_with
-from maml.networks.stack import forgetting
+from maml.networks.stack import remembering
 from maml.networks.statistics import Tape
 
 _local = threading.local()
@@ -45,7 +45,7 @@ class _Again(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(alone_with(self._network))
-        self._stack.enter_context(forgetting())
+        self._stack.enter_context(remembering(False))
         self._stack.enter_context(_reparametrize_module(self._network, self._tensors))
         self._stack.enter_context(calling(self._network, self._tensors))
         if self._tape:
@@ -60,7 +60,7 @@ def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any
     now = getattr(_local, "now", None)
     if now is None:
         return contextlib.nullcontext(), contextlib.nullcontext()
-    return forgetting(), _Again(*now)
+    return remembering(False), _Again(*now)
 
 
 def _install() -> None:

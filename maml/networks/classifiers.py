@@ -12,46 +12,21 @@ from collections.abc import Sequence
 from torch import nn
 
 COMPONENTS = {
-    "lenet": {
-        "attribute": "LeNet", "help": "LeNet-5, as it is built today",
-    },
-    "resnet18": {
-        "attribute": "resnet", "help": "torchvision's, 18 layers",
-        "options": {"block": "BasicBlock", "layers": [2, 2, 2, 2]},
-    },
-    "resnet34": {
-        "attribute": "resnet", "help": "torchvision's, 34 layers",
-        "options": {"block": "BasicBlock", "layers": [3, 4, 6, 3]},
-    },
-    "resnet50": {
-        "attribute": "resnet", "help": "torchvision's, 50 layers",
-        "options": {"block": "Bottleneck", "layers": [3, 4, 6, 3]},
-    },
-    "resnet101": {
-        "attribute": "resnet", "help": "torchvision's, 101 layers",
-        "options": {"block": "Bottleneck", "layers": [3, 4, 23, 3]},
-    },
-    "resnet152": {
-        "attribute": "resnet", "help": "torchvision's, 152 layers",
-        "options": {"block": "Bottleneck", "layers": [3, 8, 36, 3]},
-    },
+    "lenet": {"attribute": "LeNet", "help": "LeNet-5, as it is built today"},
+    "resnet18": {"attribute": "resnet", "help": "torchvision's", "options": {"layers": 18}},
+    "resnet34": {"like": "resnet18", "options": {"layers": 34}},
+    "resnet50": {"like": "resnet18", "options": {"layers": 50}},
+    "resnet101": {"like": "resnet18", "options": {"layers": 101}},
+    "resnet152": {"like": "resnet18", "options": {"layers": 152}},
     "vgg11": {
-        "attribute": "vgg", "help": "torchvision's, 11 layers, without dropout",
+        "attribute": "vgg",
+        "help": "torchvision's, without dropout",
         "options": {"table": "A"},
     },
-    "vgg13": {
-        "attribute": "vgg", "help": "torchvision's, 13 layers, without dropout",
-        "options": {"table": "B"},
-    },
-    "vgg16": {
-        "attribute": "vgg", "help": "torchvision's, 16 layers, without dropout",
-        "options": {"table": "D"},
-    },
-    "vgg19": {
-        "attribute": "vgg", "help": "torchvision's, 19 layers, without dropout",
-        "options": {"table": "E"},
-    },
-}  # fmt: skip
+    "vgg13": {"like": "vgg11", "options": {"table": "B"}},
+    "vgg16": {"like": "vgg11", "options": {"table": "D"}},
+    "vgg19": {"like": "vgg11", "options": {"table": "E"}},
+}
 
 SMALL = 64
 """Images up to this many pixels a side count as small: they cannot afford to lose resolution."""
@@ -89,19 +64,16 @@ class LeNet(nn.Sequential):
         )
 
 
-def resnet(
-    image_shape: tuple[int, int, int], ways: int, *, block: str, layers: list[int]
-) -> nn.Module:
+def resnet(image_shape: tuple[int, int, int], ways: int, *, layers: int) -> nn.Module:
     """Return a residual network (He et al. 2016, arXiv:1512.03385), torchvision's.
 
     For images up to 64 pixels the first convolution is 3×3 of stride 1, and no pooling follows, as
     in the paper's CIFAR networks (section 4.2): the usual stem would leave a 32×32 image 8×8.
-    ``block`` and ``layers``: torchvision's name of a block, and how many in each stage.
     """
     # Imported late: it is heavy, and most networks here do without.
-    from torchvision.models import resnet
+    from torchvision import models
 
-    network = resnet.ResNet(getattr(resnet, block), layers, num_classes=ways)
+    network = getattr(models, f"resnet{layers}")(num_classes=ways)
     channels, *sides = image_shape
     if max(sides) <= SMALL:
         network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)

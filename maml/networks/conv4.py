@@ -161,8 +161,6 @@ class ConvBlocks(Taped):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features, normalised by the batch at hand, or as the network's tape has it."""
-        if x.dim() != 4:
-            raise ValueError(f"x is {list(x.shape)}; give images [E, C, H, W]")
         given = None if self.tape is None else self.tape.next(len(self.blocks))
         features, used = self.features(x, given)
         if self.tape is not None:
@@ -183,8 +181,8 @@ class ConvBlocks(Taped):
 
     def _compiled(self, x: Tensor, statistics: Statistics | None) -> tuple[Tensor, Statistics]:
         """Return features ``[E, n]`` and the statistics used, by compiled kernels."""
-        layers = (block._modules[name] for block in self.blocks for name in ("conv", "norm"))
-        weights: list[Any] = [t for layer in layers for t in (layer.weight, layer.bias)]  # type: ignore[union-attr]
+        layers: Any = (block._modules[name] for block in self.blocks for name in ("conv", "norm"))
+        weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
         given = None
         if statistics is not None:
             given = torch.stack([torch.stack(pair) for pair in statistics])

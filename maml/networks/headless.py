@@ -1,6 +1,6 @@
 """A network's features and its output layer, apart."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -16,10 +16,7 @@ T = TypeVar("T")
 def head_prefix(network: nn.Module, who: str, or_else: str = "") -> str:
     """Return how the names of the output layer's parameters begin.
 
-    ``or_else`` is what else the network may say, the end of the line where it says nothing.
-
-    Raises:
-        UserError: which begins with ``who``, if the network does not say it, or no name begins so.
+    A `UserError` begins with ``who``, and ends in ``or_else`` where the network says nothing.
     """
     prefix = getattr(network, "head_prefix", None)
     if not isinstance(prefix, str):
@@ -39,19 +36,14 @@ def head_prefix(network: nn.Module, who: str, or_else: str = "") -> str:
     return prefix
 
 
-def in_short(names: Sequence[str]) -> str:
+def in_short(given: Iterable[str]) -> str:
     """Return names for a message: of many, the first and the last."""
+    names = list(given)
     return ", ".join(names if len(names) <= 6 else [*names[:4], "…", *names[-2:]])
 
 
 def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple[Tensor, T]:
-    """Return what ``network`` gives its output layer in ``call()``, ``[E, F]``, and its result.
-
-    ``name`` is what ``--network`` was given.
-
-    Raises:
-        UserError: as `head_prefix`, or if the output layer is not called once.
-    """
+    """Return what ``network`` gives its output layer in ``call()``, ``[E, F]``, and its result."""
     layer = head_prefix(network, f"the network {name}").rstrip(".")
     seen: list[Tensor] = []
 
@@ -76,11 +68,7 @@ def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple
 def without_head(network: nn.Module, name: str, or_else: str = "") -> tuple[nn.Module, int]:
     """Return ``network`` with features in place of outputs, and how many features there are.
 
-    Its output layer, which its ``head_prefix`` names, becomes the identity; the network is changed
-    in place. ``name`` is what ``--network`` was given, ``or_else`` as of `head_prefix`.
-
-    Raises:
-        UserError: as `head_prefix`, and if the output layer is not linear.
+    Its output layer, which must be linear, becomes the identity, in place.
     """
     prefix = head_prefix(network, f"--network {name}", or_else)
     path, _, attribute = prefix.rstrip(".").rpartition(".")

@@ -27,9 +27,7 @@ _OURS = (
 class MiniBatches:
     """Which examples of a set each inner step sees: a part of one random order after another.
 
-    Attributes:
-        seed: Part of the orders' address; see `datasets.addresses`.
-        size: Examples of a step; a set that has no more is seen whole.
+    ``seed`` is part of the orders' address. A set of no more than ``size`` is seen whole.
     """
 
     seed: int
@@ -64,15 +62,9 @@ class LossOfBatches:
 
 @dataclass(frozen=True)
 class NetworkLoss:
-    """The mean of a loss of a network's outputs over a task's support or query set.
+    """The mean of a loss of a network's outputs over a set of a task, normalised by itself.
 
-    The set is normalised by its own batch statistics.
-
-    Attributes:
-        network: A module by the protocol of `maml.networks`.
-        part: Which set.
-        loss: ``(outputs [E, …], targets [E, …]) → scalar``.
-        batches: Which of the examples each step sees; None: all.
+    ``batches``: which of the examples each step sees; None: all.
     """
 
     network: nn.Module

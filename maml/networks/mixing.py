@@ -20,22 +20,17 @@ NUDGE = 0.1
 def mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
     """Say whether an example's outputs depend on others but by the statistics handed out.
 
-    The set is compared with its halves, which are given the whole set's statistics. Networks of
+    The set ``x [E, …]`` is compared with its halves, which are given its statistics. Networks of
     this project are known not to mix.
-
-    Args:
-        network: By the protocol of `maml.networks`.
-        params: What it is called with, ``{name: […]}``.
-        x: Examples ``[E, …]`` of any data. Of one alone there is nothing to say: False.
     """
     if len(x) < 2 or _is_ours(network):
         return False
     try:
         # In float64 a weak dependence stands out from rounding.
         exact = {name: _double(tensor) for name, tensor in params.items()}
-        return _mixes(exact, network, _double(x))
+        return _mixes(network, exact, _double(x))
     except RuntimeError:
-        return _mixes(params, network, x)  # it has tensors of its own, of another dtype
+        return _mixes(network, params, x)  # it has tensors of its own, of another dtype
 
 
 def _double(tensor: Tensor) -> Tensor:
@@ -48,7 +43,7 @@ def _is_ours(network: nn.Module) -> bool:
     return written_here and not isinstance(network, Ordinary) and is_ours(network)
 
 
-def _mixes(params: Params, network: nn.Module, x: Tensor) -> bool:
+def _mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
     # Whatever is the same for all examples, as the brightest pixel, would hide what depends on it.
     if x.is_floating_point():
         x = x * torch.linspace(0.25, 1, len(x)).to(x).view(-1, *[1] * (x.dim() - 1))
@@ -59,20 +54,16 @@ def _mixes(params: Params, network: nn.Module, x: Tensor) -> bool:
         else p
         for name, p in params.items()
     }
-    return any(_mixes_at(network, at, x) for at in (params, nudged))
-
-
-def _mixes_at(network: nn.Module, params: Params, x: Tensor) -> bool:
-    whole, used = apply(network, params, x)
     places = torch.arange(len(x), device=x.device)
-    for halves in (places.tensor_split(2), (places[::2], places[1::2])):
-        for half in halves:
-            if not same(apply(network, params, x[half], used or None)[0], whole[half]):
+    for at in (params, nudged):
+        whole, used = apply(network, at, x)
+        for half in (*places.tensor_split(2), places[::2], places[1::2]):
+            if not _same(apply(network, at, x[half], used or None)[0], whole[half]):
                 return True
     return False
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def _same(a: Tensor, b: Tensor) -> bool:
     """Say whether two results ``[E, …]`` are equal but for how they were rounded.
 
     Each output is judged by its own size: a large one, or one that is masked by -inf, must not hide

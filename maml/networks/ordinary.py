@@ -1,10 +1,8 @@
 """Ordinary modules, ``x → outputs``, made to serve as networks with explicit batch statistics.
 
 A network here maps ``(x, statistics)`` to ``(outputs, statistics)`` (`maml.networks.conv4`). An
-ordinary module becomes one: its batch normalisations use, and hand out, the statistics of the batch
-at hand, or use those that they are given; they keep no running ones, as nothing may be shared
-between tasks. A batch norm that its author has put into evaluation mode, as in a frozen pre-trained
-body, uses its running statistics, which stay as they are.
+ordinary module becomes one by its batch normalisations. One that its author has put into evaluation
+mode, as in a frozen pre-trained body, uses its running statistics, which stay as they are.
 """
 
 import contextlib
@@ -63,10 +61,7 @@ def untie(network: nn.Module) -> dict[str, str]:
 def explicit(module: nn.Module, name: str) -> nn.Module:
     """Return ``module`` as a network; itself, if its ``forward`` takes ``statistics`` already.
 
-    ``name`` is what ``--network`` was given.
-
-    Raises:
-        UserError: if it keeps running statistics of another kind than batch norm.
+    ``name`` is what ``--network`` was given. Running statistics of another kind are refused.
     """
     if "statistics" in inspect.signature(module.forward).parameters:
         module.tied = untie(module)  # type: ignore[assignment]
@@ -92,13 +87,7 @@ def explicit(module: nn.Module, name: str) -> nn.Module:
 
 
 class Ordinary(nn.Module):
-    """An ordinary module as a network.
-
-    Attributes:
-        head_prefix: Of the names of the output layer's parameters, if the module says it.
-        context_layer: The name of the layer that a context modulates (CAVIA), likewise.
-        tied: The names of parameters that are others', and whose.
-    """
+    """An ordinary module as a network; ``tied``: which parameters are others', and whose."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -171,23 +160,13 @@ def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
             module.training = mode
 
 
-def switch(whole: nn.Module, made_to_train: set[nn.Module], *, training: bool) -> None:
-    """Switch a learner or network between training and test; batch norms stay as they are made."""
-    for module in whole.modules():
-        if not isinstance(module, ExplicitNorm):
-            module.training = training and module in made_to_train
-
-
 def _replaced(
     module: nn.Module, tape: Tape, made: dict[nn.Module, nn.Module] | None = None
 ) -> nn.Module:
-    """Return ``module`` with its batch normalisations, or itself, made explicit.
-
-    One that stands in two places is made once: its weights are shared.
-    """
+    """Return ``module`` with its batch normalisations, or itself, made explicit."""
     made = {} if made is None else made
     if isinstance(module, _BatchNorm):
-        if module not in made:
+        if module not in made:  # one that stands in two places is one
             made[module] = ExplicitNorm(module, tape)
         return made[module]
     if isinstance(module, Taped):

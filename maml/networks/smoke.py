@@ -55,11 +55,8 @@ def results(dtype: torch.dtype, pool: bool) -> list[tuple[str, Tensor, Tensor]]:
             loss = outputs.square().mean().sqrt()
             gradient = torch.autograd.grad(loss, weights, create_graph=True)
             product = torch.autograd.grad(gradient, weights, vector, materialize_grads=True)
-            found.append([_flat(stack, each) for each in (gradient, product)])
+            parts = map(stack.of_passes, (gradient, product))
+            found.append([torch.cat([p.detach().flatten() for p in each]) for each in parts])
     kernels, by_torch = found
     names = ("gradient", "product with the Hessian")
     return list(zip(names, kernels, by_torch, strict=True))
-
-
-def _flat(stack: Stack, tensors: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat([part.detach().flatten() for part in stack.of_passes(tensors)])

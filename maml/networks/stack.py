@@ -23,18 +23,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from maml.kernels.convnet import Shape, convnet
-from maml.networks.tasks import Tensors, merge, n_tasks_of, of_each_task, of_tasks
+from maml.networks.tasks import Tensors, batched, n_tasks_of, of_each_task, of_tasks
 
 _IMAGES, _GIVEN, _FEATURES, _ROW = 4, 3, 2, 1
 """Dimensions of one task's images, statistics and features, and of what passes keep."""
 
 
 class Stack:
-    """A stack of blocks.
-
-    Its weights are of each block the convolution ``[F, C, 3, 3]`` and its bias, scale and shift
-    ``[F]``.
-    """
+    """A stack of blocks: of each a convolution ``[F, C, 3, 3]``, bias, scale and shift ``[F]``."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape, self.passes = shape, convnet(shape)
@@ -75,11 +71,7 @@ def features(
 ) -> tuple[Tensor, Tensor]:
     """Return features ``[E, n]``, and the mean and biased variance used, ``[L, 2, F]``.
 
-    Args:
-        stack: The stack.
-        x: Images ``[E, C, H, W]``.
-        given: Statistics to be used as they are; None: the set's own.
-        weights: As `Stack` has them.
+    ``x`` is images ``[E, C, H, W]``; ``given`` are statistics to be used as they are.
     """
     inputs, keeps = (x, given, *weights), torch.is_grad_enabled()
     known: dict[Any, Any] | None = getattr(_memory, "known", None)
@@ -112,23 +104,14 @@ Where weights move, all are in vain."""
 
 
 @contextlib.contextmanager
-def remembering() -> Iterator[None]:
+def remembering(anything: bool = True) -> Iterator[None]:
     """Compute the features of the same images by the same weights once, within the context.
 
     So an inner loop that moves the output layer alone goes through the blocks once, and once back.
+    Without ``anything`` nothing is remembered, nor answered from what is.
     """
     before = getattr(_memory, "known", None)
-    _memory.known = {}
-    try:
-        yield
-    finally:
-        _memory.known = before
-
-
-@contextlib.contextmanager
-def forgetting() -> Iterator[None]:
-    """Remember nothing within the context, nor answer from what is remembered."""
-    before, _memory.known = getattr(_memory, "known", None), None
+    _memory.known = {} if anything else None
     try:
         yield
     finally:
@@ -205,8 +188,10 @@ class _Features(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, stack: Stack, keeps: bool, *inputs: Any) -> Any:
-        merged, apart, _ = merge(info, in_dims[2:], inputs, (_IMAGES, _GIVEN, *stack.ranks))
-        return tuple(map(apart, _Features.apply(stack, keeps, *merged))), 0
+        def of_inputs(_: bool, *own: Any) -> Any:
+            return _Features.apply(stack, keeps, *own)
+
+        return batched(of_inputs, info, in_dims[2:], inputs, (_IMAGES, _GIVEN, *stack.ranks))
 
 
 class _Pull(Function):
@@ -261,14 +246,11 @@ class _Pull(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, stack: Stack, of_each: bool, *inputs: Any) -> Any:
+        def of_inputs(again: bool, *own: Any) -> Any:
+            return _Pull.apply(stack, of_each or not again, *own)
+
         ranks = (_FEATURES, _IMAGES, _ROW, _ROW, *stack.ranks)
-        merged, apart, before = merge(info, in_dims[2:], inputs, ranks)
-        *found, back = map(apart, _Pull.apply(stack, True, *merged))
-        if any(before) and not of_each:
-            # Tasks within each of these share some weights.
-            of_weights = before[-len(stack.ranks) :]
-            found = [g if own else g.sum(1) for g, own in zip(found, of_weights, strict=True)]
-        return (*found, back), 0
+        return batched(of_inputs, info, in_dims[2:], inputs, ranks)
 
 
 def _pulled(

@@ -15,11 +15,7 @@ Statistics: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 
 
 class Tape:
-    """The statistics of one forward pass of a network, in order of use.
-
-    Attributes:
-        used: (mean, variance) of every normalisation so far.
-    """
+    """The statistics of one forward pass of a network, in order of use."""
 
     def __init__(self) -> None:
         self.begin(None)
@@ -63,14 +59,9 @@ def normalise(
     bias: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return batch-normalised ``x``, and the mean and biased variance used, ``[C]``.
+    """Return batch-normalised ``x [E, C, …]``, and the mean and biased variance used, ``[C]``.
 
-    Args:
-        x: ``[E, C, …]``.
-        given: Statistics to be used as they are; None: those of ``x``.
-        weight: Scale ``[C]``, or None.
-        bias: Shift ``[C]``, or None.
-        eps: Added to the variance.
+    ``given`` statistics are used as they are; None: those of ``x``. Scale and shift are ``[C]``.
     """
     # As fast as torch's own layer. torch.func batches the gradient of that wrongly.
     if given is None and not is_functorch_wrapped_tensor(x) and forward_ad._current_level < 0:

@@ -1,6 +1,5 @@
 """Tensors of one task or of B, by their dimensions: one that tasks share has no leading B."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -23,37 +22,32 @@ def of_tasks(tensor: Tensor, rank: int, n_tasks: int | None) -> Tensor:
     return tensor if tensor.dim() > rank else tensor.expand(n_tasks or 1, *tensor.shape)
 
 
-def merge(
-    info: Any, in_dims: Sequence[int | None], inputs: Tensors, ranks: Sequence[int]
-) -> tuple[list[Tensor | None], Callable[[Tensor], Tensor], list[bool]]:
-    """Return inputs that are batched once more as those of more tasks, all along one dimension.
+def batched(
+    function: Callable[..., Any],
+    info: Any,
+    dims: Sequence[Any],
+    inputs: Tensors,
+    ranks: Sequence[int],
+) -> tuple[Any, int]:
+    """Return what ``function(again, *inputs)`` does by ``torch.func.vmap``, as a rule of that.
 
-    Also what takes results apart again, and which inputs were of tasks before.
+    ``again``: whether some inputs are of B tasks already; then the rest is done one by one.
     """
-    before = [
-        tensor is not None and tensor.dim() - (dim is not None) > rank
-        for tensor, dim, rank in zip(inputs, in_dims, ranks, strict=True)
-    ]
     found = [
-        tensor if tensor is None or dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip(inputs, in_dims, strict=True)
+        tensor if dim is None else tensor.movedim(dim, 0)  # type: ignore[union-attr]
+        for tensor, dim in zip(inputs, dims, strict=True)
     ]
-    if not any(before):
-        return found, lambda result: result, before
-    within = next(
-        tensor.shape[dim is not None]
-        for tensor, dim, own in zip(found, in_dims, before, strict=True)
-        if own and tensor is not None
+    again = any(
+        tensor is not None and tensor.dim() - (dim is not None) > rank
+        for tensor, dim, rank in zip(inputs, dims, ranks, strict=True)
     )
-    size = info.batch_size, within
-    for i, (tensor, dim, own) in enumerate(zip(found, in_dims, before, strict=True)):
-        if tensor is None or (dim is None and not own):
-            continue
-        if not own:
-            tensor = tensor.unsqueeze(1)
-        one = tensor.shape[(dim is not None) + 1 :] if own else tensor.shape[2:]
-        found[i] = tensor.expand(*size, *one).reshape(math.prod(size), *one)
-    return found, lambda result: result.unflatten(0, size), before
+    if not again:
+        return function(False, *found), 0
+    each = [
+        function(True, *(t if d is None else t[i] for t, d in zip(found, dims, strict=True)))  # type: ignore[index]
+        for i in range(info.batch_size)
+    ]
+    return tuple(map(torch.stack, zip(*each, strict=True))), 0
 
 
 def of_each_task(function: Callable[..., Any], ranks: Sequence[int]) -> Callable[..., Any]:

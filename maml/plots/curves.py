@@ -25,11 +25,7 @@ from maml.worker import Worker
 def draw_curves(
     run_dir: Path, config: Config, result: dict[str, Any], worker: Worker, meta_params: Params
 ) -> Path:
-    """Draw loss and accuracy (or return) by iterations; of regression, loss and an adapted curve.
-
-    Returns:
-        curves.png; curves.pdf is beside it.
-    """
+    """Draw loss and accuracy (or return) by iterations; of regression, loss and an adapted curve."""
     from matplotlib.ticker import LogFormatter
 
     rows = read_rows(run_dir / "metrics.jsonl")
@@ -51,7 +47,7 @@ def draw_curves(
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
             axis.set_xlabel("iteration")
     figure.suptitle(title(config))
-    return style.save(figure, run_dir / "curves")
+    return style.save(figure, run_dir / "curves", pdf=False)
 
 
 def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: str) -> None:

@@ -13,9 +13,8 @@ from pathlib import Path
 import torch
 
 from datasets.words import counted
-from maml.config import registry
+from maml.config import checks, registry
 from maml.config.parser import Parser, add_trust, whole_number
-from maml.errors import UserError
 from maml.networks.headless import in_short
 from maml.params import Params
 from maml.run import directory, refused
@@ -31,6 +30,7 @@ def main(arguments: list[str]) -> int:
     run_dir: Path = options.run_dir
     config = directory.config_here(run_dir, options.data_root, options.device, trust=options.trust)
     registry.import_theirs(config)
+    checks.check_values(config)
     row, tasks, saved = refused.read(run_dir, options.iteration)
     again = f"computing the {counted(len(tasks), 'task')} of iteration {row['iteration']} again"
     print(f"{run_dir}: {again}", file=sys.stderr, flush=True)
@@ -64,10 +64,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
     parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
     add_trust(parser, "the run's config.yaml")
-    options = parser.parse_args(arguments)
-    if options.data_root == "":
-        raise UserError('--data-root "": empty; was a shell variable not set?')
-    return options
+    return parser.parse_args(arguments)
 
 
 def _is_fine(worker: Worker, model: Params, task: int) -> bool:

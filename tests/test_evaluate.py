@@ -302,16 +302,16 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         ("--ways", "7"): "--ways 7: the parameters of --learner maml tell 3 classes apart",
         ("--queries", "0"): "--queries must be at least 1",
         ("--shots", "30"): "--shots 30 and --eval-queries 2",
-        ("--queries", "30"): "--queries 30: they need 31 images",
+        ("--queries", "30"): "--eval-queries 30: they need 31 images",
         ("--iteration", "7"): "--iteration 7: no checkpoint of it",
         ("--iteration", "best"): "--iteration best: no kept checkpoint was validated",
         ("--ensemble", "1"): "--ensemble must be at least 2",
         ("--ensemble", "2", "--watch"): "--ensemble: --watch evaluates every checkpoint",
         ("--poll", "0", "--watch"): "--poll must be positive and finite, not 0.0",
-        ("--patience", "3"): "--patience goes with --watch",
+        ("--patience", "3"): "--patience: it goes with --watch",
         ("--data", "glyfs"): "--data glyfs",
         ("--dat", "glyphs"): "--dat",
-        ("--data", "sinusoid"): "--network conv4 takes images",
+        ("--data", "sinusoid"): "--network conv4 cannot learn --data sinusoid",
     }.items():
         assert line in refusal(str(run_dir), *arguments)
     config = run_dir / "config.yaml"

@@ -1,5 +1,6 @@
 """README and docs: every measurement comes from a record, and every link leads somewhere."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,7 +9,8 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.record import table
-from maml.studies import compare
+from maml.studies import arms
+from maml.studies.compare import compared
 
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LEFT_OUT = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv:\S+")
@@ -71,7 +73,9 @@ def test_reports_of_studies_are_what_their_trials_say() -> None:
     for path in (tables.REPO / "launch" / "studies").glob("*/report.md"):
         text = path.read_text()
         settings = dict.fromkeys(re.findall(r"^\| (\w+=\S+) ", text, re.MULTILINE))
-        assert compare.table(path.parent, *settings) in text
+        read = (arms.read(str(path.parent / name), None) for name in settings)
+        sides = [dataclasses.replace(arm, name=Path(arm.name).name) for arm in read]
+        assert compared(sides)[0] in text
 
 
 @pytest.fixture

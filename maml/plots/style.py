@@ -31,12 +31,12 @@ def figure(
     rows: int = 1, columns: int = 1, size: tuple[float, float] = (5.0, 3.6), **options: Any
 ) -> Any:
     """Return a figure of ``rows × columns`` axes, each of ``size`` inches, and all axes."""
-    # Imported here, and without pyplot, which takes longer than to draw: a run draws once, at its end.
+    # Without pyplot: to import that takes longer than to draw, which a run does once.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     whole = size[0] * columns, size[1] * rows
-    drawn = FigureCanvasAgg(Figure(figsize=whole, layout="constrained")).figure
+    drawn: Any = FigureCanvasAgg(Figure(figsize=whole, layout="constrained")).figure
     drawn.get_layout_engine().set(w_pad=0.08)
     return drawn, drawn.subplots(rows, columns, squeeze=False, **options)
 
@@ -44,11 +44,7 @@ def figure(
 def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
     """Say what an axis shows: its labels, a grid, and above it a legend of what has a label.
 
-    Args:
-        axis: What has been drawn on.
-        x: What is drawn from left to right.
-        y: What is drawn upwards.
-        metric: Which metric that is; accuracies are shown as percent.
+    ``metric``: what is drawn upwards; accuracies are shown as percent.
     """
     axis.set_xlabel(x)
     axis.set_ylabel(y)
@@ -75,9 +71,6 @@ def save(drawn: Any, path: Path, *, pdf: bool = True) -> Path:
 
     The figure grows by its legends and its title, so that its axes do not shrink. The PDF has no
     title; its text stays text (TrueType), and the same picture is the same file.
-
-    Raises:
-        UserError: if one cannot be written.
     """
     import matplotlib
 

@@ -37,10 +37,7 @@ def panel(model: Model, index: int = 0) -> Any:
     """Draw a test task: a row a class, its support images, then its queries with the answers.
 
     A right answer has a blue frame and a tick, a wrong one a red frame, a cross and the class
-    that was answered.
-
-    Returns:
-        The figure; None for a regression, or what is no image.
+    that was answered. None for a regression, or what is no image.
     """
     if model.ways is None or model.image_shape is None:
         return None

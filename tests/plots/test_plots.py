@@ -12,7 +12,7 @@ from maml.config import Config
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.plots import __main__ as command
-from maml.plots import adaptation, curves, style, tasks
+from maml.plots import curves, style, tasks
 from maml.run import reading
 from maml.run.reading import Run
 from tests.runs import glyphs, result, sinusoid, train
@@ -79,10 +79,10 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> Non
 def test_scores_by_step_are_the_evaluation_s(there: Path) -> None:
     """After as many steps as the run was tested with, to the bit."""
     model = maml.load(there / "a-0")
-    metric, (none, one) = adaptation.scores_by_step(model, [0, 1], 8)
+    metric, (none, one) = curves.scores_by_step(model, [0, 1], 8)
     assert metric == "accuracy" and none != one
     assert np.mean(one) == pytest.approx(result(there / "a-0")["accuracy"], abs=1e-7)
-    axis = adaptation.by_step({"maml": [model, maml.load(there / "a-1")]}, 8).axes[0]
+    axis = curves.by_step({"maml": [model, maml.load(there / "a-1")]}, 8).axes[0]
     each = [result(there / name)["accuracy"] for name in ("a-0", "a-1")]
     assert axis.lines[0].get_ydata()[1] == pytest.approx(np.mean(each), abs=1e-7)
 

@@ -20,7 +20,7 @@ from maml.config.cli import parse
 from maml.errors import UserError
 from maml.run.directory import read_status
 from maml.studies import sweep as command
-from maml.studies.sweeping import file, shared
+from maml.studies.sweeping import file
 from maml.studies.sweeping.sweep import (
     FAILED,
     FINISHED,
@@ -272,7 +272,7 @@ def test_without_locks_a_silent_process_is_given_up_after_a_while(
     assert trial is not None
     assert states(path) == [RUNNING] and opened(path).take(None) is None
     trial.hold.close()
-    monkeypatch.setattr(shared, "GRACE", 0.0)
+    monkeypatch.setattr("maml.studies.sweeping.sweep.GRACE", 0.0)
     assert states(path) == [LOST]
     assert swept(path) == 0
     assert states(path) == [FINISHED]

@@ -23,7 +23,7 @@ from maml.run.files import read_rows
 from maml.run.reading import history
 from maml.studies.sweeping import sweep as states
 from maml.studies.sweeping.command import command_of
-from maml.studies.sweeping.points import setting_of
+from maml.studies.sweeping.file import setting_of
 from maml.studies.sweeping.sweep import FAILED, FINISHED, STOPPED, WAITING, Sweep, Trial
 
 T = TypeVar("T")
@@ -51,11 +51,7 @@ class Workers:
         self._ending = False
 
     def run(self, workers: int) -> str | None:
-        """Run until there is nothing left to take; return the name of the signal that ended it.
-
-        Raises:
-            UserError: of a worker: a folder that cannot be written, say.
-        """
+        """Run until there is nothing left to take; return the name of the signal that ended it."""
         self._stop.install()
         with ThreadPoolExecutor(workers) as pool:
             try:
@@ -175,9 +171,6 @@ def value_of_run(run_dir: Path, metric: str) -> float | None:
 
     It is the last one, finite or not, or of a validation with ``--test-model best`` that of the
     model which is tested.
-
-    Raises:
-        UserError: if metrics.jsonl or config.yaml is damaged.
     """
     values = history(read_rows(run_dir / "metrics.jsonl"), metric)
     if metric.startswith("validation/") and (run_dir / "config.yaml").exists():

@@ -28,13 +28,11 @@ from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of, load_best
 from maml.evaluation.scores import check_headline, evaluate, no_answers, summary, there_are
-from maml.learners.objectives import REGRESSION
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import warn_of_edits
 from maml.run.watch import watch
 from maml.strategies.local import alone
 
-SPLITS = ("train", "validation", "test")
 ASKED: dict[str, tuple[str, Any, str]] = {
     "steps": ("eval_inner_steps", at_least(0), "inner steps on the support set"),
     "ways": ("ways", at_least(1), "classes a task, for a learner without parameters of a class"),
@@ -44,8 +42,6 @@ ASKED: dict[str, tuple[str, Any, str]] = {
     "threads": ("threads", at_least(1), "computing threads of this process"),
 }
 """What may be asked otherwise than the run's own: flag, field, type, help."""
-POLL, PATIENCE = 5.0, 3600.0
-"""Seconds between two looks at a run that is watched, and until it is given up."""
 
 
 def main(arguments: list[str]) -> int:
@@ -53,8 +49,7 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     evaluator = RunEvaluator(options)
     if options.watch:
-        poll, patience = options.poll or POLL, options.patience or PATIENCE
-        return watch(options.run_dir, evaluator, poll=poll, patience=patience)
+        return watch(options.run_dir, evaluator, poll=options.poll, patience=options.patience)
     config = evaluator.config_now()
     transductive = _transductive(options, config)
     saved, together = content_of(options.run_dir, options.iteration, transductive=transductive), []
@@ -73,7 +68,7 @@ def _parser() -> Parser:
         description="Evaluate a checkpoint of a run directory, or the model of a record.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    parser.add_argument("--split", choices=SPLITS, default="test")
+    parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
     parser.add_argument(
         "--tasks", type=at_least(1), default=600, help="tasks to evaluate (default: 600)"
     )
@@ -110,24 +105,18 @@ def _parser() -> Parser:
         help="evaluate every checkpoint that the run keeps or makes, until its training is over; "
         "may be started before it, and again: what is evaluated already is not repeated",
     )
-    parser.add_argument(
-        "--poll", type=positive, help=f"--watch: seconds between looks (default: {POLL:g})"
-    )
-    parser.add_argument(
-        "--patience",
-        type=positive,
-        help="--watch: give up when nothing in RUN_DIR changes for so many seconds "
-        f"(default: {PATIENCE:g})",
-    )
+    text = "--watch: seconds between looks (default: 5)"
+    parser.add_argument("--poll", type=positive, default=5.0, help=text)
+    text = "--watch: seconds without a change in RUN_DIR after which to give up (default: 3600)"
+    parser.add_argument("--patience", type=positive, default=3600.0, help=text)
     return parser
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     options = _parser().parse_args(arguments)
-    why = "--watch evaluates every checkpoint" if options.watch else "it goes with --watch"
-    for name in ("iteration", "ensemble") if options.watch else ("poll", "patience"):
-        if getattr(options, name) is not None:
-            raise UserError(f"--{name}: {why}")
+    for name in ("iteration", "ensemble"):
+        if options.watch and getattr(options, name) is not None:
+            raise UserError(f"--{name}: --watch evaluates every checkpoint")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("python -m maml.evaluate runs in one process: start it without torchrun")
     return options
@@ -179,11 +168,10 @@ class RunEvaluator:
         self.strategy, self.config = alone(config), config
         worker, options = self.strategy.worker, self.options
         if not worker.learner.any_ways and options.ways not in (None, self._of_run.ways):
-            own = f"{self._of_run.ways} classes"
-            why = f"the parameters of --learner {config.learner} tell {own} apart"
-            if worker.learner.objective is REGRESSION:
-                why = "its tasks have no classes"
-            raise UserError(f"--ways {config.ways}: {why}")
+            raise UserError(
+                f"--ways {config.ways}: the parameters of --learner {config.learner} tell "
+                f"{self._of_run.ways} classes apart"
+            )
         transductive = _transductive(options, config)
         if line := check_headline(worker, options.split, transductive, "--non-transductive"):
             print(line, file=sys.stderr, flush=True)

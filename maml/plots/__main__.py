@@ -121,9 +121,8 @@ def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Ru
                 refused.append(why)
             else:
                 found.setdefault(name, []).append(replace(run, config=config))
-    if refused:
-        others = f" (and {counted(len(refused) - 1, 'other run')})" * (len(refused) > 1)
-        print(f"left out: pictures of the model: {refused[0]}{others}", file=sys.stderr, flush=True)
+    for why in dict.fromkeys(refused):
+        print(f"left out: pictures of the model: {why}", file=sys.stderr, flush=True)
     return found
 
 

@@ -1,7 +1,6 @@
 """Curves: of one run as it ends, of many by method and seed; scores by inner steps."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -66,20 +65,12 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
         mark, label = "." * (len(values) == 1), f"training {of}, smoothed"
         axis.plot(iterations, style.smooth(values), color=BLUE, marker=mark, label=label)
     if validation:
-        scores = [row[headline + name] for row in validation]
-        halves = [row[f"{headline}{name}_ci95"] or 0.0 for row in validation]
-        # No accuracy is above 100 %, or below 0.
-        room = [(score, 1 - score) if name == "accuracy" else (inf, inf) for score in scores]
         axis.errorbar(
             [row["iteration"] for row in validation],
-            scores,
-            yerr=[[min(h, r[end]) for h, r in zip(halves, room, strict=True)] for end in (0, 1)],
-            color=ORANGE,
-            marker="o",
-            markersize=3,
-            capsize=2,
-            label="validation, 95 % interval",
-        )
+            [row[headline + name] for row in validation],
+            yerr=[row[f"{headline}{name}_ci95"] or 0.0 for row in validation],
+            color=ORANGE, marker="o", markersize=3, capsize=2, label="validation, 95 % interval",
+        )  # fmt: skip
     if result.get(name) is not None:
         shown = f"{100 * result[name]:.1f} %" if name == "accuracy" else f"{result[name]:.3g}"
         axis.axhline(result[name], color=GREY, linestyle="--", label=f"test: {shown}")

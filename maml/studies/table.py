@@ -69,8 +69,8 @@ def table(records: Path, *words: str) -> str:
             rows += [_together(preset, record) for record in seeds if "ensemble" in record.result]
         for record in of_preset[name]:
             for said in filter(None, (record.made["note"], _went_wrong(record))):
-                name = experiment(record.config)
-                notes.setdefault(said, []).append(f"`{name}`, seed {record.config.seed}")
+                of = f"`{experiment(record.config)}`, seed {record.config.seed}"
+                notes.setdefault(said, []).append(of)
     return grid(HEADER, rows) + ("" if "bare" in words else _below(deviating, notes))
 
 

@@ -138,24 +138,12 @@ def test_legends_are_beside_axes_that_keep_their_size(there: Path, tmp_path: Pat
 
 def test_a_pdf_has_no_title_and_no_date(tmp_path: Path) -> None:
     made = []
-    for title in ("a title", "another, longer one" * 9, ""):
+    for title in ("a title", ""):
         figure, _ = style.figure()
         figure.suptitle(title)
         png = style.save(figure, tmp_path / "picture")
         made.append((png.read_bytes(), png.with_suffix(".pdf").read_bytes()))
-    assert len({png for png, _ in made}) == 3
-    assert made[0][1] == made[2][1]
-
-
-def test_no_bar_of_an_accuracy_leaves_what_there_can_be() -> None:
-    _, ((axis,),) = style.figure()
-    rows = [
-        {"iteration": i, "split": "validation", "accuracy": mean, "accuracy_ci95": 0.1}
-        for i, mean in enumerate((0.05, 0.5, 0.98))
-    ]
-    curves._curve(axis, rows, {"transductive": True}, "accuracy", "tasks")
-    bars = [bar[:, 1].tolist() for bar in axis.collections[0].get_segments()]
-    assert np.ravel(bars) == pytest.approx([0, 0.15, 0.4, 0.6, 0.88, 1])
+    assert made[0][0] != made[1][0] and made[0][1] == made[1][1]
 
 
 def test_a_panel_s_frames_say_what_was_right(there: Path) -> None:
@@ -178,12 +166,3 @@ def test_smoothing_does_not_lag() -> None:
     step = [0.0] * 150 + [1.0] * 150
     assert style.smooth(step)[149] + style.smooth(step)[150] == pytest.approx(1.0)
     assert style.smooth([2.0]) == [2.0]
-
-
-def test_bad_requests(there: Path) -> None:
-    for flags, says in (
-        (["/no/where"], "/no/where: no run"),
-        ([str(there), "--tasks", "1"], "--t"),
-    ):
-        with pytest.raises(UserError, match=says):
-            command.main(flags)

@@ -102,8 +102,7 @@ def test_a_sweep_runs_every_point_once_and_then_no_more(
     cores = len(os.sched_getaffinity(0))
     assert {int(starts(trial)[0][1]) for trial in trials} == {max(1, cores // 2)}
     said = capsys.readouterr().out
-    # Of two at a time either may be over first, or both before either says so.
-    first = r"trial 0 \(good=0\.25 seed=0\): finished, validation/accuracy 0\.25; [12] of 4"
+    first = r"trial 0 \(good=0\.25 seed=0\): finished, validation/accuracy 0\.25; .* to come"
     assert re.search(first, said), said
     assert said.splitlines()[-1].endswith("6 finished, 0 to come")
     # A file may have a cap, where the command says no total.

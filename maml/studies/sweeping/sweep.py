@@ -34,7 +34,6 @@ WAITING, RUNNING, FINISHED, STOPPED, FAILED, LOST = STATES = (
     "waiting", "running", "finished", "stopped early", "failed", "lost"
 )  # fmt: skip
 """What a trial may be. Lost: its worker has ended without a word; the next one takes it up."""
-OVER = (FINISHED, STOPPED, FAILED)
 RECORDED = {
     WAITING: TrialState.WAITING, FAILED: TrialState.WAITING, RUNNING: TrialState.RUNNING,
     FINISHED: TrialState.COMPLETE, STOPPED: TrialState.PRUNED,
@@ -163,12 +162,11 @@ class Sweep:
     def does_badly(self, trial: Trial, values: list[float]) -> bool:
         """Record a running trial's metric so far; return whether the trial is to be ended early."""
         worst = -math.inf if self.file.goal == "maximize" else math.inf
-        id = trial.record._trial_id
-        known = len(self._storage.get_trial(id).intermediate_values)
+        live = optuna.Trial(self.study, trial.record._trial_id)
+        known = len(self._storage.get_trial(live._trial_id).intermediate_values)
         for step, value in enumerate(values[known:], known + 1):
-            value = value if math.isfinite(value) else worst
-            self._storage.set_trial_intermediate_value(id, step, value)
-            if self.file.pruner.prune(self.study, self._storage.get_trial(id)):
+            live.report(value if math.isfinite(value) else worst, step)
+            if live.should_prune():
                 return True
         return False
 

@@ -101,19 +101,14 @@ def test_labels_are_short_or_those_that_were_given(there: Path) -> None:
     # As many as methods, or as runs.
     assert [len(each) for each in command.named(["A", "B"], runs).values()] == [2, 1]
     assert list(command.named(["A", "B", "C"], runs)) == ["A", "B", "C"]
-    for names, says in (
-        (["A"], "--names: 1 name for 3 runs of 2 methods: inner_lr=0.4, inner_lr=0.1"),
-        (["A", "A"], "--names: one is given twice"),
-        (["A", "_b"], "--names '_b': a label is not empty, and begins with no _"),
-    ):
-        with pytest.raises(UserError, match=says):
-            command.named(names, runs)
+    with pytest.raises(UserError, match="--names: 1 name for 3 runs of 2 methods: "):
+        command.named(["A"], runs)
+    with pytest.raises(UserError, match="--names: one is given twice"):
+        command.named(["A", "A"], runs)
     # Of many flags the first few; a later one that alone tells is not left out.
     many = {"inner_steps": 7, "meta_batch_size": 48, "meta_lr": 0.5, "meta_eps": 0.0125}
-    many["weight_decay"] = 0.125
-    other = Run(Path("e"), with_values(runs[0].config, **many))
-    first, second = reading.methods([runs[0], other])
-    assert first != second and len(second) <= reading.ROOM and second.endswith(" …")
+    other = Run(Path("e"), with_values(runs[0].config, weight_decay=0.125, **many))
+    assert [*reading.methods([runs[0], other])][1].endswith(" …")
     third = Run(Path("f"), with_values(other.config, weight_decay=0.25))
     assert "weight_decay=0.25" in [*reading.methods([runs[0], other, third])][2]
 

@@ -12,7 +12,7 @@ from maml.config import cli
 from maml.errors import UserError
 from maml.studies import REPOSITORY
 from maml.studies.sweeping.choosing import next_point
-from maml.studies.sweeping.file import Point, SweepFile, setting_of, values_of
+from maml.studies.sweeping.file import Point, SweepFile, setting_of
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 CHECKED = 64
@@ -105,11 +105,7 @@ def check(file: SweepFile) -> None:
     first = next_point(file, [], "")
     assert first is not None
     # Each value once, the others as they are in the first point.
-    each = (
-        first | {name: value}
-        for name, space in file.space.items()
-        for value in values_of(space) or ()
-    )
+    each = (first | {name: value} for name, values in file.values.items() for value in values or ())
     for point in [first, *itertools.islice(each, CHECKED)]:
         words = command_of(file, point, None)
         at = next((i for i, word in enumerate(words) if Path(word).name == "train_maml.py"), None)

@@ -52,22 +52,26 @@ class SweepFile:
     trusted: bool
     """Whether it may name other programs than ours, and code of a user's own."""
 
+    @property
+    def values(self) -> dict[str, Sequence[Any] | None]:
+        """All values that each parameter may have; None where there is no end of them."""
+        return {name: values_of(space) for name, space in self.space.items()}
+
     def grid(self) -> Iterator[Point]:
         """Yield the points where all values are known, the last parameter's changing fastest."""
-        for values in itertools.product(*(values_of(each) or [] for each in self.space.values())):
-            yield dict(zip(self.space, values, strict=True))
+        for point in itertools.product(*(each or [] for each in self.values.values())):
+            yield dict(zip(self.space, point, strict=True))
 
     @property
     def size(self) -> int | None:
         """How many points there are; None where there is no end of them."""
-        each = [values_of(space) for space in self.space.values()]
+        each = self.values.values()
         return None if None in each else math.prod(len(values or ()) for values in each)
 
     @property
     def varied(self) -> list[str]:
         """The names of the parameters that may have more than one value."""
-        each = {name: values_of(space) for name, space in self.space.items()}
-        return [name for name, values in each.items() if values is None or len(values) > 1]
+        return [n for n, values in self.values.items() if values is None or len(values) > 1]
 
 
 def values_of(space: BaseDistribution) -> Sequence[Any] | None:

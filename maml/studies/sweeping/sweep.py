@@ -101,7 +101,7 @@ class Sweep:
             if other := record.params.keys() ^ self.file.space.keys():
                 return f"parameters: {min(other)} is not in both"
             for name, value in record.params.items():
-                values = files.values_of(self.file.space[name])
+                values = self.file.values[name]
                 if values is not None and value not in values:
                     return f"parameters: {name} was {value!r} in trial {record.number}"
         return ""

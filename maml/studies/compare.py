@@ -31,7 +31,7 @@ LEGEND = """\
 Δ is the row's mean minus that of {base}, on the test tasks of both. *These runs*: of the trained
 networks on other tasks, each pair of seed and task being an observation. *Over seeds*: of other
 seeds, too, each seed being one. Every interval, ± too, is Student's of 95 %. *Detectable*: the
-smallest Δ that would have been shown in four studies of five.{holm}
+smallest Δ that would have been shown in four studies of five.{more}
 """
 
 
@@ -117,12 +117,8 @@ def means_table(arms: Sequence[Arm], unit: Unit) -> str:
 
 def differences_table(found: dict[str, Difference], base: str, unit: Unit) -> str:
     """Return a table of differences, with what it says below."""
-    if not found:
-        return ""
-    rows = []
-    for (name, d), (p, p_seeds, verdict) in zip(
-        found.items(), verdicts(list(found.values())), strict=True
-    ):
+    rows, judged = [], verdicts(list(found.values()))
+    for (name, d), (p, p_seeds, verdict) in zip(found.items(), judged, strict=True):
         runs, seeds = d.runs, d.over_seeds
         cells = [unit.signed(runs.mean), unit.between(runs), _p(p)]
         detectable = unit.plain(runs.detectable)
@@ -133,13 +129,12 @@ def differences_table(found: dict[str, Difference], base: str, unit: Unit) -> st
             detectable += f"; over seeds {unit.plain(seeds.detectable)}"
         rows.append([name, *cells, detectable, verdict])
     header = ["", "Δ", "these runs", "p", "over seeds", "p", "detectable", "verdict"]
-    many = (
-        f" Each p is Holm's, for {len(found)} comparisons; an interval is of one alone."
-        if len(found) > 1
-        else ""
-    )
-    points = " Differences are in percentage points." if unit.percent else ""
-    return f"{grid(header, rows)}\n\n{LEGEND.format(base=base, holm=many + points)}"
+    more = ""
+    if len(found) > 1:
+        more = f" Each p is Holm's, for {len(found)} comparisons; an interval is of one alone."
+    if unit.percent:
+        more += " Differences are in percentage points."
+    return f"{grid(header, rows)}\n\n{LEGEND.format(base=base, more=more)}"
 
 
 def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]:
@@ -153,7 +148,7 @@ def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]
         ours, theirs, _ = paired(arm, base)
         found[arm.name] = difference(ours, theirs)
     text = f"{means_table(arms, unit)}\n\n{differences_table(found, base.name, unit)}"
-    if folder is None or not found:
+    if folder is None:
         return text, ""
     style.save(_drawn(found, base.name, unit), folder / "differences")
     return text, "\n![differences](differences.png)\n"

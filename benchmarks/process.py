@@ -19,11 +19,7 @@ from maml.processes import allocator
 
 
 class Peer:
-    """A peer's process.
-
-    Attributes:
-        name: Of `benchmarks.peers`.
-    """
+    """A process of one of `benchmarks.peers`."""
 
     def __init__(self, name: str, setting: str, threads: int, *, float64: bool = False) -> None:
         self.name = name
@@ -31,21 +27,17 @@ class Peer:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [sys.executable, "-m", "benchmarks.process", name, setting]
         command += ["--threads", str(threads)] + ["--float64"] * float64
+        environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
         self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=dict(os.environ, OMP_NUM_THREADS=str(threads)),
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            env=environment,
+        )  # fmt: skip
         self._answer()
 
     def ask(self, line: str) -> dict[str, float]:
         """Send a command; return its ``seconds``, and ``peak_mib``, the process's memory so far.
 
-        Raises:
-            UserError: if the process has ended: for want of memory, say.
+        A UserError says that the process has ended: for want of memory, say.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -92,9 +84,7 @@ def main() -> None:
 
     from benchmarks.settings import repetition_of
 
-    repetition = repetition_of(
-        options.peer, options.setting, options.threads, float64=options.float64
-    )
+    repetition = repetition_of(**vars(options))
     print(json.dumps({"ready": 1}), file=answers, flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()

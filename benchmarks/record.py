@@ -34,18 +34,11 @@ def write(path: Path | None, record: Mapping[str, Any]) -> None:
 
 
 def table(record: Mapping[str, Any], setting: str | None = None) -> str:
-    """Return a benchmark's record as Markdown, as the record itself says: the one record format.
+    """Return a benchmark's record as Markdown, or, of its ``records``, that of one ``setting``.
 
     A record has ``rows``, each with its figures by name, and ``columns``: what stands above each,
     and how it is made of a row's figures, as ``str.format`` takes it. A row that lacks a figure has
     a dash; a column that no row has is left out. ``caption``, if there is one, comes first.
-
-    Args:
-        record: What ``--json`` has written.
-        setting: Which of its ``records`` to show, where it has several.
-
-    Raises:
-        KeyError: naming what the record lacks.
     """
     if setting is not None:
         record = {each["setting"]: each for each in record["records"]}[setting]

@@ -64,9 +64,6 @@ def measure(topology: str, workers: int, options: argparse.Namespace) -> dict[st
 
     The first ``warm_up`` iterations are not counted: memory is still touched for the first time,
     a few megabytes more in every tenth step or so, which takes 20 ms and more.
-
-    Raises:
-        UserError: with what the run has said, if it fails.
     """
     flags = TOPOLOGIES[topology]
     processes = workers + ("param-server" in flags)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.network import Repetition
 from benchmarks.peers import OF_MAML, OF_OWN, build
-from datasets import image_shape, open_episodes
+from datasets import image_shape
 from datasets.tasks import Task
 from maml.config import Config
 from maml.config.presets import PRESETS, with_values
@@ -90,16 +90,7 @@ def make_tasks(config: Config, n_tasks: int) -> Task:
     dtype: torch.dtype = getattr(torch, config.dtype)
     shape = image_shape(config.data)
     if shape is None:
-        episodes = open_episodes(
-            config.data,
-            "train",
-            ways=config.ways,
-            shots=config.shots,
-            queries=config.queries,
-            seed=config.seed,
-            dtype=dtype,
-        )
-        return episodes.tasks(torch.arange(n_tasks))
+        return build_learner(config).open_tasks("train").tasks(torch.arange(n_tasks))
     generator = torch.Generator().manual_seed(config.seed)
 
     def examples(per_class: int) -> tuple[Tensor, Tensor]:
@@ -112,9 +103,9 @@ def make_tasks(config: Config, n_tasks: int) -> Task:
     return Task(*examples(config.shots), *examples(config.queries))
 
 
-def repetition_of(peer: str, name: str, threads: int, *, float64: bool) -> Repetition:
+def repetition_of(peer: str, setting: str, threads: int, *, float64: bool) -> Repetition:
     """Return what ``peer`` repeats in a setting; in float64 of few tasks, for a check."""
-    config, n_tasks, *_ = {**SETTINGS, **ChainMap(*MEMORY.values())}[name]
+    config, n_tasks, *_ = {**SETTINGS, **ChainMap(*MEMORY.values())}[setting]
     if float64:
         config, n_tasks = with_values(config, dtype="float64"), min(n_tasks, 3)
     # The preset's own choice: a tiny network takes one thread whatever there are.

@@ -37,11 +37,7 @@ def documents() -> list[Path]:
 
 
 def render(call: str, document: Path) -> str:
-    """Return what stands between the two comments, given the words of the first.
-
-    Raises:
-        ValueError: if there is no such record or module, in one line.
-    """
+    """Return what stands between the two comments, given the words of the first."""
     path, *words = call.split()
     try:
         if path.endswith(".json"):

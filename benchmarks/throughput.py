@@ -70,10 +70,9 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
 
 
 def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each peer's repetitions.
+    """Return the seconds of each peer's repetitions, one in each round.
 
-    In each round each peer has one. One that fails is told of and left out: all together may not
-    fit into the memory.
+    A peer that fails is told of and left out: all together may not fit into the memory.
     """
     going = [Peer(name, setting, threads) for name in peers]
     seconds: dict[str, list[float]] = {name: [] for name in peers}
@@ -96,11 +95,7 @@ def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str
 
 
 def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, Any]:
-    """Measure one setting; return its record.
-
-    Raises:
-        UserError: naming a peer that computes another gradient.
-    """
+    """Measure one setting; return its record. A peer that computes another gradient is refused."""
     errors = gradient_errors(peers, setting, threads)
     for name, error in errors.items():
         if not error < TOLERANCE:
@@ -118,16 +113,8 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
         }
         for name, of_it in rates.items()
     ]
-    title = SETTINGS[setting].title
-    return {
-        "setting": setting,
-        "title": title,
-        "tasks": tasks,
-        "rounds": rounds,
-        "caption": f"**{title}**: {tasks} tasks, median of {rounds} rounds",
-        "columns": COLUMNS,
-        "rows": rows,
-    }
+    caption = f"**{SETTINGS[setting].title}**: {tasks} tasks, median of {rounds} rounds"
+    return {"setting": setting, "caption": caption, "columns": COLUMNS, "rows": rows}
 
 
 def main(arguments: list[str]) -> None:

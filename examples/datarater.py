@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,13 +26,13 @@ from torch import Tensor
 import maml
 from datasets.batches import divide
 from datasets.glyphs import open_classes
+from maml.config.parser import at_least
 from maml.run.provenance import describe
+from maml.studies.statistics import shown
 
 WAYS, WIDTH, BATCH = 50, 128, 64
 MODELS, TRUNCATION = 4, 2
 RATE, RATER_RATE = 3e-3, 3e-3
-T95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""Student's t for an interval of 95 %, by degrees of freedom."""
 Params = dict[str, Tensor]
 
 
@@ -165,20 +165,22 @@ def compare(seed: int, outer_steps: int, steps: int) -> dict[str, float]:
 
 
 def report(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the record of all seeds so far: mean difference, and from 5 on its 95 % interval."""
-    differences = [row["difference"] for row in rows]
-    found: dict[str, Any] = {"rows": rows, "mean": statistics.mean(differences)}
-    if len(rows) - 1 in T95:
-        found["ci95"] = T95[len(rows) - 1] * statistics.stdev(differences) / len(rows) ** 0.5
-    shown = {"seed": "{seed}", "rated": "{rated:.2f} %", "unweighted": "{unweighted:.2f} %"}
-    found["columns"] = shown | {"difference": "{difference:+.2f}"}
-    return found | {"hardware": describe(torch.get_num_threads())}
+    """Return the record of all seeds: the mean difference, and its 95 % interval."""
+    over_seeds = shown(np.array([row["difference"] for row in rows]))
+    return {
+        "rows": rows, "mean": over_seeds.mean, "ci95": over_seeds.high - over_seeds.mean,
+        "columns": {
+            "seed": "{seed}", "rated": "{rated:.2f} %", "unweighted": "{unweighted:.2f} %",
+            "difference": "{difference:+.2f}",
+        },
+        "hardware": describe(torch.get_num_threads()),
+    }  # fmt: skip
 
 
 def main() -> None:
     """Compare over seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, choices=range(1, 11), metavar="1..10")
+    parser.add_argument("--seeds", type=at_least(2), default=5)
     parser.add_argument("--outer-steps", type=int, default=600, help="of the rater")
     parser.add_argument("--steps", type=int, default=400, help="of the models that are compared")
     parser.add_argument("--json", type=Path, help="write the accuracies to this file")
@@ -189,10 +191,10 @@ def main() -> None:
         rows.append(compare(seed, options.outer_steps, options.steps))
         told = ", ".join(f"{name} {value:g}" for name, value in rows[-1].items())
         print(f"{told} ({time.perf_counter() - began:.0f} s)", flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(report(rows), indent=2) + "\n")
     found = report(rows)
-    print(f"difference {found['mean']:.2f} ± {found.get('ci95', float('nan')):.2f} points")
+    print(f"difference {found['mean']:.2f} ± {found['ci95']:.2f} points")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

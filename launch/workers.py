@@ -9,7 +9,6 @@ Where all have ended, all are started again if that was asked for, and continue 
 checkpoint.
 """
 
-import argparse
 import contextlib
 import math
 import os
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 
 from maml.config.cli import parse
-from maml.errors import UserError
+from maml.config.parser import Parser, at_least
 from maml.processes.launcher import LOCAL, MET, STORE
 from maml.processes.memory import OutOfMemory
 from maml.processes.program import run_program
@@ -48,28 +47,22 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
     """Return the workers, if given, the restarts, and all other flags, which are checked."""
-    parser = argparse.ArgumentParser(
-        prog="launch/local", description=__doc__, add_help=False, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(
+        prog="launch/local", description=__doc__, add_help=False,
         epilog="All other flags are those of train_maml.py: python train_maml.py --help",
     )  # fmt: skip
     parser.add_argument("-h", "--help", action="store_true", help="say this")
-    parser.add_argument("--workers", default=None, help="processes (default: GPUs, else cores)")
-    parser.add_argument("--restarts", default="0", help="how often to start again (default: 0)")
+    text = "processes (default: GPUs, else cores)"
+    parser.add_argument("--workers", type=at_least(1), help=text)
+    text = "how often to start again (default: 0)"
+    parser.add_argument("--restarts", type=at_least(0), default=0, help=text)
     own, others = parser.parse_known_args(arguments)
     if own.help or not others:
         parser.print_help()
         raise SystemExit(0 if own.help else 2)
     # What is wrong with a flag is said once, and before anything is started.
     parse(others, also=("--workers", "--restarts"))
-    workers = None if own.workers is None else _number("--workers", own.workers, least=1)
-    return workers, _number("--restarts", own.restarts, least=0), others
-
-
-def _number(flag: str, text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise UserError(f"{flag} {text}: must be a whole number, at least {least}")
-    return int(text)
+    return own.workers, own.restarts, others
 
 
 def _default_workers() -> int:

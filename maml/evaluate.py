@@ -11,40 +11,28 @@ checkpoint as training makes them. A record stays as it is.
 """
 
 import argparse
-import contextlib
 import copy
 import errno
 import json
 import os
-import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.errors import DataError
 from datasets.spelling import is_theirs
-from maml.config import Config, checks, default_data_root, flag, registry
+from maml.config import Config, checks, default_data_root, registry
 from maml.config.parser import Parser, add_trust, at_least, positive
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of, load_best
-from maml.evaluation.scores import (
-    check_headline,
-    ensemble,
-    evaluate,
-    no_answers,
-    summary,
-    there_are,
-)
-from maml.learners.objectives import REGRESSION
+from maml.evaluation.scores import check_headline, evaluate, no_answers, summary, there_are
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import warn_of_edits
 from maml.run.watch import watch
 from maml.strategies.local import alone
 
-SPLITS = ("train", "validation", "test")
 ASKED: dict[str, tuple[str, Any, str]] = {
     "steps": ("eval_inner_steps", at_least(0), "inner steps on the support set"),
     "ways": ("ways", at_least(1), "classes a task, for a learner without parameters of a class"),
@@ -54,8 +42,6 @@ ASKED: dict[str, tuple[str, Any, str]] = {
     "threads": ("threads", at_least(1), "computing threads of this process"),
 }
 """What may be asked otherwise than the run's own: flag, field, type, help."""
-POLL, PATIENCE = 5.0, 3600.0
-"""Seconds between two looks at a run that is watched, and until it is given up."""
 
 
 def main(arguments: list[str]) -> int:
@@ -63,12 +49,10 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     evaluator = RunEvaluator(options)
     if options.watch:
-        poll, patience = options.poll or POLL, options.patience or PATIENCE
-        return watch(options.run_dir, evaluator, poll=poll, patience=patience)
+        return watch(options.run_dir, evaluator, poll=options.poll, patience=options.patience)
     config = evaluator.config_now()
     transductive = _transductive(options, config)
-    saved = content_of(options.run_dir, options.iteration, transductive=transductive)
-    together = []
+    saved, together = content_of(options.run_dir, options.iteration, transductive=transductive), []
     if options.ensemble is not None:
         together = load_best(options.run_dir, options.ensemble, transductive=transductive)
     evaluator.build(config)
@@ -84,7 +68,7 @@ def _parser() -> Parser:
         description="Evaluate a checkpoint of a run directory, or the model of a record.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    parser.add_argument("--split", choices=SPLITS, default="test")
+    parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
     parser.add_argument(
         "--tasks", type=at_least(1), default=600, help="tasks to evaluate (default: 600)"
     )
@@ -121,28 +105,18 @@ def _parser() -> Parser:
         help="evaluate every checkpoint that the run keeps or makes, until its training is over; "
         "may be started before it, and again: what is evaluated already is not repeated",
     )
-    parser.add_argument(
-        "--poll", type=positive, help=f"--watch: seconds between looks (default: {POLL:g})"
-    )
-    parser.add_argument(
-        "--patience",
-        type=positive,
-        help="--watch: give up when nothing in RUN_DIR changes for so many seconds "
-        f"(default: {PATIENCE:g})",
-    )
+    text = "--watch: seconds between looks (default: 5)"
+    parser.add_argument("--poll", type=positive, default=5.0, help=text)
+    text = "--watch: seconds without a change in RUN_DIR after which to give up (default: 3600)"
+    parser.add_argument("--patience", type=positive, default=3600.0, help=text)
     return parser
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     options = _parser().parse_args(arguments)
     for name in ("iteration", "ensemble"):
-        if getattr(options, name) is not None and options.watch:
-            raise UserError(f"{flag(name)}: --watch evaluates every checkpoint")
-    if options.data_root == "":
-        raise UserError('--data-root "": empty; was a shell variable not set?')
-    for name in ("poll", "patience"):
-        if getattr(options, name) is not None and not options.watch:
-            raise UserError(f"--{name} goes with --watch")
+        if options.watch and getattr(options, name) is not None:
+            raise UserError(f"--{name}: --watch evaluates every checkpoint")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("python -m maml.evaluate runs in one process: start it without torchrun")
     return options
@@ -169,11 +143,7 @@ class RunEvaluator:
         self._warned: set[str] = set()
 
     def config_now(self) -> Config:
-        """Return the run's configuration, with what is otherwise here.
-
-        Raises:
-            UserError: as `directory.read_config`.
-        """
+        """Return the run's configuration, with what is otherwise here."""
         options = self.options
         self._of_run = config = directory.config_here(
             options.run_dir, options.data_root, options.device, trust=options.trust
@@ -184,8 +154,9 @@ class RunEvaluator:
             # Its root is where a user's own images are, and no other data set.
             asked["data_root"] = default_data_root()
         config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
-        checks.check_threads(config)
         registry.import_theirs(config)
+        checks.check_values(config)
+        checks.check_threads(config)
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(
                 f"--steps {options.steps}: --learner {config.learner} takes no inner step"
@@ -194,34 +165,16 @@ class RunEvaluator:
 
     def build(self, config: Config) -> None:
         """Build the worker and open its episodes."""
-        strategy = alone(config)
-        worker = strategy.worker
-        with self._naming_own_flags():
-            if not worker.learner.any_ways and self.options.ways not in (None, self._of_run.ways):
-                own = f"{self._of_run.ways} classes"
-                why = f"the parameters of --learner {config.learner} tell {own} apart"
-                if worker.learner.objective is REGRESSION:
-                    why = "its tasks have no classes"
-                raise UserError(f"--ways {config.ways}: {why}")
-            worker.evaluation(self.options.split)
-        transductive = _transductive(self.options, config)
-        split = self.options.split
-        if line := check_headline(worker, split, transductive, "--non-transductive"):
+        self.strategy, self.config = alone(config), config
+        worker, options = self.strategy.worker, self.options
+        if not worker.learner.any_ways and options.ways not in (None, self._of_run.ways):
+            raise UserError(
+                f"--ways {config.ways}: the parameters of --learner {config.learner} tell "
+                f"{self._of_run.ways} classes apart"
+            )
+        transductive = _transductive(options, config)
+        if line := check_headline(worker, options.split, transductive, "--non-transductive"):
             print(line, file=sys.stderr, flush=True)
-        self.strategy = strategy
-        self.config = config
-
-    @contextlib.contextmanager
-    def _naming_own_flags(self) -> Iterator[None]:
-        """Let an error name what was given here, not the run's flag of the same field."""
-        try:
-            yield
-        except (UserError, DataError) as error:
-            line = str(error)
-            for name, (field, *_) in ASKED.items():
-                if getattr(self.options, name) is not None:
-                    line = re.sub(rf"--{field.replace('_', '-')}(?![\w-])", f"--{name}", line)
-            raise UserError(line) from error
 
     def prepare(self) -> bool:
         """Build the worker when there is a configuration, and anew when it is another one."""
@@ -256,9 +209,6 @@ class RunEvaluator:
     def evaluated(self) -> set[int]:
         """Return the iterations that have a row for the same question.
 
-        Raises:
-            UserError: as `files.read_rows`.
-
         The iteration alone names a checkpoint: a training that goes back over it makes the same
         parameters again.
         """
@@ -274,34 +224,24 @@ class RunEvaluator:
         assert self.config is not None
         options, question = self.options, self.question()
         self._check([saved, *together])
-        # A line that goes on for hours is for terminals.
-        progress = sys.stderr.isatty() or not options.watch
-        result = evaluate(
-            self.strategy, saved["model"], options.split, options.tasks, progress=progress
-        )
-        row = {"iteration": saved["iteration"], **question, **result}
-        lines = [self._line(f"iteration {saved['iteration']}", result)]
-        warnings = [no_answers(result)]
+        row = {"iteration": saved["iteration"], **question}
+        asked = [("", f"iteration {saved['iteration']}", saved["model"])]
         if together:
-            found = ensemble(
-                self.strategy,
-                [one["model"] for one in together],
-                options.split,
-                options.tasks,
-                progress=progress,
-            )
-            iterations = [one["iteration"] for one in together]
-            row["ensemble"] = iterations
-            row |= {f"ensemble_{name}": found[name] for name in found if name not in question}
-            who = f"ensemble of iterations {', '.join(map(str, iterations))}"
-            lines.append(self._line(who, found))
-            warnings.append(no_answers(found))
+            row["ensemble"] = [one["iteration"] for one in together]
+            who = f"ensemble of iterations {', '.join(map(str, row['ensemble']))}"
+            asked += [("ensemble_", who, [one["model"] for one in together])]
+        for prefix, who, models in asked:
+            # A line that goes on for hours is for terminals.
+            found = evaluate(
+                self.strategy, models, options.split, options.tasks,
+                progress=sys.stderr.isatty() or not options.watch,
+            )  # fmt: skip
+            row |= {prefix + name: found[name] for name in found if name not in question}
+            # Before it is written: where that fails, it is not lost.
+            print(f"{who}: {summary(found, self.config, question['transductive'])}", flush=True)
+            if line := no_answers(found):
+                print(line, file=sys.stderr, flush=True)
         row["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        # Before it is written: where that fails, it is not lost.
-        print("\n".join(lines), flush=True)
-        # Once: an ensemble of such a model has no answers, either.
-        for line in filter(None, dict.fromkeys(warnings)):
-            print(line, file=sys.stderr, flush=True)
         if not self.of_record:
             # Where a full disk has cut the last row short, this one begins a line of its own.
             before = self.rows.read_bytes() if self.rows.is_file() else b""
@@ -311,30 +251,17 @@ class RunEvaluator:
     def _check(self, contents: Sequence[dict[str, Any]]) -> None:
         """Refuse checkpoints, the first of which is the run's, that do not fit what is asked."""
         assert self.config is not None
-        options = self.options
-        params = self.strategy.worker.learner.meta_parameters()
+        options, learner = self.options, self.strategy.worker.learner
         for one in contents:
-            try:
-                checkpoint.check_model(one, params, f"{options.run_dir}, after {one['iteration']}")
-            except UserError as error:
-                if options.data is None:
-                    raise
-                shape = self.strategy.worker.learner.image_shape
-                raise UserError(
-                    f"--data {options.data}: the run's model takes no images of the shape "
-                    f"{list(shape or [])} (channels, height, width), which these have"
-                ) from error
+            what = f"{options.run_dir}, after {one['iteration']}"
+            checkpoint.check_model(one, learner.meta_parameters(), what)
             warn_of_edits(self.config, one, self._warned)
         if contents[0].get("division") is not None and options.data is None:
             # As the run opens it: what is asked of the tasks here is not asked of those.
-            learner = copy.copy(self.strategy.worker.learner)
+            learner = copy.copy(learner)
             learner.config = self._of_run
             division = learner.open_tasks("train").division
             checkpoint.check_division(contents[0], division, options.run_dir)
-
-    def _line(self, who: str, result: dict[str, Any]) -> str:
-        assert self.config is not None
-        return f"{who}: {summary(result, self.config, self.question()['transductive'])}"
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from datasets.words import counted
 from maml.config.parser import Parser, add_trust, at_least
 from maml.errors import UserError
 from maml.library.fast_module import BatchStatistics
-from maml.library.model import AdaptedModel, Model, load
+from maml.library.model import Model, load
 from maml.run import files
 
 
@@ -45,20 +45,31 @@ def main(arguments: list[str]) -> int:
         )
     x, labels, _ = _flat(model, support)
     adapted = model.adapt(x, labels, options.steps)
-    report = _predict(adapted, model, query, options.batch_statistics)
-    for row in report["predictions"]:
-        print(f"{shown(row['file'])}\t{row['class']}\t{max(row['probabilities'].values()):.4f}")
-    if report["accuracy"] is not None:
-        n = len(report["predictions"])
-        print(f"accuracy {100 * report['accuracy']:.2f} % of {counted(n, 'image')}")
+    names = [str(name) for name in adapted.classes or ()]
+    images, truths, paths = _flat(model, query)
+    answers = adapted.predict(images, options.batch_statistics).tolist()
+    rows: list[dict[str, Any]] = []
+    for path, truth, each in zip(paths, truths, answers, strict=True):
+        probabilities = dict(zip(names, each, strict=True))
+        most = max(each)
+        found = names[each.index(most)]
+        known = {"truth": truth} if truth else {}
+        rows.append({"file": path, "class": found, "probabilities": probabilities, **known})
+        print(f"{shown(path)}\t{found}\t{most:.4f}")
+    accuracy = None
+    if query.classes != [""]:
+        accuracy = sum(row["class"] == row["truth"] for row in rows) / len(rows)
+        print(f"accuracy {100 * accuracy:.2f} % of {counted(len(rows), 'image')}")
     if options.json is not None:
-        asked = {
+        report = {
             "run_dir": str(options.run_dir),
             "iteration": model.iteration,
             "steps": model.steps if options.steps is None else options.steps,
             "batch_statistics": options.batch_statistics,
+            "predictions": rows,
+            "accuracy": accuracy,
         }
-        files.write_text(options.json, json.dumps(asked | report, indent=2) + "\n")
+        files.write_text(options.json, json.dumps(report, indent=2) + "\n")
     return 0
 
 
@@ -117,26 +128,6 @@ def _flat(model: Model, found: FolderImages) -> tuple[Any, list[str], list[str]]
     labels = [name for name, own in zip(found.classes, found.files, strict=True) for _ in own]
     images = as_in(model.config.data, np.concatenate(found.arrays))
     return images, labels, [file for own in found.files for file in own]
-
-
-def _predict(
-    adapted: AdaptedModel, model: Model, query: FolderImages, batch_statistics: BatchStatistics
-) -> dict[str, Any]:
-    """Return a row for each image, and the share that is right where that is known."""
-    assert adapted.classes is not None
-    images, labels, paths = _flat(model, query)
-    rows: list[dict[str, Any]] = []
-    right = 0
-    for path, label, of_each in zip(
-        paths, labels, adapted.predict(images, batch_statistics).tolist(), strict=True
-    ):
-        probabilities = dict(zip(map(str, adapted.classes), of_each, strict=True))
-        found = max(probabilities, key=lambda name: probabilities[name])
-        truth = {"truth": label} if label else {}
-        right += found == label
-        rows.append({"file": path, "class": found, "probabilities": probabilities, **truth})
-    accuracy = right / len(rows) if query.classes != [""] else None
-    return {"predictions": rows, "accuracy": accuracy}
 
 
 if __name__ == "__main__":

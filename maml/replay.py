@@ -6,16 +6,14 @@ A training that meets a loss or gradient that is not finite does not take that s
 tasks and the model before it. Here each task is computed alone: which one is it?
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 import torch
 
 from datasets.words import counted
-from maml.config import registry
+from maml.config import checks, registry
 from maml.config.parser import Parser, add_trust, whole_number
-from maml.errors import UserError
 from maml.networks.headless import in_short
 from maml.params import Params
 from maml.run import directory, refused
@@ -27,10 +25,24 @@ from maml.worker import Share, Worker
 
 def main(arguments: list[str]) -> int:
     """Print a line for each task of a refused step; return the exit code."""
-    options = _parse(arguments)
+    parser = Parser(
+        prog="python -m maml.replay",
+        description="Compute the tasks of a step that was not finite again, one by one.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    parser.add_argument(
+        "--iteration",
+        type=whole_number,
+        help="the step, counted from 1 (default: the last that was kept)",
+    )
+    parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
+    add_trust(parser, "the run's config.yaml")
+    options = parser.parse_args(arguments)
     run_dir: Path = options.run_dir
     config = directory.config_here(run_dir, options.data_root, options.device, trust=options.trust)
     registry.import_theirs(config)
+    checks.check_values(config)
     row, tasks, saved = refused.read(run_dir, options.iteration)
     again = f"computing the {counted(len(tasks), 'task')} of iteration {row['iteration']} again"
     print(f"{run_dir}: {again}", file=sys.stderr, flush=True)
@@ -48,26 +60,6 @@ def main(arguments: list[str]) -> int:
         share = worker.share(model, tasks, worker.learner)
         print(f"together: {_numbers(worker, share)}{_faults(share.gradients)}")
     return 0
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m maml.replay",
-        description="Compute the tasks of a step that was not finite again, one by one.",
-    )
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    parser.add_argument(
-        "--iteration",
-        type=whole_number,
-        help="the step, counted from 1 (default: the last that was kept)",
-    )
-    parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
-    add_trust(parser, "the run's config.yaml")
-    options = parser.parse_args(arguments)
-    if options.data_root == "":
-        raise UserError('--data-root "": empty; was a shell variable not set?')
-    return options
 
 
 def _is_fine(worker: Worker, model: Params, task: int) -> bool:

@@ -13,7 +13,6 @@ from maml.errors import UserError
     "name, flag, value",
     [
         ("throughput", "--rounds", "0"),
-        ("throughput", "--json", "/"),
         ("memory", "--json", "/no/record.json"),
         ("scaling", "--warm-up", "some"),
         ("tables", "--chekc", "--check"),

@@ -151,21 +151,17 @@ def test_an_environment_of_one_s_own(machine: Machine) -> None:
 
 
 def test_pip_takes_over_from_uv(machine: Machine) -> None:
-    machine.write("installing", 'rm "$VENV/half"; exit 2')
-    machine.make()
-    uv, pip = (machine.root / "calls").read_text().splitlines()
-    assert uv.startswith("uv ") and pip.startswith("pip ")
-    assert all("--constraint requirements.lock" in call for call in (uv, pip))
-
-
-def test_a_failure_is_one_line(machine: Machine) -> None:
-    """It names the log; the same command tries again, from the start."""
+    """Where both fail, one line names the log, and the same command begins again."""
     machine.write("installing", "echo 'error: no such package'; kill $PPID")
     said = machine.start().communicate(timeout=300)[1].splitlines()
     log = machine.venv / ".install.log"
     assert said[1:] == [f"the installation failed: error: no such package; the whole log is {log}"]
-    machine.write("installing", "")
+    machine.write("installing", 'rm "$VENV/half"; exit 2')
+    machine.write("calls", "")
     assert "ready" in machine.make()
+    uv, pip = (machine.root / "calls").read_text().splitlines()
+    assert uv.startswith("uv ") and pip.startswith("pip ")
+    assert all("--constraint requirements.lock" in call for call in (uv, pip))
 
 
 def test_all_versions_are_locked() -> None:

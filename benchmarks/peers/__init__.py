@@ -22,26 +22,9 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-tasks": {"batching": "tasks"},
 }
 """This project as a run calls it, and with other flags."""
-OF_MAML = (
-    "ours",
-    "ours-torch",
-    "ours-compiled",
-    "learn2learn",
-    "higher",
-    "torchopt",
-    "vmap",
-    "compiled",
-)
-OF_OWN = (
-    "ours",
-    "ours-vmap",
-    "ours-tasks",
-    "ours-compiled",
-    "learn2learn",
-    "higher",
-    "torchopt",
-    "plain",
-)
+_OTHERS = ("ours-compiled", "learn2learn", "higher", "torchopt")
+OF_MAML = ("ours", "ours-torch", *_OTHERS, "vmap", "compiled")
+OF_OWN = ("ours", "ours-vmap", "ours-tasks", *_OTHERS, "plain")
 """The peers that can compute the meta-gradient of each learner, or of a network of one's own."""
 PEERS = tuple(dict.fromkeys((*OF_MAML, *OF_OWN)))
 

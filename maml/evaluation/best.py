@@ -26,18 +26,9 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
     """Return those of ``iterations`` that were validated, the best first.
 
     The best has the greatest accuracy or return, of equals the least loss, and of these the latest.
-    What is no number is worse than any that is.
-
-    Args:
-        run_dir: The run, whose metrics.jsonl has the validations.
-        iterations: Of its checkpoints.
-        transductive: Which of the two accuracies counts.
-
-    Raises:
-        UserError: as `read_rows`.
+    What is no number is worse than any that is. ``transductive``: which of two accuracies counts.
     """
-    there = set(iterations)
-    scores: dict[int, _Score] = {}
+    there, scores = set(iterations), dict[int, _Score]()
     for row in read_rows(run_dir / "metrics.jsonl"):
         if row.get("split") == "validation" and row["iteration"] in there:
             score = _score(row, transductive=transductive)
@@ -53,14 +44,9 @@ def _score(row: dict[str, Any], *, transductive: bool) -> _Score | None:
     value, loss = row.get(f"{prefix}{judged}"), row.get(f"{prefix}loss")
     if value is None:  # a network that mixes examples has transductive answers alone
         return None
-    return _or_worst(-value if judged == "loss" else value), _or_worst(
-        -math.inf if loss is None else -loss
-    )
-
-
-def _or_worst(score: float) -> float:
+    first, second = (-value if judged == "loss" else value), -math.inf if loss is None else -loss
     # A comparison with nan says nothing, and a sort would leave the others in any order.
-    return -math.inf if math.isnan(score) else score
+    return -math.inf if math.isnan(first) else first, -math.inf if math.isnan(second) else second
 
 
 class BestModel:
@@ -111,41 +97,41 @@ def content_of(
 ) -> dict[str, Any]:
     """Return the content of a run's checkpoint, or of the model that a record keeps.
 
-    Args:
-        run_dir: The run, or a record, which has the tested model alone.
-        wanted: Its iteration; "best", the one that validated best; None: with the model that the
-            run tests.
-        transductive: Which of the two accuracies counts.
-        flag: What the caller calls ``wanted``.
-
-    Raises:
-        UserError: naming the flag, and what there is; or as `checkpoint.load`.
+    ``wanted`` is its iteration; "best", the one that validated best by the accuracy that is
+    ``transductive`` or not; None: with the model that the run tests. A UserError names ``flag``,
+    which asks for it, and what there is.
     """
     if wanted is None and (run_dir / RECORDED).is_file():
         return recorded_content(run_dir)
-    if wanted not in (None, "best"):
-        return checkpoint.load(_chosen(run_dir, wanted, transductive=transductive, flag=flag))
-    try:
-        last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
-    except checkpoint.DamagedError:
-        if wanted is None:
-            raise
-        last = {}
-    # The best of all of them, kept or not, where it was judged in the same way.
-    if wanted is None or last.get("best", {}).get("transductive") == transductive:
-        return checkpoint.tested(last)
-    return checkpoint.load(_chosen(run_dir, "best", transductive=transductive, flag=flag))
+    if wanted in (None, "best"):
+        try:
+            last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
+        except checkpoint.DamagedError:
+            if wanted is None:
+                raise
+            last = {}
+        # The best of all of them, kept or not, where it was judged in the same way.
+        if wanted is None or last.get("best", {}).get("transductive") == transductive:
+            return checkpoint.tested(last)
+    kept = checkpoint.numbered_checkpoints(run_dir)
+    there_are = f"{run_dir} keeps those of {', '.join(map(str, kept)) or 'none'}"
+    if wanted == "best":
+        found = best(run_dir, kept, transductive=transductive)[:1]
+        if not found:
+            raise UserError(f"{flag} best: no kept checkpoint was validated; {there_are}")
+    else:
+        found = [number for number in kept if str(number) == wanted]
+        if not found:
+            raise UserError(f"{flag} {wanted}: no checkpoint of it; {there_are}")
+    return checkpoint.load(kept[found[0]])
 
 
 def recorded_content(record: Path) -> dict[str, Any]:
     """Return what a checkpoint would hold of a record whose parameters are kept.
 
     That is ``iteration``, ``model``, ``division`` and, of a user's own components, ``own_files``
-    and, in ``config``, how they are called.
-
-    Raises:
-        UserError: as `checkpoint.load_parameters`, or if its configuration cannot be read, or the
-            parameters are not those that were recorded.
+    and, in ``config``, how they are called. A UserError names what is missing, damaged, or not the
+    file that was recorded.
     """
     made = read_object(record / "record.json") if (record / "record.json").exists() else {}
     try:
@@ -167,26 +153,10 @@ def recorded_content(record: Path) -> dict[str, Any]:
     }
 
 
-def _chosen(run_dir: Path, wanted: str, *, transductive: bool, flag: str) -> Path:
-    """Return the path of a kept checkpoint; arguments and errors as `content_of`."""
-    kept = checkpoint.numbered_checkpoints(run_dir)
-    there_are = f"{run_dir} keeps those of {', '.join(map(str, kept)) or 'none'}"
-    if wanted != "best":
-        if not wanted.isdecimal() or int(wanted) not in kept:
-            raise UserError(f"{flag} {wanted}: no checkpoint of it; {there_are}")
-        return kept[int(wanted)]
-    validated = best(run_dir, kept, transductive=transductive)
-    if not validated:
-        raise UserError(f"{flag} best: no kept checkpoint was validated; {there_are}")
-    return kept[validated[0]]
-
-
 def load_best(run_dir: Path, count: int, *, transductive: bool) -> list[dict[str, Any]]:
     """Return the contents of the ``count`` kept checkpoints that validated best, the best first.
 
-    Raises:
-        UserError: naming ``--ensemble``, which asks for them, if there are not so many; or a file
-            that cannot be read.
+    A UserError names ``--ensemble``, which asks for them, if there are not so many.
     """
     kept = checkpoint.numbered_checkpoints(run_dir)
     validated = best(run_dir, kept, transductive=transductive)

@@ -14,7 +14,6 @@ from maml.errors import UserError
 from maml.params import Params
 from maml.run.progress import bar
 from maml.strategies import Strategy
-from maml.strategies.local import Local
 from maml.worker import Worker
 
 
@@ -32,16 +31,9 @@ def same_classes(worker: Worker, splits: Sequence[str]) -> str:
 
 
 def check_headline(worker: Worker, split: str, transductive: bool, flag: str) -> str:
-    """Return a warning where the number beside the headline is not what it is called, or "".
+    """Return a warning where the numbers beside a transductive headline are transductive, too.
 
-    Args:
-        worker: Who evaluates.
-        split: Whose tasks.
-        transductive: Whether that is the headline.
-        flag: What asks for the other one, for the message.
-
-    Raises:
-        UserError: where the headline is to be non-transductive, and the network has no such number.
+    A UserError names ``flag``, where it asks for the other headline, which there is not.
     """
     reason = worker.why_transductive(split)
     if reason is None:
@@ -52,22 +44,16 @@ def check_headline(worker: Worker, split: str, transductive: bool, flag: str) ->
 
 
 def evaluate(
-    strategy: Strategy,
-    meta_params: Params,
-    split: str,
-    tasks: int,
-    *,
-    progress: bool = False,
-    between: Callable[[], None] = lambda: None,
+    strategy: Strategy, models: Params | Sequence[Params], split: str, tasks: int, **how: Any
 ) -> dict[str, Any]:
     """Return the `means` of what `of_tasks` returns, for the same arguments."""
-    values = of_tasks(strategy, meta_params, split, tasks, progress=progress, between=between)
+    values = of_tasks(strategy, models, split, tasks, **how)
     return means(values, split, strategy.worker.evaluation_names)
 
 
 def of_tasks(
     strategy: Strategy,
-    meta_params: Params,
+    models: Params | Sequence[Params],
     split: str,
     tasks: int,
     *,
@@ -76,49 +62,24 @@ def of_tasks(
 ) -> Tensor:
     """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
 
+    ``models``: one, or the several of an ensemble (`maml.learners.asked`), in this process alone.
     Where examples run out, it ends: to see them twice would narrow the interval for nothing.
 
     Returns:
         ``[tasks, len(evaluation_names)]``: each task's metrics.
     """
-
-    def evaluated(ids: Tensor) -> Tensor:
-        between()
-        return strategy.evaluate(meta_params, split, ids)
-
-    return in_rounds(strategy, split, tasks, evaluated, progress=progress)
-
-
-def ensemble(
-    strategy: Local, models: Sequence[Params], split: str, tasks: int, *, progress: bool = False
-) -> dict[str, Any]:
-    """Return what `evaluate` does, of an ensemble (`maml.learners.asked`)."""
-    worker = strategy.worker
-
-    def evaluated(ids: Tensor) -> Tensor:
-        return worker.evaluate_together(models, split, ids, worker.learner)
-
-    values = in_rounds(strategy, split, tasks, evaluated, progress=progress)
-    return means(values, split, worker.evaluation_names)
-
-
-def in_rounds(
-    strategy: Strategy,
-    split: str,
-    tasks: int,
-    evaluated: Callable[[Tensor], Tensor],
-    *,
-    progress: bool,
-) -> Tensor:
-    """Return the rows of ``evaluated`` of all tasks that there are, a round of ids at a time."""
-    config = strategy.config
-    tasks = there_are(tasks, strategy.worker, split)
+    config, worker = strategy.config, strategy.worker
+    tasks = there_are(tasks, worker, split)
     # Rounds small enough to show progress and to answer a stop signal between two.
     round_size = max(config.task_batch, 4) * strategy.world.size
     rows = []
     with bar(tasks, split, "task", speaks=progress, leave=False) as shown:
         for ids in torch.arange(tasks).split(round_size):
-            rows.append(evaluated(ids))
+            between()
+            if isinstance(models, dict):
+                rows.append(strategy.evaluate(models, split, ids))
+            else:
+                rows.append(worker.evaluate_together(models, split, ids, worker.learner))
             shown.update(len(ids))
     return torch.cat(rows)
 
@@ -126,9 +87,8 @@ def in_rounds(
 def means(values: Tensor, split: str, names: Sequence[str]) -> dict[str, Any]:
     """Return what metrics of tasks ``values [T, len(names)]`` come to.
 
-    Returns:
-        ``tasks``, ``split`` and, for every name, its mean over tasks and ``<name>_ci95``, the
-        half-width 1.96·σ/√tasks (Finn et al. 2017, table 1).
+    That is ``tasks``, ``split`` and, for every name, its mean over tasks and ``<name>_ci95``, the
+    half-width 1.96·σ/√tasks (Finn et al. 2017, table 1).
     """
     result: dict[str, Any] = {"split": split, "tasks": len(values)}
     for name, column in zip(names, values.T, strict=True):
@@ -154,42 +114,39 @@ def with_headline(test: dict[str, Any], *, transductive: bool) -> dict[str, Any]
 
 def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     """Say a result in one line, both ways of normalising the queries included."""
-    metric = headline(result)
-    unit, scale = (" %", 100.0) if metric == "accuracy" else ("", 1.0)
+    metric, known = headline(result), registry.learner(config.learner)
 
     def shown(prefix: str) -> str:
-        mean, ci95 = result[f"{prefix}{metric}"], result[f"{prefix}{metric}_ci95"]
-        interval = "?" if ci95 is None else f"{scale * ci95:.2f}"
-        return f"{scale * mean:.2f} ± {interval}{unit}"
+        return with_interval(result[prefix + metric], result[f"{prefix}{metric}_ci95"], metric)
 
     first, second = ("", "non_transductive_") if transductive else ("non_transductive_", "")
     names = {"": "transductive", "non_transductive_": "non-transductive"}
-    both = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
+    said = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
     if metric != "accuracy":
-        both = shown("")
-    over = "mean ± 95 % interval over"
-    tasks, steps = result["tasks"], counted(config.eval_inner_steps, "inner step")
-    queries = counted(config.eval_queries, "query", "queries")
-    if registry.learner(config.learner).tasks == "batches":
-        five = f"precision@5 {100 * result[first + 'precision@5']:.2f} %"
-        return (
-            f"{result['split']} {metric} {both}, {five}: {over} "
-            f"{counted(tasks, 'batch', 'batches')} of {counted(config.batch_size, 'example')}"
-        )
-    if metric == "return":
-        before = f", {result['return_before']:.2f} before" if "return_before" in result else ""
-        adapted = f", {steps} of {counted(config.shots, 'episode')} each"
-        return (
-            f"{result['split']} return {both}{before}: {over} {counted(tasks, 'task')}, "
-            f"{counted(config.eval_queries, 'episode')} each{adapted if before else ''}"
-        )
-    examples = f"{config.ways}-way {config.shots}-shot, {queries} per class"
-    if metric == "loss":
-        examples = f"{config.shots}-shot, {queries}"
-    if registry.learner(config.learner).adapts_at_test:
-        examples = f"{examples}, {steps}"
-    over = f"{over} {counted(tasks, 'task')}"
-    return f"{result['split']} {metric} {both}: {over}, {examples}"
+        said = shown("")
+    over, steps = result["tasks"], counted(config.eval_inner_steps, "inner step")
+    queries, shots = counted(config.eval_queries, "query", "queries"), f"{config.shots}-shot"
+    conditions = [counted(over, "task")]
+    if known.tasks == "batches":
+        said += f", precision@5 {100 * result[first + 'precision@5']:.2f} %"
+        each = counted(config.batch_size, "example")
+        conditions = [f"{counted(over, 'batch', 'batches')} of {each}"]
+    elif metric == "return":
+        conditions.append(f"{counted(config.eval_queries, 'episode')} each")
+        if "return_before" in result:
+            said += f", {result['return_before']:.2f} before"
+            conditions.append(f"{steps} of {counted(config.shots, 'episode')} each")
+    else:
+        ways = f"{config.ways}-way {shots}, {queries} per class"
+        conditions.append(f"{shots}, {queries}" if metric == "loss" else ways)
+        conditions += [steps] if known.adapts_at_test else []
+    return f"{result['split']} {metric} {said}: mean ± 95 % interval over {', '.join(conditions)}"
+
+
+def with_interval(mean: float, ci95: float | None, metric: str) -> str:
+    """Show a mean and the half-width of its interval; accuracies in percent."""
+    unit, scale = (" %", 100.0) if metric == "accuracy" else ("", 1.0)
+    return f"{scale * mean:.2f} ± {'?' if ci95 is None else f'{scale * ci95:.2f}'}{unit}"
 
 
 def headline(scores: Container[str]) -> str:

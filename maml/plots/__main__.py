@@ -23,7 +23,7 @@ from maml.config.parser import Parser, add_trust, at_least
 from maml.config.saved import believed
 from maml.errors import UserError
 from maml.library.model import Model, load
-from maml.plots import adaptation, curves, style
+from maml.plots import curves, style
 from maml.plots import tasks as of_tasks
 from maml.run import checkpoint, reading
 from maml.run.files import make_folder
@@ -71,9 +71,6 @@ def named(names: list[str] | None, runs: list[Run]) -> dict[str, list[Run]]:
     """Return the runs by method, as `maml.run.reading.methods`; ``names``, if any, are the labels.
 
     As many as there are methods name these; as many as there are runs name each of the runs.
-
-    Raises:
-        UserError: naming ``--names``, where they are too few, too many, or not all different.
     """
     methods = reading.methods(runs)
     if names is None:
@@ -92,29 +89,22 @@ def named(names: list[str] | None, runs: list[Run]) -> dict[str, list[Run]]:
 def pictures(
     methods: dict[str, list[Run]], tasks: int, task: int, *, trust: bool
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the figure of each picture; None where a run has nothing for it.
-
-    Args:
-        methods: The runs, as `maml.run.reading.methods` returns them.
-        tasks: How many test tasks a point is of.
-        task: The test task that is drawn.
-        trust: As `maml.load`.
-    """
+    """Yield the name and the figure of each picture; None where a run has nothing for it."""
     yield "curves", curves.learning_curves(methods)
-    trained = _trained(methods, trust=trust)
-    learners = {name: registry.learner(each[0].config.learner) for name, each in trained.items()}
     adapting: dict[str, list[Model]] = {}
+    trained = {
+        name: each
+        for name, each in _trained(methods, trust=trust).items()
+        if registry.learner(each[0].config.learner).tasks == "episodes"
+    }
     for number, (name, each) in enumerate(trained.items(), 1):
-        learner = learners[name]
-        alone = sum(other.tasks == learner.tasks for other in learners.values()) == 1
-        of_it = "" if alone else f"-{number}-" + re.sub(r"[^\w.=-]+", "_", name)[:40].strip("_")
-        if learner.tasks == "episodes":
-            models = [load(run.path, trust=trust) for run in each]
-            yield f"panel{of_it}", of_tasks.panel(models[0], task)
-            if learner.adapts_at_test:
-                adapting[name] = models
+        models = [load(run.path, trust=trust) for run in each]
+        which = f"-{number}-" + re.sub(r"[^\w.=-]+", "_", name)[:40].strip("_")
+        yield "panel" + which * (len(trained) > 1), of_tasks.panel(models[0], task)
+        if registry.learner(each[0].config.learner).adapts_at_test:
+            adapting[name] = models
     if adapting:
-        yield "steps", adaptation.by_step(adapting, tasks)
+        yield "steps", curves.by_step(adapting, tasks)
 
 
 def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Run]]:
@@ -131,9 +121,8 @@ def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Ru
                 refused.append(why)
             else:
                 found.setdefault(name, []).append(replace(run, config=config))
-    if refused:
-        others = f" (and {counted(len(refused) - 1, 'other run')})" * (len(refused) > 1)
-        print(f"left out: pictures of the model: {refused[0]}{others}", file=sys.stderr, flush=True)
+    for why in dict.fromkeys(refused):
+        print(f"left out: pictures of the model: {why}", file=sys.stderr, flush=True)
     return found
 
 

@@ -1,10 +1,12 @@
-"""Learning curves: of one run as it ends, of many by method and seed."""
+"""Curves: of one run as it ends, of many by method and seed; scores by inner steps."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import torch
+from tqdm import tqdm
 
 from datasets.episodes import Episodes
 from datasets.tasks import Task
@@ -13,6 +15,7 @@ from maml.config import Config, registry
 from maml.config.presets import title
 from maml.evaluation.scores import headline
 from maml.learners import Learner
+from maml.library.model import Model
 from maml.params import Params
 from maml.plots import style
 from maml.plots.style import BLUE, GREY, ORANGE
@@ -25,11 +28,7 @@ from maml.worker import Worker
 def draw_curves(
     run_dir: Path, config: Config, result: dict[str, Any], worker: Worker, meta_params: Params
 ) -> Path:
-    """Draw loss and accuracy (or return) by iterations; of regression, loss and an adapted curve.
-
-    Returns:
-        curves.png; curves.pdf is beside it.
-    """
+    """Draw loss and accuracy (or return); of regression, loss and an adapted curve."""
     from matplotlib.ticker import LogFormatter
 
     rows = read_rows(run_dir / "metrics.jsonl")
@@ -51,7 +50,7 @@ def draw_curves(
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
             axis.set_xlabel("iteration")
     figure.suptitle(title(config))
-    return style.save(figure, run_dir / "curves")
+    return style.save(figure, run_dir / "curves", pdf=False)
 
 
 def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: str) -> None:
@@ -66,20 +65,12 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
         mark, label = "." * (len(values) == 1), f"training {of}, smoothed"
         axis.plot(iterations, style.smooth(values), color=BLUE, marker=mark, label=label)
     if validation:
-        scores = [row[headline + name] for row in validation]
-        halves = [row[f"{headline}{name}_ci95"] or 0.0 for row in validation]
-        # No accuracy is above 100 %, or below 0.
-        room = [(score, 1 - score) if name == "accuracy" else (inf, inf) for score in scores]
         axis.errorbar(
             [row["iteration"] for row in validation],
-            scores,
-            yerr=[[min(h, r[end]) for h, r in zip(halves, room, strict=True)] for end in (0, 1)],
-            color=ORANGE,
-            marker="o",
-            markersize=3,
-            capsize=2,
-            label="validation, 95 % interval",
-        )
+            [row[headline + name] for row in validation],
+            yerr=[row[f"{headline}{name}_ci95"] or 0.0 for row in validation],
+            color=ORANGE, marker="o", markersize=3, capsize=2, label="validation, 95 % interval",
+        )  # fmt: skip
     if result.get(name) is not None:
         shown = f"{100 * result[name]:.1f} %" if name == "accuracy" else f"{result[name]:.3g}"
         axis.axhline(result[name], color=GREY, linestyle="--", label=f"test: {shown}")
@@ -92,8 +83,6 @@ def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: 
 
     Of a function of more than one number there is no such curve.
     """
-    import torch
-
     task = episodes.tasks(torch.tensor([0]))
     if task.query_x.shape[2:] != (1,) or task.query_y.shape[2:] != (1,):
         axis.set_axis_off()
@@ -113,12 +102,9 @@ def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: 
 
 
 def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
-    """Draw each method's validations: the mean over its seeds, as `line_of_seeds` says.
+    """Return a figure of each method's validations: the mean over its seeds, and each of them.
 
     Where no run has any, what was logged while training, smoothed.
-
-    Returns:
-        The figure.
     """
     runs = [run for each in methods.values() for run in each]
     metric = headline({"loss", *(name for run in runs for row in run.rows for name in row)})
@@ -161,3 +147,48 @@ def line_of_seeds(
     axis.plot(x, means, dash, color=colour, marker=".", label=label)
     for values in each if len(each) > 1 else []:
         axis.plot(x, values, dash, color=colour, alpha=0.4, linewidth=0.8)
+
+
+def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str, list[list[float]]]:
+    """Return the metric's name, and the first test tasks' scores after each number of inner steps.
+
+    They are normalised as the headline of the model's run.
+    """
+    learner, config = model.learner, model.config
+    episodes = learner.open_tasks("test", evaluation=True)
+    prefix = "" if config.transductive else "non_transductive_"
+    metric = "accuracy" if "accuracy" in learner.metric_names else "loss"
+    found: list[list[float]] = [[] for _ in steps]
+    batches = torch.arange(tasks).split(config.task_batch)
+    for ids in tqdm(batches, desc="scoring", unit="batch", leave=False):
+        batch = episodes.tasks(ids)
+        for at, n in zip(found, steps, strict=True):
+            predictions = learner.predictions(model.meta_params, batch, n)
+            at += learner.scores(predictions, batch.query_y)[prefix + metric].tolist()
+    return metric, found
+
+
+def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
+    """Return a figure of the test score after each number of inner steps, by method and seed.
+
+    The steps of training and of the run's own test are marked where they are the same for all.
+    """
+    configs = [model.config for models in methods.values() for model in models]
+    marked = [steps for c in configs for steps in (c.inner_steps, c.eval_inner_steps)]
+    # Up to 20, and those of the runs themselves, however many they are.
+    steps = sorted({*range(min(max(5, 2 * max(marked)), 20) + 1), *marked})
+    looks = style.look_of(list(methods))
+    drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
+    metric = "accuracy"
+    for name, models in methods.items():
+        each = [scores_by_step(model, steps, tasks) for model in models]
+        metric = each[0][0]
+        means = [[fmean(at) for at in of_run] for _, of_run in each]
+        line_of_seeds(axis, steps, means, looks[name], name)
+    for what, field, dash in (("training", "inner_steps", ":"), ("test", "eval_inner_steps", "--")):
+        values = {getattr(config, field) for config in configs}
+        if len(values) == 1:
+            axis.axvline(values.pop(), color=GREY, linestyle=dash, label=f"steps in {what}")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    style.finish(axis, "inner steps", f"test {metric}", metric=metric)
+    return drawn

@@ -31,27 +31,20 @@ def figure(
     rows: int = 1, columns: int = 1, size: tuple[float, float] = (5.0, 3.6), **options: Any
 ) -> Any:
     """Return a figure of ``rows × columns`` axes, each of ``size`` inches, and all axes."""
-    import matplotlib
+    # Without pyplot: to import that takes longer than to draw, which a run does once.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    drawn, axes = plt.subplots(
-        rows, columns, figsize=(size[0] * columns, size[1] * rows), layout="constrained",
-        squeeze=False, **options,
-    )  # fmt: skip
+    whole = size[0] * columns, size[1] * rows
+    drawn: Any = FigureCanvasAgg(Figure(figsize=whole, layout="constrained")).figure
     drawn.get_layout_engine().set(w_pad=0.08)
-    return drawn, axes
+    return drawn, drawn.subplots(rows, columns, squeeze=False, **options)
 
 
 def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
     """Say what an axis shows: its labels, a grid, and above it a legend of what has a label.
 
-    Args:
-        axis: What has been drawn on.
-        x: What is drawn from left to right.
-        y: What is drawn upwards.
-        metric: Which metric that is; accuracies are shown as percent.
+    ``metric``: what is drawn upwards; accuracies are shown as percent.
     """
     axis.set_xlabel(x)
     axis.set_ylabel(y)
@@ -73,30 +66,26 @@ def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
             text.set_parse_math(False)  # a user's own words may have a $
 
 
-def save(drawn: Any, path: Path) -> Path:
-    """Write a figure as ``path``.png and ``path``.pdf; return the former.
+def save(drawn: Any, path: Path, *, pdf: bool = True) -> Path:
+    """Write a figure as ``path``.png, and for papers as ``path``.pdf; return the former.
 
-    The figure grows by its legends and its title, so that its axes do not shrink. The PDF, for a
-    paper, has no title; its text stays text (TrueType), and the same picture is the same file.
-
-    Raises:
-        UserError: if one cannot be written.
+    The figure grows by its legends and its title, so that its axes do not shrink. The PDF has no
+    title; its text stays text (TrueType), and the same picture is the same file.
     """
-    import matplotlib.pyplot as plt
+    import matplotlib
 
     title = textwrap.fill(drawn.get_suptitle(), int(12 * drawn.get_figwidth()))
     legends = [axis.get_legend() for axis in drawn.axes if axis.get_legend()]
     taller = max((each.get_window_extent().height / drawn.dpi for each in legends), default=0)
     drawn.set_figheight(drawn.get_figheight() + taller + 0.17 * title.count("\n"))
-    for kind in ("png", "pdf"):
+    for kind in ("png", "pdf") if pdf else ("png",):
         above = drawn.suptitle(title if kind == "png" else "", fontsize=10)
         above.set_parse_math(False)
         picture = io.BytesIO()
         metadata = {"CreationDate": None} if kind == "pdf" else None
-        with plt.rc_context({"pdf.fonttype": 42}):
+        with matplotlib.rc_context({"pdf.fonttype": 42}):
             drawn.savefig(picture, format=kind, dpi=130, metadata=metadata)
         write_bytes(path.with_name(f"{path.name}.{kind}"), picture.getvalue())
-    plt.close(drawn)
     return path.with_name(f"{path.name}.png")
 
 

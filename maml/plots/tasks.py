@@ -37,10 +37,7 @@ def panel(model: Model, index: int = 0) -> Any:
     """Draw a test task: a row a class, its support images, then its queries with the answers.
 
     A right answer has a blue frame and a tick, a wrong one a red frame, a cross and the class
-    that was answered.
-
-    Returns:
-        The figure; None for a regression, or what is no image.
+    that was answered. None for a regression, or what is no image.
     """
     if model.ways is None or model.image_shape is None:
         return None
@@ -71,9 +68,11 @@ def panel(model: Model, index: int = 0) -> Any:
             axis.set_title(said, fontsize=8, color=BLUE if answer == c else RED, pad=3)
     accuracy = float((answers == truth).float().mean())
     way = "transductive" if config.transductive else "non-transductive"
+    adapts = registry.learner(config.learner).adapts_at_test
+    after = f" after {counted(config.eval_inner_steps, 'inner step')}" if adapts else ""
     drawn.suptitle(
         f"test task {index}: support left, queries right; {100 * accuracy:.0f} % of {len(truth)} "
-        f"queries right{_after(model)} ({way})"
+        f"queries right{after} ({way})"
     )
     return drawn
 
@@ -81,8 +80,3 @@ def panel(model: Model, index: int = 0) -> Any:
 def _show(axis: Any, image: Tensor) -> None:
     pixels = image.float().clamp(0, 1).permute(1, 2, 0)
     axis.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=1)
-
-
-def _after(model: Model) -> str:
-    adapts = registry.learner(model.config.learner).adapts_at_test
-    return f" after {counted(model.config.eval_inner_steps, 'inner step')}" if adapts else ""

@@ -11,20 +11,15 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.evaluation.scores import headline
 from maml.run import directory, reading
-from maml.run.files import read_object
 from maml.run.reading import Run
 from maml.run.task_scores import NAME
-from maml.studies.recorded import misfit
 from maml.studies.statistics import Floats
-from maml.studies.sweeping.points import Point
 
 TASKS = (
     "data", "omniglot_split", "image_size", "image_mode", "split_fractions", "ways", "shots",
     "eval_queries", "batch_size", "horizon",
 )  # fmt: skip
 """Of these the test tasks depend, beside the seed."""
-STUDY = "study.json"
-"""The values and commits of a sweep's trials, where these are kept without its journal."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +43,20 @@ def read(asked: str, metric: str | None) -> Arm:
     """Return what ``PATH`` or ``PATH:name=value,…`` names.
 
     ``PATH`` is a run directory, a record, or a folder of runs, as a sweep's is; of those, the runs
-    that have the values: by their configuration, or by the sweep's own parameters.
-
-    Args:
-        asked: As on the command line.
-        metric: A column of test_tasks.csv; None: the accuracy (of policies the return, of
-            regressions the loss) of the run's headline.
-
-    Raises:
-        UserError: naming it, and what is wrong.
+    that have the values: by their configuration, or by the sweep's own parameters. ``metric`` is a
+    column of test_tasks.csv; None: the accuracy (of policies the return, of regressions the loss)
+    of the run's headline.
     """
     path, values = _split(asked)
     if not path.is_dir():
         raise UserError(f"{asked}: {path} is no folder")
-    points = points_of(path)
+    points: dict[Path, dict[str, Any]] = {}
+    if (path / "journal.log").is_file():
+        # Imported here: most comparisons are of no sweep, and need no Optuna.
+        from maml.studies.sweeping import file, sweep
+
+        study = sweep.Sweep(path, file.read(path / "sweep.yaml"))
+        points = {trial.run_dir: trial.record.params for trial in study.trials()}
     found = reading.find([path])
     runs = [run for run in found if _has(run.config, values, asked, points.get(run.path, {}))]
     if not runs:
@@ -75,40 +70,8 @@ def read(asked: str, metric: str | None) -> Arm:
     return arm_of(asked, tested, metric)
 
 
-def points_of(folder: Path) -> dict[Path, Point]:
-    """Return the values of a sweep's parameters by run directory; none if it is no sweep's folder.
-
-    Raises:
-        UserError: if it is one, and cannot be read.
-    """
-    if (folder / STUDY).is_file():
-        return {folder / trial["run"]: trial["point"] for trial in read_study(folder)["trials"]}
-    if (folder / "journal.log").is_file():
-        # Imported here: most comparisons are of no sweep, and need no Optuna.
-        from maml.studies.sweeping.sweep import kept
-
-        return {trial.run_dir: trial.record.params for trial in kept(folder).trials()}
-    return {}
-
-
-def read_study(folder: Path) -> dict[str, Any]:
-    """Return what a kept study's study.json says.
-
-    Raises:
-        UserError: naming it, if it is missing or damaged.
-    """
-    said = read_object(folder / STUDY)
-    if wrong := misfit(said, {"trials": list, "hardware": dict}):
-        raise UserError(f"{folder / STUDY}: damaged: its {wrong}")
-    return said
-
-
 def arm_of(name: str, runs: list[Run], metric: str | None = None) -> Arm:
-    """Return the arm of runs that differ in their seed alone.
-
-    Raises:
-        UserError: naming ``name`` and what is wrong with them.
-    """
+    """Return the arm of runs that differ in their seed alone."""
     if not runs:
         raise UserError(f"{name}: none of its runs has {NAME}: none has come to its test")
     if differing := reading.differing(runs):
@@ -150,11 +113,7 @@ def other_tasks(a: Run, b: Run) -> str:
 
 
 def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
-    """Return both arms' scores ``[S, T]`` on the tasks that both were tested on, and the seeds.
-
-    Raises:
-        UserError: naming both, where they have no task in common.
-    """
+    """Return both arms' scores ``[S, T]`` on the tasks that both were tested on, and the seeds."""
     if other := other_tasks(a.first, b.first):
         raise UserError(f"{a.name} and {b.name} were not tested on the same tasks: {other}")
     seeds = sorted(a.scores.keys() & b.scores.keys())
@@ -192,19 +151,15 @@ def _split(asked: str) -> tuple[Path, dict[str, str]]:
     return Path(path).expanduser(), values
 
 
-def _has(config: Config, values: dict[str, str], asked: str, point: Point) -> bool:
+def _has(config: Config, values: dict[str, str], asked: str, point: dict[str, Any]) -> bool:
     for name, value in values.items():
         if name not in point and not hasattr(config, name):
             raise UserError(f"{asked}: no run has a value named {name}")
         has = point[name] if name in point else getattr(config, name)
-        # As 1e-1 is 0.1, and true is True.
-        if str(has).lower() != value.lower() and has != _number(value):
-            return False
+        if str(has).lower() != value.lower():  # as true is True
+            try:
+                if has != float(value):  # as 1e-1 is 0.1
+                    return False
+            except ValueError:
+                return False
     return True
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

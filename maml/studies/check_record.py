@@ -11,8 +11,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from maml.config import registry
 from maml.config.parser import Parser, add_trust, at_least
 from maml.config.presets import with_values
@@ -67,11 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
-    """Return what is wrong with a record, or "", and what to say of it.
-
-    Raises:
-        UserError: if one of its files cannot be read, or its data are not here.
-    """
+    """Return what is wrong with a record, or "", and what to say of it."""
     config = with_values(record.config, strategy="local", threads=None, device="cpu")
     registry.import_theirs(config)
     if data_root is not None:
@@ -87,26 +81,22 @@ def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
         return str(error), str(error)
     tasks = min(tasks, len(record.scores))
     reason = retested(replace(record, config=config), params, tasks)
-    files = [
+    said = [reason or f"{tasks} tasks score what it says"]
+    said += [
         f"{line} since it was recorded"
         for line in other_files(config, record.made["starts"][-1].get("own_files", {}))
     ]
     if "ensemble" in record.result:
-        files.append("its ensemble is not tested again: the other models are not kept")
-    return reason, "; ".join([reason or f"{tasks} tasks score what it says", *files])
+        said.append("its ensemble is not tested again: the other models are not kept")
+    return reason, "; ".join(said)
 
 
 def retested(record: Run, params: Params, tasks: int) -> str:
-    """Test ``params`` on a record's first tasks; return how they differ from what it says, or "".
-
-    Raises:
-        UserError: if the parameters are not those of the configuration's learner.
-    """
+    """Test ``params`` on a record's first tasks; return how they differ, or ""."""
     strategy = alone(record.config)
     worker, seed = strategy.worker, record.config.seed
     checkpoint.check_model({"model": params}, worker.learner.meta_parameters(), "the record")
-    with torch.no_grad():
-        values = of_tasks(strategy, params, "test", tasks, progress=True).tolist()
+    values = of_tasks(strategy, params, "test", tasks, progress=True).tolist()
     found = {
         ("test", seed, index): dict(zip(worker.evaluation_names, row, strict=True))
         for index, row in enumerate(values)

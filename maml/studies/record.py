@@ -9,6 +9,7 @@ What stays is in `maml.studies.recorded`.
 import contextlib
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from maml.config.parser import Parser, add_trust, at_least
 from maml.config.presets import PRESETS, changed, published_row, spelled
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, load_best
-from maml.evaluation.scores import ensemble as scored_together
-from maml.evaluation.scores import with_headline
+from maml.evaluation.scores import evaluate, with_headline
 from maml.params import Params
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import describe, digest_of
@@ -69,25 +69,16 @@ def write(
     *,
     trust: bool = False,
 ) -> Path:
-    """Write the record of ``run_dir`` below ``records``, in place of an earlier one; return it.
+    """Write the record of a run below ``records``, in place of an earlier one; return it.
 
-    Args:
-        run_dir: A run that has finished.
-        records: Where its folder goes.
-        note: What differs from the published protocol, beside the flags.
-        data_root: Where the data sets are; None: as in the run.
-        ensemble: How many checkpoints make one; None: there is none.
-        trust: Whether to import the components of a user's own that the run names.
-
-    Raises:
-        UserError: if the run has not finished or has no test, was not made by commits alone, or
-            does not score what it says; or if nothing can be written there. An earlier record
-            stays.
+    The arguments are the command's. A UserError says where a run has not finished or has no test,
+    was not made by commits alone, or does not score what it says; an earlier record stays.
     """
     config = directory.read_config(run_dir)
     here = directory.config_here(run_dir, data_root, None, trust=trust)
     registry.import_theirs(here)
-    starts = starts_of(run_dir)
+    content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    starts = _starts(run_dir, content)
     status = directory.read_status(run_dir)
     if status is None or status["state"] != "finished":
         raise UserError(
@@ -96,58 +87,54 @@ def write(
     if not config.test_tasks:
         raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
     run = Run(run_dir, here)
+    # Beside the presets of this commit, which may be later than the run's.
     result = files.read_object(run_dir / "result.json")
+    result |= published_row(config) | {"changed": changed(config)}
     if wrong := recorded.other_means(run):
         raise UserError(f"{run_dir / 'result.json'}: not what {NAME} says: {wrong}")
+    if ensemble is not None:
+        result |= _ensemble(here, run_dir, ensemble, result["tasks"])
     last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
-    target = records / recorded.place_of(config)
-    with recorded.made_anew(target, records, "--records") as folder:
-        keep(folder, run_dir)
-        # Beside the presets of this commit, which may be later than the run's.
-        result |= published_row(config) | {"changed": changed(config)}
-        if ensemble is not None:
-            result |= _ensemble(here, run_dir, ensemble, result["tasks"])
-        made = {
-            "command": _again(config, starts[-1]),
-            "starts": starts,
-            "minutes": last["seconds"] / 60,
-            "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
-            "note": note,
-        }
-        made |= {"division": last["division"]} if last.get("division") is not None else {}
-        _write_files(folder, run_dir, checkpoint.tested(last)["model"], made, result)
+    made = {
+        "command": _again(config, starts[-1]),
+        "starts": starts,
+        "minutes": last["seconds"] / 60,
+        "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
+        "note": note,
+    }
+    made |= {"division": last["division"]} if last.get("division") is not None else {}
+    target, model = records / recorded.place_of(config), checkpoint.tested(last)["model"]
+    files.make_folder(records, "--records")
+    with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
+        folder = Path(made_in) / target.name
+        folder.mkdir()
+        _keep(folder, run_dir, content)
+        _write_files(folder, model, made, result)
         recorded.read(folder)  # whoever reads it later must be able to
-        if wrong := retested(run, checkpoint.tested(last)["model"], result["tasks"]):
+        if wrong := retested(run, model, result["tasks"]):
             raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
+        files.make_folder(target.parent, "--records")
+        if target.exists():
+            target.rename(Path(made_in) / "earlier")
+        folder.rename(target)
     return target
 
 
-def _write_files(
-    folder: Path, run_dir: Path, model: Params, made: dict[str, Any], result: dict[str, Any]
-) -> None:
+def _write_files(folder: Path, model: Params, made: dict[str, Any], result: dict[str, Any]) -> None:
     """Write what a record has beside what is kept of any run."""
     kept = folder / RECORDED
     torch.save(model, kept)
     made |= {"model_sha256": digest_of(kept), "model_bytes": kept.stat().st_size}
     if made["model_bytes"] > recorded.MOST_BYTES:
         kept.unlink()
-    with contextlib.suppress(FileNotFoundError):
-        shutil.copy(run_dir / "curves.png", folder / "curves.png")
     for name, content in (("result.json", result), ("record.json", made)):
         files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
 
 
-def starts_of(run_dir: Path) -> list[dict[str, Any]]:
-    """Return when and by which commit a run was begun and continued.
-
-    Raises:
-        UserError: if it was not made by commits alone, or nothing says how it began; or if there
-            is not what `write_config` keeps, which is not to be found out after a test.
-    """
-    path = run_dir / "config.yaml"
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+def _starts(run_dir: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return when and by which commit a run was begun and continued, as its config.yaml says."""
     if wrong := recorded.misfit(content, KEPT | {"starts": list}):
-        raise UserError(f"{path}: damaged: its {wrong}")
+        raise UserError(f"{run_dir / 'config.yaml'}: damaged: its {wrong}")
     found = content["starts"]
     for start in found:
         commit = start.get("git_commit")
@@ -162,14 +149,10 @@ def starts_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str, Any]:
-    """Return what the best ``count`` checkpoints score together, under names of its own.
-
-    Raises:
-        UserError: as `load_best`.
-    """
+    """Return what the best ``count`` checkpoints score together, under names of its own."""
     saved = load_best(run_dir, count, transductive=config.transductive)
     models = [one["model"] for one in saved]
-    found = scored_together(alone(config), models, "test", tasks, progress=True)
+    found = evaluate(alone(config), models, "test", tasks, progress=True)
     found = with_headline(found, transductive=config.transductive)
     kept = ("accuracy", "ci95", "non_transductive_accuracy", "non_transductive_accuracy_ci95")
     scores = {f"ensemble_{name}": found[name] for name in kept}
@@ -191,21 +174,15 @@ def _again(config: Config, start: dict[str, Any]) -> str:
     return f"{program} {flags}{several}" + (f" --threads {threads}" if threads else "")
 
 
-def keep(folder: Path, run_dir: Path) -> None:
-    """Write what is kept of a run: its configuration, result and scores, and thinned metrics.
+def _keep(folder: Path, run_dir: Path, content: dict[str, Any]) -> None:
+    """Write what is kept of a run's own files.
 
-    Of config.yaml, without what is one machine's own; of metrics.jsonl about `ROWS` rows of
-    training, and all others.
-
-    Raises:
-        UserError: naming the file that is missing.
+    Of config.yaml's ``content``, without what is one machine's own; of metrics.jsonl about `ROWS`
+    rows of training, and all others.
     """
-    for name in ("result.json", NAME):
-        try:
-            shutil.copy(run_dir / name, folder / name)
-        except OSError as error:
-            raise UserError(f"{run_dir / name}: {error.strerror}") from error
-    content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    shutil.copy(run_dir / NAME, folder / NAME)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy(run_dir / "curves.png", folder / "curves.png")
     kept = {name: content[name] for name in KEPT}
     config = {name: v for name, v in content["config"].items() if name not in PLACES}
     text = yaml.safe_dump({"config": config, **kept}, sort_keys=False)

@@ -8,12 +8,9 @@ Of an experiment that is not the preset's the first folder is ``<preset>+<field>
 a digest where a file cannot be named so.
 """
 
-import contextlib
 import hashlib
 import math
 import re
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ from maml.config.presets import changed
 from maml.errors import UserError
 from maml.evaluation.scores import means, with_headline
 from maml.run import reading
-from maml.run.files import make_folder, read_object
+from maml.run.files import read_object
 from maml.run.reading import Run
 from maml.run.task_scores import NAME
 from maml.studies import REPOSITORY
@@ -47,11 +44,7 @@ def place_of(config: Config) -> Path:
 
 
 def read(folder: Path) -> Run:
-    """Return the record in ``folder``; `other_means` looks whether its numbers are right.
-
-    Raises:
-        UserError: naming the file that is missing or damaged.
-    """
+    """Return the record in ``folder``; `other_means` looks whether its numbers are right."""
     for name, kinds in _KINDS.items():
         if wrong := misfit(read_object(folder / name), kinds):
             raise UserError(f"{folder / name}: damaged: its {wrong}")
@@ -83,11 +76,7 @@ EXACT = 1e-9
 
 
 def other_means(run: Run) -> str:
-    """Return which number of a run's ``result.json`` is not that over its tasks; "": each is.
-
-    Raises:
-        UserError: if the tasks' scores cannot be read.
-    """
+    """Return which number of a run's ``result.json`` is not that over its tasks; "": each is."""
     config, result, count = run.config, run.result, run.result.get("tasks")
     if not isinstance(count, int) or count < 1:
         return f"its tasks is {count}"
@@ -102,17 +91,15 @@ def other_means(run: Run) -> str:
         expected["iterations"] = config.iterations
     for name, value in expected.items():
         said = result.get(name)
-        if isinstance(said, _NUMBER) and isinstance(value, _NUMBER):
-            same = alike(said, value, EXACT)
-        else:
-            same = said == value
-        if not same:
+        if not alike(said, value, EXACT):
             return f"its {name} is {said!r}, and {value} over the tasks"
     return ""
 
 
-def alike(one: float, other: float, tolerance: float) -> bool:
-    """Say whether two numbers are as good as equal; two that are no numbers are."""
+def alike(one: object, other: object, tolerance: float) -> bool:
+    """Say whether two values are equal, numbers almost so; two that are no numbers are."""
+    if not (isinstance(one, _NUMBER) and isinstance(other, _NUMBER)):
+        return one == other
     if math.isnan(one) or math.isnan(other):
         return math.isnan(one) and math.isnan(other)
     return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
@@ -121,9 +108,8 @@ def alike(one: float, other: float, tolerance: float) -> bool:
 def find(folder: Path) -> list[Run]:
     """Return the records in ``folder``: itself one, those of a preset's seeds, or of all presets.
 
-    Raises:
-        UserError: as `read`; or if a number is not that over the record's tasks, or two records are
-            of the same experiment and seed.
+    A UserError says where a number is not that over the record's tasks, or two records are of the
+    same experiment and seed.
     """
     found: dict[Path, Run] = {}
     for record in map(read, folders(folder)):
@@ -133,31 +119,6 @@ def find(folder: Path) -> list[Run]:
         if other is not record:
             raise UserError(f"{record.path}: it is of the same experiment and seed as {other.path}")
     return list(found.values())
-
-
-@contextlib.contextmanager
-def made_anew(target: Path, root: Path, flag: str) -> Iterator[Path]:
-    """Yield an empty folder, which takes the place of ``target`` when it is left.
-
-    An error within leaves ``target`` as it is.
-
-    Args:
-        target: A folder below ``root``; it need not be there.
-        root: Made if it is not there.
-        flag: What names ``root``, for the message.
-
-    Raises:
-        UserError: naming ``flag``, if nothing can be written there.
-    """
-    make_folder(root, flag)
-    with tempfile.TemporaryDirectory(dir=root, prefix=".") as made_in:
-        folder = Path(made_in) / target.name
-        folder.mkdir()
-        yield folder
-        make_folder(target.parent, flag)
-        if target.exists():
-            target.rename(Path(made_in) / "earlier")
-        folder.rename(target)
 
 
 def folders(folder: Path) -> list[Path]:

@@ -21,26 +21,16 @@ Floats = NDArray[np.float64]
 LEVEL, POWER = 0.95, 0.8
 
 
-class Interval(NamedTuple):
-    """A mean and its 95 % interval."""
+class Shown(NamedTuple):
+    """What a sample of differences shows: its mean, the 95 % interval of that, how sure it is."""
 
     mean: float
     low: float
     high: float
-
-
-class Shown(NamedTuple):
-    """What a sample of differences shows.
-
-    Attributes:
-        interval: Of the mean.
-        p: Two-sided.
-        detectable: The smallest difference that would have been shown, in four studies of five.
-    """
-
-    interval: Interval
     p: float
+    """Two-sided."""
     detectable: float
+    """The smallest difference that would have been shown, in four studies of five."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +52,12 @@ def shown(values: Floats) -> Shown:
     """Return what ``values [n]``, two or more, show of their mean, by Student's t."""
     if np.ptp(values) < 1e-12:  # rounding alone
         same = float(values[0])
-        return Shown(Interval(same, same, same), float(abs(same) < 1e-12), 0.0)
+        return Shown(same, same, same, float(abs(same) < 1e-12), 0.0)
     found = stats.ttest_1samp(values, 0.0)
     law = stats.t(len(values) - 1)
     detectable = float(law.ppf([0.5 + LEVEL / 2, POWER]).sum() * stats.sem(values))
     low, high = found.confidence_interval(LEVEL)
-    return Shown(Interval(float(values.mean()), float(low), float(high)), found.pvalue, detectable)
+    return Shown(float(values.mean()), float(low), float(high), found.pvalue, detectable)
 
 
 def verdicts(found: Sequence[Difference]) -> list[tuple[float, float | None, str]]:

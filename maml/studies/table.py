@@ -14,7 +14,7 @@ from maml.config.fields import CHOOSING
 from maml.config.parser import Parser
 from maml.config.presets import DEVIATIONS, PRESETS, changed, experiment
 from maml.errors import UserError
-from maml.evaluation.scores import has_answers, headline
+from maml.evaluation.scores import has_answers, headline, with_interval
 from maml.run.reading import Run
 from maml.studies import recorded
 from maml.studies.markdown import grid
@@ -43,11 +43,9 @@ def main(arguments: list[str]) -> int:
 def table(records: Path, *words: str) -> str:
     """Return the table in Markdown, and below it what its rows deviate in and their notes.
 
-    Args:
-        records: Where they are.
-        words: ``run`` leaves out rows that were not run, ``own`` those of other experiments than
-            the presets' own, ``bare`` what stands below; any other word is a pattern of presets'
-            names, of which one must fit.
+    Of the words, ``run`` leaves out rows that were not run, ``own`` those of other experiments than
+    the presets' own, ``bare`` what stands below; any other is a pattern of presets' names, of which
+    one must fit.
     """
     of_preset: defaultdict[str, list[Run]] = defaultdict(list)
     for record in _found(records, words):
@@ -70,17 +68,13 @@ def table(records: Path, *words: str) -> str:
             rows += [_together(preset, record) for record in seeds if "ensemble" in record.result]
         for record in of_preset[name]:
             for said in filter(None, (record.made["note"], _went_wrong(record))):
-                notes.setdefault(said, []).append(f"{_named(record)}, seed {record.config.seed}")
+                of = f"`{experiment(record.config)}`, seed {record.config.seed}"
+                notes.setdefault(said, []).append(of)
     return grid(HEADER, rows) + ("" if "bare" in words else _below(deviating, notes))
 
 
 def _below(deviating: list[str], notes: dict[str, list[str]]) -> str:
-    """Return what stands below the table, or "".
-
-    Args:
-        deviating: Presets of rows with a published number.
-        notes: Sentences, each with the runs that it is of.
-    """
+    """Return what presets deviate in, and sentences with the runs that each is of; or ""."""
     lines = [
         f"- {', '.join(f'`{pattern}`' for pattern in patterns)}: {said}"
         for said, patterns in DEVIATIONS.items()
@@ -154,7 +148,8 @@ def _row(preset: Config, records: list[Run]) -> tuple[str, ...]:
     seeds = ", ".join(str(record.config.seed) for record in records)
     tasks = "–".join(sorted({f"{result['tasks']:,}" for result in results}))
     minutes = statistics.median(record.made["minutes"] for record in records)
-    return _named(records[0]), claimed, first, seeds, tasks, second, f"{minutes:.0f}"
+    named = f"`{experiment(records[0].config)}`"
+    return named, claimed, first, seeds, tasks, second, f"{minutes:.0f}"
 
 
 def _together(preset: Config, record: Run) -> tuple[str, ...]:
@@ -188,15 +183,11 @@ def _went_wrong(record: Run) -> str:
     return "; ".join(line for line, holds in said.items() if holds)
 
 
-def _named(record: Run) -> str:
-    """Return the preset, and the flags that make another experiment of it."""
-    return f"`{experiment(record.config)}`"
-
-
 def spread(values: list[float], ci95: float | None, judged: str = "accuracy") -> str:
     """Return the mean of each seed's score, with the interval of one, or with all of several."""
-    scale, unit = (100, " %") if judged == "accuracy" else (1, f" ({judged})")
-    mean = f"{scale * statistics.mean(values):.2f}"
+    unit = "" if judged == "accuracy" else f" ({judged})"
     if len(values) == 1:
-        return f"{mean} ± {scale * ci95:.2f}{unit}" if ci95 is not None else f"{mean}{unit}"
-    return f"{mean}{unit} (seeds: {', '.join(f'{scale * value:.2f}' for value in values)})"
+        return with_interval(values[0], ci95, judged) + unit
+    scale, percent = (100, " %") if judged == "accuracy" else (1, "")
+    each = ", ".join(f"{scale * value:.2f}" for value in values)
+    return f"{scale * statistics.mean(values):.2f}{percent}{unit} (seeds: {each})"

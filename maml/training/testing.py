@@ -59,6 +59,6 @@ def draw(run: Run, tested: tuple[int, Params], result: dict[str, Any]) -> None:
         if known.tasks == "episodes":
             drawn = panel(Model(run.worker.learner, params, iteration, run.worker.device))
             if drawn is not None:
-                path = style.save(drawn, run.dir / "task")
+                path = style.save(drawn, run.dir / "task", pdf=False)
                 run.log.picture("pictures/task", path, run.iteration)
     run.say(f"run directory {run.dir}, plot {curves}")

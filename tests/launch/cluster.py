@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from tests.launching import _NOT_INHERITED, REPO, SLACK
 from tests.network import Network
@@ -67,19 +67,14 @@ def missing() -> list[str]:
 
 
 class Cluster:
-    """Slurm's daemons; a context manager.
+    """Slurm's daemons on two nodes, ``host0`` and ``host1``, of two CPUs each; a context manager.
 
     There are two partitions of all nodes: jobs in ``high`` pre-empt those in ``low``, the default.
-
-    Args:
-        folder: Where everything of it is. Its path must be short: it has a socket.
-        hosts: How many nodes: ``host0``, ``host1`` …
-        cpus: How many CPUs each says to have.
+    Everything of it is in ``folder``, whose path must be short: it has a socket.
     """
 
-    def __init__(self, folder: Path, hosts: int = 2, cpus: int = 2) -> None:
-        self.folder = folder
-        self._network, self._cpus = Network(hosts), cpus
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._network = folder, Network(2)
         # Nothing of this process's own launchers may reach the jobs.
         self._environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED} | {
             "SLURM_CONF": str(folder / "slurm.conf"),
@@ -97,24 +92,19 @@ class Cluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """End all daemons and jobs."""
-        self._network.__exit__(kind, error, traceback)
+        self._network.__exit__(*error)
         for daemon in self._daemons:
             daemon.wait(30)
 
     def _start(self) -> None:
         self.folder.chmod(0o755)
-        for name in ("state", *(f"host{host}" for host in range(len(self._network.addresses)))):
+        for name in ("state", "host0", "host1"):
             (self.folder / name).mkdir()
         lines = [CONFIGURATION.format(folder=self.folder, controller=self._network.addresses[0])]
         for host, address in enumerate(self._network.addresses):
-            lines.append(f"NodeName=host{host} NodeAddr={address} CPUs={self._cpus}")
+            lines.append(f"NodeName=host{host} NodeAddr={address} CPUs=2")
         lines.append("PartitionName=low Nodes=ALL PriorityTier=1 Default=YES")
         lines.append("PartitionName=high Nodes=ALL PriorityTier=2")
         (self.folder / "slurm.conf").write_text("\n".join(lines) + "\n")
@@ -130,7 +120,7 @@ class Cluster:
         self._daemon(0, ["munged", "--foreground", "--force", socket, *places])
         self._until(lambda: (self.folder / "munge.socket").exists(), "munged")
         self._daemon(0, ["slurmctld", "-D", "-i"])
-        for host in range(len(self._network.addresses)):
+        for host in range(2):
             self._daemon(host, ["slurmd", "-D", "-N", f"host{host}"])
         self._until(lambda: self._states() == {"idle"}, "nodes that are idle")
 
@@ -138,17 +128,10 @@ class Cluster:
         # The shell is process 1 there, and so collects what ends within.
         command = self._network.on(host, ["sh", "-c", '"$@" & wait', command[0], *command])
         with open(self.folder / "daemons.log", "ab") as log:
-            self._daemons.append(
-                subprocess.Popen(
-                    command,
-                    env=self._environment,
-                    cwd=REPO,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+            self._daemons.append(subprocess.Popen(
+                command, env=self._environment, cwd=REPO, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
+            ))  # fmt: skip
 
     def _until(self, true: object, what: str, timeout: float = 30) -> None:
         deadline = time.monotonic() + SLACK * timeout
@@ -163,13 +146,9 @@ class Cluster:
     def command(self, *command: str, expect: int | None = 0) -> str:
         """Run one of Slurm's commands on ``host0`` and return what it prints."""
         done = subprocess.run(
-            self._network.on(0, command),
-            env=self._environment,
-            cwd=REPO,
-            capture_output=True,
-            text=True,
-            timeout=SLACK * 60,
-        )
+            self._network.on(0, command), env=self._environment, cwd=REPO, capture_output=True,
+            text=True, timeout=SLACK * 60,
+        )  # fmt: skip
         if expect is not None and done.returncode != expect:
             raise AssertionError(f"{command}: {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout

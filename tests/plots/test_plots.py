@@ -12,7 +12,7 @@ from maml.config import Config
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.plots import __main__ as command
-from maml.plots import adaptation, curves, style, tasks
+from maml.plots import curves, style, tasks
 from maml.run import reading
 from maml.run.reading import Run
 from tests.runs import glyphs, result, sinusoid, train
@@ -79,10 +79,10 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> Non
 def test_scores_by_step_are_the_evaluation_s(there: Path) -> None:
     """After as many steps as the run was tested with, to the bit."""
     model = maml.load(there / "a-0")
-    metric, (none, one) = adaptation.scores_by_step(model, [0, 1], 8)
+    metric, (none, one) = curves.scores_by_step(model, [0, 1], 8)
     assert metric == "accuracy" and none != one
     assert np.mean(one) == pytest.approx(result(there / "a-0")["accuracy"], abs=1e-7)
-    axis = adaptation.by_step({"maml": [model, maml.load(there / "a-1")]}, 8).axes[0]
+    axis = curves.by_step({"maml": [model, maml.load(there / "a-1")]}, 8).axes[0]
     each = [result(there / name)["accuracy"] for name in ("a-0", "a-1")]
     assert axis.lines[0].get_ydata()[1] == pytest.approx(np.mean(each), abs=1e-7)
 
@@ -101,19 +101,14 @@ def test_labels_are_short_or_those_that_were_given(there: Path) -> None:
     # As many as methods, or as runs.
     assert [len(each) for each in command.named(["A", "B"], runs).values()] == [2, 1]
     assert list(command.named(["A", "B", "C"], runs)) == ["A", "B", "C"]
-    for names, says in (
-        (["A"], "--names: 1 name for 3 runs of 2 methods: inner_lr=0.4, inner_lr=0.1"),
-        (["A", "A"], "--names: one is given twice"),
-        (["A", "_b"], "--names '_b': a label is not empty, and begins with no _"),
-    ):
-        with pytest.raises(UserError, match=says):
-            command.named(names, runs)
+    with pytest.raises(UserError, match="--names: 1 name for 3 runs of 2 methods: "):
+        command.named(["A"], runs)
+    with pytest.raises(UserError, match="--names: one is given twice"):
+        command.named(["A", "A"], runs)
     # Of many flags the first few; a later one that alone tells is not left out.
     many = {"inner_steps": 7, "meta_batch_size": 48, "meta_lr": 0.5, "meta_eps": 0.0125}
-    many["weight_decay"] = 0.125
-    other = Run(Path("e"), with_values(runs[0].config, **many))
-    first, second = reading.methods([runs[0], other])
-    assert first != second and len(second) <= reading.ROOM and second.endswith(" …")
+    other = Run(Path("e"), with_values(runs[0].config, weight_decay=0.125, **many))
+    assert [*reading.methods([runs[0], other])][1].endswith(" …")
     third = Run(Path("f"), with_values(other.config, weight_decay=0.25))
     assert "weight_decay=0.25" in [*reading.methods([runs[0], other, third])][2]
 
@@ -138,24 +133,12 @@ def test_legends_are_beside_axes_that_keep_their_size(there: Path, tmp_path: Pat
 
 def test_a_pdf_has_no_title_and_no_date(tmp_path: Path) -> None:
     made = []
-    for title in ("a title", "another, longer one" * 9, ""):
+    for title in ("a title", ""):
         figure, _ = style.figure()
         figure.suptitle(title)
         png = style.save(figure, tmp_path / "picture")
         made.append((png.read_bytes(), png.with_suffix(".pdf").read_bytes()))
-    assert len({png for png, _ in made}) == 3
-    assert made[0][1] == made[2][1]
-
-
-def test_no_bar_of_an_accuracy_leaves_what_there_can_be() -> None:
-    _, ((axis,),) = style.figure()
-    rows = [
-        {"iteration": i, "split": "validation", "accuracy": mean, "accuracy_ci95": 0.1}
-        for i, mean in enumerate((0.05, 0.5, 0.98))
-    ]
-    curves._curve(axis, rows, {"transductive": True}, "accuracy", "tasks")
-    bars = [bar[:, 1].tolist() for bar in axis.collections[0].get_segments()]
-    assert np.ravel(bars) == pytest.approx([0, 0.15, 0.4, 0.6, 0.88, 1])
+    assert made[0][0] != made[1][0] and made[0][1] == made[1][1]
 
 
 def test_a_panel_s_frames_say_what_was_right(there: Path) -> None:
@@ -178,12 +161,3 @@ def test_smoothing_does_not_lag() -> None:
     step = [0.0] * 150 + [1.0] * 150
     assert style.smooth(step)[149] + style.smooth(step)[150] == pytest.approx(1.0)
     assert style.smooth([2.0]) == [2.0]
-
-
-def test_bad_requests(there: Path) -> None:
-    for flags, says in (
-        (["/no/where"], "/no/where: no run"),
-        ([str(there), "--tasks", "1"], "--t"),
-    ):
-        with pytest.raises(UserError, match=says):
-            command.main(flags)

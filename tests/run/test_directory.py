@@ -34,7 +34,7 @@ def test_files(finished: Path) -> None:
     files = [path for path in finished.rglob("*") if not path.is_dir()]
     assert sorted(str(path.relative_to(finished)) for path in files) == [
         ".lock", "checkpoints/iteration-00000005.pt", "checkpoints/last.pt", "config.yaml",
-        "curves.pdf", "curves.png", "metrics.jsonl", "result.json", "status.json", "test_tasks.csv",
+        "curves.png", "metrics.jsonl", "result.json", "status.json", "test_tasks.csv",
     ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ def written(folder: Path, **said: Any) -> Path:
         "program": "train_maml.py",
         "command": ["${program}", "maml-glyphs-5way-1shot", "${args}"],
     }
+    folder.mkdir(exist_ok=True)
     path = folder / "sweep.yaml"
     path.write_text(yaml.safe_dump(usual | said, sort_keys=False))
     return path

@@ -79,26 +79,24 @@ def test_what_was_kept_scores_what_it_says(
     assert table._went_wrong(answers) == "its test loss is not finite"
 
 
-def test_a_record_of_what_validated_best(
+def test_a_record_is_a_model_to_adapt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The one that was tested: here what validated best."""
     monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
-    config = glyphs(test_tasks=6, run_dir=str(tmp_path / "run"), iterations=3, eval_every=2)
+    run_dir = tmp_path / "run"
+    config = glyphs(test_tasks=6, run_dir=str(run_dir), iterations=3, eval_every=2)
     assert Trainer(with_values(config, test_model="best")).run() == 0
-    kept = record.write(tmp_path / "run", tmp_path / "records")
+    kept = record.write(run_dir, tmp_path / "records")
     assert check_record.main([str(kept), "--tasks", "6"]) == 0
     assert "6 tasks score what it says" in capsys.readouterr().out
-    assert maml.load(kept).iteration == recorded.read(kept).result["tested_iteration"] == 2
     # In float32 other threads would give other bits.
     assert recorded.read(kept).made["command"].endswith(" --threads 1")
-
-
-def test_a_record_is_a_model_to_adapt(kept: Path, run_dir: Path) -> None:
     task = maml.episodes("glyphs", split="test", ways=2, shots=1, queries=3).task(0)
     expected = maml.load(run_dir).adapt(task.support_x, task.support_y).logits(task.query_x)
     for path in (kept, kept / "model.pt"):
         model = maml.load(path)
-        assert model.iteration == 20
+        assert model.iteration == recorded.read(kept).result["tested_iteration"] == 2
         found = model.adapt(task.support_x, task.support_y).logits(task.query_x)
         assert torch.equal(found, expected)
     torch.save([1, 2], kept / "model.pt")
@@ -208,8 +206,6 @@ def learn2learn_s_network(config: Config) -> Any:
 def test_another_model_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = torch.load(kept / "model.pt", weights_only=True)
     torch.save({name: tensor * 1.1 for name, tensor in params.items()}, kept / "model.pt")
-    assert check_record.main([str(kept)]) == 1
-    assert "model.pt: not the file that was recorded" in capsys.readouterr().out
     made = json.loads((kept / "record.json").read_text())
     made["model_sha256"] = digest_of(kept / "model.pt")
     (kept / "record.json").write_text(json.dumps(made))
@@ -238,45 +234,33 @@ def test_a_run_that_went_on_elsewhere_names_both_machines(run_dir: Path, tmp_pat
     assert table.measured_on(tmp_path).startswith(" or ".join(processors) + ", ")
     straight = torch.load(done / "model.pt", weights_only=True)
     assert same(straight, last(onward)["model"])
-    assert record.write(onward, tmp_path, "again") == done
-    assert recorded.read(done).made["note"] == "again"
-    assert table.table(tmp_path, "run", "maml-*").endswith(", seed 0: again")
+    assert table.table(tmp_path, "run", "maml-*").endswith(", seed 0: whole")
 
 
-def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(
-    run_dir: Path, tmp_path: Path
-) -> None:
-    first = record.write(run_dir, tmp_path)
-    other = tmp_path / "other"
-    shutil.copytree(run_dir, other)
-    content = (other / "config.yaml").read_text()
-    (other / "config.yaml").write_text(content.replace("inner_lr: 0.4", "inner_lr: 0.3"))
-    config = directory.read_config(other)
-    assert recorded.place_of(config).name == "seed-0" and config.inner_lr == 0.3
-    assert tmp_path / recorded.place_of(config) != first
-    shutil.copytree(first, tmp_path / recorded.place_of(config))
-    kept = tmp_path / recorded.place_of(config) / "config.yaml"
-    kept.write_text(kept.read_text().replace("inner_lr: 0.4", "inner_lr: 0.3"))
-    rows = table.table(tmp_path, "run").splitlines()[2:]
+def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(kept: Path) -> None:
+    config = with_values(recorded.read(kept).config, inner_lr=0.3)
+    other = kept.parents[1] / recorded.place_of(config)
+    assert other.name == "seed-0" and other != kept
+    shutil.copytree(kept, other)
+    text = (kept / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("inner_lr: 0.4", "inner_lr: 0.3"))
+    rows = table.table(kept.parents[1], "run").splitlines()[2:]
     assert len(rows) == 2 and "--inner-lr 0.3" in rows[1] and "inner-lr" not in rows[0]
     # Both are too short for the preset's own.
-    assert table.table(tmp_path, "run", "own").splitlines()[2:] == []
+    assert table.table(kept.parents[1], "run", "own").splitlines()[2:] == []
 
 
 def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The number that the table shows, and every file that it stands on."""
     whole = {path.name: path.read_bytes() for path in kept.iterdir()}
     result = json.loads(whole["result.json"])
-    without_any = {name: value for name, value in result.items() if "accuracy" not in name}
     edits: list[tuple[str, Any, str]] = [
         ("result.json", result | {"accuracy": 0.99}, "its accuracy is 0.99, and"),
         ("result.json", result | {"accuracy": math.nan}, "its accuracy is nan, and"),
-        ("result.json", without_any, "its accuracy is None, and"),
         ("record.json", {}, "record.json: damaged: its starts is None"),
         ("record.json", None, "record.json: No such file"),
         ("test_tasks.csv", None, "test_tasks.csv: cannot read: No such"),
         ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "0 of these are in"),
-        ("test_tasks.csv", without_accuracy(whole["test_tasks.csv"].decode()), "and nan over the"),
         ("model.pt", None, "model.pt: No such file or directory: it was recorded"),
     ]
     for name, content, said in edits:
@@ -309,22 +293,12 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
         table.table(kept.parents[1])
 
 
-def without_accuracy(text: str) -> str:
-    """The first task of ``test_tasks.csv`` scored nothing."""
-    header, first, *others = text.splitlines()
-    names, cells = header.split(","), first.split(",")
-    cells = ["nan" if "accuracy" in name else c for name, c in zip(names, cells, strict=True)]
-    return "\n".join([header, ",".join(cells), *others])
-
-
-def test_a_record_says_which_classes_it_learned_from(run_dir: Path, tmp_path: Path) -> None:
+def test_a_record_says_which_classes_it_learned_from(kept: Path) -> None:
     """As a run does: an evaluation refuses a folder that has been divided anew since."""
-    shutil.copytree(run_dir, tmp_path / "of a folder")
-    path = checkpoint.last_checkpoint(tmp_path / "of a folder")
-    torch.save(checkpoint.load(path) | {"division": "c0ffee"}, path)
-    folder = record.write(tmp_path / "of a folder", tmp_path)
+    made = json.loads((kept / "record.json").read_text())
+    (kept / "record.json").write_text(json.dumps(made | {"division": "c0ffee"}))
     with pytest.raises(UserError, match="trained on other classes"):
-        checkpoint.check_division(recorded_content(folder), "another", folder)
+        checkpoint.check_division(recorded_content(kept), "another", kept)
 
 
 def test_an_ensemble_of_another_kind_has_no_published_number(kept: Path) -> None:
@@ -345,18 +319,14 @@ def test_an_ensemble_of_another_kind_has_no_published_number(kept: Path) -> None
         assert shown == [f"– ensemble of {models}", claimed]
 
 
-@pytest.mark.parametrize("preset", ["maml-sinusoid-10shot", "reinforce-cartpole"])
-def test_a_record_that_is_judged_otherwise(
-    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_is_judged_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
     values: dict[str, Any] = {"iterations": 2, "test_tasks": 4, "eval_tasks": 4, "logger": "none"}
     values |= {"meta_batch_size": 2, "run_dir": str(tmp_path / "run"), "device": "cpu"}
-    assert Trainer(with_values(PRESETS[preset], **values)).run() == 0
+    assert Trainer(with_values(PRESETS["reinforce-cartpole"], **values)).run() == 0
     kept = record.write(tmp_path / "run", tmp_path / "records")
-    judged = "(loss)" if "sinusoid" in preset else "(return)"
     (row,) = table.table(tmp_path / "records", "run", "bare").splitlines()[2:]
-    assert f"`{preset} with --" in row and judged in row
+    assert "`reinforce-cartpole with --" in row and "(return)" in row
     assert check_record.main([str(kept)]) == 0
 
 
@@ -373,11 +343,9 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"result\.json: not what test_tasks\.csv says: its loss"):
         record.write(copy, tmp_path)
     shutil.copy(run_dir / "test_tasks.csv", copy)
-    result = json.loads((copy / "result.json").read_text())
-    for edited in (result | {"tasks": 7}, {}):
-        (copy / "result.json").write_text(json.dumps(edited))
-        with pytest.raises(UserError, match=r"result\.json: not what"):
-            record.write(copy, tmp_path)
+    (copy / "result.json").write_text("{}")
+    with pytest.raises(UserError, match=r"result\.json: not what"):
+        record.write(copy, tmp_path)
     (copy / "result.json").unlink()
     with pytest.raises(UserError, match=r"result\.json: No such file"):
         record.write(copy, tmp_path)
@@ -392,13 +360,11 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
         (copy / "config.yaml").write_text(yaml.safe_dump(content | other))
         with pytest.raises(UserError, match=f"config.yaml: damaged: .*{said}|{said}$"):
             record.write(copy, tmp_path)
-    for place in (copy / "config.yaml", copy / "config.yaml" / "below"):
-        with pytest.raises(UserError, match=rf"^--records {place}: (File exists|Not a directory)"):
-            record.main([str(run_dir), "--records", str(place)])
+    place = copy / "config.yaml"
+    with pytest.raises(UserError, match=rf"^--records {place}: File exists"):
+        record.main([str(run_dir), "--records", str(place)])
     with pytest.raises(UserError, match="no record there"):
         check_record.main([str(copy / "checkpoints")])
-    with pytest.raises(UserError, match="--tasks must be at least 1, not 0"):
-        check_record.main([str(copy), "--tasks", "0"])
     # A name that records have, too.
     copy.rename(tmp_path / "seed-0")
     for folder in (tmp_path, tmp_path / "seed-0", tmp_path / "nowhere"):

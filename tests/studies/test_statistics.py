@@ -29,8 +29,8 @@ def studies(rng: np.random.Generator, spread: float = 0.0) -> tuple[np.ndarray, 
 
 def coverage(samples: np.ndarray, truth: float) -> float:
     """Return the share of ``samples [STUDIES, n]`` whose interval holds the truth."""
-    found = [statistics.shown(sample).interval for sample in samples]
-    return float(np.mean([low <= truth <= high for _, low, high in found]))
+    found = [statistics.shown(sample) for sample in samples]
+    return float(np.mean([each.low <= truth <= each.high for each in found]))
 
 
 def test_intervals_cover() -> None:
@@ -47,15 +47,15 @@ def test_a_difference_is_said_in_full() -> None:
     difficulty = rng.normal(0.8, 0.1, (4, 300))
     a, b = (difficulty + rng.normal(edge, 0.03, (4, 300)) for edge in (0.02, 0.0))
     found = statistics.difference(a, b)
-    assert found.runs.interval.low < found.runs.interval.mean < found.runs.interval.high
-    assert found.runs.interval.mean == pytest.approx((a - b).mean(), abs=1e-12)
+    assert found.runs.low < found.runs.mean < found.runs.high
+    assert found.runs.mean == pytest.approx((a - b).mean(), abs=1e-12)
     # Paired: the difficulty drops out.
     assert found.runs.detectable == pytest.approx(2.8 * 0.03 * 2**0.5 / 1200**0.5, rel=0.05)
     assert found.runs.p < 0.001
     over = found.over_seeds
-    assert over is not None and (over.interval.low > 0) == (over.p < 0.05)
+    assert over is not None and (over.low > 0) == (over.p < 0.05)
     one, none = statistics.difference(a[:1], b[:1]), statistics.difference(a, a)
-    assert one.over_seeds is None and none.runs.interval == (0.0, 0.0, 0.0)
+    assert one.over_seeds is None and none.runs[:3] == (0.0, 0.0, 0.0)
     assert [shown for _, _, shown in statistics.verdicts([found, one, none])] == [
         "holds over seeds", "holds for these runs; over seeds not shown (one seed)", "not shown",
     ]  # fmt: skip

@@ -41,7 +41,6 @@ OURS = ["${env}", "${interpreter}", "${program}", "maml-glyphs-5way-1shot", "${a
     ("said", "says"),
     [
         ({"program": "evil.py"}, "command: it runs evil.py, which is no training program of this"),
-        ({"command": ["${interpreter}", "-c", "1", "${args}"]}, "command: it runs -c, "),
         ({"command": ["${interpreter}", "-m", "evil", "${args}"]}, "command: it runs -m evil, "),
         ({"command": ["${interpreter}", "-m", "launch.record", "${args}"]}, "runs -m launch.re"),
         ({"command": ["${env}", "PYTHONSTARTUP=x", *OURS[1:]]}, "command: it runs PYTHONSTARTUP=x"),

@@ -9,8 +9,7 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from maml.studies.sweeping.file import SweepFile
-from maml.studies.sweeping.points import Point
+from maml.studies.sweeping.file import Point, SweepFile
 
 TRIES = 100
 """Draws of a point before those that are left are listed, where they can be."""
@@ -20,12 +19,8 @@ def next_point(file: SweepFile, past: Sequence[FrozenTrial], identity: str) -> P
     """Return the next point; None where all were chosen.
 
     A grid's points come in W&B's order. Optuna's own GridSampler shuffles them, and repeats some
-    where several processes ask or values were added.
-
-    Args:
-        file: The sweep.
-        past: All trials so far.
-        identity: The sweep's own name: another sweep of the same file draws other points.
+    where several processes ask or values were added. ``identity``: the sweep's own name; another
+    sweep of the same file draws other points.
     """
     seen = [trial.params for trial in past]
     if file.method != "grid" and (file.size is None or len(seen) < file.size):

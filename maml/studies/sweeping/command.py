@@ -12,8 +12,7 @@ from maml.config import cli
 from maml.errors import UserError
 from maml.studies import REPOSITORY
 from maml.studies.sweeping.choosing import next_point
-from maml.studies.sweeping.file import SweepFile, values_of
-from maml.studies.sweeping.points import Point, setting_of
+from maml.studies.sweeping.file import Point, SweepFile, setting_of
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 CHECKED = 64
@@ -24,11 +23,9 @@ def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]
     """Return the words of a trial's command line.
 
     Beside the point's values the program is given ``run_dir``: it is how a sweep finds what a trial
-    has done, and how a trial that is started again goes on.
-
-    Raises:
-        UserError: naming the file, for a macro that is not known; or, unless the file is trusted,
-            for a program that is not ours, or a word that may name code.
+    has done, and how a trial that is started again goes on. A UserError names the file, for a macro
+    that is not known; or, unless the file is trusted, for a program that is not ours, or a word
+    that may name code.
     """
     words = _words(file, point)
     if not file.trusted and (why := _code_in(words)):
@@ -102,20 +99,13 @@ def check(file: SweepFile) -> None:
     """Try the flags of each value where the program is train_maml.py.
 
     A mistyped flag is told now, rather than by each trial.
-
-    Raises:
-        UserError: naming the file, the values and the flag.
     """
     if "${program}" in file.command and not Path(_program(file)).is_file():
         raise UserError(f"{file.path}: program: there is no {_program(file)} here")
     first = next_point(file, [], "")
     assert first is not None
     # Each value once, the others as they are in the first point.
-    each = (
-        first | {name: value}
-        for name, space in file.space.items()
-        for value in values_of(space) or ()
-    )
+    each = (first | {name: value} for name, values in file.values.items() for value in values or ())
     for point in [first, *itertools.islice(each, CHECKED)]:
         words = command_of(file, point, None)
         at = next((i for i, word in enumerate(words) if Path(word).name == "train_maml.py"), None)

@@ -4,7 +4,7 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from optuna.distributions import (
 from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
 
 from maml.errors import UserError
-from maml.studies.sweeping.points import Point
 
 METHODS = ("grid", "random", "bayes")
 IGNORED = ("apiVersion", "kind", "controller", "description", "entity", "project", "name")
@@ -30,49 +29,49 @@ KNOWN = (
 USUAL_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]
 
 
+Point = dict[str, Any]
+"""A value for every parameter, by name."""
+
+
 @dataclass(frozen=True)
 class SweepFile:
-    """A sweep as its file describes it.
-
-    Attributes:
-        path: The file.
-        said: Its content, to tell later whether it has changed.
-        method: One of `METHODS`.
-        space: What Optuna draws each parameter from, in the order of their names, as W&B goes
-            through them. A parameter is a flag of the program.
-        metric: What trials are ranked by: ``<split>/<metric>``, as the loggers name it.
-        goal: "maximize" or "minimize" it.
-        command: The words of the command line, macros not filled in.
-        pruner: When to end trials early.
-        trusted: Whether it may name other programs than ours, and code of a user's own.
-    """
+    """A sweep as its file describes it."""
 
     path: Path
     said: dict[str, Any]
+    """Its content, to tell later whether it has changed."""
     method: str
     space: dict[str, BaseDistribution]
+    """What each flag of the program is drawn from, by name, as W&B goes through them."""
     metric: str
+    """What trials are ranked by: ``<split>/<metric>``, as the loggers name it."""
     goal: Literal["minimize", "maximize"]
     command: tuple[str, ...]
+    """Macros are not filled in."""
     pruner: BasePruner
     trusted: bool
+    """Whether it may name other programs than ours, and code of a user's own."""
+
+    @property
+    def values(self) -> dict[str, Sequence[Any] | None]:
+        """All values that each parameter may have; None where there is no end of them."""
+        return {name: values_of(space) for name, space in self.space.items()}
 
     def grid(self) -> Iterator[Point]:
         """Yield the points where all values are known, the last parameter's changing fastest."""
-        for values in itertools.product(*(values_of(each) or [] for each in self.space.values())):
-            yield dict(zip(self.space, values, strict=True))
+        for point in itertools.product(*(each or [] for each in self.values.values())):
+            yield dict(zip(self.space, point, strict=True))
 
     @property
     def size(self) -> int | None:
         """How many points there are; None where there is no end of them."""
-        each = [values_of(space) for space in self.space.values()]
+        each = self.values.values()
         return None if None in each else math.prod(len(values or ()) for values in each)
 
     @property
     def varied(self) -> list[str]:
         """The names of the parameters that may have more than one value."""
-        each = {name: values_of(space) for name, space in self.space.items()}
-        return [name for name, values in each.items() if values is None or len(values) > 1]
+        return [n for n, values in self.values.items() if values is None or len(values) > 1]
 
 
 def values_of(space: BaseDistribution) -> Sequence[Any] | None:
@@ -84,16 +83,13 @@ def values_of(space: BaseDistribution) -> Sequence[Any] | None:
     return None
 
 
+def setting_of(point: Point, names: Iterable[str]) -> str:
+    """Name a setting by the values of these parameters: ``inner_lr=0.4 inner_steps=1``."""
+    return " ".join(f"{name}={point[name]}" for name in names) or "the only setting"
+
+
 def read(path: Path, *, trust: bool = False) -> SweepFile:
-    """Read a sweep's file.
-
-    Args:
-        path: The file.
-        trust: Whether its trials may be any program: see `command_of`.
-
-    Raises:
-        UserError: naming the file, and what in it cannot be.
-    """
+    """Read a sweep's file; a UserError names what in it cannot be."""
     try:
         return _read(path, yaml.safe_load(path.read_text(encoding="utf-8")), trust)
     except OSError as error:

@@ -12,9 +12,10 @@ from maml.plots.style import BLUE
 from maml.run.files import write_text
 from maml.run.reading import read
 from maml.run.task_scores import NAME
-from maml.studies import tables
+from maml.studies import compare
 from maml.studies.arms import arm_of, other_tasks
 from maml.studies.markdown import grid
+from maml.studies.sweeping.file import setting_of
 from maml.studies.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial
 
 COMPARED = 12
@@ -22,22 +23,21 @@ COMPARED = 12
 
 
 def write(sweep: Sweep) -> Path:
-    """Write the report of what is over so far, with its figures; return the file.
-
-    Raises:
-        UserError: if there is nothing to report, or it cannot be written.
-    """
+    """Write the report of what is over so far, with its figures; return the file."""
     ended = [trial for trial in sweep.trials() if trial.value is not None]
     if not ended:
         raise UserError(f"--report: no trial in {sweep.folder} has a metric yet")
-    settings = sweep.settings(ended)
+    found: dict[str, list[Trial]] = {}
+    names = [name for name in sweep.file.varied if name != "seed"]
+    for trial in ended:
+        found.setdefault(setting_of(trial.record.params, names), []).append(trial)
     upwards = sweep.file.goal == "maximize"
-    order = sorted(settings, key=lambda name: fmean(_values(settings[name])), reverse=upwards)
-    settings = {name: settings[name] for name in order}
+    order = sorted(found, key=lambda name: fmean(_values(found[name])), reverse=upwards)
+    settings = {name: found[name] for name in order}
     parts = [
         _head(sweep),
         _settings(sweep.file.metric, settings),
-        _slices(sweep, ended),
+        _slices(sweep, names, ended),
         _differences(sweep.folder, settings),
         _failures(sweep),
     ]
@@ -67,7 +67,7 @@ def _head(sweep: Sweep) -> str:
 
 
 def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
-    unit, rows = tables.Unit(metric), []
+    unit, rows = compare.Unit(metric), []
     for name, trials in settings.items():
         values = _values(trials)
         spread = unit.plain(stdev(values)) if len(values) > 1 else "–"
@@ -79,9 +79,8 @@ def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
 
 
-def _slices(sweep: Sweep, trials: list[Trial]) -> str:
+def _slices(sweep: Sweep, names: list[str], trials: list[Trial]) -> str:
     """Draw every trial's metric against each parameter."""
-    names = [name for name in sweep.file.varied if name != "seed"]
     if not names:
         return ""
     metric, rows = sweep.file.metric, -(-len(names) // 4)
@@ -113,7 +112,7 @@ def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:
         arms = [arm_of(name, tested) for name, tested in runs.items() if tested]
         # Of a sweep over shots, say, only those with as many are tested on the same tasks.
         alike = [arm for arm in arms if not other_tasks(arms[0].first, arm.first)]
-        said = "".join(tables.compared(alike, folder)) if len(alike) > 1 else ""
+        said = "".join(compare.compared(alike, folder)) if len(alike) > 1 else ""
     except UserError as error:  # a test whose losses are no numbers, say
         said = f"Not compared on test tasks: {error}."
     if not said:

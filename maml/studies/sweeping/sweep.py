@@ -7,29 +7,33 @@ logs/0007.log  what it printed
 locks/0007     held, with signs of life, by the process that works on it
 """
 
+import contextlib
 import math
+import time
 import uuid
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from datasets import locks
+from datasets.locks import Lock
 from maml.errors import UserError
 from maml.run.files import make_folder, write_text
 from maml.studies.sweeping import file as files
 from maml.studies.sweeping.choosing import next_point
 from maml.studies.sweeping.file import SweepFile
-from maml.studies.sweeping.points import settings
-from maml.studies.sweeping.shared import alone, is_held, journal
 
+GRACE = 30.0
+"""Seconds after which a silent process is given up, as Optuna's locks are."""
 WAITING, RUNNING, FINISHED, STOPPED, FAILED, LOST = STATES = (
     "waiting", "running", "finished", "stopped early", "failed", "lost"
 )  # fmt: skip
 """What a trial may be. Lost: its worker has ended without a word; the next one takes it up."""
-OVER = (FINISHED, STOPPED, FAILED)
 RECORDED = {
     WAITING: TrialState.WAITING, FAILED: TrialState.WAITING, RUNNING: TrialState.RUNNING,
     FINISHED: TrialState.COMPLETE, STOPPED: TrialState.PRUNED,
@@ -41,21 +45,15 @@ FIXED = ("method", "metric", "program", "command", "early_terminate")
 
 
 class Trial(NamedTuple):
-    """A trial, as it is now.
-
-    Attributes:
-        record: Optuna's: its number, its parameters, its metric and why it failed.
-        state: One of `STATES`.
-        run_dir: Its run directory.
-        log: What it printed.
-        hold: Keeps it this process's until it is closed, where `Sweep.take` returned it.
-    """
+    """A trial, as it is now."""
 
     record: FrozenTrial
+    """Optuna's: its number, its parameters, its metric and why it failed."""
     state: str
     run_dir: Path
     log: Path
     hold: ExitStack
+    """Keeps it this process's until it is closed, where `Sweep.take` returned it."""
 
     @property
     def value(self) -> float | None:
@@ -64,26 +62,19 @@ class Trial(NamedTuple):
 
 
 class Sweep:
-    """A sweep, to be continued by this process and by others.
+    """A sweep in ``folder``, to be continued by this process and by others.
 
-    Attributes:
-        folder: Where it is.
-        file: What it goes through.
-        study: Optuna's. Its name is the sweep's identity, which no other sweep has.
+    The name of its ``study``, which is Optuna's, is its identity: no other sweep has it.
     """
 
     def __init__(self, folder: Path, file: SweepFile) -> None:
-        """Begin in ``folder``, or continue what is there.
-
-        Raises:
-            UserError: if it cannot be written, or what was run there is no part of ``file``.
-        """
+        """Begin in ``folder``, or continue what is there, if that is a part of ``file``."""
         for part in ("", "trials", "logs", "locks"):
             make_folder(folder / part, "--folder")
         self.folder, self.file = folder, file
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with alone(self.folder / "next"):
-            self._storage = journal(folder / "journal.log")
+        with _alone(self.folder / "next"):
+            self._storage = _journal(folder / "journal.log")
             names = optuna.get_all_study_names(self._storage)
             self.study = optuna.create_study(
                 storage=self._storage, direction=file.goal, pruner=file.pruner,
@@ -110,7 +101,7 @@ class Sweep:
             if other := record.params.keys() ^ self.file.space.keys():
                 return f"parameters: {min(other)} is not in both"
             for name, value in record.params.items():
-                values = files.values_of(self.file.space[name])
+                values = self.file.values[name]
                 if values is not None and value not in values:
                     return f"parameters: {name} was {value!r} in trial {record.number}"
         return ""
@@ -127,7 +118,7 @@ class Sweep:
         state = next(state for state, of in RECORDED.items() if of == record.state)
         if state == WAITING and said["reason"]:
             state = FAILED
-        if state == RUNNING and not is_held(self.folder / "locks" / name):
+        if state == RUNNING and not _is_held(self.folder / "locks" / name):
             state = LOST
         folders = self.folder / "trials" / name, self.folder / "logs" / f"{name}.log"
         return Trial(record, state, *folders, ExitStack())
@@ -136,24 +127,20 @@ class Sweep:
         """Return a trial as this process's: others see that it is, for as long as it lives."""
         path = self.folder / "locks" / f"{trial.record.number:04d}"
         path.touch()  # where there are no locks, too
-        trial.hold.enter_context(locks.Lock(path).held())
+        trial.hold.enter_context(Lock(path).held())
         return trial._replace(state=RUNNING)
 
     def take(self, total: int | None) -> Trial | None:
-        """Return a trial that is this process's from here on: lost, waiting or new.
+        """Return a trial that is this process's from here on: lost, waiting or new; or None.
 
-        Args:
-            total: How many trials there are to be, those there are already included; None: as the
-                file's run_cap says.
-
-        Returns:
-            None where there is none to take.
+        ``total``: how many trials there are to be, those there are already included; None: as the
+        file's run_cap says.
         """
-        with alone(self.folder / "next"):
+        with _alone(self.folder / "next"):
             trials = self.trials()
             for trial in trials:
                 # A killed worker's training may live on for a moment.
-                lost = trial.state == LOST and not is_held(trial.run_dir / ".lock")
+                lost = trial.state == LOST and not _is_held(trial.run_dir / ".lock")
                 if lost or trial.state == WAITING:
                     if trial.state == WAITING:
                         id = trial.record._trial_id
@@ -175,12 +162,11 @@ class Sweep:
     def does_badly(self, trial: Trial, values: list[float]) -> bool:
         """Record a running trial's metric so far; return whether the trial is to be ended early."""
         worst = -math.inf if self.file.goal == "maximize" else math.inf
-        id = trial.record._trial_id
-        known = len(self._storage.get_trial(id).intermediate_values)
+        live = optuna.Trial(self.study, trial.record._trial_id)
+        known = len(self._storage.get_trial(live._trial_id).intermediate_values)
         for step, value in enumerate(values[known:], known + 1):
-            value = value if math.isfinite(value) else worst
-            self._storage.set_trial_intermediate_value(id, step, value)
-            if self.file.pruner.prune(self.study, self._storage.get_trial(id)):
+            live.report(value if math.isfinite(value) else worst, step)
+            if live.should_prune():
                 return True
         return False
 
@@ -190,7 +176,7 @@ class Sweep:
         ``state`` `WAITING`: whoever comes next continues it.
         """
         id = trial.record._trial_id
-        with trial.hold, alone(self.folder / "next"):
+        with trial.hold, _alone(self.folder / "next"):
             if self._storage.get_trial(id).state == TrialState.RUNNING:  # else it was given up
                 self._storage.set_trial_user_attr(id, "reason", reason)
                 values = None if value is None else [value]
@@ -198,7 +184,7 @@ class Sweep:
 
     def retry_failed(self) -> int:
         """Let failed trials wait to be continued; return how many."""
-        with alone(self.folder / "next"):
+        with _alone(self.folder / "next"):
             failed = [trial for trial in self.trials() if trial.state == FAILED]
             for trial in failed:
                 self._storage.set_trial_user_attr(trial.record._trial_id, "reason", "")
@@ -210,10 +196,6 @@ class Sweep:
         known = [n for n in (cap, self.file.size) if n is not None]
         return max(0, min(known) - len(trials)) if known else None
 
-    def settings(self, trials: list[Trial]) -> dict[str, list[Trial]]:
-        """Return the trials of each setting, as `points.settings`."""
-        return settings(self.file.varied, ((trial.record.params, trial) for trial in trials))
-
     def progress(self, total: int | None) -> str:
         """Return the trials so far in a line."""
         trials = self.trials()
@@ -224,10 +206,44 @@ class Sweep:
         return ", ".join(parts) or "nothing run yet"
 
 
-def kept(folder: Path) -> Sweep:
-    """Return the sweep in a folder.
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one process at a time, of all that share a folder, be within this context."""
+    lock = JournalFileOpenLock(str(path))
+    lock.acquire()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # this process was stopped, and given up
+            lock.release()
 
-    Raises:
-        UserError: if it is damaged.
+
+def _journal(path: Path) -> JournalStorage:
+    """Open Optuna's journal at ``path``, without a last line that a power cut has left unfinished.
+
+    Such a line was never acted upon; the next one would be appended to it.
     """
-    return Sweep(folder, files.read(folder / "sweep.yaml"))
+    with _alone(path), open(path, "ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+    try:
+        return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: damaged, and not at its end: {error}; restore it, or begin a sweep in "
+            "another --folder"
+        ) from error
+
+
+def _is_held(path: Path) -> bool:
+    """Return whether a process works under the lock at ``path``, on this host or another.
+
+    Where hosts share a folder without locks, one that has given no sign of life for `GRACE` seconds
+    is given up.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            return Lock(path).is_held()
+        except OSError:
+            return time.time() - path.stat().st_mtime < GRACE
+    return False

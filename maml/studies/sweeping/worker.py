@@ -23,7 +23,7 @@ from maml.run.files import read_rows
 from maml.run.reading import history
 from maml.studies.sweeping import sweep as states
 from maml.studies.sweeping.command import command_of
-from maml.studies.sweeping.points import setting_of
+from maml.studies.sweeping.file import setting_of
 from maml.studies.sweeping.sweep import FAILED, FINISHED, STOPPED, WAITING, Sweep, Trial
 
 T = TypeVar("T")
@@ -47,21 +47,15 @@ class Workers:
 
     def __init__(self, sweep: Sweep, total: int | None, say: Callable[[str], None]) -> None:
         self._sweep, self._total, self._say = sweep, total, say
-        self._stop = StopRequest()
-        self._ending = False
+        self._stop, self._ending = StopRequest(), False
 
     def run(self, workers: int) -> str | None:
-        """Run until there is nothing left to take; return the name of the signal that ended it.
-
-        Raises:
-            UserError: of a worker: a folder that cannot be written, say.
-        """
+        """Run until there is nothing left to take; return the name of the signal that ended it."""
         self._stop.install()
         with ThreadPoolExecutor(workers) as pool:
+            working = [pool.submit(self._work, each, workers) for each in range(workers)]
             try:
-                for done in as_completed(
-                    [pool.submit(self._work, each, workers) for each in range(workers)]
-                ):
+                for done in as_completed(working):
                     done.result()
             finally:
                 self._ending = True
@@ -75,8 +69,7 @@ class Workers:
             whole = [*map(str, range(count))] if seen is None else seen.split(",")
             gpus = {"CUDA_VISIBLE_DEVICES": ",".join(share(whole, worker, workers))}
             # This thread's, and so its trials'.
-            cores = share(sorted(os.sched_getaffinity(0)), worker, workers)
-            os.sched_setaffinity(0, cores)
+            os.sched_setaffinity(0, share(sorted(os.sched_getaffinity(0)), worker, workers))
         while not self._stop and not self._ending:
             trial = self._sweep.take(self._total)
             if trial is not None:
@@ -111,11 +104,7 @@ class Workers:
             self._say(f"{shown}: it was told to stop; it waits to be continued")
         else:
             said = f": {reason} (log {trial.log})" if reason else f", {file.metric} {value:.4g}"
-            trials = self._sweep.trials()
-            over = sum(each.state in states.OVER for each in trials)
-            left = self._sweep.to_come(self._total, trials)
-            of_all = "" if left is None else f" of {len(trials) + left}"
-            self._say(f"{shown}: {state}{said}; {over}{of_all} trials over")
+            self._say(f"{shown}: {state}{said}; {self._sweep.progress(self._total)}")
 
     def _train(self, trial: Trial, gpus: dict[str, str]) -> tuple[str, str]:
         """Run a trial's command; return the state that it ends in, and why it failed."""
@@ -147,14 +136,15 @@ class Workers:
     def _look_after(self, process: subprocess.Popen[bytes], trial: Trial) -> str:
         """Wait for the end of a trial's process; return as what it was told to end, if so."""
         asked, deadline, size = "", math.inf, 0
-        rows = trial.run_dir / "metrics.jsonl"
+        rows, file = trial.run_dir / "metrics.jsonl", self._sweep.file
         while process.poll() is None and time.monotonic() < deadline:
             if not asked:
                 grown = rows.stat().st_size if rows.is_file() else 0
                 if self._stop or self._ending:
                     asked = WAITING
-                elif grown != size and self._does_badly(trial):
-                    asked = STOPPED
+                elif grown != size and not isinstance(file.pruner, NopPruner):
+                    values = history(read_rows(rows), file.metric)
+                    asked = STOPPED if self._sweep.does_badly(trial, [*values.values()]) else ""
                 size = grown
                 if asked:
                     deadline = time.monotonic() + PATIENCE
@@ -162,22 +152,12 @@ class Workers:
             time.sleep(LOOK)
         return asked
 
-    def _does_badly(self, trial: Trial) -> bool:
-        file = self._sweep.file
-        if isinstance(file.pruner, NopPruner):
-            return False
-        values = history(read_rows(trial.run_dir / "metrics.jsonl"), file.metric)
-        return self._sweep.does_badly(trial, [*values.values()])
-
 
 def value_of_run(run_dir: Path, metric: str) -> float | None:
     """Return the value that a run is ranked by; None where there is no such number.
 
     It is the last one, finite or not, or of a validation with ``--test-model best`` that of the
     model which is tested.
-
-    Raises:
-        UserError: if metrics.jsonl or config.yaml is damaged.
     """
     values = history(read_rows(run_dir / "metrics.jsonl"), metric)
     if metric.startswith("validation/") and (run_dir / "config.yaml").exists():

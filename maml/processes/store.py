@@ -6,15 +6,18 @@ each start has keys of its own.
 """
 
 import functools
+import json
 import os
 import socket
 import time
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.utils.store import synchronize
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from maml.errors import WorkerLostError, timed_out
@@ -130,7 +133,22 @@ def launchers_store(world: World) -> Store:
 
 def own_connection(world: World, timeout: float = START_TIMEOUT) -> Store:
     """Return `launchers_store` over a connection of its own: who waits in one holds it up."""
+    if world.size == 1:
+        return HashStore()
     return PrefixStore(_meet(world)[1], _connect(world, timeout))
+
+
+def exchange(store: Store, world: World, content: Any) -> list[Any]:
+    """Return what each rank gives, as JSON holds it. Rank 0 is the last to have it.
+
+    Raises:
+        RuntimeError: if one does not come.
+    """
+    text = json.dumps(content).encode()
+    return [
+        json.loads(one)
+        for one in synchronize(store, text, world.rank, world.size, "of ", START_TIMEOUT)
+    ]
 
 
 def new_connection(world: World, timeout: float) -> Store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
 from maml.strategies.agreement import agree
+from maml.strategies.packing import Packing
 from maml.worker import Share, Worker
 
 T = TypeVar("T")
@@ -42,20 +44,20 @@ class Strategy(ABC):
         self.world = world
         self.worker = worker
         self.stop = StopRequest()
-        self.liveness = Liveness(world, config.timeout)
+        self.liveness = Liveness(world, config.timeout, self.stop)
         self.computing = range(world.size)
         self.wire_bytes = 0
         self._transport = ExitStack()
 
     @property
-    def advice(self) -> str:
-        """What to say at the start: a way that is faster here; "" where none is."""
-        return ""
-
-    @property
     def drives(self) -> bool:
         """Return whether this process runs the outer loop; one that does not calls `serve`."""
         return True
+
+    @functools.cached_property
+    def packing(self) -> Packing:
+        """How parameters and shares travel."""
+        return Packing(self.worker.learner.meta_parameters(), len(self.worker.metric_names))
 
     @property
     def home(self) -> torch.device:
@@ -185,6 +187,9 @@ class Strategy(ABC):
         """
         return ids
 
-    @abstractmethod
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Return the metrics of each task of ``ids [T]``: ``[T, len(evaluation_names)]``, CPU."""
+        """Return the metrics of each task of ``ids [T]``: ``[T, len(evaluation_names)]``, CPU.
+
+        By default they are computed here, while the others wait.
+        """
+        return self.worker.evaluate(meta_params, split, ids, self.worker.learner)

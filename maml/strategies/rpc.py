@@ -27,7 +27,6 @@ from maml.processes.world import World
 from maml.strategies.gathering import Answer, Gathering
 from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.over_rpc import OverRpc, reported, this
-from maml.strategies.packing import Packing
 from maml.strategies.reference import Reference
 from maml.worker import Share, Worker
 
@@ -113,17 +112,9 @@ class Rpc(OverRpc):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
         self.arrived: Reference | None = None
         self.gathering = Gathering(reported(self._gathered_rows))
         self._taught = False
-
-    @property
-    def advice(self) -> str:
-        """See `Strategy.advice`."""
-        if self.world.size == 1 or self.config.partition == "chunk":
-            return ""
-        return "--partition chunk trains the same parameters with a call a worker, which is faster"
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or for each other worker's chunk."""

@@ -76,8 +76,7 @@ class Observers(OverRpc):
         self.learner = worker.learner
         self.computing = range(1)
         self.number = 0
-        if self.drives:
-            self.liveness.survives = self._survives
+        self.spared = len(self.others) - 1
         # The calls that are under way, with the step that each is of.
         self._calls: dict[int, tuple[int, torch.futures.Future[Any]]] = {}
         self._news = threading.Event()
@@ -192,18 +191,14 @@ class Observers(OverRpc):
         self.batches.leave(rank)
         self.gone.add(rank)
 
-    def _survives(self, rank: int, line: str) -> bool:
-        """Say whether training goes on without an observer; in a thread of its own."""
+    def survives(self, rank: int, line: str) -> bool:
+        """Ask no more for an observer that was lost."""
         self.batches.leave(rank)
-        return self.go_on_without(rank, line, spared=len(self.others) - 1)
+        return super().survives(rank, line)
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
         """Return those that were played."""
         return self._played
-
-    def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Act here, in all environments at once."""
-        return self.worker.evaluate(meta_params, split, ids, self.learner)
 
     def report(self) -> dict[str, Any]:
         """Forward passes and requests, incomplete batches, tasks not played."""

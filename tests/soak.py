@@ -4,7 +4,6 @@
 
 Each round takes a strategy whose sums have one order, trains with it, and at random moments kills,
 stops or slows one of its processes, or kills or suspends all. A run that has ended early is started
-stops or slows one of its processes, or kills or suspends all. A run that has ended early is started
 again by the same command. The parameters at its end are those of a run that nobody disturbed.
 """
 

@@ -49,8 +49,7 @@ class Board:
     Attributes:
         answered: When the store last answered.
         broken: How the connection to it broke, since then; or "".
-        beats: The others' heartbeats.
-        heard: Since when these stand.
+        beats: The others' heartbeats; ``heard``: since when they stand.
         told: The `Finding` by which all end, as JSON; or b"".
         done: Whether rank 0 has said that all is done: b"" or not.
     """

@@ -70,13 +70,8 @@ def meet(store: Store, rank: int, size: int, seconds: float) -> str:
     """Return the name of this start of ``size`` ranks: the same in all, and of no other start.
 
     Rank 0 thinks of it, and answers each of the others by a word of theirs. One that has found the
-    name of an earlier start is not answered, nor is a process of another run.
-
-    Args:
-        store: The launcher's store.
-        rank: This process's rank.
-        size: How many processes there are.
-        seconds: How long they wait for each other.
+    name of an earlier start is not answered, nor is a process of another run. They wait for each
+    other for so many ``seconds``.
 
     Raises:
         WorkerLostError: on rank 0, naming the first that does not come.

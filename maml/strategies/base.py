@@ -7,7 +7,6 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -80,12 +79,7 @@ class Strategy(ABC):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         error = error or self._part()
         if error is not None:
             if not (self.liveness.finished and isinstance(error, WorkerLostError)):
@@ -108,12 +102,7 @@ class Strategy(ABC):
         return None
 
     def _fail(self, error: BaseException) -> None:
-        """End all processes, as this one fails by ``error``; one of all says why.
-
-        Raises:
-            WorkerLostError: for an error, with the line where this process is to say it, and else
-                without a word.
-        """
+        """End all processes, as this one fails by ``error``; raise the line, if it is to say it."""
         line = self.liveness.fail(error)
         self._transport.__exit__(type(error), error, error.__traceback__)
         self.liveness.leave()
@@ -138,10 +127,8 @@ class Strategy(ABC):
     def guard(self, *, limited: bool = True) -> Iterator[None]:
         """Turn a failure of the transport into a `WorkerLostError`, once it is known whose.
 
-        Transports have no time limit of their own: they would count a suspension of the job.
-
-        Args:
-            limited: Whether what is done may last no longer than ``--timeout``.
+        What is ``limited`` may last no longer than ``--timeout``. Transports have no time limit of
+        their own: they would count a suspension of the job.
         """
         try:
             with self.liveness.waits.limited() if limited else self.liveness.waits.serving():

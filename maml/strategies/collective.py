@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from maml.processes.finding import within
 from maml.processes.interface import choose_interface
-from maml.processes.setup import init_process, shares_gpu
+from maml.processes.setup import shares_gpu
 from maml.processes.store import START_TIMEOUT, own_connection
 from maml.strategies.base import Strategy
 
@@ -42,7 +42,6 @@ class Collective(Strategy):
         A body that ends well leaves when all are done, but those that were excused; one that ends
         in an error waits for nobody.
         """
-        init_process(self.config, self.world)
         choose_interface(self.world)
         nccl = torch.cuda.is_available() and not shares_gpu(
             self.config, self.worker.device, self.world

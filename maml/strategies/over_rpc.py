@@ -113,7 +113,6 @@ class OverRpc(Strategy):
 
     def get_ready(self) -> None:
         """Make what calls need, before any comes."""
-        return None
 
     def serve(self) -> None:
         """Serve rank 0 until it says that all is done."""

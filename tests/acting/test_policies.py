@@ -81,16 +81,6 @@ def derivatives(function: Any) -> tuple[Tensor, Tensor]:
     return gradient, torch.func.jacfwd(torch.func.grad(function))(THETA)
 
 
-def test_dice_is_exact_in_expectation() -> None:
-    """Over all ways through the process, by their probabilities: no sampling, so no tolerance."""
-    assert (CHANCES * log_probabilities(THETA).sum(-1).exp()).sum() == pytest.approx(1)
-    value = expected(THETA, SUPPORT)
-    torch.testing.assert_close(value, exact_return(THETA, SUPPORT), rtol=0, atol=1e-12)
-    found = derivatives(lambda logits: expected(logits, SUPPORT))
-    exact = derivatives(lambda logits: exact_return(logits, SUPPORT))
-    torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
-
-
 def drawn(generator: torch.Generator, logits: Tensor, episodes: int) -> Tensor:
     """Which ways some episodes take."""
     chances = CHANCES * log_probabilities(logits).sum(-1).exp()
@@ -189,16 +179,6 @@ def test_returns_begin_anew_with_each_episode() -> None:
             assert float(found[environment][step]) == pytest.approx(expected)
     first = [int(query.ends[0, e].argmax()) + 1 for e in range(3)]
     assert float(played.query_y[0, 1]) == pytest.approx(sum(first) / 3)
-
-
-@pytest.mark.parametrize("preset", ["maml-cartpole", "reinforce-cartpole"])
-def test_a_discount_changes_the_gradient(preset: str) -> None:
-    found = []
-    for of in (learner(preset), learner(preset, discount=0.5)):
-        params = of.meta_parameters()
-        tasks = of.materialise(params, of.open_tasks("train").tasks(torch.arange(2)))
-        found.append(of.outer_gradient(params, tasks).gradients)
-    assert max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0]) > 1e-6
 
 
 def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:

@@ -168,7 +168,8 @@ def test_a_served_model_steps_on_meanwhile(
 ) -> None:
     """Tasks ordered in step 1, sent in step 2: late, unless a gradient of any tasks counts."""
     play, inbox = Play(pool, trainers=1), Inbox()
-    served = ServedModel(play.worker, inbox, [1], of_its_order=of_its_order)
+    packing = play.server.packing
+    served = ServedModel(play.worker, packing, inbox, [1], of_its_order=of_its_order)
     served.publish(1, play.params)
     served.publish(2, {name: 2 * tensor for name, tensor in play.params.items()})
     totals = served.forward(1, 1, list(play.worker.training_tasks(IDS)))

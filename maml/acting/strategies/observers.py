@@ -88,10 +88,6 @@ class Observers(OverRpc):
         if self.drives:
             self.inference = Inference(self.learner)
             self.batches = Batches(self.inference, self.config.batch_wait)
-        else:
-            self._environment = self.learner.environment
-
-    # ---- the agent ----------------------------------------------------------------------------
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Let all observers play their part of ``ids``; differentiate what has come back."""
@@ -215,8 +211,6 @@ class Observers(OverRpc):
         self.batches.flushed, self._missed, self._acting = 0, 0, 0.0
         return row
 
-    # ---- an observer --------------------------------------------------------------------------
-
     def observe(self, number: int, ids: Tensor) -> Trajectory:
         """Play the tasks ``ids``: `Trajectory` of ``[B, Q, T, …]``."""
         tasks = self.worker.training.tasks(ids)
@@ -229,4 +223,5 @@ class Observers(OverRpc):
                 raise _Late
             return actions.view(*observations.shape[:-1], *actions.shape[1:])
 
-        return play(self._environment, tasks.query_x, tasks.query_y, choose, self.worker.dtype)
+        environment, dtype = self.learner.environment, self.worker.dtype
+        return play(environment, tasks.query_x, tasks.query_y, choose, dtype)

@@ -68,7 +68,7 @@ class ParameterServer(OverRpc):
         if self.drives and self.config.ps_forward == "remote":
             of_its_order = self.config.ps_mode != "async"
             self._served = ServedModel(
-                self.worker, self.inbox, self.others, of_its_order=of_its_order
+                self.worker, self.packing, self.inbox, self.others, of_its_order=of_its_order
             )
 
     def share_sizes(self) -> set[int]:
@@ -77,11 +77,7 @@ class ParameterServer(OverRpc):
             return set()
         if self.config.ps_mode == "async":
             return {self.config.meta_batch_size}
-        return {
-            self.part_size(rank) for rank in (self.others if self.drives else [self.world.rank])
-        }
-
-    # ---- the server -------------------------------------------------------------------------
+        return {self.part_size(n) for n in (self.others if self.drives else [self.world.rank])}
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Hand out the model and task ids; return the gradients that this mode waits for.
@@ -188,8 +184,6 @@ class ParameterServer(OverRpc):
         self.inbox.close()
         for answer in self._idle.values():
             answer.set_result(None)
-
-    # ---- a trainer --------------------------------------------------------------------------
 
     def answer(self) -> None:
         """Do what the server orders, until it says that all is done."""

@@ -76,9 +76,7 @@ class Board:
         self._over = threading.Event()
 
     def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
-        """Wait until all have written who they are; return that.
-
-        The heartbeats of the ranks ``judged`` are read from then on.
+        """Wait until all have written who they are; read the heartbeats of ``judged`` from then on.
 
         Raises:
             RuntimeError: if one does not come.

@@ -82,11 +82,7 @@ class Liveness:
         self._memory, self._resident = OutOfMemory(), dict[int, int]()
 
     def watch(self) -> None:
-        """Meet all others, and watch over them from here on.
-
-        Raises:
-            RuntimeError: if one does not come.
-        """
+        """Meet all others, and watch over them; RuntimeError if one does not come."""
         if self.world.size > 1:
             self.members = self._board.meet(range(1, self.world.size) if self._is_zero else [0])
             say_all_have_met()
@@ -157,8 +153,7 @@ class Liveness:
     def explain(self, error: BaseException) -> WorkerLostError:
         """Return what to raise for a transport's ``error``, where the thread finds no reason.
 
-        A connection that broke and a time that is up are seen here before it is known who was
-        lost. The thread, which will know, ends this process meanwhile.
+        It is seen here before it is known who was lost; the thread will end this process meanwhile.
         """
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         late = isinstance(error, TimeoutError) or timed_out(error)
@@ -180,11 +175,7 @@ class Liveness:
             self._failed = self._failure(self._line_of(error), exit_code(error))
 
     def fail(self, error: BaseException) -> str:
-        """End the others, as this process fails by ``error``.
-
-        Returns:
-            The line that this process is to say; empty where another one has said it, for all.
-        """
+        """End the others, as this process fails by ``error``; return the line that it is to say."""
         if not self._judge_thread or self._over.is_set():
             return self._line_of(error)
         self.report(error)
@@ -215,7 +206,6 @@ class Liveness:
         return f"{self._me} lost its connections: {how}"
 
     def _judge(self) -> None:
-        """Look around, until something is found that ends this process."""
         while not self._over.wait(BEAT / 2):
             found = self._look()
             if found is not None:
@@ -361,7 +351,6 @@ class Liveness:
             time.sleep(0.1)
 
     def _line_of(self, error: BaseException) -> str:
-        """Return the line for this process's own ``error``."""
         text = " ".join(str(error).split())
         if isinstance(error, DivergedError):
             return text  # whoever is heard first: it is no finding of this process alone

@@ -116,12 +116,7 @@ def _meet(world: World) -> tuple[Store, str]:
 
 
 def launchers_store(world: World) -> Store:
-    """Return the launcher's store, as those see it who were started together.
-
-    Raises:
-        RuntimeError: as `meet`, or where nothing is reached at ``MASTER_ADDR``.
-        WorkerLostError: as `meet`.
-    """
+    """Return the launcher's store, as those see it who were started together; raise as `meet`."""
     store, name = _meet(world)
     return PrefixStore(name, store)
 

@@ -181,6 +181,16 @@ def test_returns_begin_anew_with_each_episode() -> None:
     assert float(played.query_y[0, 1]) == pytest.approx(sum(first) / 3)
 
 
+@pytest.mark.parametrize("preset", ["maml-cartpole", "reinforce-cartpole"])
+def test_a_discount_changes_the_gradient(preset: str) -> None:
+    found = []
+    for of in (learner(preset), learner(preset, discount=0.5)):
+        params = of.meta_parameters()
+        tasks = of.materialise(params, of.open_tasks("train").tasks(torch.arange(2)))
+        found.append(of.outer_gradient(params, tasks).gradients)
+    assert max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0]) > 1e-6
+
+
 def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
     """As every learner; a resumed run is the run that was not stopped."""
     small = {"shots": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "horizon": 15}

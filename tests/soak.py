@@ -4,7 +4,6 @@
 
 Each round takes a strategy whose sums have one order, trains with it, and at random moments kills,
 stops or slows one of its processes, or kills or suspends all. A run that has ended early is started
-stops or slows one of its processes, or kills or suspends all. A run that has ended early is started
 again by the same command. The parameters at its end are those of a run that nobody disturbed.
 """
 
@@ -47,8 +46,9 @@ def soak(minutes: float, seed: int) -> list[dict[str, Any]]:
             key = chance.choice(SYNCHRONOUS), chance.choice((2, 3))
             where = Path(folder) / str(len(rows))
             if key not in undisturbed:
-                _finish(_start(*key, where.with_name(f"{where.name}-undisturbed")))
-                undisturbed[key] = last(where.with_name(f"{where.name}-undisturbed"))["model"]
+                alone = Path(folder) / f"{len(rows)}-undisturbed"
+                _finish(_start(*key, alone))
+                undisturbed[key] = last(alone)["model"]
             row = {"strategy": key[0], "processes": key[1], **_disturbed(*key, where, chance)}
             expected, found = undisturbed[key], last(where)["model"]
             row["equal"] = all(torch.equal(found[name], expected[name]) for name in expected)
@@ -102,23 +102,16 @@ def _do(fault: str, ranks: list[Launched], chance: random.Random) -> None:
         # Longer than --timeout: all sleep, and all go on.
         return suspend(chance.sample(ranks, len(ranks)), chance.uniform(21, 30))
     victims = ranks if fault == "kill all" else [chance.choice(ranks)]
-    for victim in victims:
-        with suppress(ProcessLookupError):
-            if fault.startswith("kill"):
+    if fault.startswith("kill"):
+        for victim in victims:
+            with suppress(ProcessLookupError):
                 victim.process.send_signal(signal.SIGKILL)
-            elif fault == "stop":
-                # Shorter than --timeout: everyone waits, and goes on.
-                _stop(victim, chance.uniform(1, 8))
-            else:
-                for _ in range(20):
-                    _stop(victim, 0.15)
-                    time.sleep(0.05)
-
-
-def _stop(victim: Launched, seconds: float) -> None:
-    victim.process.send_signal(signal.SIGSTOP)
-    time.sleep(seconds)
-    victim.process.send_signal(signal.SIGCONT)
+    elif fault == "stop":
+        # Shorter than --timeout: everyone waits, and goes on.
+        suspend(victims, chance.uniform(1, 8))
+    else:
+        for _ in range(10):
+            suspend(victims, 0.15)
 
 
 COLUMNS = {

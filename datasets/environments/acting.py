@@ -1,8 +1,7 @@
 """Tasks that materialise by acting: environments as tensors, and all the chance that is in them.
 
-A data set of this kind gives no examples. It gives environments in their first states, and the
-uniform numbers by which actions will be drawn; who has a policy then acts. Both have addresses, so
-what a policy meets depends on (seed, split, id) alone: not on who acts, where, or beside whom.
+A data set of this kind gives environments in their first states, and the uniform numbers by which
+actions will be drawn; who has a policy then acts. What it meets depends on (seed, split, id) alone.
 
 Shape legend, beside that of :mod:`datasets.tasks`:
 
@@ -44,16 +43,13 @@ class Environment(ABC):
 
     A state holds its task's physics (or goal) beside what moves, so a state is all that there is.
 
-    * ``state_size``, ``observation_size``: S and O
-    * ``outputs``: how many numbers a policy answers for an observation
-    * ``draws``: D
-    * ``discrete``: whether an action is one of ``outputs``, or a point with ``outputs`` coordinates
+    An action is ``discrete``, one of ``outputs``, or a point with ``outputs`` coordinates.
     """
 
-    state_size: ClassVar[int]
-    observation_size: ClassVar[int]
-    outputs: ClassVar[int]
-    draws: ClassVar[int]
+    state_size: ClassVar[int]  # S
+    observation_size: ClassVar[int]  # O
+    outputs: ClassVar[int]  # numbers that a policy answers for an observation
+    draws: ClassVar[int]  # D
     discrete: ClassVar[bool]
 
     @abstractmethod
@@ -94,9 +90,8 @@ class Acting(Episodes):
         **_unused: object,
     ) -> None:
         """``starts``: R. :class:`DataError` for counts below one; ``shots`` may be 0."""
-        for flag, value, least in (
-            ("--shots", shots, 0), ("--queries", queries, 1), ("--horizon", horizon, 1),
-        ):  # fmt: skip
+        asked = (("--shots", shots, 0), ("--queries", queries, 1), ("--horizon", horizon, 1))
+        for flag, value, least in asked:
             if value < least:
                 raise DataError(f"{flag} {value}: must be at least {least}")
         self.environment = environment

@@ -80,15 +80,8 @@ class Policy(Learner):
             **data_options(config),
         )
 
-    # ---- acting -------------------------------------------------------------------------------
-
     def choose(self, outputs: Tensor, draws: Tensor) -> Tensor:
-        """Return actions, given what the policy answers and uniform numbers in [0, 1).
-
-        Args:
-            outputs: ``[…, outputs]``.
-            draws: ``[…, D]``.
-        """
+        """Return actions, given answers ``[…, outputs]`` and uniform numbers ``[…, D]``."""
         if self.environment.discrete:
             below = outputs.softmax(-1).cumsum(-1)[..., :-1]
             return (draws >= below).sum(-1)
@@ -106,13 +99,9 @@ class Policy(Learner):
 
     @torch.no_grad()
     def act(self, params: Params, first: Tensor, draws: Tensor, *, each: bool) -> Trajectory:
-        """Play by ``params``, all tasks and episodes at once.
+        """Play all tasks and episodes at once: ``first [B, E, R, S]``, ``draws [B, E, T, D]``.
 
-        Args:
-            params: The network's, by its own names; with a leading B if ``each`` task has its own.
-            first: ``[B, E, R, S]``.
-            draws: ``[B, E, T, D]``.
-            each: Whether each task has parameters of its own.
+        ``params`` are the network's, with a leading B if ``each`` task has its own.
         """
         dtype = next(iter(params.values())).dtype
         policy = self._policies if each else self._policy
@@ -123,15 +112,12 @@ class Policy(Learner):
         return play(self.environment, first, draws, choose, dtype)
 
     def _chosen(self, params: Params, observations: Tensor, draws: Tensor) -> Tensor:
-        """Return what ``params`` do, seeing ``observations [..., O]``, by ``draws [..., D]``."""
         return self.choose(self.call_network(params, observations)[0], draws)
 
     def log_probabilities(self, params: Params, played: Trajectory) -> Tensor:
         """Return the log-probability of each of one task's actions, 0 of none: ``[E, T]``."""
         outputs, _ = self.call_network(params, played.observations)
         return self.log_probability(outputs, played.actions) * played.alive
-
-    # ---- scores -------------------------------------------------------------------------------
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the mean return of the query episodes."""

@@ -1,14 +1,12 @@
 """Memory allocation settings, applied at the start of a process, before torch is imported.
 
-Training makes and drops megabytes thousands of times a second. By default glibc returns such blocks
-to the kernel at once and the next ones are paged in again, zeroed: up to a third of the time. Here
-freed memory stays with the process, and large blocks get huge pages where the system grants them.
-Threads share as many pools as there are cores: calls over RPC come in on many, and each would
-otherwise page in its own; threads that compute tasks would wait for each other with one pool alone.
+Training drops megabytes thousands of times a second. By default glibc returns such blocks to the
+kernel and pages the next ones in again, zeroed: up to a third of the time. Here freed memory stays
+with the process, and large blocks get huge pages where the system grants them. Threads share as
+many pools as there are cores: calls over RPC come in on many, and each would page in its own.
 
-The environment overrides: glibc's own ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_`` and
-``MALLOC_ARENA_MAX``, and torch's ``THP_MEM_ALLOC_ENABLE``; ``MAML_ALLOCATOR=off`` leaves all
-alone.
+glibc's own variables and torch's ``THP_MEM_ALLOC_ENABLE`` override; ``MAML_ALLOCATOR=off`` leaves
+all alone.
 """
 
 import ctypes

@@ -10,7 +10,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -19,11 +18,18 @@ from maml.processes.clock import Clock
 from maml.processes.finding import Finding, within
 from maml.processes.identity import Identity
 from maml.processes.launcher import launcher_holds_store
-from maml.processes.store import START_TIMEOUT, new_connection, own_connection
+from maml.processes.signals import StopRequest
+from maml.processes.store import exchange, new_connection, own_connection
 from maml.processes.world import World
 
 BEAT = 1.0
 """Seconds between two heartbeats."""
+
+LAST_BEAT = 0.1
+"""The same, once all is done: rank 0 waits for the others to leave."""
+
+OF_ALL = ("told", "done", "stop")
+"""Keys that all read with the heartbeats."""
 
 EVIDENCE = 5.0
 """Seconds of silence that are enough where a connection has broken as well."""
@@ -43,8 +49,7 @@ class Board:
     Attributes:
         answered: When the store last answered.
         broken: How the connection to it broke, since then; or "".
-        beats: The others' heartbeats.
-        heard: Since when these stand.
+        beats: The others' heartbeats; ``heard``: since when they stand.
         told: The `Finding` by which all end, as JSON; or b"".
         done: Whether rank 0 has said that all is done: b"" or not.
     """
@@ -53,11 +58,16 @@ class Board:
         self,
         world: World,
         clock: Clock,
+        stop: StopRequest,
         mine: Callable[[int], bytes],
         cut_off: Callable[[str], None],
     ) -> None:
-        """Write ``mine(n)`` as the n-th heartbeat; call ``cut_off`` when the connection breaks."""
+        """Write ``mine(n)`` as the n-th heartbeat; call ``cut_off`` when the connection breaks.
+
+        A signal that any process gets, perhaps it alone, is rank 0's ``stop``, too.
+        """
         self._world, self._clock, self._mine, self._cut_off = world, clock, mine, cut_off
+        self._stop = stop
         self.answered, self.broken = 0.0, ""
         self.beats: dict[int, bytes] = {}
         self.heard: dict[int, float] = {}
@@ -66,25 +76,20 @@ class Board:
         self._over = threading.Event()
 
     def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
-        """Wait until all have written who they are; return that.
-
-        The heartbeats of the ranks ``judged`` are read from then on.
+        """Wait until all have written who they are; read the heartbeats of ``judged`` from then on.
 
         Raises:
             RuntimeError: if one does not come.
         """
-        self._room = f"members {next(_runs)}"
-        store: Store = PrefixStore(self._room, own_connection(self._world))
-        rank = self._world.rank
+        self._room, world = f"members {next(_runs)}", self._world
+        store: Store = PrefixStore(self._room, own_connection(world))
+        rank = world.rank
         if rank == 0:
-            for key in ("told", "spoken", "done"):
+            for key in ("told", "spoken", "done", "stop"):
                 store.set(key, "")
         store.set(f"beat {rank}", "0")
         store.set(f"spared {rank}", "")
-        store.set(f"member {rank}", json.dumps(Identity.own()))
-        keys = [f"member {other}" for other in range(self._world.size)]
-        store.wait([*keys, "done"], timedelta(seconds=START_TIMEOUT))
-        members = {n: Identity(*json.loads(of)) for n, of in enumerate(store.multi_get(keys))}
+        members = {n: Identity(*of) for n, of in enumerate(exchange(store, world, Identity.own()))}
         self._store = store
         self.answered = self._clock.now()
         self.heard = dict.fromkeys(judged, self.answered)
@@ -96,28 +101,21 @@ class Board:
         """Write that this process has left; its thread ends."""
         self._over.set()
 
-    def wait_for(self, ranks: Iterable[int], seconds: float) -> None:
-        """Wait until these have left, ``seconds`` at most."""
-        keys, deadline = [f"beat {rank}" for rank in ranks], time.monotonic() + seconds
-
-        def wait() -> None:
-            while set(self._store.multi_get(keys)) - {LEFT} and time.monotonic() < deadline:
-                time.sleep(0.05)
-
-        if keys:
-            within(seconds, wait, None)
-
     def _beat(self) -> None:
         keys = [f"beat {other}" for other in self.heard]
         for number in itertools.count(1):
-            over = self._over.wait(BEAT)
+            over = self._over.wait(LAST_BEAT if self.done else BEAT)
             mine = LEFT if over or self.told else self._mine(number)
             try:
                 self._store.set(f"beat {self._world.rank}", mine.decode())
                 if over:
                     return
-                *beats, self.told, done = self._store.multi_get([*keys, "told", "done"])
+                if self._stop.signal is not None:
+                    self._store.set("stop", self._stop.signal)
+                *beats, self.told, done, stop = self._store.multi_get([*keys, *OF_ALL])
                 self.done = self.done or done
+                if self._world.rank == 0:
+                    self._stop.signal = self._stop.signal or stop.decode() or None
             except RuntimeError as error:
                 if over:
                     return

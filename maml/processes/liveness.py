@@ -33,6 +33,7 @@ from maml.processes.finding import Finding, exit_code, say, within
 from maml.processes.identity import Identity
 from maml.processes.launcher import launcher_holds_store, say_all_have_met, when_lost
 from maml.processes.memory import OutOfMemory, resident
+from maml.processes.signals import StopRequest
 from maml.processes.world import World
 
 SPEAK = 4.0
@@ -60,8 +61,8 @@ class Liveness:
         excused: On rank 0, the ranks without which the others go on.
     """
 
-    def __init__(self, world: World, timeout: float) -> None:
-        """Give a process up after ``timeout`` seconds of silence."""
+    def __init__(self, world: World, timeout: float, stop: StopRequest) -> None:
+        """Give a process up after ``timeout`` seconds of silence; rank 0 hears all's ``stop``."""
         self.world, self.timeout = world, timeout
         self.survives: Callable[[int, str], bool] = lambda rank, line: False
         self.last_words: Callable[[str], None] = lambda line: None
@@ -70,7 +71,7 @@ class Liveness:
         self.excused: set[int] = set()
         self.waits = Waits(self.clock)
         self._is_zero = world.rank == 0
-        self._board = Board(world, self.clock, self._mine, self._lose_connection)
+        self._board = Board(world, self.clock, stop, self._mine, self._lose_connection)
         self._over = threading.Event()
         self._ending = threading.RLock()
         self._judge_thread: threading.Thread | None = None
@@ -81,11 +82,7 @@ class Liveness:
         self._memory, self._resident = OutOfMemory(), dict[int, int]()
 
     def watch(self) -> None:
-        """Meet all others, and watch over them from here on.
-
-        Raises:
-            RuntimeError: if one does not come.
-        """
+        """Meet all others, and watch over them; RuntimeError if one does not come."""
         if self.world.size > 1:
             self.members = self._board.meet(range(1, self.world.size) if self._is_zero else [0])
             say_all_have_met()
@@ -113,7 +110,9 @@ class Liveness:
         not leave is not waited for long, and that is no error.
         """
         if self._is_zero and not self._over.is_set():
-            self._board.wait_for(self._judged(), min(self.timeout, GOODBYE))
+            deadline = time.monotonic() + min(self.timeout, GOODBYE)
+            while self._judged() and time.monotonic() < deadline:
+                time.sleep(0.05)
         self._over.set()
         self._board.leave()
         when_lost(lambda line: None)
@@ -131,10 +130,15 @@ class Liveness:
             for rank in sorted(ranks)
         )
 
+    def staying(self) -> set[int]:
+        """Return the ranks that have not left, of those it watches."""
+        return {rank for rank in self._board.heard if self._board.beats.get(rank) != LEFT}
+
     def silent(self, seconds: float) -> set[int]:
-        """Return the ranks that have ended, or were silent for so long, of those it watches."""
+        """Return the `staying` that were lost, or silent for so long."""
         board = self._board
-        return {r for r in board.heard if board.silence(r) > seconds or self._has_ended(r)}
+        found = {r for r in board.heard if board.silence(r) > seconds or self._is_lost(r)}
+        return found & self.staying()
 
     def check(self) -> None:
         """End this process if another one of this host was killed.
@@ -149,8 +153,7 @@ class Liveness:
     def explain(self, error: BaseException) -> WorkerLostError:
         """Return what to raise for a transport's ``error``, where the thread finds no reason.
 
-        A connection that broke and a time that is up are seen here before it is known who was
-        lost. The thread, which will know, ends this process meanwhile.
+        It is seen here before it is known who was lost; the thread will end this process meanwhile.
         """
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         late = isinstance(error, TimeoutError) or timed_out(error)
@@ -172,11 +175,7 @@ class Liveness:
             self._failed = self._failure(self._line_of(error), exit_code(error))
 
     def fail(self, error: BaseException) -> str:
-        """End the others, as this process fails by ``error``.
-
-        Returns:
-            The line that this process is to say; empty where another one has said it, for all.
-        """
+        """End the others, as this process fails by ``error``; return the line that it is to say."""
         if not self._judge_thread or self._over.is_set():
             return self._line_of(error)
         self.report(error)
@@ -207,7 +206,6 @@ class Liveness:
         return f"{self._me} lost its connections: {how}"
 
     def _judge(self) -> None:
-        """Look around, until something is found that ends this process."""
         while not self._over.wait(BEAT / 2):
             found = self._look()
             if found is not None:
@@ -241,8 +239,7 @@ class Liveness:
             beat = self._board.beats.get(rank, b"")
             if beat.startswith(_FAILED):
                 return Finding.read(beat[1:])
-            # Whether it has left in good order is in its last heartbeat.
-            if self._has_ended(rank) and self._has_been_read(since=self._ended[rank]):
+            if self._is_lost(rank):
                 why = self._memory.cause("it", self._resident.get(rank))
                 return Finding(f"{self.name([rank])} was killed{why}", rank)
         now = self.clock.now()
@@ -288,8 +285,7 @@ class Liveness:
 
     def _judged(self) -> list[int]:
         """Return who is still to be there."""
-        gone = {rank for rank, beat in self._board.beats.items() if beat == LEFT}
-        return [rank for rank in self._board.heard if rank not in gone | self.excused]
+        return sorted(self.staying() - self.excused)
 
     def _has_ended(self, rank: int) -> bool:
         """Say whether a process of this host has ended; of other hosts nothing is known."""
@@ -301,8 +297,11 @@ class Liveness:
                 self._resident[rank] = resident(member.pid) or self._resident.get(rank, 0)
         return rank in self._ended
 
-    def _has_been_read(self, since: float) -> bool:
-        """Say whether the store was read after that moment, or will not be."""
+    def _is_lost(self, rank: int) -> bool:
+        """Say whether it has ended, and its last heartbeat, that it has left, would be known."""
+        if not self._has_ended(rank):
+            return False
+        since = self._ended[rank]
         return self._board.answered > since + BEAT / 4 or self.clock.now() > since + 3 * BEAT
 
     def _holder(self, *, is_seen: bool = True) -> str:
@@ -352,7 +351,6 @@ class Liveness:
             time.sleep(0.1)
 
     def _line_of(self, error: BaseException) -> str:
-        """Return the line for this process's own ``error``."""
         text = " ".join(str(error).split())
         if isinstance(error, DivergedError):
             return text  # whoever is heard first: it is no finding of this process alone

@@ -17,9 +17,7 @@ class OutOfMemory:
     def cause(self, which: str, had: int | None) -> str:
         """Return what to add to the news of a killed process; "" if the kernel has killed none.
 
-        Args:
-            which: "it", or another process of which it is known how much memory it had.
-            had: The bytes that it was last seen to have, if it was.
+        ``had``: the bytes that it, or ``which`` process else, was last seen to have, if it was.
         """
         count = self._kills() - self._before
         if count <= 0:

@@ -8,11 +8,9 @@ def give_way() -> None:
     """Let no thread of this process displace another by waking up (``SCHED_BATCH``, sched(7)).
 
     Holds for the calling thread and those that it starts from here on, processes too; their share
-    of the cores stays the same. Where workers compute on all cores, a thread that wakes up has
-    cost the one that all wait for a time slice, about 3 ms, in a good part of all steps: gloo's
-    loop, which polls for a lock that the thread it has displaced holds; a driver that goes on
-    computing before its message is sent; the next tasks, made at the end of a step. A process that
-    somebody has given a policy of its own is left alone.
+    of the cores stays the same. Where workers compute on all cores, a thread that wakes up (gloo's
+    loop, a driver, the next tasks) has cost the one that all wait for a time slice of 3 ms, in a
+    good part of all steps. A process that has a policy of its own is left alone.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return
@@ -25,10 +23,9 @@ def give_way() -> None:
 def spin_briefly() -> None:
     """Let an OpenMP thread without work give its core back within about 50 µs; before torch loads.
 
-    GNU's library lets it spin for milliseconds after each of torch's operations that ran in
-    parallel. The kernels' threads come next, and one core of each two was not theirs: evaluating
-    tasks on two cores took 1.2 to 1.5 times as long. Spinning a little still pays between small
-    operations. ``GOMP_SPINCOUNT`` and ``OMP_WAIT_POLICY`` of the user's own are left alone.
+    GNU's library lets it spin for milliseconds, on a core that the kernels' threads want next:
+    evaluating tasks on two cores took 1.2 to 1.5 times as long. Spinning a little still pays
+    between small operations. The user's own ``GOMP_SPINCOUNT`` and ``OMP_WAIT_POLICY`` stay.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -72,8 +72,8 @@ class StopRequest:
     def hurried(self, action: Callable[[str], None]) -> Iterator[None]:
         """Call ``action(name)`` in a thread if a signal is not heeded within `PATIENCE` seconds.
 
-        The main thread may be deep in one long operation, where Python handles no signal: the
-        thread is woken by the signal itself. Enter it in the main thread.
+        The main thread, which enters it, may be deep in one long operation, where Python handles no
+        signal: the thread is woken by the signal itself.
         """
         reader, writer = os.pipe()
         os.set_blocking(writer, False)

@@ -6,15 +6,18 @@ each start has keys of its own.
 """
 
 import functools
+import json
 import os
 import socket
 import time
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.utils.store import synchronize
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from maml.errors import WorkerLostError, timed_out
@@ -67,13 +70,8 @@ def meet(store: Store, rank: int, size: int, seconds: float) -> str:
     """Return the name of this start of ``size`` ranks: the same in all, and of no other start.
 
     Rank 0 thinks of it, and answers each of the others by a word of theirs. One that has found the
-    name of an earlier start is not answered, nor is a process of another run.
-
-    Args:
-        store: The launcher's store.
-        rank: This process's rank.
-        size: How many processes there are.
-        seconds: How long they wait for each other.
+    name of an earlier start is not answered, nor is a process of another run. They wait for each
+    other for so many ``seconds``.
 
     Raises:
         WorkerLostError: on rank 0, naming the first that does not come.
@@ -118,19 +116,29 @@ def _meet(world: World) -> tuple[Store, str]:
 
 
 def launchers_store(world: World) -> Store:
-    """Return the launcher's store, as those see it who were started together.
-
-    Raises:
-        RuntimeError: as `meet`, or where nothing is reached at ``MASTER_ADDR``.
-        WorkerLostError: as `meet`.
-    """
+    """Return the launcher's store, as those see it who were started together; raise as `meet`."""
     store, name = _meet(world)
     return PrefixStore(name, store)
 
 
 def own_connection(world: World, timeout: float = START_TIMEOUT) -> Store:
     """Return `launchers_store` over a connection of its own: who waits in one holds it up."""
+    if world.size == 1:
+        return HashStore()
     return PrefixStore(_meet(world)[1], _connect(world, timeout))
+
+
+def exchange(store: Store, world: World, content: Any) -> list[Any]:
+    """Return what each rank gives, as JSON holds it. Rank 0 is the last to have it.
+
+    Raises:
+        RuntimeError: if one does not come.
+    """
+    text = json.dumps(content).encode()
+    return [
+        json.loads(one)
+        for one in synchronize(store, text, world.rank, world.size, "of ", START_TIMEOUT)
+    ]
 
 
 def new_connection(world: World, timeout: float) -> Store:

@@ -18,6 +18,7 @@ from datasets.flags import WAY, flag
 from maml.config import Config
 from maml.errors import DivergedError
 from maml.params import Params
+from maml.processes.signals import SIGNALS
 from maml.processes.world import World
 from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
@@ -66,7 +67,7 @@ class AllReduce(Collective):
         """Broadcast ``value`` (pickled: between the processes of one run alone)."""
         box: list[Any] = [value]
         with self.guard():
-            dist.broadcast_object_list(box, src=0, group=self.groups.work)
+            dist.broadcast_object_list(box, src=0)
         received: T = box[0]
         return received
 
@@ -98,16 +99,19 @@ class AllReduce(Collective):
     def _reduce(self, flat: Tensor, meanwhile: Callable[[], None] = lambda: None) -> Tensor:
         """Sum over ranks, and agree on whether to stop: a signal may reach one rank alone."""
         began = time.perf_counter()
-        both = torch.cat([flat, self.stop_flags().to(flat)])
+        stops = [float(self.stop.signal == number.name) for number in SIGNALS]
+        both = torch.cat([flat, flat.new_tensor(stops)])
         with self.guard():
-            work = dist.all_reduce(both, group=self.groups.work, async_op=True)
+            work = dist.all_reduce(both, async_op=True)
             assert work is not None
             meanwhile()
             work.wait()
         self._reduce_seconds += time.perf_counter() - began
         # What a ring sends a rank: 2 (n - 1) / n of the tensor, and there are n of them.
         self.wire_bytes += 2 * (self.world.size - 1) * both.nbytes
-        self._agreed = self._agreed or self.first_stop(both[len(flat) :])
+        for number, count in zip(SIGNALS, both[len(flat) :].tolist(), strict=True):
+            if count:
+                self._agreed = self._agreed or number.name
         return both[: len(flat)]
 
     def report(self) -> dict[str, Any]:
@@ -126,7 +130,7 @@ class AllReduce(Collective):
         mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
         all_digests = [torch.empty_like(mine) for _ in range(self.world.size)]
         with self.guard():
-            dist.all_gather(all_digests, mine, group=self.groups.work)
+            dist.all_gather(all_digests, mine)
         others = [rank for rank, other in enumerate(all_digests) if other != all_digests[0]]
         if others:
             hold = "rank {} holds" if len(others) == 1 else "ranks {} hold"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
 from maml.strategies.agreement import agree
+from maml.strategies.packing import Packing
 from maml.worker import Share, Worker
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class Strategy(ABC):
         self.world = world
         self.worker = worker
         self.stop = StopRequest()
-        self.liveness = Liveness(world, config.timeout)
+        self.liveness = Liveness(world, config.timeout, self.stop)
         self.computing = range(world.size)
         self.wire_bytes = 0
         self._transport = ExitStack()
@@ -56,6 +57,11 @@ class Strategy(ABC):
     def drives(self) -> bool:
         """Return whether this process runs the outer loop; one that does not calls `serve`."""
         return True
+
+    @functools.cached_property
+    def packing(self) -> Packing:
+        """How parameters and shares travel."""
+        return Packing(self.worker.learner.meta_parameters(), len(self.worker.metric_names))
 
     @property
     def home(self) -> torch.device:
@@ -78,12 +84,7 @@ class Strategy(ABC):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         error = error or self._part()
         if error is not None:
             if not (self.liveness.finished and isinstance(error, WorkerLostError)):
@@ -106,12 +107,7 @@ class Strategy(ABC):
         return None
 
     def _fail(self, error: BaseException) -> None:
-        """End all processes, as this one fails by ``error``; one of all says why.
-
-        Raises:
-            WorkerLostError: for an error, with the line where this process is to say it, and else
-                without a word.
-        """
+        """End all processes, as this one fails by ``error``; raise the line, if it is to say it."""
         line = self.liveness.fail(error)
         self._transport.__exit__(type(error), error, error.__traceback__)
         self.liveness.leave()
@@ -136,10 +132,8 @@ class Strategy(ABC):
     def guard(self, *, limited: bool = True) -> Iterator[None]:
         """Turn a failure of the transport into a `WorkerLostError`, once it is known whose.
 
-        Transports have no time limit of their own: they would count a suspension of the job.
-
-        Args:
-            limited: Whether what is done may last no longer than ``--timeout``.
+        What is ``limited`` may last no longer than ``--timeout``. Transports have no time limit of
+        their own: they would count a suspension of the job.
         """
         try:
             with self.liveness.waits.limited() if limited else self.liveness.waits.serving():
@@ -185,6 +179,9 @@ class Strategy(ABC):
         """
         return ids
 
-    @abstractmethod
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Return the metrics of each task of ``ids [T]``: ``[T, len(evaluation_names)]``, CPU."""
+        """Return the metrics of each task of ``ids [T]``: ``[T, len(evaluation_names)]``, CPU.
+
+        By default they are computed here, while the others wait.
+        """
+        return self.worker.evaluate(meta_params, split, ids, self.worker.learner)

@@ -1,55 +1,101 @@
-"""What the strategies over torch.distributed's collectives share: their world, and its failures."""
+"""What the strategies over collectives share: their world, and how they wait."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
-from maml.config import Config
-from maml.processes.collectives import Groups, collective_world
-from maml.processes.setup import init_process, shares_gpu
-from maml.processes.signals import SIGNALS
-from maml.processes.world import World
+from maml.processes.finding import within
+from maml.processes.interface import choose_interface
+from maml.processes.setup import shares_gpu
+from maml.processes.store import START_TIMEOUT, own_connection
 from maml.strategies.base import Strategy
-from maml.strategies.packing import Packing
-from maml.worker import Worker
+
+FOR_EVER = timedelta(days=30)
+
+POLL = 0.5
+"""Seconds after which a process that waits idly looks around for signals."""
+
+_worlds = itertools.count()
+"""A process may do several runs, one after the other; the launcher's store outlives them all."""
 
 
 class Collective(Strategy):
-    """A strategy whose processes call the same collectives in the same order."""
+    """A strategy whose processes call the same collectives in the same order.
 
-    groups: Groups
+    Attributes:
+        idle: A process group of CPU tensors without a time limit; where a process waits for work,
+            or for rank zero to finish writing. Wait there with `wait_idly`. In the default group,
+            nccl waits for ``--timeout``, and gloo for as long as `maml.processes.liveness` allows.
+    """
 
-    def __init__(self, config: Config, world: World, worker: Worker) -> None:
-        super().__init__(config, world, worker)
-        self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
+    idle: dist.ProcessGroup
 
     @contextmanager
     def transport(self) -> Iterator[None]:
-        """Join the process groups."""
-        init_process(self.config, self.world)
-        shared = shares_gpu(self.config, self.worker.device, self.world)
-        with collective_world(
-            self.world,
-            timeout=self.config.timeout,
-            shared_gpu=shared,
-            missed=self.liveness.excused,
-        ) as self.groups:
-            yield
+        """Join all: gloo between CPUs, nccl between GPUs of one process each.
 
-    def stop_flags(self) -> Tensor:
-        """Return ``[S]`` float64, which of `SIGNALS` this process has received.
-
-        They travel with its results: a signal may reach one process alone.
+        A body that ends well leaves when all are done, but those that were excused; one that ends
+        in an error waits for nobody.
         """
-        seen = [float(self.stop.signal == number.name) for number in SIGNALS]
-        return torch.tensor(seen, dtype=torch.float64)
+        choose_interface(self.world)
+        nccl = torch.cuda.is_available() and not shares_gpu(
+            self.config, self.worker.device, self.world
+        )
+        start_timeout = timedelta(seconds=max(START_TIMEOUT, self.config.timeout))
+        store = own_connection(self.world, start_timeout.total_seconds())
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
+            store=PrefixStore(f"collective world {next(_worlds)}", store),
+            rank=self.world.rank,
+            world_size=self.world.size,
+            timeout=start_timeout,
+        )
+        try:
+            # Not yet with its own patience: a group's time limit is also that of its making.
+            idle = dist.new_group(timeout=start_timeout, backend="gloo")
+            # It returns a number in place of a group of which this process is no member.
+            assert isinstance(idle, dist.ProcessGroup)
+            self.idle = idle
+            dist.barrier()
+            # nccl's waits are not Python's: its own threads watch over what it has begun.
+            limit = timedelta(seconds=self.config.timeout) if nccl else FOR_EVER
+            dist.set_timeout(limit, dist.group.WORLD)
+            dist.set_timeout(FOR_EVER, idle)
+            yield
+            # Rank zero may still write for long; once it is done, so is everyone, or is lost.
+            wait_idly(dist.broadcast(torch.zeros(1), src=0, group=idle, async_op=True))
+            # Not a barrier, which would be nccl's: it cannot be left.
+            done = dist.all_reduce(torch.zeros(1), group=idle, async_op=True)
+            wait_idly(done, self.liveness.excused)
+        except BaseException:
+            within(5.0, dist.destroy_process_group, None)
+            raise
+        dist.destroy_process_group()
 
-    @staticmethod
-    def first_stop(counts: Tensor) -> str | None:
-        """Return the name of the signal that ``counts [S]``, flags added up, say has come."""
-        for number, count in zip(SIGNALS, counts.tolist(), strict=True):
-            if count:
-                return number.name
-        return None
+
+def wait_idly(work: dist.Work | None, missed: Collection[int] = ()) -> None:
+    """Wait for a collective that rank zero begins when it pleases.
+
+    Args:
+        work: What ``async_op=True`` returned.
+        missed: Ranks without which it cannot be done; there may be some later.
+
+    Raises:
+        RuntimeError: as ``work`` does, or if one is missed.
+    """
+    assert work is not None
+    while not missed:
+        try:
+            work.wait(timedelta(seconds=POLL))
+            return
+        except RuntimeError:
+            if work.is_completed():
+                # It has failed, or was done just after the time was up.
+                work.wait()
+                return
+    raise RuntimeError("one that takes part is gone")

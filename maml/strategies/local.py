@@ -27,10 +27,6 @@ class Local(Strategy):
         self.worker.look_ahead(ids)
         return share
 
-    def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Evaluate all tasks here."""
-        return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
-
 
 def alone(config: Config, *, trains: bool = False) -> Local:
     """Set this process up, and return what computes in it; ``trains``: as `Worker` takes it."""

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import math
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import ParamSpec, TypeVar, cast
 
 import torch.distributed.rpc as rpc
+import torchopt.distributed as todist
 from torch.distributed.rpc.internal import RemoteException
 
 from datasets.errors import DataError
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
+from maml.processes.finding import within
+from maml.processes.interface import choose_interface
 from maml.processes.liveness import GOODBYE
-from maml.processes.rpc_world import rpc_world
 from maml.processes.setup import init_process
+from maml.processes.store import START_TIMEOUT
 from maml.processes.world import World
 from maml.strategies.base import Strategy
-from maml.strategies.shutdown import Shutdown, leave
 from maml.worker import Worker
 
-TELL = 5.0
-"""Seconds in which rank 0 hears of a stop signal, or is about to be lost."""
+SILENT = 3.0
+"""Seconds without a heartbeat after which a process is not waited for, `GOODBYE` after the end."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,14 +42,7 @@ _this: OverRpc | None = None
 
 def this(kind: type[S]) -> S:
     """Return this process's strategy: a call that comes in names a function, and no object."""
-    found = _strategy()
-    assert isinstance(found, kind)
-    return found
-
-
-def _strategy() -> OverRpc:
-    if _this is None:
-        raise RuntimeError("this process was called before it was ready")
+    assert isinstance(_this, kind)
     return _this
 
 
@@ -52,6 +51,7 @@ class OverRpc(Strategy):
 
     Attributes:
         others: The ranks that serve.
+        spared: How many of them the run can do without.
         gone: On rank 0, those of them that were lost.
         finished: Set when rank 0 has said that all is done.
     """
@@ -59,65 +59,99 @@ class OverRpc(Strategy):
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
         self.others = range(1, world.size)
+        self.spared = 0
         self.gone: set[int] = set()
         self.finished = threading.Event()
+        self.liveness.survives = self.survives
 
     @property
     def drives(self) -> bool:
         """Rank 0 drives."""
         return self.world.rank == 0
 
-    def transport(self) -> AbstractContextManager[None]:
-        """Join the RPC world."""
-        return rpc_world(
-            self.world,
-            threads=max(self.config.rpc_threads, self.world.size),
-            timeout=self.config.timeout,
-            worker_init=self._init_worker,
+    @contextmanager
+    def transport(self) -> Iterator[None]:
+        """Join TorchOpt's RPC world.
+
+        The end waits for nobody: RPC's own graceful shutdown needs the launcher's store, and a
+        frozen peer would hold it for ever. Rank 0 waits before, in `finish`.
+        """
+        choose_interface(self.world)
+        options = rpc.TensorPipeRpcBackendOptions(
+            init_method="maml://",
+            num_worker_threads=max(self.config.rpc_threads, self.world.size),
+            rpc_timeout=max(START_TIMEOUT, self.config.timeout),
+            # Not shared memory: its threads never sleep, and take what the tasks need of each core.
+            _transports=["ibv", "uv"],
+            _channels=["basic"],
         )
+
+        @todist.auto_init_rpc(self._init_worker, rpc_backend_options=options)
+        def enter() -> None:
+            """Be initialised; the decorator does the work."""
+
+        # Emitted inside torch's own RPC initialisation, about torch's own call.
+        warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+        try:
+            enter()
+        finally:
+            # It registers a graceful shutdown without a timeout at exit.
+            atexit.unregister(rpc.shutdown)
+        # From here on `maml.processes.liveness` finds who is silent; before, one may just be slow
+        # to import. 0: no limit.
+        rpc._set_rpc_timeout(0)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            within(5.0, lambda: rpc.shutdown(graceful=False), None)
 
     def _init_worker(self) -> None:
         global _this
         init_process(self.config, self.world)
-        if self.drives:
-            self._shutdown = Shutdown(self.liveness)
         self.get_ready()
         _this = self
 
     def get_ready(self) -> None:
         """Make what calls need, before any comes."""
-        return None
 
     def serve(self) -> None:
         """Serve rank 0 until it says that all is done."""
         self.stop.install()
         self.answer()
-        leave(self.world.rank)
 
     def answer(self) -> None:
         """Wait while calls are answered, in the transport's threads."""
         self.wait_for(self.finished)
 
     def wait_for(self, event: threading.Event) -> None:
-        """Wait for ``event``, for as long as rank 0 lives.
-
-        A stop signal may reach this process alone: rank 0 is told, and decides when to end. It may
-        be in the middle of a step; while it lives, it is served.
-        """
-        told = False
+        """Wait for ``event``, for as long as rank 0 lives, whatever signal this process gets."""
         with self.liveness.waits.serving():
-            while (self.stop and not told) or not event.wait(0.5):
-                if self.stop.signal is not None and not told:
-                    told = True
-                    with suppress(RuntimeError):
-                        rpc.rpc_sync(0, _hear, (self.stop.signal,), timeout=TELL)
+            event.wait()
 
     def finish(self) -> None:
-        """Send the others home; wait for those who live."""
-        if self.drives:
-            self.send_home()
-            patience = GOODBYE if self.stop else self.config.timeout
-            self._shutdown.take(self.others, self.gone, patience)
+        """On rank 0: send the others home, and wait for those who live."""
+        if not self.drives:
+            return
+        self.send_home()
+        liveness, clock = self.liveness, self.liveness.clock
+        patience = GOODBYE if self.stop else self.config.timeout
+        began = clock.now()
+        # One may be in the middle of a gradient.
+        while missing := liveness.staying() - self.gone:
+            waited = clock.now() - began
+            silent = liveness.silent(SILENT if waited > GOODBYE else math.inf)
+            if missing <= silent or waited > patience:
+                break
+            time.sleep(0.05)
+        for rank in sorted(missing - liveness.excused):
+            line = f"{liveness.name([rank])} did not leave in time"
+            if liveness.members[rank].is_near:
+                line += "; killed" if liveness.members[rank].kill() else "; it is gone"
+            print(f"{line}; all work is done", file=sys.stderr, flush=True)
+        for rank in self.gone:
+            # One that was given up may be stopped, and would wait for ever.
+            if liveness.members[rank].is_near:
+                liveness.members[rank].kill()
 
     def send_home(self) -> None:
         """Tell the others that all is done."""
@@ -125,23 +159,18 @@ class OverRpc(Strategy):
             with suppress(RuntimeError):
                 rpc.rpc_async(rank, _finish)
 
-    def go_on_without(self, rank: int, line: str, *, spared: int) -> bool:
-        """Give up a lost rank; say whether the run goes on: with up to ``spared`` of them gone."""
+    def survives(self, rank: int, line: str) -> bool:
+        """Give up a lost rank, in a thread; say whether the run goes on: see `Liveness`."""
         self.gone.add(rank)
-        if len(self.gone) > spared:
+        if len(self.gone) > self.spared:
             return False
         print(f"{line}; training goes on without it", file=sys.stderr, flush=True)
         return True
 
 
 def _finish() -> None:
-    _strategy().finished.set()
-
-
-def _hear(seen: str) -> None:
-    """Run on rank 0: another rank has received a stop signal, which counts as its own."""
-    stop = _strategy().stop
-    stop.signal = stop.signal or seen
+    assert _this is not None
+    _this.finished.set()
 
 
 def reported(function: Callable[P, T]) -> Callable[P, T]:
@@ -152,7 +181,8 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        liveness = _strategy().liveness
+        assert _this is not None
+        liveness = _this.liveness
         try:
             with liveness.waits.called():
                 return function(*args, **kwargs)

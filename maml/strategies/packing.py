@@ -1,4 +1,7 @@
-"""Shares as one flat tensor each: one message a step, not one a parameter."""
+"""Shares as one flat tensor each, and outer losses as a node of a graph over processes."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +14,7 @@ class Packing(ParamLayout):
     """Where meta-parameters, and what is summed with their gradients, lie in a flat tensor."""
 
     def __init__(self, meta_params: Params, n_totals: int) -> None:
-        """Lay out ``meta_params`` and, behind them, a share's totals and count.
-
-        Args:
-            meta_params: The meta-parameters by name; their values are not kept.
-            n_totals: Elements of `Share.totals`.
-        """
+        """Lay out ``meta_params`` and, behind them, a share's ``n_totals`` totals and its count."""
         super().__init__(meta_params)
         self._n_totals = n_totals
         self.share_size = self.n_params + n_totals + 1
@@ -30,3 +28,34 @@ class Packing(ParamLayout):
         """Return the share that ``flat [P + 1 + M + 1]`` holds, as views of it."""
         gradients, totals, count = flat.split([self.n_params, self._n_totals, 1])
         return Share(self.to_params(gradients), totals, round(count.item()))
+
+
+class OuterLosses(torch.autograd.Function):
+    """Each task's outer loss as a function of the flat meta-parameters.
+
+    The gradient is taken at once by `Worker.share`, in batches of bounded memory, as the
+    sum over the tasks. ``backward`` scales it, as all tasks weigh the same in a sum or a mean. So
+    one gradient waits, not the graphs of the tasks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[[], Share], packing: Packing, leaf: Tensor) -> Tensor:
+        """Return ``[B, 1 + M + 1]`` on the CPU: of each task its loss, its metrics, and a one.
+
+        ``compute`` returns the share of all B tasks, with its rows, at the parameters ``leaf [P]``.
+        """
+        share = compute()
+        assert share.rows is not None
+        ctx.save_for_backward(packing.params(share.gradients).cpu())
+        rows = share.rows.cpu()
+        return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *from_rows: Tensor) -> Any:
+        """Return the sum over tasks of gradients, times the weight of each."""
+        # Only the losses, column 0, are differentiable; metrics and the ones are constants.
+        weights = from_rows[0][:, 0]
+        (gradient,) = ctx.saved_tensors
+        if not bool((weights == weights[0]).all()):
+            raise RuntimeError("the tasks of a batch must all weigh the same")
+        return None, None, weights[0] * gradient

@@ -81,16 +81,6 @@ def derivatives(function: Any) -> tuple[Tensor, Tensor]:
     return gradient, torch.func.jacfwd(torch.func.grad(function))(THETA)
 
 
-def test_dice_is_exact_in_expectation() -> None:
-    """Over all ways through the process, by their probabilities: no sampling, so no tolerance."""
-    assert (CHANCES * log_probabilities(THETA).sum(-1).exp()).sum() == pytest.approx(1)
-    value = expected(THETA, SUPPORT)
-    torch.testing.assert_close(value, exact_return(THETA, SUPPORT), rtol=0, atol=1e-12)
-    found = derivatives(lambda logits: expected(logits, SUPPORT))
-    exact = derivatives(lambda logits: exact_return(logits, SUPPORT))
-    torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
-
-
 def drawn(generator: torch.Generator, logits: Tensor, episodes: int) -> Tensor:
     """Which ways some episodes take."""
     chances = CHANCES * log_probabilities(logits).sum(-1).exp()

@@ -45,23 +45,14 @@ DEATH_S = 10.0
 
 
 class Fault(NamedTuple):
-    """What happens to a process.
+    """What happens to a process."""
 
-    Attributes:
-        by: A signal that it is sent, or a function of `tests.strategies.faulty`.
-        cause: What the line says by which the run ends, a regular expression.
-        ends: Whether the process is gone, and so seen to be; else silence tells.
-        code: The exit code that it may have, beside 1 and that of a killed one.
-        phase: What rank 0 is in when it happens, one of `PHASES`; "": in training, some time.
-        launcher: Who starts the processes, "torchrun" or "launch/local"; "": each on its own.
-    """
-
-    by: signal.Signals | str
-    cause: str
-    ends: bool
-    code: int = 1
-    phase: str = ""
-    launcher: str = ""
+    by: signal.Signals | str  # what it is sent, or a function of `tests.strategies.faulty`
+    cause: str  # what the line says by which the run ends, a regular expression
+    ends: bool  # the process is gone, and so seen to be; else silence tells
+    code: int = 1  # the exit code that it may have, beside 1 and that of a killed one
+    phase: str = ""  # one of `PHASES` in which rank 0 is; "": in training, some time
+    launcher: str = ""  # "torchrun" or "launch/local"; "": each is started on its own
 
 
 LAUNCHER = -1
@@ -86,23 +77,14 @@ ALIVE = Fault("sleeps", r"had no answer .* alive: rank \d .* hangs, or needs mor
 
 
 class Outcome(NamedTuple):
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        seconds: From the fault to the end of the last process.
-        codes: The exit code of each rank.
-        said: The lines with "error: ", of all ranks.
-        stderr: All that they have printed there.
-        pid: Of the process that the fault was of.
-        state: What status.json says.
-    """
-
-    seconds: float
-    codes: list[int]
-    said: list[str]
+    seconds: float  # from the fault to the end of the last process
+    codes: list[int]  # of each rank
+    said: list[str]  # the lines with "error: ", of all ranks
     stderr: str
-    pid: int
-    state: str
+    pid: int  # of the process that the fault was of
+    state: str  # what status.json says
 
 
 def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float) -> Outcome:

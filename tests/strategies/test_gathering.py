@@ -1,14 +1,16 @@
 """The calls of a step that wait at a worker, and the one node of the graph that answers them."""
 
 import random
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from maml.strategies.gathering import Answer, Gathering
-from maml.strategies.outer_loss import OuterLosses
-from maml.strategies.packing import Packing
+from maml.strategies.gathering import Gathering
+from maml.strategies.packing import OuterLosses, Packing
 from maml.worker import Share
 
 
@@ -23,33 +25,17 @@ def test_calls_in_any_order_are_one_batch_in_order() -> None:
     for seed in range(20):
         batches.clear()
         gathering = Gathering(compute)
-        answers: dict[tuple[int, int], Answer] = {}
-
-        def call(
-            step: int,
-            task: int,
-            gathering: Gathering = gathering,
-            answers: dict[tuple[int, int], Answer] = answers,
-        ) -> None:
-            answers[step, task] = gathering.call(step, task)
-
-        threads = [
-            threading.Thread(target=call, args=(step, task)) for step in (1, 2) for task in range(9)
-        ]
-        threads += [
-            threading.Thread(target=gathering.begin, args=(step, 0.5 * step, 9)) for step in (1, 2)
-        ]
-        random.Random(seed).shuffle(threads)
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-        assert sorted(batches, key=lambda batch: batch[1]) == [
-            (list(range(9)), 0.5),
-            (list(range(9)), 1.0),
-        ]
-        for (step, task), answer in answers.items():
-            assert answer.wait() == (task, 0.5 * step)
+        calls = [partial(gathering.call, step, task) for step in (1, 2) for task in range(9)]
+        begins = [partial(gathering.begin, step, 0.5 * step, 9) for step in (1, 2)]
+        todo: list[Callable[[], Any]] = [*calls, *begins]
+        random.Random(seed).shuffle(todo)
+        with ThreadPoolExecutor(len(todo)) as pool:
+            done = {one: pool.submit(one) for one in todo}
+        both = [(list(range(9)), 0.5), (list(range(9)), 1.0)]
+        assert sorted(batches, key=lambda batch: batch[1]) == both
+        for one in calls:
+            step, task = one.args
+            assert done[one].result().wait() == (task, 0.5 * step)
 
 
 def test_outer_losses_are_those_of_autograd() -> None:

@@ -92,7 +92,7 @@ def test_backup_outlives_workers(tmp_path: Path) -> None:
 PLANTED = """
 import os, sys, time
 from maml.processes.program import run_program
-from maml.strategies import shutdown
+from maml.strategies import over_rpc
 from maml.worker import Worker
 import train_maml
 meta_gradient, calls = Worker.share, 0
@@ -116,7 +116,7 @@ def plant(folder: Path, fault: str) -> str:
 
 def test_a_slow_trainer_is_waited_for_at_the_end(tmp_path: Path) -> None:
     """It is in the middle of a gradient when all is done, and answers."""
-    fault = "shutdown.GOODBYE = 0.5\ndef fault(): time.sleep(6 * (os.environ['RANK'] == '2'))"
+    fault = "over_rpc.GOODBYE = 0.5\ndef fault(): time.sleep(6 * (os.environ['RANK'] == '2'))"
     flags = ["--ps-mode", "async", "--iterations", "20", "--run-dir", str(tmp_path / "run")]
     ranks = start_ranks(3, [*SINUSOID, *flags], script=plant(tmp_path, fault))
     done = [launched.wait(90) for launched in ranks]

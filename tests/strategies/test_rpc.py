@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
-from maml.strategies.reference import Reference
+from maml.strategies.rpc import Reference
 from tests.launching import run, run_torchrun, start_ranks, torchrun
 from tests.runs import same
 from tests.workers import worker_of

@@ -11,9 +11,8 @@ import torch
 
 from maml.errors import UserError, WorkerLostError
 from maml.processes.identity import Identity
-from maml.processes.liveness import Liveness
 from maml.processes.world import World
-from maml.strategies import shutdown
+from maml.strategies import over_rpc
 from maml.strategies.param_server.inbox import Inbox, Order, Result
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.strategies.param_server.remote_forward import HandOver, ServedModel
@@ -169,7 +168,8 @@ def test_a_served_model_steps_on_meanwhile(
 ) -> None:
     """Tasks ordered in step 1, sent in step 2: late, unless a gradient of any tasks counts."""
     play, inbox = Play(pool, trainers=1), Inbox()
-    served = ServedModel(play.worker, inbox, [1], of_its_order=of_its_order)
+    packing = play.server.packing
+    served = ServedModel(play.worker, packing, inbox, [1], of_its_order=of_its_order)
     served.publish(1, play.params)
     served.publish(2, {name: 2 * tensor for name, tensor in play.params.items()})
     totals = served.forward(1, 1, list(play.worker.training_tasks(IDS)))
@@ -195,19 +195,19 @@ def test_nobody_is_left_behind_while_the_clock_stands_still(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All is done, the job is suspended, and a trainer leaves only after that."""
-    monkeypatch.setattr(shutdown, "GOODBYE", 0.2)
-    liveness = Liveness(World(0, 2, 0, 2, launched=False), 0.2)
-    ticks, awake = itertools.count(), threading.Event()
-    monkeypatch.setattr(liveness.clock, "now", lambda: float(next(ticks)) * awake.is_set())
-    ending = shutdown.Shutdown(liveness)
-    done = pool.submit(ending.take, [1], set(), 0.2)
+    monkeypatch.setattr(over_rpc, "GOODBYE", 0.2)
+    server = Play(pool, trainers=1, timeout=0.2).server
+    staying, ticks, awake = {1}, itertools.count(), threading.Event()
+    monkeypatch.setattr(server.liveness, "staying", lambda: staying)
+    monkeypatch.setattr(server.liveness.clock, "now", lambda: float(next(ticks)) * awake.is_set())
+    done = pool.submit(server.finish)
     with pytest.raises(TimeoutError):
         done.result(1.5)
-    left = ending.leave(1)
+    staying.clear()
     done.result(5)
-    left.wait()
     # While it runs, one that never leaves is waited for no longer than that.
     awake.set()
-    liveness.members[1] = Identity("elsewhere", "boot container", 1, "0")
-    pool.submit(shutdown.Shutdown(liveness).take, [1], set(), 0.2).result(5)
+    staying.add(1)
+    server.liveness.members[1] = Identity("elsewhere", "boot container", 1, "0")
+    pool.submit(server.finish).result(5)
     assert capsys.readouterr().err.startswith("rank 1 (host elsewhere, pid 1) did not leave in")

@@ -31,7 +31,6 @@ COMPONENTS = {
     }
 }  # fmt: skip
 
-
 _TURN = 0.6180339887498949
 """The golden ratio's fraction: see `_turned`."""
 
@@ -140,12 +139,9 @@ def _turned(draws: Tensor, step: int) -> Tensor:
 def dice(logp: Tensor, rewards: Tensor, weights: Tensor) -> Tensor:
     """DiCE (Foerster et al. 2018, arXiv:1802.05098), equations 5 and 10, a scalar.
 
-    Its value is the return, and each of its derivatives estimates that of J without bias.
-
-    Args:
-        logp: ``[E, T]``, of the actions that were taken.
-        rewards: ``[E, T]``, discounted already.
-        weights: ``[E]``, adding up to 1: 1/E for episodes that were drawn.
+    Its value is the return, and each of its derivatives estimates that of J without bias: of
+    ``logp [E, T]`` of the actions taken, discounted ``rewards [E, T]``, and ``weights [E]``, adding
+    up to 1 (1/E for episodes that were drawn).
     """
     reward = (_magic(logp.cumsum(-1)) * rewards).sum(-1)
     # Zero in value; in expectation, so are its derivatives.

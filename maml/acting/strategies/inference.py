@@ -1,7 +1,4 @@
-"""What answers requests for actions: one by one, or all of a step by one forward pass.
-
-Nothing here knows how requests come: over RPC, or from threads of a test.
-"""
+"""What answers requests for actions, whichever way they come: all of a step by one forward pass."""
 
 import copy
 import threading
@@ -17,12 +14,7 @@ from maml.strategies.gathering import Answer, answer_all
 
 
 class Inference:
-    """The policy of one step of training, for any thread.
-
-    Attributes:
-        forwards, requests: How many forward passes have answered how many requests.
-        seconds: What each forward pass took, with the drawing of its actions.
-    """
+    """The policy of one step of training, for any thread; ``forwards`` answered ``requests``."""
 
     def __init__(self, learner: Policy) -> None:
         self._learner = learner
@@ -58,14 +50,10 @@ class Inference:
 class Batches:
     """Gathers one request of each observer; the last one that comes answers all.
 
-    A batch that is not complete after ``wait`` seconds is answered as it is.
-
-    Attributes:
-        flushed: How many batches were not complete.
+    A batch that is not complete after ``wait`` seconds is answered as it is: it is ``flushed``.
     """
 
     def __init__(self, inference: Inference, wait: float) -> None:
-        """Wait for ``wait`` seconds."""
         self._inference, self._wait = inference, wait
         self._changed = threading.Condition()
         self._playing: set[int] = set()
@@ -98,10 +86,9 @@ class Batches:
         self._answer(batch)
         return answer
 
-    def _take_if_complete(self) -> dict[int, tuple[Tensor, Answer]]:
-        return self._take() if len(self._asked) >= len(self._playing) else {}
-
-    def _take(self) -> dict[int, tuple[Tensor, Answer]]:
+    def _take_if_complete(self, *, late: bool = False) -> dict[int, tuple[Tensor, Answer]]:
+        if len(self._asked) < len(self._playing) and not late:
+            return {}
         batch, self._asked = self._asked, {}
         return batch
 
@@ -118,6 +105,6 @@ class Batches:
                 if left is None or left > 0:
                     self._changed.wait(left)
                     continue
-                batch = self._take()
+                batch = self._take_if_complete(late=True)
                 self.flushed += 1
             self._answer(batch)

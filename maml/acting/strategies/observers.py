@@ -76,8 +76,7 @@ class Observers(OverRpc):
         self.learner = worker.learner
         self.computing = range(1)
         self.number = 0
-        if self.drives:
-            self.liveness.survives = self._survives
+        self.spared = len(self.others) - 1
         # The calls that are under way, with the step that each is of.
         self._calls: dict[int, tuple[int, torch.futures.Future[Any]]] = {}
         self._news = threading.Event()
@@ -89,10 +88,6 @@ class Observers(OverRpc):
         if self.drives:
             self.inference = Inference(self.learner)
             self.batches = Batches(self.inference, self.config.batch_wait)
-        else:
-            self._environment = self.learner.environment
-
-    # ---- the agent ----------------------------------------------------------------------------
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Let all observers play their part of ``ids``; differentiate what has come back."""
@@ -192,18 +187,14 @@ class Observers(OverRpc):
         self.batches.leave(rank)
         self.gone.add(rank)
 
-    def _survives(self, rank: int, line: str) -> bool:
-        """Say whether training goes on without an observer; in a thread of its own."""
+    def survives(self, rank: int, line: str) -> bool:
+        """Ask no more for an observer that was lost."""
         self.batches.leave(rank)
-        return self.go_on_without(rank, line, spared=len(self.others) - 1)
+        return super().survives(rank, line)
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
         """Return those that were played."""
         return self._played
-
-    def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Act here, in all environments at once."""
-        return self.worker.evaluate(meta_params, split, ids, self.learner)
 
     def report(self) -> dict[str, Any]:
         """Forward passes and requests, incomplete batches, tasks not played."""
@@ -220,8 +211,6 @@ class Observers(OverRpc):
         self.batches.flushed, self._missed, self._acting = 0, 0, 0.0
         return row
 
-    # ---- an observer --------------------------------------------------------------------------
-
     def observe(self, number: int, ids: Tensor) -> Trajectory:
         """Play the tasks ``ids``: `Trajectory` of ``[B, Q, T, …]``."""
         tasks = self.worker.training.tasks(ids)
@@ -234,4 +223,5 @@ class Observers(OverRpc):
                 raise _Late
             return actions.view(*observations.shape[:-1], *actions.shape[1:])
 
-        return play(self._environment, tasks.query_x, tasks.query_y, choose, self.worker.dtype)
+        environment, dtype = self.learner.environment, self.worker.dtype
+        return play(environment, tasks.query_x, tasks.query_y, choose, dtype)

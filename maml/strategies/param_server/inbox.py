@@ -1,8 +1,7 @@
 """The server's inbox: pushes arrive in RPC threads, one thread takes them out and answers.
 
-Batched updates with asynchronous execution (PyTorch's tutorial of that name): a push frees its
-thread at once, whoever comes last; its answer is a future that is resolved later. Nothing is
-accumulated or stepped in RPC threads, so there is nothing that could be left outside a lock.
+As in PyTorch's tutorial on asynchronous execution: a push frees its thread at once; its answer is a
+future that is resolved later. Nothing is summed or stepped in RPC threads.
 """
 
 import queue
@@ -15,12 +14,9 @@ from torch.futures import Future
 
 
 class Order(NamedTuple):
-    """From the server: the tasks that a trainer computes next.
+    """From the server: the tasks ``ids [T]`` that a trainer computes next, for a step.
 
-    Attributes:
-        step: The step whose model it carries.
-        ids: ``[T]`` int64 task ids.
-        params: ``[P]`` the model, flat; empty where it stays on the server.
+    ``params [P]`` is the step's model, flat; empty where it stays on the server.
     """
 
     step: int
@@ -29,13 +25,7 @@ class Order(NamedTuple):
 
 
 class Result(NamedTuple):
-    """From a trainer: what came of an order.
-
-    Attributes:
-        step: The order's step.
-        flat: ``[P + 1 + M + 1]``, a packed share.
-        wire_bytes: Bytes of tensors that were sent for it.
-    """
+    """What came of an order: its step, a packed share, and the bytes that were sent for it."""
 
     step: int
     flat: Tensor
@@ -65,10 +55,10 @@ class Inbox:
         """Push ``result``, if any, and return the future of the next order."""
         answer: Future[Order | None] = Future()
         with self._lock:
-            if not self._closed:
+            if self._closed:
+                answer.set_result(None)
+            else:
                 self._events.put(Event(rank, result, answer))
-                return answer
-        answer.set_result(None)
         return answer
 
     def deliver(self, rank: int, result: Result) -> None:

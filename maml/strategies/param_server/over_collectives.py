@@ -11,9 +11,8 @@ from torch import Tensor
 from maml.config import Config
 from maml.errors import UserError
 from maml.params import Params
-from maml.processes.collectives import wait_idly
 from maml.processes.world import World
-from maml.strategies.collective import Collective
+from maml.strategies.collective import Collective, wait_idly
 from maml.worker import Share, Worker
 
 
@@ -39,13 +38,9 @@ class CollectiveServer(Collective):
         shares = self._gather(torch.zeros(self.packing.share_size, dtype=self.worker.dtype))
         return self.packing.to_share(torch.stack(shares[1:]).sum(0))
 
-    def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Evaluate here: the trainers wait."""
-        return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
-
     def serve(self) -> None:
         """Compute what the server orders, until it says that all is done."""
-        # A stop signal is the server's business: it hears of one with the next result.
+        # A stop signal is the server's business, which hears of it.
         self.stop.install()
         while n_ids := int(self._announce(torch.tensor(0))):
             ids = self._broadcast(torch.zeros(n_ids, dtype=torch.int64))
@@ -66,23 +61,19 @@ class CollectiveServer(Collective):
         There is no time limit: the server may test for minutes.
         """
         with self.guard(limited=False):
-            wait_idly(dist.broadcast(n_ids, src=0, group=self.groups.idle, async_op=True))
+            wait_idly(dist.broadcast(n_ids, src=0, group=self.idle, async_op=True))
         return n_ids
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
         with self.guard():
-            dist.broadcast(tensor, src=0, group=self.groups.work)
+            dist.broadcast(tensor, src=0)
         self.wire_bytes += (self.world.size - 1) * tensor.nbytes
         return tensor
 
     def _gather(self, share: Tensor) -> list[Tensor]:
         """Gather packed shares from all ranks; the list is empty but on rank 0."""
-        flat = torch.cat([share, self.stop_flags().to(share)])
-        parts = [torch.empty_like(flat) for _ in range(self.world.size)] if self.drives else []
+        shares = [torch.empty_like(share) for _ in range(self.world.size)] if self.drives else []
         with self.guard():
-            dist.gather(flat, parts if self.drives else None, dst=0, group=self.groups.work)
-        self.wire_bytes += (self.world.size - 1) * flat.nbytes
-        if self.drives:
-            stops = torch.stack([part[len(share) :] for part in parts]).sum(0)
-            self.stop.signal = self.stop.signal or self.first_stop(stops)
-        return [part[: len(share)] for part in parts]
+            dist.gather(share, shares if self.drives else None, dst=0)
+        self.wire_bytes += (self.world.size - 1) * share.nbytes
+        return shares

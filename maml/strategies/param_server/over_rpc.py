@@ -21,7 +21,6 @@ from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.over_rpc import OverRpc, this
-from maml.strategies.packing import Packing
 from maml.strategies.param_server.inbox import Event, Inbox, Order, Result
 from maml.strategies.param_server.remote_forward import Caller, ServedModel
 from maml.worker import Share, Worker
@@ -46,15 +45,13 @@ class ParameterServer(OverRpc):
         super().__init__(config, world, worker)
         if not self.others:
             raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
-        self._spared = config.ps_backup_workers if config.ps_mode == "backup" else 0
-        if self._spared >= len(self.others):
+        self.spared = config.ps_backup_workers if config.ps_mode == "backup" else 0
+        if self.spared >= len(self.others):
             raise UserError(
-                f"--ps-backup-workers {self._spared}: a step would wait for none of the "
+                f"--ps-backup-workers {self.spared}: a step would wait for none of the "
                 f"{len(self.others)} trainers"
             )
         self.computing = self.others
-        self.packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
-        self.liveness.survives = self._survives
         self.inbox = Inbox()
         self._served: ServedModel | None = None
         self._idle: dict[int, Future[Order | None]] = {}
@@ -71,7 +68,7 @@ class ParameterServer(OverRpc):
         if self.drives and self.config.ps_forward == "remote":
             of_its_order = self.config.ps_mode != "async"
             self._served = ServedModel(
-                self.worker, self.inbox, self.others, of_its_order=of_its_order
+                self.worker, self.packing, self.inbox, self.others, of_its_order=of_its_order
             )
 
     def share_sizes(self) -> set[int]:
@@ -80,11 +77,7 @@ class ParameterServer(OverRpc):
             return set()
         if self.config.ps_mode == "async":
             return {self.config.meta_batch_size}
-        return {
-            self.part_size(rank) for rank in (self.others if self.drives else [self.world.rank])
-        }
-
-    # ---- the server -------------------------------------------------------------------------
+        return {self.part_size(n) for n in (self.others if self.drives else [self.world.rank])}
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Hand out the model and task ids; return the gradients that this mode waits for.
@@ -114,7 +107,7 @@ class ParameterServer(OverRpc):
         shares: dict[int, Tensor] = {}
         asked: set[int] = set()
         deadline = self.liveness.clock.now() + self.config.timeout
-        while len(shares) < max(len(callers) - self._spared, 1):
+        while len(shares) < max(len(callers) - self.spared, 1):
             for rank in sorted((self._idle.keys() & callers) - asked):
                 self._give(rank, parts[rank], params)
                 asked.add(rank)
@@ -151,10 +144,6 @@ class ParameterServer(OverRpc):
         """Return, in async mode, those of the gradient that arrived."""
         return self._taken_in if self.config.ps_mode == "async" else ids
 
-    def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Evaluate here: the trainers wait, and what they push stays in the inbox."""
-        return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
-
     def _take(self, deadline: float, missing: Set[int]) -> Event:
         """Return what arrives next, from the ``missing`` or others; keep account of it."""
         began, event = time.monotonic(), None
@@ -174,10 +163,6 @@ class ParameterServer(OverRpc):
         """Answer ``rank``, which waits."""
         self.wire_bytes += ids.nbytes + params.nbytes
         self._idle.pop(rank).set_result(Order(self._step, ids, params))
-
-    def _survives(self, rank: int, line: str) -> bool:
-        """Say whether training goes on without a trainer that was lost; in a thread of its own."""
-        return self.go_on_without(rank, line, spared=self._spared)
 
     def _forget_counts(self) -> None:
         self._dropped, self._busy, self._waited = 0, 0.0, 0.0
@@ -199,8 +184,6 @@ class ParameterServer(OverRpc):
         self.inbox.close()
         for answer in self._idle.values():
             answer.set_result(None)
-
-    # ---- a trainer --------------------------------------------------------------------------
 
     def answer(self) -> None:
         """Do what the server orders, until it says that all is done."""

@@ -1,10 +1,9 @@
 """``--ps-forward remote``: the model stays on the server, trainers call its forward over RPC.
 
-PyTorch's RPC parameter server: a trainer materialises its tasks and sends them through the
-server's forward inside a distributed-autograd context; the backward leaves the gradients on the
-server, in that context; `DistributedOptimizer` steps there. What it steps with is the outer
-loop: the optimizer that lives on the server hands the gradients to it, so a step is the same as
-in every other strategy, and so is its place in checkpoints.
+PyTorch's RPC parameter server: a trainer sends its tasks through the server's forward, and the
+backward leaves the gradients on the server, within a distributed-autograd context. There
+`DistributedOptimizer` hands them to the outer loop: so a step, and its place in checkpoints, are
+those of every other strategy.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from maml.params import Params
-from maml.strategies.outer_loss import OuterLosses
 from maml.strategies.over_rpc import reported
-from maml.strategies.packing import Packing
+from maml.strategies.packing import OuterLosses, Packing
 from maml.strategies.param_server.inbox import Inbox, Order, Result
 from maml.worker import Batch, Share, Worker
 
@@ -44,20 +42,22 @@ class ServedModel:
     """On the server: its model, and what trainers have computed with it and not stepped yet."""
 
     def __init__(
-        self, worker: Worker, inbox: Inbox, trainers: Iterable[int], *, of_its_order: bool
+        self,
+        worker: Worker,
+        packing: Packing,
+        inbox: Inbox,
+        trainers: Iterable[int],
+        *,
+        of_its_order: bool,
     ) -> None:
-        """Serve from this process.
+        """Compute with ``worker`` for ``trainers``; the gradients come to ``inbox``.
 
-        Args:
-            worker: Computes the forward.
-            inbox: Takes the gradients.
-            trainers: The ranks that will call.
-            of_its_order: Whether a gradient belongs to the step that ordered it, as its tasks do:
-                one that comes when that step is over is late, although it is of a newer model.
+        ``of_its_order``: whether a gradient belongs to the step that ordered it, as its tasks do:
+        one that comes when that step is over is late, although it is of a newer model.
         """
         self.worker, self.inbox, self._of_its_order = worker, inbox, of_its_order
         self._model: tuple[int, Params] | None = None
-        self._packing = Packing(worker.learner.meta_parameters(), len(worker.metric_names))
+        self._packing = packing
         # The leaf of the graph, all parameters in one; its values are never read.
         self.leaf = torch.zeros(self._packing.n_params, dtype=worker.dtype, requires_grad=True)
         self.pending: dict[int, _Pending] = {}
@@ -73,8 +73,7 @@ class ServedModel:
 
     def forward(self, rank: int, step: int, batches: list[Batch]) -> Tensor:
         """Return ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks ordered in ``step``."""
-        if self._model is None:
-            raise RuntimeError("no model is served yet")
+        assert self._model is not None
         at, params = self._model
         learner = self._learners[rank]
 
@@ -140,18 +139,17 @@ class Caller:
         """Call forward, backward and step for the tasks of ``order``; the result is delivered."""
         batches = list(self._worker.training_tasks(order.ids))
         with self._guard():
-            self._call(order.step, batches)
+            if self._optimizer is None:
+                self._optimizer = self._on_server()
+            with dist_autograd.context() as context:
+                totals = rpc.rpc_sync(0, _forward, (self._rank, order.step, batches))
+                dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
+                self._optimizer.step(context)
 
-    def _call(self, step: int, batches: list[Batch]) -> None:
-        if self._optimizer is None:
-            # Here, as it takes every process that imports it 0.7 s, and few need it.
-            from torch.distributed.optim import DistributedOptimizer
+    def _on_server(self) -> DistributedOptimizer:
+        # Here, as it takes every process that imports it 0.7 s, and few need it.
+        from torch.distributed.optim import DistributedOptimizer
 
-            # It warns that the optimizer is not compiled; ours only hands over.
-            logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
-            reference = rpc.rpc_sync(0, _parameters)
-            self._optimizer = DistributedOptimizer(HandOver, [reference], self._rank)
-        with dist_autograd.context() as context:
-            totals = rpc.rpc_sync(0, _forward, (self._rank, step, batches))
-            dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
-            self._optimizer.step(context)
+        # It warns that the optimizer is not compiled; ours only hands over.
+        logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
+        return DistributedOptimizer(HandOver, [rpc.rpc_sync(0, _parameters)], self._rank)

@@ -21,12 +21,19 @@ def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
     # torchvision's downloads have no time limit of their own.
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT_S)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock = folder / ".download.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with Lock(folder / ".download.lock").held(needed=True):
+        with Lock(lock).held(needed=True):
             yield
     # What a failed download, or unreadable bytes of one, raise is of every kind.
     except Exception as error:
+        if made:  # as where the folder's name was mistyped
+            lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty
+                for path in made:
+                    path.rmdir()
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
             f"{missing}, and was not downloaded ({reason}); put {put}, or point --data-root or "

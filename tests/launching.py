@@ -136,10 +136,12 @@ def start(
 def _starts_warm(command: Sequence[str], env: Mapping[str, str | None], cwd: Path) -> bool:
     """Whether the command may begin with its imports done: a program of the repository does.
 
-    What torchrun starts begins as a user's does, and so does what patches the program first.
+    What torchrun starts begins as a user's does, and so does what patches the program first, or
+    has variables that are read by an import.
     """
     first, *rest = command
-    if first != sys.executable or cwd != REPO or any(name.startswith("PYTHON") for name in env):
+    at_import = any(name.startswith(("PYTHON", "CXX")) for name in env)
+    if first != sys.executable or cwd != REPO or at_import:
         return False
     return rest[0] in PROGRAMS or (rest[0] == "-m" and rest[1] in PROGRAMS)
 

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from datasets.errors import DataError
-from datasets.tasks import Task
 from maml import evaluate as evaluation
 from maml.config import Config
 from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.evaluation.scores import evaluate, mean_and_ci95, summary
+from maml.evaluation.scores import evaluate, mean_and_ci95
 from maml.learners import build_learner
 from maml.processes.program import run_program
 from maml.processes.world import World
@@ -53,53 +51,6 @@ def test_is_the_mean_over_its_tasks_whatever_the_batches() -> None:
         assert other.pop("split") and other == pytest.approx(found, rel=1e-9, abs=1e-12)
     # One task has no interval: null in JSON, which knows no NaN.
     assert mean_and_ci95(torch.tensor([0.25])) == (0.25, None)
-
-
-# ---- transductive or not ----------------------------------------------------------------------
-
-
-def query_losses(config: Config, task: Task) -> dict[str, Tensor]:
-    """The metrics of one task (no leading dimension)."""
-    learner = build_learner(config)
-    with torch.no_grad():
-        found = learner.evaluate(learner.meta_parameters(), Task(*(part[None] for part in task)))
-    return {name: values[0] for name, values in found.items()}
-
-
-def test_one_query_s_answer_depends_on_no_other_unless_transductive() -> None:
-    """The loss of a set of queries is the mean of losses of each of them, asked for alone."""
-    config = glyphs(dtype="float64")
-    batch = local(config).worker.evaluation("test").tasks(torch.arange(1))
-    task = Task(*(part[0] for part in batch))
-    whole = query_losses(config, task)
-    each = [
-        query_losses(
-            config, task._replace(query_x=task.query_x[i : i + 1], query_y=task.query_y[i : i + 1])
-        )
-        for i in range(len(task.query_y))
-    ]
-    alone = {name: torch.stack([one[name] for one in each]).mean() for name in whole}
-    non_transductive = "non_transductive_loss"
-    assert alone[non_transductive].item() == pytest.approx(whole[non_transductive].item(), rel=1e-9)
-    assert abs(alone["loss"] - whole["loss"]) > 1e-6
-
-
-# ---- the sentence -----------------------------------------------------------------------------
-
-
-def test_summary_says_under_what_conditions() -> None:
-    found = {
-        "split": "test", "tasks": 600, "accuracy": 0.987, "accuracy_ci95": 0.004,
-        "non_transductive_accuracy": 0.95, "non_transductive_accuracy_ci95": 0.0123,
-    }  # fmt: skip
-    config = glyphs(ways=5, shots=1, eval_queries=15, eval_inner_steps=3)
-    assert summary(found, config, True) == (
-        "test accuracy 98.70 ± 0.40 % (transductive), 95.00 ± 1.23 % (non-transductive): "
-        "mean ± 95 % interval over 600 tasks, 5-way 1-shot, 15 queries per class, 3 inner steps"
-    )
-    assert summary(found, config, False).startswith(
-        "test accuracy 95.00 ± 1.23 % (non-transductive), 98.70 ± 0.40 % (transductive): "
-    )
 
 
 # ---- the command ------------------------------------------------------------------------------
@@ -253,12 +204,10 @@ def test_a_configuration_that_cannot_be(run_dir: Path, capfd: pytest.CaptureFixt
     for then, now, says in (
         (b"ways: 3", b"ways: five", r"ways: 'five' is not int"),
         (b"ways: 3", b"ways: 0", r"--ways must be at least 1, not 0"),
-        (b"inner_lr: 0.4", b"inner_lr: .nan", r"--inner-lr must be positive and finite"),
         (b"data: glyphs", b"data: imagenet", r"--data imagenet: unknown; .*glyphs, .*omniglot"),
         (b"data: glyphs", b"data: gl\xffphs", r"can't decode byte 0xff"),
         (b"seed: 0", b"precision: bf16", r"unknown field 'precision'"),
         (whole, b"a: [1\n", ""),
-        (whole, b"- 1\n", ""),
     ):
         path.write_bytes(whole.replace(then, now))
         with pytest.raises(SystemExit) as stop:

@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import re
-import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 
-from datasets.errors import DataError
 from datasets.paths import default_data_root
 from maml.__main__ import PROGRAMS
 from maml.__main__ import main as program
@@ -23,8 +21,7 @@ from maml.config.fields import FACTS
 from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.processes.program import run_program
-from maml.training.setup import Setup
-from tests.launching import run, run_torchrun
+from tests.launching import run_torchrun
 from tests.runs import as_flags
 
 GLYPHS = "maml-glyphs-5way-1shot"
@@ -259,12 +256,10 @@ def mistake(
 
 BAD_REQUESTS = {
     f"{GLYPHS} --ways 801": "--ways 801: the train split has only 800 classes",
-    f"{GLYPHS} --ways 101": "--ways 101: the validation split has only 100 classes",
     f"{GLYPHS} --ways 201 --eval-every 0": "--ways 201: the test split has only 200 classes",
     f"{GLYPHS} --shots 10 --queries 11": "--shots 10 and --queries 11.* 21 .* 20",
     f"{GLYPHS} --shots 1 --eval-queries 20": "--shots 1 and --eval-queries 20.* 21 .* 20",
     f"{GLYPHS} --device cuda:3": "--device cuda:3: .*GPU",
-    f"{GLYPHS} --device nonsense": "--device nonsense",
     f"{GLYPHS} --resume here.pt": "--resume here.pt: no such file",
     f"{GLYPHS} --strategy param-server": "param-server: needs 2 processes: ",
     f"{SUPERVISED} --batch-size 201": "--batch-size 201: the validation split has only 200",
@@ -280,11 +275,6 @@ def test_bad_requests(
     message = mistake(*words.split(), "--run-dir", str(tmp_path / "run"))
     assert re.search(BAD_REQUESTS[words], message), message
     assert not (tmp_path / "run").exists()
-
-
-def test_splits_that_are_not_opened_have_no_say(tmp_path: Path) -> None:
-    words = "--ways 101 --eval-every 0 --test-tasks 0 --logger none"
-    Setup(parse([GLYPHS, *words.split(), "--run-dir", str(tmp_path / "run")]))
 
 
 def test_missing_data_names_three_ways_out(
@@ -311,18 +301,12 @@ def test_run_dir_that_cannot_be(tmp_path: Path, mistake: Callable[..., str]) -> 
         assert mistake(SINUSOID, "--run-dir", path).startswith(f"--run-dir {path}: ")
 
 
-def test_an_error_is_a_line_and_a_fault_keeps_its_traceback(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def fail(error: Any) -> None:
-        raise error
+def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+    def fail(arguments: list[str]) -> None:
+        raise ZeroDivisionError
 
-    with pytest.raises(SystemExit) as stop:
-        run_program(fail, DataError("some/file.zip: damaged"))  # type: ignore[arg-type]
-    assert stop.value.code == 2
-    assert capfd.readouterr().err == "error: some/file.zip: damaged\n"
     with pytest.raises(ZeroDivisionError):
-        run_program(fail, ZeroDivisionError())  # type: ignore[arg-type]
+        run_program(fail, [])
 
 
 # ---- the same under torchrun: said once, nothing hangs ----------------------------------------
@@ -358,5 +342,3 @@ def test_all_programs_have_one_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert program([]) == 0
     with pytest.raises(UserError, match=r"^maml trian: no such program; train, evaluate, "):
         program(["trian"])
-    done = run([sys.executable, "-m", "maml", "train", "--presets"], 60)
-    assert "maml-omniglot-5way-1shot" in done.stdout

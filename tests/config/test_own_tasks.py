@@ -28,7 +28,6 @@ _numbers = itertools.count()
 SOURCE = '''
 import math
 import torch
-import torch.nn.functional as F
 from torch import nn
 from datasets import Episodes, Task
 from maml.learners.maml import MAML
@@ -92,11 +91,6 @@ class Gaussian(MAML):
 
 def flat(shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
-class Weighted(MAML):
-    def __init__(self, config):
-        super().__init__(config)
-        self.register_buffer("weights", torch.arange(1, 1 + config.ways).float())
-    def loss(self, outputs, y): return F.cross_entropy(outputs, y, weight=self.weights)
 '''
 
 
@@ -232,14 +226,10 @@ def test_a_loss_of_one_s_own_takes_any_outputs_and_targets(own: str, tmp_path: P
     assert evaluate([str(run_dir), "--tasks", "3", "--trust"]) == 0
     (row,) = read_rows(run_dir / "evaluations.jsonl")
     assert row["loss"] == result(run_dir)["loss"] and row["error"] == result(run_dir)["error"]
-    # Weights of classes, which are a buffer.
-    images = ["--data", f"{own}:images", "--network", f"{own}:flat", *BRIEF]
-    weighted = ["maml-glyphs-5way-1shot", "--learner", f"{own}:Weighted", *images]
-    for each in (config, parse(weighted)):
-        learner = build_learner(each)
-        task = learner.open_tasks("test", evaluation=True).tasks(torch.arange(3))
-        params = learner.meta_parameters()
-        outputs = learner.predictions(params, task, each.eval_inner_steps).transductive
-        scored = learner.evaluate(params, task)["loss"]
-        for i in range(3):
-            torch.testing.assert_close(scored[i], learner.loss(outputs[i], task.query_y[i]))
+    learner = build_learner(config)
+    task = learner.open_tasks("test", evaluation=True).tasks(torch.arange(3))
+    params = learner.meta_parameters()
+    outputs = learner.predictions(params, task, config.eval_inner_steps).transductive
+    scored = learner.evaluate(params, task)["loss"]
+    for i in range(3):
+        torch.testing.assert_close(scored[i], learner.loss(outputs[i], task.query_y[i]))

@@ -10,7 +10,6 @@ from datasets.components import scan
 from datasets.flags import WAY, facts_of
 from maml.config import FLAGS, MUST_MATCH, OF_A_HOST, OF_THE_RESULT, Config, registry
 from maml.config.presets import PRESETS
-from tests.launching import REPO
 
 FIELDS = {field.name for field in dataclasses.fields(Config)}
 ALL = [(kind, name) for kind in registry.KINDS for name in registry.known(kind)]
@@ -51,25 +50,6 @@ def test_a_component_is_a_file_and_nothing_else(tmp_path: Path) -> None:
     assert (found["c"].attribute, found["c"].help) == ("B", "c")
     assert (found["mine"].module, found["mine"].attribute) == ("some.inner.mine", "Mine")
     assert found["b"].module == "where.else.two"
-
-
-def test_only_a_component_s_own_file_names_it() -> None:
-    """Beside its file: rows of presets, and documentation. So to add one is to add a file."""
-    names = {"anil", "metasgd", "imaml", "conv4-pool", "lenet", "sinusoid", "svhn", "param-server"}
-    where = [*(REPO / "maml").rglob("*.py"), *(REPO / "datasets").rglob("*.py")]
-    found = {
-        (path.name, name)
-        for path in where
-        if path.parent.name != "rows"
-        for name in names
-        if f'"{name}"' in path.read_text()
-    }
-    own = {
-        ("maml.py", "anil"), ("meta_sgd.py", "metasgd"), ("imaml.py", "imaml"),
-        ("conv4.py", "conv4-pool"), ("classifiers.py", "lenet"), ("sinusoid.py", "sinusoid"),
-        ("torchvision_sets.py", "svhn"), ("__init__.py", "param-server"),
-    }  # fmt: skip
-    assert found == own
 
 
 def test_every_field_is_a_flag_of_one_kind() -> None:

@@ -1,6 +1,5 @@
 """Evaluation: the interval, what it may depend on, and the command."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -21,6 +20,7 @@ from maml.learners import build_learner
 from maml.processes.program import run_program
 from maml.processes.world import World
 from maml.run import checkpoint
+from maml.run.files import read_rows
 from maml.strategies.local import Local
 from maml.worker import Worker
 from tests.runs import glyphs, last, metrics, result, train
@@ -69,13 +69,9 @@ def run_dir(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
-
-
 def test_agrees_with_the_end_of_training(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluation.main([str(run_dir), "--tasks", "8"])
-    (row,) = rows(run_dir)
+    (row,) = read_rows(run_dir / "evaluations.jsonl")
     trained = result(run_dir)
     for name in ("loss", "accuracy", "accuracy_ci95", "non_transductive_accuracy"):
         assert row[name] == trained[name], name
@@ -86,7 +82,7 @@ def test_agrees_with_the_end_of_training(run_dir: Path, capsys: pytest.CaptureFi
     assert line.startswith(f"iteration 2: test accuracy {accuracy}")
     assert line.endswith("over 8 tasks, 3-way 1-shot, 2 queries per class, 1 inner step")
     evaluation.main([str(run_dir), "--tasks", "5", "--non-transductive"])
-    other = rows(run_dir)[1]
+    other = read_rows(run_dir / "evaluations.jsonl")[1]
     assert (other["tasks"], other["split"], other["transductive"]) == (5, "test", False)
     share = 100 * other["non_transductive_accuracy"]
     said = rf"iteration 2: test accuracy {share:.2f} ± \S+ % \(non-trans"
@@ -107,7 +103,7 @@ def test_what_is_asked_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[s
     otherwise = "--steps 4 --shots 2 --queries 3 --split validation"
     for asked in ("--iteration best", "--iteration 1", otherwise, "--ensemble 2", ""):
         evaluation.main([str(tmp_path), "--tasks", "4", *asked.split()])
-    *found, row, single = rows(tmp_path)
+    *found, row, single = read_rows(tmp_path / "evaluations.jsonl")
     assert [row["iteration"] for row in found] == [best, 1, 4]
     assert (found[2]["eval_inner_steps"], found[2]["shots"], found[2]["eval_queries"]) == (4, 2, 3)
     like = with_values(config, eval_inner_steps=4, shots=2, eval_queries=3)

@@ -41,12 +41,6 @@ def exact_return(logits: Tensor, gains: Tensor) -> Tensor:
     return total
 
 
-def exact_outer(logits: Tensor) -> Tensor:
-    """−J_query(θ + α ∇J_support(θ)), with all expectations inside."""
-    (gradient,) = torch.autograd.grad(exact_return(logits, SUPPORT), logits, create_graph=True)
-    return -exact_return(logits + RATE * gradient, QUERY)
-
-
 def ways() -> tuple[Tensor, Tensor, Tensor]:
     """All ways through the process: states and actions ``[W, T]``, what chance gives each."""
     rows, chances = [], []
@@ -101,7 +95,9 @@ def test_drawn_episodes_have_no_bias() -> None:
 def test_the_meta_gradient_is_the_exact_one(way: Any) -> None:
     """Through what differentiates every learner, with all ways as a task's support and query."""
     logits = THETA.clone().requires_grad_()
-    (exact,) = torch.autograd.grad(exact_outer(logits), logits)
+    # −J_query(θ + α ∇J_support(θ)), with all expectations inside.
+    (inner,) = torch.autograd.grad(exact_return(logits, SUPPORT), logits, create_graph=True)
+    (exact,) = torch.autograd.grad(-exact_return(logits + RATE * inner, QUERY), logits)
 
     def loss(gains: Tensor) -> Any:
         def of(params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:

@@ -105,9 +105,8 @@ def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPath
     assert str(caught.value) == line
     (folder / "raising.py").write_text("Net = 1 / 0\n")
     (run_dir / "config.yaml").write_text(yaml.dump({"config": {"network": "raising:Net"}}))
-    with pytest.raises(
-        UserError, match=r"raising:Net: ZeroDivisionError: .*raising\.py:1"
-    ) as caught:
+    line = r"raising:Net: ZeroDivisionError: .*raising\.py:1"
+    with pytest.raises(UserError, match=line) as caught:
         maml.load(run_dir, trust=True)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 2

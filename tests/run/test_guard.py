@@ -15,6 +15,7 @@ from maml.errors import UserError
 from maml.run import refused
 from maml.run.checkpoint import last_checkpoint
 from maml.run.directory import read_status
+from maml.run.files import read_rows
 from maml.strategies.local import Local
 from maml.training.guard import LONG, SKIPPED_IN_A_ROW, Guard
 from tests.launching import run, torchrun
@@ -27,10 +28,6 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 # Three tasks a step: the third step has tasks 6, 7 and 8.
 POISONED = sinusoid(data="tests.poisoned:nan", iterations=6, meta_batch_size=3)
 HUGE = {"data": "tests.poisoned:huge", "inner_steps": 0}
-
-
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in refused.rows_of(run_dir).read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +50,7 @@ def test_a_step_that_is_not_finite_stops_the_run(
         last(tmp_path)["model"], train(POISONED, tmp_path / "2", iterations=2, **values)["model"]
     )
     assert read_status(tmp_path)["state"] == "failed"  # type: ignore[index]
-    (row,) = rows(tmp_path)
+    (row,) = read_rows(refused.rows_of(tmp_path))
     assert (row["iteration"], row["tasks"], row["action"]) == (3, [6, 7, 8], "stop")
     capsys.readouterr()
     assert replay.main([str(tmp_path), "--trust"]) == 0
@@ -95,7 +92,7 @@ def test_a_run_that_only_skips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match=f"at each of the last {SKIPPED_IN_A_ROW}: training has"):
         train(config, tmp_path)
     assert len(list((tmp_path / "nonfinite").iterdir())) == refused.MODELS
-    assert len(rows(tmp_path)) == SKIPPED_IN_A_ROW
+    assert len(read_rows(refused.rows_of(tmp_path))) == SKIPPED_IN_A_ROW
     assert "loss" not in metrics(tmp_path)[-1]
 
 
@@ -111,7 +108,7 @@ def test_all_strategies_and_ranks_decide_the_same(tmp_path: Path) -> None:
     topologies = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(asked)]
     run([*torchrun(2, topologies)], 180)
     for name in strategies:
-        (row,) = rows(tmp_path / name)
+        (row,) = read_rows(refused.rows_of(tmp_path / name))
         assert BAD in row["tasks"] and row["action"] == "skip", name
         assert result(tmp_path / name)["skipped"] == 1
         for parameter, tensor in last(tmp_path / name)["model"].items():

@@ -1,6 +1,5 @@
 """Evaluation: the interval, what it may depend on, and the command."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -9,20 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from datasets.errors import DataError
-from datasets.tasks import Task
 from maml import evaluate as evaluation
 from maml.config import Config
 from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.evaluation.scores import evaluate, mean_and_ci95, summary
+from maml.evaluation.scores import evaluate, mean_and_ci95
 from maml.learners import build_learner
 from maml.processes.program import run_program
 from maml.processes.world import World
 from maml.run import checkpoint
+from maml.run.files import read_rows
 from maml.strategies.local import Local
 from maml.worker import Worker
 from tests.runs import glyphs, last, metrics, result, train
@@ -32,19 +30,6 @@ ALONE = World(0, 1, 0, 1, launched=False)
 
 def local(config: Config) -> Local:
     return Local(config, ALONE, Worker(config, torch.device("cpu")))
-
-
-# ---- the interval -----------------------------------------------------------------------------
-
-
-def test_mean_and_interval() -> None:
-    values = torch.tensor(np.random.default_rng(0).random(600), dtype=torch.float32)
-    mean, ci95 = mean_and_ci95(values)
-    exact = values.double().numpy()
-    assert mean == pytest.approx(exact.mean(), rel=1e-14)
-    assert ci95 == pytest.approx(1.96 * exact.std(ddof=1) / np.sqrt(600), rel=1e-12)
-    # One task has no interval: null in JSON, which knows no NaN.
-    assert mean_and_ci95(torch.tensor([0.25])) == (0.25, None)
 
 
 # ---- what a result depends on -----------------------------------------------------------------
@@ -64,53 +49,8 @@ def test_is_the_mean_over_its_tasks_whatever_the_batches() -> None:
     for batch in (1, 4):
         other = evaluate(local(with_values(config, task_batch=batch)), params, "validation", 9)
         assert other.pop("split") and other == pytest.approx(found, rel=1e-9, abs=1e-12)
-
-
-# ---- transductive or not ----------------------------------------------------------------------
-
-
-def query_losses(config: Config, task: Task) -> dict[str, Tensor]:
-    """The metrics of one task (no leading dimension)."""
-    learner = build_learner(config)
-    with torch.no_grad():
-        found = learner.evaluate(learner.meta_parameters(), Task(*(part[None] for part in task)))
-    return {name: values[0] for name, values in found.items()}
-
-
-def test_one_query_s_answer_depends_on_no_other_unless_transductive() -> None:
-    """The loss of a set of queries is the mean of losses of each of them, asked for alone."""
-    config = glyphs(dtype="float64")
-    batch = local(config).worker.evaluation("test").tasks(torch.arange(1))
-    task = Task(*(part[0] for part in batch))
-    whole = query_losses(config, task)
-    each = [
-        query_losses(
-            config, task._replace(query_x=task.query_x[i : i + 1], query_y=task.query_y[i : i + 1])
-        )
-        for i in range(len(task.query_y))
-    ]
-    alone = {name: torch.stack([one[name] for one in each]).mean() for name in whole}
-    non_transductive = "non_transductive_loss"
-    assert alone[non_transductive].item() == pytest.approx(whole[non_transductive].item(), rel=1e-9)
-    assert abs(alone["loss"] - whole["loss"]) > 1e-6
-
-
-# ---- the sentence -----------------------------------------------------------------------------
-
-
-def test_summary_says_under_what_conditions() -> None:
-    found = {
-        "split": "test", "tasks": 600, "accuracy": 0.987, "accuracy_ci95": 0.004,
-        "non_transductive_accuracy": 0.95, "non_transductive_accuracy_ci95": 0.0123,
-    }  # fmt: skip
-    config = glyphs(ways=5, shots=1, eval_queries=15, eval_inner_steps=3)
-    assert summary(found, config, True) == (
-        "test accuracy 98.70 ± 0.40 % (transductive), 95.00 ± 1.23 % (non-transductive): "
-        "mean ± 95 % interval over 600 tasks, 5-way 1-shot, 15 queries per class, 3 inner steps"
-    )
-    assert summary(found, config, False).startswith(
-        "test accuracy 95.00 ± 1.23 % (non-transductive), 98.70 ± 0.40 % (transductive): "
-    )
+    # One task has no interval: null in JSON, which knows no NaN.
+    assert mean_and_ci95(torch.tensor([0.25])) == (0.25, None)
 
 
 # ---- the command ------------------------------------------------------------------------------
@@ -129,13 +69,9 @@ def run_dir(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "evaluations.jsonl").read_text().splitlines()]
-
-
 def test_agrees_with_the_end_of_training(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluation.main([str(run_dir), "--tasks", "8"])
-    (row,) = rows(run_dir)
+    (row,) = read_rows(run_dir / "evaluations.jsonl")
     trained = result(run_dir)
     for name in ("loss", "accuracy", "accuracy_ci95", "non_transductive_accuracy"):
         assert row[name] == trained[name], name
@@ -145,36 +81,55 @@ def test_agrees_with_the_end_of_training(run_dir: Path, capsys: pytest.CaptureFi
     accuracy = f"{100 * row['accuracy']:.2f} ± {100 * row['accuracy_ci95']:.2f} % (transductive)"
     assert line.startswith(f"iteration 2: test accuracy {accuracy}")
     assert line.endswith("over 8 tasks, 3-way 1-shot, 2 queries per class, 1 inner step")
+    evaluation.main([str(run_dir), "--tasks", "5", "--non-transductive"])
+    other = read_rows(run_dir / "evaluations.jsonl")[1]
+    assert (other["tasks"], other["split"], other["transductive"]) == (5, "test", False)
+    share = 100 * other["non_transductive_accuracy"]
+    said = rf"iteration 2: test accuracy {share:.2f} ± \S+ % \(non-trans"
+    assert re.match(said, capsys.readouterr().out)
 
 
-def test_options(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for flags in (["8", "--split", "validation"], ["5", "--non-transductive"]):
-        evaluation.main([str(run_dir), "--tasks", *flags])
-    found = rows(run_dir)
-    asked = [(row["tasks"], row["split"], row["transductive"]) for row in found]
-    assert asked == [(8, "validation", True), (5, "test", False)]
-    first, second = capsys.readouterr().out.splitlines()
-    share = 100 * found[1]["non_transductive_accuracy"]
-    assert "validation accuracy" in first
-    assert re.match(rf"iteration 2: test accuracy {share:.2f} ± \S+ % \(non-trans", second)
+def test_what_is_asked_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps, shots and queries of one's own; the checkpoint that validated best, or a given one.
 
-
-def test_what_is_asked_otherwise(run_dir: Path, tmp_path: Path) -> None:
-    """Steps, shots and queries of one's own; the checkpoint that validated best, or a given one."""
-    config = glyphs(iterations=3, eval_every=1, checkpoint_every=1)
+    And an ensemble, as MAML++'s, beside the single model: the mean of the logits of those that
+    validated best, each adapted by itself.
+    """
+    config = glyphs(iterations=4, eval_every=1, checkpoint_every=1)
     train(config, tmp_path)
     validated = [row for row in metrics(tmp_path) if row.get("split") == "validation"]
-    best = max(validated, key=lambda row: (row["accuracy"], row["iteration"]))["iteration"]
-    asked = ("--steps", "4", "--shots", "2", "--queries", "3", "--split", "validation")
-    for arguments in (("--iteration", "best"), ("--iteration", "1"), asked):
-        evaluation.main([str(tmp_path), "--tasks", "4", *arguments])
-    found = rows(tmp_path)
-    assert [row["iteration"] for row in found] == [best, 1, 3]
+    validated.sort(key=lambda row: (row["accuracy"], -row["loss"]), reverse=True)
+    best, second = (row["iteration"] for row in validated[:2])
+    otherwise = "--steps 4 --shots 2 --queries 3 --split validation"
+    for asked in ("--iteration best", "--iteration 1", otherwise, "--ensemble 2", ""):
+        evaluation.main([str(tmp_path), "--tasks", "4", *asked.split()])
+    *found, row, single = read_rows(tmp_path / "evaluations.jsonl")
+    assert [row["iteration"] for row in found] == [best, 1, 4]
     assert (found[2]["eval_inner_steps"], found[2]["shots"], found[2]["eval_queries"]) == (4, 2, 3)
     like = with_values(config, eval_inner_steps=4, shots=2, eval_queries=3)
     params = last(tmp_path)["model"]
     expected = evaluate(local(like), params, "validation", 4)
     assert found[2]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+    assert {name: row[name] for name in single if name != "time"}.items() <= single.items()
+    assert row["ensemble"] == [best, second]
+    learner = build_learner(config)
+    tasks = learner.open_tasks("test", evaluation=True).tasks(torch.arange(4))
+    answers = []
+    for iteration in row["ensemble"]:
+        saved = checkpoint.load(checkpoint.numbered_checkpoint(tmp_path, iteration))
+        answers.append(learner.predictions(saved["model"], tasks, config.eval_inner_steps))
+    assert (answers[0].transductive - answers[1].transductive).abs().max() > 1e-4
+    for prefix, outputs in zip(("", "non_transductive_"), zip(*answers, strict=True), strict=True):
+        logits = (outputs[0] + outputs[1]) / 2
+        loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tasks.query_y)
+        assert row[f"ensemble_{prefix}loss"] == pytest.approx(loss.item(), rel=1e-5)
+        right = (logits.argmax(-1) == tasks.query_y).double().mean().item()
+        assert row[f"ensemble_{prefix}accuracy"] == pytest.approx(right, abs=1e-7)
+    out = capsys.readouterr().out
+    assert "ensemble of iterations {}, {}: test accuracy".format(*row["ensemble"]) in out
+    with pytest.raises(UserError, match=r"--ensemble 5: .*--keep-best 5"):
+        evaluation.main([str(tmp_path), "--ensemble", "5"])
 
 
 PLACES: list[Path] = []
@@ -205,40 +160,6 @@ def test_another_data_set_is_not_looked_for_where_the_run_s_own_is(
     assert set(PLACES) == {Path("elsewhere")}
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_an_ensemble_is_reported_beside_the_single_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """MAML++'s: the mean of the logits of those that validated best, each adapted by itself."""
-    config = glyphs(iterations=4, eval_every=1, checkpoint_every=1, keep_checkpoints=1, keep_best=3)
-    train(config, tmp_path)
-    evaluation.main([str(tmp_path), "--tasks", "5", "--ensemble", "2"])
-    evaluation.main([str(tmp_path), "--tasks", "5"])
-    row, single = rows(tmp_path)
-    assert {name: row[name] for name in single if name != "time"}.items() <= single.items()
-
-    validated = [row for row in metrics(tmp_path) if row.get("split") == "validation"]
-    validated.sort(key=lambda row: (row["accuracy"], row["iteration"]), reverse=True)
-    assert row["ensemble"] == [one["iteration"] for one in validated[:2]]
-    learner = build_learner(config)
-    tasks = learner.open_tasks("test", evaluation=True).tasks(torch.arange(5))
-    answers = []
-    for iteration in row["ensemble"]:
-        saved = checkpoint.load(checkpoint.numbered_checkpoint(tmp_path, iteration))
-        answers.append(learner.predictions(saved["model"], tasks, config.eval_inner_steps))
-    assert (answers[0].transductive - answers[1].transductive).abs().max() > 1e-4
-    for prefix, outputs in zip(("", "non_transductive_"), zip(*answers, strict=True), strict=True):
-        logits = (outputs[0] + outputs[1]) / 2
-        loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), tasks.query_y)
-        assert row[f"ensemble_{prefix}loss"] == pytest.approx(loss.item(), rel=1e-5)
-        right = (logits.argmax(-1) == tasks.query_y).double().mean().item()
-        assert row[f"ensemble_{prefix}accuracy"] == pytest.approx(right, abs=1e-7)
-    out = capsys.readouterr().out
-    assert "ensemble of iterations {}, {}: test accuracy".format(*row["ensemble"]) in out
-    with pytest.raises(UserError, match=r"--ensemble 5: .*--keep-best 5"):
-        evaluation.main([str(tmp_path), "--ensemble", "5"])
-
-
 def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
     def refusal(*arguments: str) -> str:
         with pytest.raises((UserError, DataError)) as caught:
@@ -257,11 +178,9 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
     saved.write_bytes(content)
     for arguments, line in {
         ("--tasks", "0"): "--tasks must be at least 1",
-        ("--tasks", str(2**31)): "--tasks must be at most 2147483647",
         ("--data-root", ""): '--data-root ""',
         ("--device", "nonsense"): "--device nonsense",
         ("--ways", "7"): "--ways 7: the parameters of --learner maml tell 3 classes apart",
-        ("--shots", "30"): "--shots 30 and --eval-queries 2",
         ("--queries", "30"): "--eval-queries 30: they need 31 images",
         ("--iteration", "7"): "--iteration 7: no checkpoint of it",
         ("--iteration", "best"): "--iteration best: no kept checkpoint was validated",
@@ -281,12 +200,10 @@ def test_a_configuration_that_cannot_be(run_dir: Path, capfd: pytest.CaptureFixt
     for then, now, says in (
         (b"ways: 3", b"ways: five", r"ways: 'five' is not int"),
         (b"ways: 3", b"ways: 0", r"--ways must be at least 1, not 0"),
-        (b"inner_lr: 0.4", b"inner_lr: .nan", r"--inner-lr must be positive and finite"),
         (b"data: glyphs", b"data: imagenet", r"--data imagenet: unknown; .*glyphs, .*omniglot"),
         (b"data: glyphs", b"data: gl\xffphs", r"can't decode byte 0xff"),
         (b"seed: 0", b"precision: bf16", r"unknown field 'precision'"),
         (whole, b"a: [1\n", ""),
-        (whole, b"- 1\n", ""),
     ):
         path.write_bytes(whole.replace(then, now))
         with pytest.raises(SystemExit) as stop:

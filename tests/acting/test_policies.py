@@ -41,12 +41,6 @@ def exact_return(logits: Tensor, gains: Tensor) -> Tensor:
     return total
 
 
-def exact_outer(logits: Tensor) -> Tensor:
-    """−J_query(θ + α ∇J_support(θ)), with all expectations inside."""
-    (gradient,) = torch.autograd.grad(exact_return(logits, SUPPORT), logits, create_graph=True)
-    return -exact_return(logits + RATE * gradient, QUERY)
-
-
 def ways() -> tuple[Tensor, Tensor, Tensor]:
     """All ways through the process: states and actions ``[W, T]``, what chance gives each."""
     rows, chances = [], []
@@ -76,41 +70,34 @@ def expected(logits: Tensor, gains: Tensor) -> Tensor:
     return weights @ one(logp[:, None], gains[STATES, ACTIONS][:, None])
 
 
-def derivatives(function: Any) -> tuple[Tensor, Tensor]:
-    gradient = torch.func.grad(function)(THETA)
-    return gradient, torch.func.jacfwd(torch.func.grad(function))(THETA)
-
-
-def drawn(generator: torch.Generator, logits: Tensor, episodes: int) -> Tensor:
-    """Which ways some episodes take."""
-    chances = CHANCES * log_probabilities(logits).sum(-1).exp()
-    return torch.multinomial(chances.detach(), episodes, replacement=True, generator=generator)
-
-
 def test_drawn_episodes_have_no_bias() -> None:
     """With the other episodes as baseline: neither the gradient nor the Hessian."""
     generator = torch.Generator().manual_seed(0)
-    exact = derivatives(lambda logits: exact_return(logits, SUPPORT))
     batches, episodes = 4000, 5
-    taken = drawn(generator, THETA, batches * episodes).view(batches, episodes)
+    # Which ways they take.
+    chances = CHANCES * log_probabilities(THETA).sum(-1).exp()
+    taken = torch.multinomial(chances, batches * episodes, replacement=True, generator=generator)
+    taken = taken.view(batches, episodes)
     rewards = SUPPORT[STATES, ACTIONS]
     weights = torch.full((episodes,), 1 / episodes, dtype=torch.float64)
 
     def surrogate(logits: Tensor, of: Tensor) -> Tensor:
         return dice(log_probabilities(logits)[of], rewards[of], weights)
 
-    gradient = torch.func.grad(surrogate)
-    for derivative, right in zip((gradient, torch.func.jacfwd(gradient)), exact, strict=True):
-        found = torch.func.vmap(derivative, in_dims=(None, 0))(THETA, taken)
+    for derived in (torch.func.grad, lambda f: torch.func.jacfwd(torch.func.grad(f))):
+        exact = derived(lambda logits: exact_return(logits, SUPPORT))(THETA)
+        found = torch.func.vmap(derived(surrogate), in_dims=(None, 0))(THETA, taken)
         error = found.std(0) / batches**0.5
-        assert ((found.mean(0) - right).abs() < 4.5 * error + 1e-12).all()
+        assert ((found.mean(0) - exact).abs() < 4.5 * error + 1e-12).all()
 
 
 @pytest.mark.parametrize("way", ["reverse", "mixed"])
 def test_the_meta_gradient_is_the_exact_one(way: Any) -> None:
     """Through what differentiates every learner, with all ways as a task's support and query."""
     logits = THETA.clone().requires_grad_()
-    (exact,) = torch.autograd.grad(exact_outer(logits), logits)
+    # −J_query(θ + α ∇J_support(θ)), with all expectations inside.
+    (inner,) = torch.autograd.grad(exact_return(logits, SUPPORT), logits, create_graph=True)
+    (exact,) = torch.autograd.grad(-exact_return(logits + RATE * inner, QUERY), logits)
 
     def loss(gains: Tensor) -> Any:
         def of(params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:

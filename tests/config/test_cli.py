@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import re
-import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 
-from datasets.errors import DataError
 from datasets.paths import default_data_root
 from maml.__main__ import PROGRAMS
 from maml.__main__ import main as program
@@ -23,8 +21,7 @@ from maml.config.fields import FACTS
 from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.processes.program import run_program
-from maml.training.setup import Setup
-from tests.launching import run, run_torchrun
+from tests.launching import run_torchrun
 from tests.runs import as_flags
 
 GLYPHS = "maml-glyphs-5way-1shot"
@@ -120,12 +117,6 @@ def test_what_a_preset_sets_is_not_given(name: str) -> None:
     parse([*given, "--data", few_shot, "--network", "lenet", "--learner", "supervised"])
 
 
-def test_what_a_preset_is_called_is_no_flag() -> None:
-    for name in NOT_FLAGS:
-        with pytest.raises(UserError, match=f"{flag(name)}"):
-            parse([GLYPHS, flag(name), "0.5"])
-
-
 def test_help_has_groups_and_lists_components(help_text: str) -> None:
     assert set(CONTRACT.split()) <= set(map(flag, FLAGS))
     titles = re.findall(r"^(\w[\w ,]*):$", help_text, flags=re.MULTILINE)
@@ -200,6 +191,7 @@ def test_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--config", "--config: needs"),
         (f"{GLYPHS} --ways 1", "--ways 1: .* give 2 or more"),
         (f"{GLYPHS} --nonsense 1", "--nonsense"),
+        (f"{GLYPHS} --published 0.5", "--published"),
         (f"{GLYPHS} --lr 1", "--lr: did you mean --inner-lr or --meta-lr"),
         (f"{GLYPHS} stray", "stray"),
         (f"{GLYPHS} --ways", "--ways"),
@@ -210,30 +202,18 @@ def test_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"{GLYPHS} --learner mamml", "--learner mamml: .*did you mean maml"),
         (f"{SINUSOID} --network conv4", "--network conv4.*--data sinusoid"),
         (f"{SINUSOID} --ways 7", "--ways 7: --data sinusoid has no classes"),
-        (f"{GLYPHS} --epochs 3", "--epochs 3: .*--iterations"),
         (f"{SUPERVISED} --epochs 1 --iterations 6", "--epochs 1 and --iterations 6: "),
         (f"{GLYPHS} --data mnist", "--data mnist: --learner maml .*--learner supervised"),
-        (f"{SUPERVISED} --kernels native", "--kernels native: .*inner loop"),
-        (f"{SUPERVISED} --inner-lr 3.0", "--inner-lr 3.0 is not for --learner supervised, but for"),
         (f"{GLYPHS} --ps-mode async", "--ps-mode async is not for --strategy auto, but for param-"),
         (
             f"{GLYPHS} --strategy param-server --ps-max-staleness 3",
             "--ps-max-staleness 3.*--ps-mode async",
         ),
         (f"{GLYPHS} --keep-best 3 --eval-every 0", "--eval-every 0: --keep-best 3 keeps"),
-        (f"{GLYPHS} --test-model best --eval-every 0", "--eval-every 0: --test-model best tests"),
         (f"{GLYPHS} --learner protonet --head-init normal", ": --learner protonet takes the"),
-        (
-            f"{GLYPHS} --meta-momentum 0.5",
-            "--meta-momentum 0.5 is for --meta-optimizer sgd, not",
-        ),
         (f"{GLYPHS} --learner metasgd --inner-steps 0", "--inner-steps 0.*metasgd"),
-        (f"{GLYPHS} --learner imaml --proximal 0", "--proximal must be positive"),
-        (f"{GLYPHS} --learner imaml --meta-gradient reverse", "reverse: .*imaml is implicit"),
-        (f"{GLYPHS} --meta-optimizer sgd --meta-momentum 1", "--meta-momentum must be below 1"),
         (f"{GLYPHS} --inner-lr inf", "--inner-lr must be positive and finite, not inf"),
         (f"{GLYPHS} --shots {2**31}", "--shots must be at most 2147483647, not 2147483648$"),
-        (f"{GLYPHS} --seed {2**63}", "--seed must be at most 9223372036854775807, not"),
         (f"{GLYPHS} --run-dir=", r'^--run-dir "": empty; was a shell variable not set\?$'),
         (f"{GLYPHS} --threads {2**20}", f"--threads must be at most .*not {2**20}"),
     ],
@@ -276,12 +256,10 @@ def mistake(
 
 BAD_REQUESTS = {
     f"{GLYPHS} --ways 801": "--ways 801: the train split has only 800 classes",
-    f"{GLYPHS} --ways 101": "--ways 101: the validation split has only 100 classes",
     f"{GLYPHS} --ways 201 --eval-every 0": "--ways 201: the test split has only 200 classes",
     f"{GLYPHS} --shots 10 --queries 11": "--shots 10 and --queries 11.* 21 .* 20",
     f"{GLYPHS} --shots 1 --eval-queries 20": "--shots 1 and --eval-queries 20.* 21 .* 20",
     f"{GLYPHS} --device cuda:3": "--device cuda:3: .*GPU",
-    f"{GLYPHS} --device nonsense": "--device nonsense",
     f"{GLYPHS} --resume here.pt": "--resume here.pt: no such file",
     f"{GLYPHS} --strategy param-server": "param-server: needs 2 processes: ",
     f"{SUPERVISED} --batch-size 201": "--batch-size 201: the validation split has only 200",
@@ -297,11 +275,6 @@ def test_bad_requests(
     message = mistake(*words.split(), "--run-dir", str(tmp_path / "run"))
     assert re.search(BAD_REQUESTS[words], message), message
     assert not (tmp_path / "run").exists()
-
-
-def test_splits_that_are_not_opened_have_no_say(tmp_path: Path) -> None:
-    words = "--ways 101 --eval-every 0 --test-tasks 0 --logger none"
-    Setup(parse([GLYPHS, *words.split(), "--run-dir", str(tmp_path / "run")]))
 
 
 def test_missing_data_names_three_ways_out(
@@ -328,18 +301,12 @@ def test_run_dir_that_cannot_be(tmp_path: Path, mistake: Callable[..., str]) -> 
         assert mistake(SINUSOID, "--run-dir", path).startswith(f"--run-dir {path}: ")
 
 
-def test_an_error_is_a_line_and_a_fault_keeps_its_traceback(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def fail(error: Any) -> None:
-        raise error
+def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+    def fail(arguments: list[str]) -> None:
+        raise ZeroDivisionError
 
-    with pytest.raises(SystemExit) as stop:
-        run_program(fail, DataError("some/file.zip: damaged"))  # type: ignore[arg-type]
-    assert stop.value.code == 2
-    assert capfd.readouterr().err == "error: some/file.zip: damaged\n"
     with pytest.raises(ZeroDivisionError):
-        run_program(fail, ZeroDivisionError())  # type: ignore[arg-type]
+        run_program(fail, [])
 
 
 # ---- the same under torchrun: said once, nothing hangs ----------------------------------------
@@ -375,5 +342,3 @@ def test_all_programs_have_one_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert program([]) == 0
     with pytest.raises(UserError, match=r"^maml trian: no such program; train, evaluate, "):
         program(["trian"])
-    done = run([sys.executable, "-m", "maml", "train", "--presets"], 60)
-    assert "maml-omniglot-5way-1shot" in done.stdout

@@ -12,12 +12,10 @@ from maml import evaluate
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.metagradient.rules import OPTIMIZERS
-from maml.run import checkpoint
 from maml.trainer import Trainer
-from maml.training.setup import Setup
 from tests.runs import (
     glyphs,
-    metrics,
+    last,
     name_of,
     result,
     same,
@@ -62,14 +60,11 @@ TRAINS_OTHERWISE: dict[Any, list[tuple[str, Any]]] = {
 }
 # And with these they stay as they are, to the rounding of a sum in another order: 1e-10, as Adam
 # magnifies what is left of a gradient that is zero but for rounding (a bias before a batch norm).
-COMPUTES_OTHERWISE: list[dict[str, Any]] = [
+TRAINS_THE_SAME: list[dict[str, Any]] = [
     {"meta_gradient": "reverse", "task_batch": 1, "threads": 2},
     {"meta_gradient": "mixed", "kernels": "torch", "task_batch": 2},
-    {"batching": "tasks"},
-]
-TRAINS_THE_SAME: list[dict[str, Any]] = [
-    *COMPUTES_OTHERWISE,
     {
+        "batching": "tasks",
         "partition": "chunk",
         "rpc_threads": 2,
         "timeout": 5.0,
@@ -153,24 +148,6 @@ def test_transductive_chooses_the_headline(tmp_path: Path) -> None:
     assert (yes["transductive"], no["transductive"]) == (True, False)
 
 
-def test_rhythms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = []
-    monkeypatch.setattr(
-        checkpoint, "save_in", lambda run_dir, content: saved.append(content["iteration"])
-    )
-    config = sinusoid(
-        iterations=7, log_every=3, eval_every=2, checkpoint_every=4, eval_tasks=3,
-        run_dir=str(tmp_path),
-    )  # fmt: skip
-    assert Trainer(config).run() == 0
-    rows = metrics(tmp_path)
-    assert [row["iteration"] for row in rows if "split" not in row] == [3, 6, 7]
-    validations = [row for row in rows if "split" in row]
-    assert [row["iteration"] for row in validations] == [2, 4, 6]
-    assert {row["tasks"] for row in validations} == {3}
-    assert saved == [4, 7]
-
-
 def test_folder(tmp_path: Path) -> None:
     """What the flags of a folder of images say is what is trained on."""
     for number in range(24):
@@ -179,30 +156,20 @@ def test_folder(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (30, 20), (10 * number, 100 + i, 0)).save(path)
     config = glyphs(
-        data="folder",
-        data_root=str(tmp_path / "mine"),
-        network="conv4-pool",
-        filters=4,
-        image_size=20,
-        image_mode="grey",
-        split_fractions="0.5,0.25,0.25",
-        queries=1,
-        eval_queries=1,
-        eval_tasks=2,
-        test_tasks=2,
-        run_dir=str(tmp_path / "run"),
-    )
-    worker = Setup(config).worker
-    assert len(worker.training.counts) == 12  # type: ignore[attr-defined]
-    assert worker.training.tasks(torch.arange(2)).support_x.shape == (2, config.ways, 1, 20, 20)
-    again = with_values(config, image_mode="rgb", image_size=32)
-    model = train(again, tmp_path / "run")["model"]
-    # Three channels in; 2 x 2 cells of four filters out.
-    assert {(4, 3, 3, 3), (config.ways, 16)} <= {tuple(tensor.shape) for tensor in model.values()}
+        data="folder", data_root=str(tmp_path / "mine"), network="conv4-pool", filters=4,
+        image_size=32, image_mode="grey", split_fractions="0.5,0.25,0.25", queries=1,
+        eval_queries=1, run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    trainer = Trainer(config)
+    assert len(trainer.setup.worker.training.counts) == 12  # type: ignore[attr-defined]
+    assert trainer.run() == 0
+    # One channel in; 2 x 2 cells of four filters out.
+    shapes = {tuple(tensor.shape) for tensor in last(tmp_path / "run")["model"].values()}
+    assert {(4, 1, 3, 3), (config.ways, 16)} <= shapes
     with pytest.raises(UserError, match=r"--network conv4-pool: .* 15x15; .*--image-size"):
         Trainer(with_values(config, image_size=15))
     # One more class, and what was learned from would be tested on.
     shutil.copytree(tmp_path / "mine" / "class 3", tmp_path / "mine" / "another class")
-    for command in (lambda: Trainer(again), lambda: evaluate.main([str(tmp_path / "run")])):
+    for command in (lambda: Trainer(config), lambda: evaluate.main([str(tmp_path / "run")])):
         with pytest.raises(UserError, match="trained on other classes than the training split has"):
             command()

@@ -47,6 +47,9 @@ class Drawn(Episodes):
 def labels(): return torch.arange(5).repeat(4)
 def image(dice): return torch.rand(20, 1, 8, 8, generator=dice), labels()
 def images(split): return Drawn(split, image)
+def points(split):
+    of = lambda x, y: (x[..., 0, 0, :3].requires_grad_(), y)
+    return Drawn(split, lambda dice: of(*image(dice)))
 
 CHANGES = {
     "above": lambda t: t._replace(query_y=t.query_y + 3),
@@ -200,6 +203,18 @@ def test_a_network_embeds_integers(own: str, tmp_path: Path) -> None:
         UserError, match=r"^--network mlp takes floats, and the examples of the data"
     ):
         build_learner(parse(words))
+
+
+def test_points_of_any_size(own: str, tmp_path: Path) -> None:
+    """The network has as many inputs and outputs; so has what a trained model takes."""
+    run_dir = str(tmp_path / "run")
+    words = ["maml-sinusoid-10shot", "--data", f"{own}:points", "--ways", "5", *BRIEF]
+    assert Trainer(parse([*words, "--iterations", "1", "--run-dir", run_dir])).run() == 0
+    model = maml.load(run_dir, trust=True)
+    x, y, query, _ = model.episodes("test").task(0)
+    assert x.shape == (10, 3) and model.adapt(x, y).predict(query).shape == (10, 5)
+    with pytest.raises(UserError, match=r"support_x: .*; the model takes floats \[n, 3\]"):
+        model.adapt(x[:, :1], y)
 
 
 # ---- other outputs, targets and losses ----------------------------------------------------------

@@ -1,9 +1,7 @@
 """Components own their facts, and fields theirs: nothing is said twice, or of what there is not."""
 
 import dataclasses
-import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from datasets.components import scan
 from datasets.flags import WAY, facts_of
 from maml.config import FLAGS, MUST_MATCH, OF_A_HOST, OF_THE_RESULT, Config, registry
 from maml.config.presets import PRESETS
-from tests.launching import REPO, run
 
 FIELDS = {field.name for field in dataclasses.fields(Config)}
 ALL = [(kind, name) for kind in registry.KINDS for name in registry.known(kind)]
@@ -55,25 +52,6 @@ def test_a_component_is_a_file_and_nothing_else(tmp_path: Path) -> None:
     assert found["b"].module == "where.else.two"
 
 
-def test_only_a_component_s_own_file_names_it() -> None:
-    """Beside its file: rows of presets, and documentation. So to add one is to add a file."""
-    names = {"anil", "metasgd", "imaml", "conv4-pool", "lenet", "sinusoid", "svhn", "param-server"}
-    where = [*(REPO / "maml").rglob("*.py"), *(REPO / "datasets").rglob("*.py")]
-    found = {
-        (path.name, name)
-        for path in where
-        if path.parent.name != "rows"
-        for name in names
-        if f'"{name}"' in path.read_text()
-    }
-    own = {
-        ("maml.py", "anil"), ("meta_sgd.py", "metasgd"), ("imaml.py", "imaml"),
-        ("conv4.py", "conv4-pool"), ("classifiers.py", "lenet"), ("sinusoid.py", "sinusoid"),
-        ("torchvision_sets.py", "svhn"), ("__init__.py", "param-server"),
-    }  # fmt: skip
-    assert found == own
-
-
 def test_every_field_is_a_flag_of_one_kind() -> None:
     """What is compared, what result.json tells when it is changed, what may differ by process."""
     facts = facts_of(Config)
@@ -85,15 +63,3 @@ def test_every_field_is_a_flag_of_one_kind() -> None:
     assert {"strategy", "partition", "kernels", "meta_gradient", "timeout"} <= set(of_the_way)
     assert {"data_root", "device", "threads", "run_dir", "logger"} <= set(OF_A_HOST)
     assert {"ps_mode", "iterations", "eval_inner_steps", "test_tasks"} <= set(OF_THE_RESULT)
-
-
-def test_the_registry_needs_no_torch() -> None:
-    code = """
-import json, sys
-from maml.config import registry
-count = sum(len(registry.known(kind)) for kind in registry.KINDS)
-print(json.dumps([count, [m for m in ("torch", "numpy", "tyro") if m in sys.modules]]))
-"""
-    done = run([sys.executable, "-c", code], timeout=60)
-    count, heavy = json.loads(done.stdout)
-    assert count == len(ALL) and heavy == []

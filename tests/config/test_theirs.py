@@ -1,7 +1,7 @@
 """A user's own network, data set and learner, each in a file outside the repository."""
 
+import copy
 import itertools
-import json
 import random
 import re
 import shutil
@@ -27,11 +27,9 @@ from maml.learners import build_learner
 from maml.networks.ordinary import explicit, own_name
 from maml.run.directory import read_config
 from maml.run.files import read_rows
-from maml.run.provenance import warn_of_edits
 from maml.trainer import Trainer
 from maml.training.initial import initial_weights
 from maml.worker import Worker
-from tests.compiler import COMPILER
 from tests.launching import REPO, run
 from tests.runs import last, metrics, result, same
 
@@ -91,30 +89,9 @@ def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
     assert Trainer(parse([*SMALL, "--run-dir", "alone", "--iterations", "3"])).run() == 0
     trained = [row["iteration"] for row in metrics(folder / "alone") if "split" not in row]
     assert trained == [1, 2, 3]
-    done = run(
-        [sys.executable, "-m", "maml.evaluate", "rpc", "--tasks", "4", "--trust"],
-        120, cwd=folder, env=environment,
-    )  # fmt: skip
-    row = json.loads((folder / "rpc" / "evaluations.jsonl").read_text())
-    assert row["transductive"] and f"{100 * row['accuracy']:.2f}" in done.stdout
+    assert evaluate(["rpc", "--tasks", "4", "--trust"]) == 0
+    (row,) = read_rows(folder / "rpc" / "evaluations.jsonl")
     assert row["accuracy"] == result(folder / "rpc")["accuracy"]
-    # A comparison needs none of their files.
-    runs = [str(folder / name) for name in ("rpc", "alone")]
-    assert "accuracy" in run([sys.executable, "-m", "launch.compare", *runs], 120).stdout
-
-
-def test_an_edit_is_said_once_and_only_of_what_is_used(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A checkpoint that is watched comes again; one may be evaluated on other data."""
-    config = parse(SMALL)
-    saved = {"config": {"data": config.data}, "own_files": {"data": {"my_data": "another"}}}
-    said: set[str] = set()
-    for used, lines in ((with_values(config, data="glyphs"), 0), (config, 1), (config, 0)):
-        warn_of_edits(used, saved, said)
-        found = capsys.readouterr().err.splitlines()
-        assert len(found) == lines, found
-        assert all("my_data.py (--data my_data:textures) has changed since" in x for x in found)
 
 
 def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -128,9 +105,8 @@ def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPath
     assert str(caught.value) == line
     (folder / "raising.py").write_text("Net = 1 / 0\n")
     (run_dir / "config.yaml").write_text(yaml.dump({"config": {"network": "raising:Net"}}))
-    with pytest.raises(
-        UserError, match=r"raising:Net: ZeroDivisionError: .*raising\.py:1"
-    ) as caught:
+    line = r"raising:Net: ZeroDivisionError: .*raising\.py:1"
+    with pytest.raises(UserError, match=line) as caught:
         maml.load(run_dir, trust=True)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 2
@@ -160,10 +136,6 @@ from torch import nn
 from maml.learners.maml import MAML
 def wrong(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways + 1))
-def mistaken(image_shape, ways):
-    return 1 / 0
-def nothing(image_shape, ways):
-    return 7
 def headless(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways))
 def strangers(split):
@@ -174,8 +146,6 @@ class Misnamed(nn.Module):
         super().__init__()
         self.layer = nn.Linear(784, ways)
     def forward(self, x): return self.layer(x.flatten(1))
-class Narrow(nn.Module):
-    def __init__(self, ways): super().__init__()
 class Twice(nn.Linear):
     def forward(self, x): return (super().forward(x),) * 2
 class Spare(nn.Linear):
@@ -218,37 +188,6 @@ class Naming(MAML):
         super().__init__(config)
         self.metric_names = names
 """
-
-
-CANNOT_BE = {
-    "--network wrong": r"two images became \[2, 6\]; outputs must be \[2, 5\]",
-    "--network mistaken": r"ZeroDivisionError: division by zero \(.*theirs_\d+.py:9\)",
-    "--network nothing": r"returned int, no nn.Module",
-    "--network noisy": r"two calls .* counts its calls.* same seed",
-    "--network wrongg": r"module \w+ \(.*\.py\) has no wrongg; did you mean wrong\?",
-    "--network Narrow": r"takes \(ways\); it is called with image_shape=\(1, 28, 28\),",
-    "--network twice": r"forward returns tuple, no tensor",
-    "--network spare": r"'module.1.spare.bias' .*not have",
-    "--network listed": r"not among its params.* keep them in nn.ModuleList",
-    "--network headless --learner anil": r"give its class head_prefix",
-    "--network Misnamed --learner boil": r"'out.', and no .* so: layer.weight, layer.b",
-    "--learner Short": r"Short.query_loss returns one tensor \[\]: it must re",
-    "--learner Measuring": r"metrics returns accuracy, margin and metric_names is acc",
-    "--learner Naming(names=('loss',))": r": metric_names has 'loss': taken by ",
-    "--learner wrong": r"is no subclass of maml.learners.Learner",
-    "--data strangers": r"class a of train is int64 \[\]; all must be uint8",
-}
-
-
-@pytest.mark.parametrize("words", CANNOT_BE)
-def test_what_cannot_be_is_one_line(words: str, write: Callable[[str], str]) -> None:
-    flag, attribute, *more = words.split()
-    spelled = f"{write(NETWORKS)}:{attribute}"
-    with pytest.raises((UserError, DataError)) as caught:
-        Worker(parse(["maml-glyphs-5way-1shot", flag, spelled, *more]), torch.device("cpu"))
-    message = str(caught.value)
-    assert f"{flag} {spelled}" in message and re.search(CANNOT_BE[words], message), message
-    assert len(message.splitlines()) == 1
 
 
 ARGUMENTS = """
@@ -301,7 +240,20 @@ def test_each_may_have_arguments_of_its_own(write: Callable[[str], str], tmp_pat
         maml.episodes(f"{module}:images(side=9)", "test", side=3)
 
 
-ARGUMENTS_CANNOT_BE = {
+CANNOT_BE = {
+    "--network wrong": r"two images became \[2, 6\]; outputs must be \[2, 5\]",
+    "--network noisy": r"two calls .* counts its calls.* same seed",
+    "--network wrongg": r"module \w+ \(.*\.py\) has no wrongg; did you mean wrong\?",
+    "--network twice": r"forward returns tuple, no tensor",
+    "--network spare": r"'module.1.spare.bias' .*not have",
+    "--network listed": r"not among its params.* keep them in nn.ModuleList",
+    "--network headless --learner anil": r"give its class head_prefix",
+    "--network Misnamed --learner boil": r"'out.', and no .* so: layer.weight, layer.b",
+    "--learner Short": r"Short.query_loss returns one tensor \[\]: it must re",
+    "--learner Measuring": r"metrics returns accuracy, margin and metric_names is acc",
+    "--learner Naming(names=('loss',))": r": metric_names has 'loss': taken by ",
+    "--learner wrong": r"is no subclass of maml.learners.Learner",
+    "--data strangers": r"class a of train is int64 \[\]; all must be uint8",
     "--network net(width=32": r"'\(' was never closed; write module:attribute\(name=value",
     "--network net(32)": r"gives plain values by name; write module:attribute",
     "--network net(ways=3)": r"ways is given by this program: leave it out$",
@@ -311,12 +263,15 @@ ARGUMENTS_CANNOT_BE = {
 }
 
 
-@pytest.mark.parametrize("words", ARGUMENTS_CANNOT_BE)
-def test_arguments_that_cannot_be_are_one_line(words: str, write: Callable[[str], str]) -> None:
-    flag, call = words.split()
-    spelled, says = f"{write(ARGUMENTS)}:{call}", ARGUMENTS_CANNOT_BE[words]
-    with pytest.raises((UserError, DataError), match=f"^{flag} {re.escape(spelled)}: .*{says}"):
-        build_learner(parse([*IMAGES, flag, spelled]))
+@pytest.mark.parametrize("words", CANNOT_BE)
+def test_what_cannot_be_is_one_line(words: str, write: Callable[[str], str]) -> None:
+    flag, attribute, *more = words.split()
+    spelled = f"{write(NETWORKS + ARGUMENTS)}:{attribute}"
+    with pytest.raises((UserError, DataError)) as caught:
+        Worker(parse(["maml-glyphs-5way-1shot", flag, spelled, *more]), torch.device("cpu"))
+    message = str(caught.value)
+    assert f"{flag} {spelled}" in message and re.search(CANNOT_BE[words], message), message
+    assert len(message.splitlines()) == 1
 
 
 def test_of_two_of_theirs_the_one_at_fault_is_named(write: Callable[[str], str]) -> None:
@@ -352,38 +307,23 @@ def test_a_network_for_observations_gets_their_size(write: Callable[[str], str])
 # ---- networks ---------------------------------------------------------------------------------
 
 
-def layers() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6),
-        nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3),
-    ).double()  # fmt: skip
-
-
 def test_an_ordinary_module_s_statistics_are_explicit() -> None:
     """Those of the batch are torch's in training; given ones, torch's running ones."""
     support, query = torch.rand(2, 5, 1, 8, 8, dtype=torch.float64)
-    ours, peer = explicit(layers(), "x"), layers()
-    for norm in (peer[1], peer[5]):  # type: ignore[index]
+    peer = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6),
+        nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3),
+    ).double()  # fmt: skip
+    ours = explicit(copy.deepcopy(peer), "x")
+    for norm in (peer[1], peer[5]):
         norm.momentum = 1.0
     outputs, used = ours(support)
     torch.testing.assert_close(outputs, peer(support), rtol=1e-12, atol=1e-12)
     # Torch keeps the unbiased variance, ours is biased.
-    for norm, examples in ((peer[1], 5 * 36), (peer[5], 5)):  # type: ignore[index]
+    for norm, examples in ((peer[1], 5 * 36), (peer[5], 5)):
         norm.running_var *= (examples - 1) / examples
     torch.testing.assert_close(ours(query, used)[0], peer.eval()(query), rtol=1e-10, atol=1e-10)
     assert not list(ours.buffers())
-
-
-class Whole(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-        self.places = nn.Parameter(torch.arange(3), requires_grad=False)
-
-
-class Doubling(nn.BatchNorm2d):
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(input)
 
 
 ODD_NETWORKS = """
@@ -393,8 +333,13 @@ def Lazy(shape, ways):
     return nn.Sequential(*layers)
 from torch import nn
 from maml.networks.conv4 import Conv4
-from tests.config.test_theirs import Doubling, Whole
-def whole(shape, ways): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), Whole())
+class Whole(nn.Linear):
+    def __init__(self):
+        super().__init__(784, 5)
+        self.places = nn.Parameter(torch.arange(3), requires_grad=False)
+def whole(shape, ways): return nn.Sequential(nn.Flatten(), Whole())
+class Doubling(nn.BatchNorm2d):
+    def forward(self, x): return 2 * super().forward(x)
 def doubling(shape, ways): return nn.Sequential(Doubling(1), nn.Flatten(), nn.Linear(784, ways))
 class Switching(nn.Module):
     def __init__(self, shape, ways):
@@ -491,10 +436,8 @@ def test_what_cannot_be_batched_trains_and_is_evaluated(
     network = f"{write(UNBATCHED)}:Branching"
     words = [*BRIEF_WORDS, "--network", network, "--run-dir", str(tmp_path), "--dtype", "float64"]
     assert Trainer(parse(["imaml-glyphs-5way-1shot", *words])).run() == 0
-    assert (
-        capsys.readouterr().err.count("finds another gradient, so tasks are computed one by one")
-        == 1
-    )
+    line = "finds another gradient, so tasks are computed one by one"
+    assert capsys.readouterr().err.count(line) == 1
     assert read_config(tmp_path).batching == "tasks"
     before = result(tmp_path)["accuracy"]
     assert evaluate([str(tmp_path), "--tasks", "2", "--trust"]) == 0
@@ -532,17 +475,11 @@ def test_a_norm_in_evaluation_mode_keeps_its_statistics(
 
 @pytest.mark.parametrize("name", ["Shared", "Mine", "Lazy"])
 def test_lazy_and_shared_layers_and_subclasses_of_ours_train(
-    name: str, write: Callable[[str], str], tmp_path: Path
+    name: str, write: Callable[[str], str]
 ) -> None:
     module = write(ODD_NETWORKS)
-    config = parse([*IMAGES, "--network", f"{module}:{name}", "--run-dir", str(tmp_path / "run")])
+    config = parse([*IMAGES, "--network", f"{module}:{name}"])
     worker = Worker(config, torch.device("cpu"))
-    called = "Sequential" if name == "Lazy" else name
-    obstacle = worker.learner.obstacle(torch.device("cpu"))
-    if name == "Mine":  # its blocks are ours
-        assert (obstacle is None) == (COMPILER is not None)
-    else:
-        assert obstacle == f"there are no compiled kernels for the network {called}"
     share = worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
     assert all(gradient.isfinite().all() for gradient in share.gradients.values())
 
@@ -562,6 +499,10 @@ def labelled(split):
     return Examples(np.zeros((12, 8, 8), np.uint8), rows, rows % 5)
 def unequal(split):
     return {"few": np.zeros((2, 8, 8), np.uint8), "many": np.zeros((3, 8, 8), np.uint8)}
+def apart(split):
+    dice = np.random.default_rng(len(split))
+    return {f"{split} {i}": dice.integers(0, 255, (6, 8, 8)).astype(np.uint8) for i in range(5)}
+def forgetful(split): return apart("train")
 """
 
 
@@ -603,17 +544,8 @@ def test_what_a_data_set_may_not(write: Callable[[str], str]) -> None:
             build_learner(parse(data)).open_tasks("train")
 
 
-SPLITS = """
-import numpy as np
-def apart(split):
-    dice = np.random.default_rng(len(split))
-    return {f"{split} {i}": dice.integers(0, 255, (6, 8, 8)).astype(np.uint8) for i in range(5)}
-def forgetful(split): return apart("train")
-"""
-
-
 def test_a_class_in_two_splits_is_said(write: Callable[[str], str]) -> None:
-    module = write(SPLITS)
+    module = write(DATA)
     for attribute, says in {
         "apart": "",
         "forgetful": "5 of 5 validation classes have the same images as a class of train, and 5 of "
@@ -625,39 +557,6 @@ def test_a_class_in_two_splits_is_said(write: Callable[[str], str]) -> None:
         assert says in line and bool(says) == line.startswith(f"warning: --data {module}:")
 
 
-POINTS = """
-import torch
-from datasets import Episodes, Task
-class Mine(Episodes):
-    def __init__(self, split, of): self.split, self.of = split, of
-    def tasks(self, ids):
-        seeded = [torch.Generator().manual_seed(int(i)) for i in ids]
-        x = [torch.randn(20, 1, 28, 28, generator=each) for each in seeded]
-        x, y = self.of(torch.stack(x))
-        return Task(x[:, :10], y[:, :10], x[:, 10:], y[:, 10:])
-def three(x): return x[..., 0, 0, :3]
-def labels(x): return (torch.arange(20) % 5).expand(len(x), 20)
-def classes(split): return Mine(split, lambda x: (three(x).requires_grad_(), labels(x)))
-"""
-
-
-def test_points_of_any_size(write: Callable[[str], str], tmp_path: Path) -> None:
-    """The network has as many inputs and outputs; so has what a trained model takes."""
-    name = f"{write(POINTS)}:classes"
-    words = ["maml-sinusoid-10shot", "--data", name, "--ways", "5", *BRIEF_WORDS]
-    assert Trainer(parse([*words, "--run-dir", str(tmp_path / "run")])).run() == 0
-    weights = last(tmp_path / "run")["model"]
-    assert weights["network.layers.0.weight"].shape[1] == 3
-    assert weights["network.layers.2.weight"].shape[0] == 5
-    model = maml.load(tmp_path / "run", trust=True)
-    x, y, query, _ = model.episodes("test").task(0)
-    assert model.adapt(x, y).predict(query).shape == (10, 5)
-    with pytest.raises(UserError, match=r"support_x: .*; the model takes floats \[n, 3\]"):
-        model.adapt(x[:, :1], y)
-    with pytest.raises(DataError, match=f"--data {name}: train task 0 .* has the label 4; of 4"):
-        Worker(parse([*words, "--ways", "4"]), torch.device("cpu"))
-
-
 def test_a_learner_learns_what_it_hands_to_its_losses(write: Callable[[str], str]) -> None:
     config = parse([*IMAGES, "--learner", f"{write(NETWORKS)}:Warmer"])
     learner = Worker(config, torch.device("cpu")).learner
@@ -666,11 +565,13 @@ def test_a_learner_learns_what_it_hands_to_its_losses(write: Callable[[str], str
     assert found.gradients["temp"].abs() > 1e-6
 
 
-DRAWN = """
+DICE = """
 import random
 import numpy as np
 import torch
 from torch import nn
+from maml.learners.maml import MAML
+dice = np.random.default_rng()
 class Drawn(nn.Module):
     def __init__(self, shape, ways):
         super().__init__()
@@ -679,35 +580,10 @@ class Drawn(nn.Module):
         self.head.weight.data.copy_(torch.from_numpy(np.random.rand(ways, 784)))
     def forward(self, x):
         return self.head(x.flatten(1))
-"""
-
-
-def test_initial_weights_follow_the_seed_whoever_draws_them(write: Callable[[str], str]) -> None:
-    """And what a program draws elsewhere does not follow it."""
-    words = [*IMAGES, "--network", f"{write(DRAWN)}:Drawn", "--seed"]
-    before = np.random.get_state()[1].tolist(), random.getstate()
-    zero, again, one = (
-        build_learner(parse([*words, seed])).meta_parameters() for seed in ("0", "0", "1")
-    )
-    assert same(zero, again)
-    assert not any(torch.equal(zero[name], one[name]) for name in zero)
-    assert (np.random.get_state()[1].tolist(), random.getstate()) == before
-
-
-OWN_DICE = """
-import itertools
-import numpy as np
-import torch
-from torch import nn
-from maml.learners.maml import MAML
-dice, made = np.random.default_rng(), itertools.count()
-class Weight(nn.Module):
+class Weight(Drawn):
     def __init__(self, shape, ways):
-        super().__init__()
-        self.head = nn.Linear(784, ways)
+        super().__init__(shape, ways)
         self.head.bias.data.fill_(dice.random())
-    def forward(self, x):
-        return self.head(x.flatten(1))
 class Seeded(Weight):
     def __init__(self, shape, ways):
         super().__init__(shape, ways)
@@ -720,8 +596,20 @@ class Learner(MAML):
 """
 
 
+def test_initial_weights_follow_the_seed_whoever_draws_them(write: Callable[[str], str]) -> None:
+    """And what a program draws elsewhere does not follow it."""
+    words = [*IMAGES, "--network", f"{write(DICE)}:Drawn", "--seed"]
+    before = np.random.get_state()[1].tolist(), random.getstate()
+    zero, again, one = (
+        build_learner(parse([*words, seed])).meta_parameters() for seed in ("0", "0", "1")
+    )
+    assert same(zero, again)
+    assert not any(torch.equal(zero[name], one[name]) for name in zero)
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before
+
+
 def test_what_is_another_one_in_every_process_is_refused(write: Callable[[str], str]) -> None:
-    name = write(OWN_DICE)
+    name = write(DICE)
     with pytest.raises(
         UserError, match=rf"^--network {name}:Weight: head.bias comes out another way"
     ):

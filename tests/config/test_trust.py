@@ -76,13 +76,6 @@ def marking(there: Path) -> str:
     return f"open({str(there / 'MARK')!r}, 'w')\n"
 
 
-def evil(there: Path) -> dict[str, str]:
-    """Names that leave a file behind as soon as anybody imports, or calls, what they mean."""
-    says = {"BASH_FUNC_train%%": f"() {{ touch {there / 'MARK'}; }}"}
-    popen = f"subprocess:Popen(executable='/bin/bash', shell=True, env={says})"
-    return {"data": popen, "network": "evil_beside:Net", "learner": "evil_pack.inner:Mine"}
-
-
 @pytest.fixture
 def strange(home: Path, tmp_path: Path) -> Iterator[dict[str, Path]]:
     """A run, a checkpoint and a record by a stranger, whose code lies where it would be found."""
@@ -92,7 +85,10 @@ def strange(home: Path, tmp_path: Path) -> Iterator[dict[str, Path]]:
     (home / "evil_pack").mkdir(exist_ok=True)
     for name in ("__init__", "inner"):
         (home / "evil_pack" / f"{name}.py").write_text(marking(there))
-    named = evil(there)
+    # Names that leave a file behind as soon as anybody imports, or calls, what they mean.
+    says = {"BASH_FUNC_train%%": f"() {{ touch {there / 'MARK'}; }}"}
+    popen = f"subprocess:Popen(executable='/bin/bash', shell=True, env={says})"
+    named = {"data": popen, "network": "evil_beside:Net", "learner": "evil_pack.inner:Mine"}
     found = {"run": there / "run", "record": there / "seed-0"}
     shutil.copytree(home / "mine", found["run"])
     shutil.copytree(record_in(home), found["record"])

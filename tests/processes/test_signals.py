@@ -77,9 +77,8 @@ def main(arguments):
 
 run_program(main, [])
 """
-    done = start([sys.executable, "-c", code], env={"MAML_CACHE": str(cache_dir)}).wait(
-        60, expect=130
-    )
+    launched = start([sys.executable, "-c", code], env={"MAML_CACHE": str(cache_dir)})
+    done = launched.wait(60, expect=130)
     assert done.stderr == "interrupted\n"
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
+from unittest.mock import ANY, Mock
 
 import pytest
 import torch
@@ -20,7 +20,6 @@ from maml.errors import UserError
 from maml.evaluation.best import BestModel, best
 from maml.metagradient import outer_optimizer
 from maml.processes.identity import Identity
-from maml.processes.signals import SIGNALS
 from maml.run import checkpoint
 from maml.run.checkpoint import last_checkpoint, numbered_checkpoint, numbered_checkpoints
 from maml.run.directory import read_status
@@ -42,14 +41,11 @@ def kept(run_dir: Path) -> list[int]:
     return list(found)
 
 
-def no_links(*args: object, **kwargs: object) -> None:
-    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
 def test_the_newest_are_kept(links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not links:
-        monkeypatch.setattr("os.link", no_links)
+        none = Mock(side_effect=OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)))
+        monkeypatch.setattr("os.link", none)
     train(CONFIG, tmp_path, keep_checkpoints=2)
     assert kept(tmp_path) == [6, 7]
     assert read_status(tmp_path) == status("finished", 7)
@@ -72,18 +68,18 @@ def test_the_best_stay(tmp_path: Path) -> None:
         assert kept(tmp_path) == sorted({*sorted(losses, key=losses.__getitem__)[:2], iterations})
 
 
-@pytest.mark.parametrize("judged", ["accuracy", "loss"])
-def test_a_score_that_is_no_number_is_the_worst(judged: str, tmp_path: Path) -> None:
+def best_of(rows: list[dict[str, Any]], there: Path) -> list[int]:
+    (there / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return best(there, range(len(rows)), transductive=True)
+
+
+def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
     """Whenever it came: a sort by comparisons alone would put the best anywhere."""
-    sign = 1 if judged == "accuracy" else -1
-    for order in itertools.permutations([0.1, math.nan, 0.3, math.nan, 0.2]):
-        rows = [
-            {"iteration": i, "split": "validation", judged: sign * score}
-            for i, score in enumerate(order)
-        ]
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        found = [order[i] for i in best(tmp_path, range(5), transductive=True)]
-        assert found[:3] == [0.3, 0.2, 0.1]
+    for order in itertools.permutations([-0.1, math.nan, -0.3, math.nan, -0.2]):
+        for judged, sign in (("accuracy", 1), ("loss", -1)):
+            scores = [{"split": "validation", judged: sign * score} for score in order]
+            found = best_of([{"iteration": i, **row} for i, row in enumerate(scores)], tmp_path)
+            assert [order[i] for i in found[:3]] == [-0.1, -0.2, -0.3]
 
 
 def test_the_loss_decides_between_equals(tmp_path: Path) -> None:
@@ -92,8 +88,7 @@ def test_the_loss_decides_between_equals(tmp_path: Path) -> None:
         {"iteration": i, "split": "validation", "accuracy": accuracy, "loss": loss}
         for i, (accuracy, loss) in enumerate([(0.9, 0.2), (1.0, 0.1), (1.0, 0.3), (1.0, 0.1)])
     ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert best(tmp_path, range(4), transductive=True) == [3, 1, 2, 0]
+    assert best_of(rows, tmp_path) == [3, 1, 2, 0]
     model, home = {"weight": torch.ones(1)}, torch.device("cpu")
     for earlier, expected in (({}, [0, 1, 1, 3]), ({"score": 1.0}, [7, 1, 1, 3])):
         kept, found = BestModel(transductive=True), []
@@ -107,10 +102,6 @@ def test_the_loss_decides_between_equals(tmp_path: Path) -> None:
         assert found == expected
 
 
-def killed(*args: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_going_back_takes_back_what_came_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,22 +109,14 @@ def test_going_back_takes_back_what_came_after(
     straight = train(CONFIG, tmp_path)
     older = str(numbered_checkpoint(tmp_path, 4))
     with monkeypatch.context() as patched:
-        patched.setattr(outer_optimizer.OuterOptimizer, "step", killed)
-        with pytest.raises(KeyboardInterrupt):
+        patched.setattr(outer_optimizer.OuterOptimizer, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
             Trainer(with_values(CONFIG, run_dir=str(tmp_path), resume=older)).run()
     assert last(tmp_path)["iteration"] == 4
     assert kept(tmp_path) == [2, 4]
     assert metrics(tmp_path)[-1]["iteration"] == 4
     assert same(train(CONFIG, tmp_path)["model"], straight["model"])
     assert kept(tmp_path) == [2, 4, 6, 7]
-
-
-def test_killed_between_the_two_names(tmp_path: Path) -> None:
-    """What last.pt holds has its number after the next start at the latest."""
-    train(CONFIG, tmp_path)
-    numbered_checkpoint(tmp_path, 7).unlink()
-    train(CONFIG, tmp_path, iterations=8)
-    assert kept(tmp_path) == [2, 4, 6, 7, 8]
 
 
 def warnings_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -153,14 +136,14 @@ def test_without_last_it_goes_on_from_the_newest(
     missing = f"{last_checkpoint(tmp_path)}: no such checkpoint"
     assert line == f"warning: {missing}; going on from {newest}, after iteration 7"
     assert kept(tmp_path) == [2, 4, 6, 7]
-    again = train(CONFIG, tmp_path, resume=str(numbered_checkpoint(tmp_path, 4)))
-    assert same(again["model"], straight["model"])
-    assert kept(tmp_path) == [2, 4, 6, 7]
+    # Killed between the two names: last.pt has its number after the next start at the latest.
+    newest.unlink()
+    train(CONFIG, tmp_path, iterations=8)
+    assert kept(tmp_path) == [2, 4, 6, 7, 8]
 
 
 def truncated(path: Path) -> None:
-    with open(path, "r+b") as file:
-        file.truncate(1000)
+    os.truncate(path, 1000)
 
 
 def flipped(path: Path) -> None:
@@ -188,7 +171,7 @@ def reshaped(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "others"),
-    [(truncated, ()), (flipped, (6,)), (frozen, (6,)), (reshaped, ()), (flipped, (6, 4, 2))],
+    [(truncated, ()), (frozen, (6,)), (reshaped, ()), (flipped, (6, 4, 2))],
 )
 def test_a_damaged_one_is_set_aside(
     spoil: Any, others: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -227,7 +210,11 @@ def test_what_is_not_damaged_is_not_passed_over(
 ) -> None:
     """Another version's format, and a flag that is another one: the run does not go back."""
     train(CONFIG, tmp_path)
-    for content, says in (({"format": 2}, "format 1"), (None, "--meta-lr is 0.1")):
+    for content, says in (
+        ({"format": 2}, "format 1"),
+        ([1], "format 1"),
+        (None, "--meta-lr is 0.1"),
+    ):
         if content is not None:
             last_checkpoint(tmp_path).unlink()
             torch.save(content, last_checkpoint(tmp_path))
@@ -256,15 +243,11 @@ def test_another_networks_model(tmp_path: Path) -> None:
             train(CONFIG, tmp_path)
         with pytest.raises(UserError, match=f"{tmp_path}, after 7: its model .*{name} is {says}"):
             evaluation.main([str(tmp_path), "--tasks", "1"])
-
-
-def test_a_part_that_is_none(tmp_path: Path) -> None:
-    train(CONFIG, tmp_path)
+    # A part that is none.
     path = last_checkpoint(tmp_path)
-    content = checkpoint.load(path)
     parts = {"config": None, "optimizer": {}, "model": [1], "iteration": -5, "seconds": math.nan}
     for part, value in parts.items():
-        checkpoint.save(path, {**content, part: value})
+        checkpoint.save(path, {**whole, part: value})
         with pytest.raises(UserError, match=f"{part}|another version") as caught:
             train(CONFIG, tmp_path, iterations=9, resume=str(path))
         assert len(str(caught.value).splitlines()) == 1
@@ -301,7 +284,7 @@ def status(state: str, iteration: int) -> dict[str, Any]:
     return {"state": state, "iteration": iteration, "process": Identity.own()._asdict()}
 
 
-@pytest.mark.parametrize("end", [*SIGNALS, ZeroDivisionError, KeyboardInterrupt, UserError])
+@pytest.mark.parametrize("end", [signal.SIGTERM, ZeroDivisionError])
 def test_status_of_a_run_that_ends_early(
     end: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,14 +294,14 @@ def test_status_of_a_run_that_ends_early(
     def stop(*args: Any) -> None:
         real(*args)
         if next(steps) == 2:
-            if not isinstance(end, int):
+            if end is not signal.SIGTERM:
                 raise end
             os.kill(os.getpid(), end)
 
     monkeypatch.setattr(outer_optimizer.OuterOptimizer, "step", stop)
     trainer = Trainer(with_values(CONFIG, run_dir=str(tmp_path)))
-    if isinstance(end, int):
-        assert trainer.run() == 128 + end
+    if end is signal.SIGTERM:
+        assert trainer.run() == 143
         assert read_status(tmp_path) == status("stopped", 3)
         assert kept(tmp_path) == [2, 3]
     else:

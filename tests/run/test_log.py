@@ -1,5 +1,6 @@
 """Where numbers go: the file always, a sink beside it if it works, and a full disk is one line."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -24,21 +25,12 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 # ---- the file ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a full disk under metrics.jsonl once a run has begun.
-
-    Not before: it reads rows that are there, and /dev/full is an endless file.
-    """
-
-    def begin(log: RunLog, iteration: int) -> None:
-        log._path.symlink_to("/dev/full")
-
-    monkeypatch.setattr(RunLog, "forget_after", begin)
-
-
-@pytest.mark.usefixtures("full_disk")
-def test_full_disk_under_metrics_is_one_line(tmp_path: Path) -> None:
+def test_full_disk_under_metrics_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full once a run has begun: it reads rows that are there, and /dev/full is an endless file."""
+    full = lambda log, iteration: log._path.symlink_to("/dev/full")  # noqa: E731
+    monkeypatch.setattr(RunLog, "forget_after", full)
     with pytest.raises(UserError, match=rf"^{tmp_path}/metrics\.jsonl: .*No space left") as caught:
         train(sinusoid(iterations=40, log_every=29), tmp_path)
     assert len(str(caught.value).splitlines()) == 1
@@ -50,7 +42,11 @@ def test_full_disk_under_metrics_is_one_line(tmp_path: Path) -> None:
 def test_a_damaged_file_is_one_line_and_stays(tmp_path: Path) -> None:
     train(sinusoid(), tmp_path)
     path = tmp_path / "metrics.jsonl"
-    for content, line in DAMAGE:
+    for content, line in (
+        (b'{"iteration": 1, "loss": "0.5"}\n', 1),
+        (b'{"iteration": 1}\n\xff\xfe\n{"iteration": 2}\n', 2),
+        (b'{"iteration": 1}\n{"iteration": 2, "lo\n{"iteration": 3}\n', 2),
+    ):
         path.write_bytes(content)
         before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
         with pytest.raises(UserError) as caught:
@@ -59,14 +55,6 @@ def test_a_damaged_file_is_one_line_and_stays(tmp_path: Path) -> None:
         assert len(str(caught.value).splitlines()) == 1
         after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
         assert before == after
-
-
-DAMAGE = (
-    (b'{"a": 1}\n', 1),
-    (b'{"iteration": 1, "loss": "0.5"}\n', 1),
-    (b'{"iteration": 1}\n\xff\xfe\n{"iteration": 2}\n', 2),
-    (b'{"iteration": 1}\n{"iteration": 2, "lo\n{"iteration": 3}\n', 2),
-)
 
 
 # ---- sinks ------------------------------------------------------------------------------------
@@ -200,16 +188,6 @@ def small_disk(tmp_path: Path) -> Any:
     libc.umount2(os.fsencode(folder), 2)
 
 
-def fill(folder: Path) -> None:
-    """Use up the rest of a disk."""
-    try:
-        with open(folder / "filler", "ab", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-    except OSError:
-        pass
-
-
 @pytest.mark.parametrize(
     "strategy",
     ["allreduce", *(pytest.param(s, marks=pytest.mark.slow) for s in ("rpc", "param-server"))],
@@ -219,7 +197,9 @@ def test_a_full_disk_under_every_strategy(strategy: str, small_disk: Path) -> No
     config = sinusoid(iterations=10**9, run_dir=str(small_disk / "run"), strategy=strategy)
     launched = start([sys.executable, "-m", "launch.workers", *as_flags(config), "--workers", "2"])
     launched.wait_for("iterations 0 to", timeout=120)
-    fill(small_disk)
+    with contextlib.suppress(OSError), open(small_disk / "filler", "ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
     done = launched.wait(60, expect=2)
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "rror" in line or "launch/" in line]

@@ -22,7 +22,6 @@ def _ip(*arguments: str) -> str:
 
 
 def _kill_all(namespaces: list[str]) -> None:
-    """Kill every process in the namespaces; wait until none is left."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         pids = [int(pid) for name in namespaces for pid in _ip("netns", "pids", name).split()]
@@ -35,7 +34,6 @@ def _kill_all(namespaces: list[str]) -> None:
 
 
 def main(namespaces: list[str]) -> None:
-    """Wait for the end of stdin, then clear up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()

@@ -76,7 +76,6 @@ def run_page(
 
 
 def _run(words: list[str]) -> None:
-    """Run one command line; it must end well."""
     if words[:2] == ["python", "train_maml.py"]:
         code = Trainer(with_values(parse(words[2:]), **SMALL)).run()
     else:

@@ -108,7 +108,6 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_an_interrupted_environment_is_made_again(machine: Machine) -> None:
-    """After Ctrl-C nothing goes on, and what is half there is never taken for whole."""
     machine.interrupt()
     assert "ready" in machine.make()
     assert machine.make() == ""  # made once
@@ -116,7 +115,6 @@ def test_an_interrupted_environment_is_made_again(machine: Machine) -> None:
 
 
 def test_other_requirements_are_installed_in_place(machine: Machine) -> None:
-    """What a user has installed there stays."""
     machine.make()
     mine = machine.write("venv/mine", "precious")
     machine.write("repo/requirements.txt", "numpy==2\n")

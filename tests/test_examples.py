@@ -50,7 +50,6 @@ def test_the_program_s_gradient_is_the_taught_one() -> None:
 def test_it_trains_and_tests(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On patterns that are easy to tell apart, in place of characters."""
     patterns = (torch.rand(1623, 1, 28, 28) > 0.5).float().expand(-1, 20, -1, -1)
     monkeypatch.setattr(scratch, "read_characters", lambda folder: patterns)
     for name, value in {"FILTERS": 8, "META_BATCH": 4, "TESTS": 20}.items():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 import maml
 from datasets.errors import DataError
@@ -31,16 +31,6 @@ from tests.runs import glyphs, sinusoid, supervised, train
 
 NAMES = ["owl", "cat", "dog"]
 TASKS = 6
-
-
-def test_an_option_that_a_data_set_does_not_take() -> None:
-    with pytest.raises(maml.UserError, match="wayz: no option of data 'glyphs', which takes dtype"):
-        maml.episodes("glyphs", "test", wayz=3)
-    # Of arguments, not of flags.
-    with pytest.raises(maml.UserError, match=r"^data glyph: unknown"):
-        maml.episodes("glyph", "test")
-    with pytest.raises(maml.UserError, match=r"^[^-]*shots 30[^-]*$"):
-        maml.episodes("glyphs", "test", shots=30)
 
 
 @pytest.fixture(scope="module")
@@ -66,32 +56,41 @@ def task(tasks: maml.Tasks) -> Any:
 
 
 def drawn(x: Tensor) -> np.ndarray:
-    """Images ``[n, 1, H, W]`` in [0, 1] as uint8 ``[n, H, W]``."""
     return (x[:, 0] * 255).round().to(torch.uint8).numpy()
 
 
 # ---- load, adapt, predict -----------------------------------------------------------------------
 
 
-def test_adapts_to_names_and_predicts_them(model: maml.Model, task: Any) -> None:
+def test_adapts_to_names_and_predicts_them(model: maml.Model, task: Any, tmp_path: Path) -> None:
     adapted = model.adapt(task.support_x, [NAMES[label] for label in task.support_y])
     assert adapted.classes == NAMES
     probabilities = adapted.predict(task.query_x)
     assert probabilities.shape == (9, 3)
     assert torch.allclose(probabilities.sum(1), torch.ones(9))
     assert (probabilities >= 0).all()
-    # The model itself has not changed.
+    # The model itself has not changed; a queue or a server of answers may hand the adapted one on.
     again = model.adapt(task.support_x, [NAMES[label] for label in task.support_y])
-    assert torch.equal(again.predict(task.query_x), probabilities)
     assert repr(again).endswith("adapted to a support set of 'owl', 'cat', 'dog'>")
+    for one in (again, copy.deepcopy(adapted)):
+        assert one.classes == NAMES and torch.equal(one.predict(task.query_x), probabilities)
+    (tmp_path / "adapted").write_bytes(pickle.dumps((adapted, task.query_x)))
+    code = """
+import pickle, sys, torch
+torch.set_num_threads(1)
+with open(sys.argv[1] + "/adapted", "rb") as file:
+    adapted, x = pickle.load(file)
+torch.save(adapted.predict(x), sys.argv[1] + "/answers")
+"""
+    run([sys.executable, "-c", code, str(tmp_path)], 60)
+    assert torch.equal(torch.load(tmp_path / "answers"), probabilities)
     more = model.adapt(task.support_x, task.support_y, steps=3)
     assert more.classes == [0, 1, 2]
     assert not torch.allclose(more.predict(task.query_x), probabilities, atol=1e-4)
 
 
-@pytest.mark.parametrize("learner", ["maml", "mamlpp", "r2d2"])
+@pytest.mark.parametrize("learner", ["mamlpp", "r2d2"])
 def test_is_what_evaluation_measures(learner: str, tmp_path: Path) -> None:
-    """The same accuracy on the same tasks, by both batch statistics, and the same losses."""
     own = {"ways": 3, "eval_queries": 3, "filters": 16, "inner_steps": 1, "eval_inner_steps": 2}
     train(glyphs(iterations=1, learner=learner, **own), tmp_path)
     evaluation.main([str(tmp_path), "--tasks", str(TASKS)])
@@ -110,19 +109,14 @@ def test_is_what_evaluation_measures(learner: str, tmp_path: Path) -> None:
         assert np.mean(losses) == pytest.approx(row[f"{prefix}loss"], abs=1e-5)
 
 
-OWN = """
-from torch import nn
-def threaded(shape, ways):
+def threaded(shape: tuple[int, ...], ways: int) -> nn.Module:
     body = nn.Conv2d(shape[0], 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
     return nn.Sequential(*body, nn.Dropout(0.5), nn.Linear(1352, ways))
-"""
 
 
-def test_threads_share_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_a_model(tmp_path: Path) -> None:
     """Each answer is what it is alone, and without dropout."""
-    (tmp_path / "threaded_network.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    network = "threaded_network:threaded"
+    network = "tests.test_library:threaded"
     train(glyphs(iterations=0, test_tasks=1, ways=3, network=network), tmp_path)
     model = maml.load(tmp_path, trust=True)
     some = maml.episodes("glyphs", "test", ways=3, shots=1, queries=3)
@@ -136,33 +130,6 @@ def test_threads_share_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for id, found in enumerate(threads.map(answer, range(40))):
             assert torch.equal(found, alone[id % 5])
     assert model.module.training and torch.equal(answer(0), alone[0])
-
-
-def test_what_has_adapted_can_be_pickled(model: maml.Model, task: Any, tmp_path: Path) -> None:
-    """For another process, too, as a queue or a server of answers hands it on."""
-    adapted = model.adapt(task.support_x, [NAMES[label] for label in task.support_y])
-    expected = adapted.predict(task.query_x)
-    (tmp_path / "adapted").write_bytes(pickle.dumps((adapted, task.query_x)))
-    again = copy.deepcopy(adapted)
-    assert again.classes == NAMES and torch.equal(again.predict(task.query_x), expected)
-    code = """
-import pickle, sys, torch
-torch.set_num_threads(1)
-with open(sys.argv[1] + "/adapted", "rb") as file:
-    adapted, x = pickle.load(file)
-torch.save(adapted.predict(x), sys.argv[1] + "/answers")
-"""
-    run([sys.executable, "-c", code, str(tmp_path)], 60)
-    assert torch.equal(torch.load(tmp_path / "answers"), expected)
-
-
-def test_whose_statistics_an_answer_depends_on(model: maml.Model, task: Any) -> None:
-    adapted = model.adapt(task.support_x, task.support_y)
-    alone = torch.cat([adapted.predict(x[None]) for x in task.query_x])
-    assert torch.allclose(alone, adapted.predict(task.query_x), atol=1e-6)
-    together = adapted.predict(task.query_x, batch_statistics="query")
-    alone = torch.cat([adapted.predict(x[None], batch_statistics="query") for x in task.query_x])
-    assert not torch.allclose(alone, together, atol=1e-4)
 
 
 def test_images_of_every_kind(model: maml.Model, task: Any) -> None:
@@ -241,6 +208,9 @@ def test_a_regression_predicts_numbers(tmp_path: Path) -> None:
 
 
 def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
+    train(supervised(iterations=1), tmp_path / "blind")
+    with pytest.raises(maml.UserError, match="--learner supervised: it does not adapt"):
+        maml.load(tmp_path / "blind")
     assert (maml.load(run_dir).iteration, maml.load(str(run_dir), 2).iteration) == (4, 2)
     file = run_dir / "checkpoints" / "iteration-00000002.pt"
     assert maml.load(file).iteration == 2
@@ -265,12 +235,6 @@ def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
         path.write_bytes(b"no checkpoint")
     with pytest.raises(maml.UserError, match="not a readable checkpoint"):
         maml.load(damaged)
-
-
-def test_what_does_not_adapt_is_refused(tmp_path: Path) -> None:
-    train(supervised(iterations=1), tmp_path)
-    with pytest.raises(maml.UserError, match="--learner supervised: it does not adapt"):
-        maml.load(tmp_path)
 
 
 GOOD = torch.rand(3, 1, 28, 28)
@@ -305,9 +269,6 @@ def test_what_does_not_fit_is_one_line(model: maml.Model, x: Any, y: Any, says: 
     assert says in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
-
-
-def test_of_queries_and_settings_too(model: maml.Model) -> None:
     with pytest.raises(maml.UserError, match="query_x: uint8 of shape"):
         model.adapt(GOOD, NAMES).predict(np.zeros((3, 1, 28, 28), np.uint8))
     for steps in (-1, 1.5, True):
@@ -318,13 +279,12 @@ def test_of_queries_and_settings_too(model: maml.Model) -> None:
 # ---- on in plain torch --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("learner", ["maml", "mamlpp"])
-def test_an_optimizer_of_torch_takes_the_trainer_s_step(learner: str, tmp_path: Path) -> None:
+def test_an_optimizer_of_torch_takes_the_trainer_s_step(tmp_path: Path) -> None:
     """In float64: what the next checkpoint holds; what had adapted before stays as it was."""
     steps = {"inner_steps": 2, "eval_inner_steps": 2, "meta_batch_size": 3, "queries": 2}
     train(
         glyphs(
-            learner=learner, iterations=2, checkpoint_every=1, dtype="float64",
+            learner="mamlpp", iterations=2, checkpoint_every=1, dtype="float64",
             meta_optimizer="sgd", meta_lr=0.1, kernels="torch", **steps,
         ),
         tmp_path,
@@ -397,22 +357,16 @@ def test_what_has_adapted_is_a_module_too(learner: str, tmp_path: Path, task: An
 # ---- episodes -----------------------------------------------------------------------------------
 
 
-def test_a_task_is_the_same_alone_and_among_others(tasks: maml.Tasks) -> None:
-    batch = tasks.tasks([5, 7])
-    for part, own in zip(batch, tasks.task(7), strict=True):
-        assert torch.equal(part[1], own)
-    assert batch.support_x.shape == (2, 3, 1, 28, 28)
-    assert not torch.equal(batch.support_x[0], batch.support_x[1])
-
-
-def test_a_loader_of_torch_takes_them_in_order(tasks: maml.Tasks) -> None:
+def test_a_loader_of_torch_takes_tasks_in_order(tasks: maml.Tasks) -> None:
+    """Each is the same alone and among others."""
     loader = torch.utils.data.DataLoader(tasks, batch_size=2, num_workers=1)
     seen = [batch.query_x for _, batch in zip(range(3), loader, strict=False)]
     for i, found in enumerate(seen):
-        assert torch.equal(found, tasks.tasks([2 * i, 2 * i + 1]).query_x)
+        alone = [tasks.task(id).query_x for id in (2 * i, 2 * i + 1)]
+        assert torch.equal(found, torch.stack(alone)) and not torch.equal(*alone)
 
 
-def test_images_at_hand_are_a_data_set() -> None:
+def test_images_at_hand_are_a_data_set(tasks: maml.Tasks) -> None:
     images = {name: np.full((4, 9, 9), i, np.uint8) for i, name in enumerate("abc")}
     task = maml.episodes(images, ways=2, shots=1, queries=2).task(3)
     assert task.query_x.shape == (4, 1, 9, 9)
@@ -420,6 +374,9 @@ def test_images_at_hand_are_a_data_set() -> None:
     again = maml.episodes(as_tensors, ways=2, shots=1, queries=2).task(3)
     assert torch.equal(again.query_x, task.query_x)
     for data, more, says in (
+        ("glyphs", {"split": "test", "wayz": 3}, "wayz: no option of data 'glyphs', which takes"),
+        ("glyph", {"split": "test"}, "data glyph: unknown"),
+        ("glyphs", {"split": "test", "shots": 30}, "shots 30"),
         ({"a": np.zeros((4, 9, 9))}, {}, "class a of train is float64"),
         (images, {"image_size": 9}, "image_size: no option of data at hand, which takes dtype"),
         (images, {"split": "test"}, "split 'test': data at hand has none; give the test's classes"),
@@ -428,11 +385,9 @@ def test_images_at_hand_are_a_data_set() -> None:
         ("glyphs", {}, "split: give train, validation or test"),
         (images, {"shots": 1.5}, "shots 1.5: give a whole number"),
     ):
-        with pytest.raises(maml.UserError, match=re.escape(says)):
+        with pytest.raises(maml.UserError, match=re.escape(says)) as caught:
             maml.episodes(data, ways=1, queries=2, **more)  # type: ignore[arg-type]
-
-
-def test_an_id_that_is_none(tasks: maml.Tasks) -> None:
+        assert "--" not in str(caught.value)  # of arguments, not of flags
     for ids, says in (([1, 1.5], "id 1.5"), (3, "ids 3"), ([-1], "id -1")):
         with pytest.raises(maml.UserError, match=f"^{says}.*: give a"):
             tasks.tasks(ids)  # type: ignore[arg-type]
@@ -441,10 +396,10 @@ def test_an_id_that_is_none(tasks: maml.Tasks) -> None:
 # ---- the command --------------------------------------------------------------------------------
 
 
-def folders(root: Path, x: Tensor, y: Tensor, *, flat: bool = False) -> Path:
+def folders(root: Path, x: Tensor, y: Tensor) -> Path:
     """Write images as a user has them: dark ink on white paper, a folder a class."""
     for i, (one, label) in enumerate(zip(drawn(x), y, strict=True)):
-        folder = root if flat else root / NAMES[label]
+        folder = root / NAMES[label]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(255 - one).save(folder / f"{i}.png")
     return root
@@ -463,8 +418,8 @@ def test_folders_of_images(
     # Classes in the order of their folders' names.
     order = sorted(range(3), key=lambda label: NAMES[label])
     adapted = model.adapt(task.support_x[order], [NAMES[label] for label in order], steps=2)
-    given = [str(run_dir), "--support", str(support), "--query", str(queries), "--steps", "2"]
-    predict.main([*given, "--json", str(file)])
+    given = [str(run_dir), "--support", str(support), "--steps", "2", "--query"]
+    predict.main([*given, str(queries), "--json", str(file)])
     report = json.loads(file.read_text())
     probabilities = adapted.predict(task.query_x)
     said = capsys.readouterr()
@@ -484,30 +439,19 @@ def test_folders_of_images(
     assert lines[-1] == f"accuracy {100 * right:.2f} % of 9 images"
     assert (report["steps"], report["iteration"]) == (2, 4)
     assert said.err == ""
-
-
-def test_mistakes_of_the_command(
-    run_dir: Path, task: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    support = folders(tmp_path / "support", task.support_x, task.support_y)
-    flat = folders(tmp_path / "flat", task.query_x[:4], task.query_y[:4], flat=True)
-    predict.main([str(run_dir), "--support", str(support), "--query", str(flat)])
-    assert len(capsys.readouterr().out.splitlines()) == 4  # and no accuracy: nobody knows it
-
-    def refusal(support: Path, query: Path, *more: str) -> str:
-        with pytest.raises((maml.UserError, DataError)) as caught:
-            predict.main([str(run_dir), "--support", str(support), "--query", str(query), *more])
+    flat = queries / "owl"
+    predict.main([*given, str(flat)])
+    assert len(capsys.readouterr().out.splitlines()) == 3  # and no accuracy: nobody knows it
+    (tmp_path / "odd").mkdir()
+    (queries / "cat").rename(tmp_path / "odd" / "unicorn")
+    for words, says in (
+        ([tmp_path / "odd"], "class unicorn is not among those of --support: cat, dog, owl"),
+        ([flat, "--support", flat], "needs a folder for each class"),
+        ([tmp_path / "none"], f"{tmp_path}/none"),
+        ([flat, "--steps", "-1"], "--steps must be at least 0, not -1"),
+        ([flat, "--json", tmp_path / "none" / "file"], "--json"),
+        ([flat, "--support", queries], f"--support {queries}: 2 classes; the model tells 3 apart"),
+    ):
+        with pytest.raises((maml.UserError, DataError), match=re.escape(says)) as caught:
+            predict.main([*given, *map(str, words)])
         assert len(str(caught.value).splitlines()) == 1
-        return str(caught.value)
-
-    strange = folders(tmp_path / "strange", task.query_x[:1], task.query_y[:1])
-    (strange / NAMES[0]).rename(strange / "unicorn")
-    assert "class unicorn is not among those of --support: cat, dog, owl" in refusal(
-        support, strange
-    )
-    assert "needs a folder for each class" in refusal(flat, flat)
-    assert f"{tmp_path}/none" in refusal(support, tmp_path / "none")
-    assert "--steps must be at least 0, not -1" in refusal(support, flat, "--steps", "-1")
-    assert "--json" in refusal(support, flat, "--json", str(tmp_path / "none" / "file"))
-    shutil.rmtree(support / "owl")
-    assert f"--support {support}: 2 classes; the model tells 3 apart" in refusal(support, flat)

@@ -9,9 +9,8 @@ from tests.launching import REPO
 
 def test_a_wheel_s_files_train_beside_another_datasets(tmp_path: Path) -> None:
     build = tmp_path / "site"
-    words = ["setup.py", "-q", "build", "--build-base", str(tmp_path / "base")]
-    words += ["--build-lib", str(build)]
-    subprocess.run([sys.executable, *words], cwd=REPO, check=True, timeout=120)
+    words = f"setup.py -q build --build-base {tmp_path / 'base'} --build-lib {build}"
+    subprocess.run([sys.executable, *words.split()], cwd=REPO, check=True, timeout=120)
     assert {path.name for path in build.iterdir()} == {"maml", "train_maml.py"}
     (build / "datasets.py").write_text("theirs = True\n")
     (tmp_path / "own.py").write_text(

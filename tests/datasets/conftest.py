@@ -14,7 +14,6 @@ REPO = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of this test alone."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("MAML_CACHE", str(folder))
     return folder
@@ -38,8 +37,6 @@ def small_images() -> np.ndarray:
 
 @pytest.fixture
 def run_python(empty_cache: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start ``python -c code`` at the repository root with a clean cache and more environment."""
-
     def start(code: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", code],

@@ -43,24 +43,6 @@ def test_every_part_of_the_address_matters():
     assert len(np.unique(everything)) == len(everything)
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        addresses.uniforms,
-        addresses.derive,
-        addresses.permutation,
-        lambda keys, n: addresses.choose(keys, 20, n),
-        lambda keys, n: addresses.integers(keys, 20, n),
-    ],
-)
-def test_a_draw_does_not_depend_on_its_neighbours(draw):
-    keys = many(50)
-    together = draw(keys, 7)
-    for i in (0, 13, 49):
-        assert (draw(keys[i : i + 1], 7)[0] == together[i]).all()
-    assert (draw(keys.reshape(5, 10), 7).reshape(50, 7) == together).all()
-
-
 @pytest.mark.filterwarnings("error")
 def test_uniforms_are_uniform_along_streams_and_along_indices():
     with np.errstate(all="raise"):
@@ -82,18 +64,3 @@ def test_choose_draws_every_ordered_choice_equally_often(n, k):
     counts = np.bincount(codes, minlength=n**k)
     assert counts.sum() == counts[possible].sum(), "a choice repeated an element"
     assert abs(chi_square(counts[possible])) < 4
-
-
-def test_choose_takes_a_bound_for_each_key():
-    keys = addresses.derive(many(500), 4)
-    n = np.arange(6, 10) * np.array([[1]] * 499 + [[1000]])
-    drawn = addresses.choose(keys, n, 6)
-    for place in range(4):
-        for row in (0, 1, 499):
-            alone = addresses.choose(keys[row, place : place + 1], n[row, place], 6)
-            assert (alone[0] == drawn[row, place]).all()
-    # The whole of the smallest range, distinct in the others.
-    assert (np.sort(drawn[:499, 0]) == np.arange(6)).all()
-    assert (np.diff(np.sort(drawn), axis=-1) > 0).all() and (drawn < n[..., None]).all()
-    with pytest.raises(ValueError, match="6 of 5"):
-        addresses.choose(keys, np.where(n == 7, 5, n), 6)

@@ -62,8 +62,6 @@ def test_arrays_of_python_2(tmp_path: Path) -> None:
 
 
 class Hostile:
-    """Something that a pickle makes by calling ``function``."""
-
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.function, self.arguments = function, arguments
 

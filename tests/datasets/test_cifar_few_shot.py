@@ -1,6 +1,7 @@
 """CIFAR-FS and FC100 have the published classes, and all 600 images of each."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,6 @@ PUBLISHED = {
 }
 
 
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> Tiny:
-    """A miniature of CIFAR-100 with three images of each class."""
-    made = Tiny("cifar100", {"train": 200, "test": 100})
-    made.install(monkeypatch)
-    return made
-
-
 @pytest.mark.parametrize("name", ["cifarfs", "fc100"])
 def test_the_classes_are_the_published_ones(name: str) -> None:
     for split in SPLITS:
@@ -42,23 +35,12 @@ def test_the_classes_are_the_published_ones(name: str) -> None:
     assert sorted(everything.tolist()) == list(range(100))
 
 
-@pytest.mark.parametrize("name", ["cifarfs", "fc100"])
-def test_a_task_has_images_of_classes_of_its_split(name: str, tiny: Tiny, tmp_path: Path) -> None:
-    tiny.write(tmp_path)
-    images = np.concatenate([tiny.images["train"], tiny.images["test"]])
-    for split in SPLITS:
-        episodes = open_episodes(
-            name, split, data_root=tmp_path, ways=5, shots=1, queries=2, seed=0
-        )
-        task = episodes.tasks(episodes.ids(0, 2))
-        assert task.query_x.shape == (2, 10, 3, 32, 32)
-        pixels = (task.query_x * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
-        for found, way in zip(pixels.reshape(-1, 32, 32, 3), task.query_y.ravel(), strict=True):
-            (row,) = np.flatnonzero((images == found).all(axis=(1, 2, 3)))
-            assert row % 100 in labels(name, split) and way < 5
-
-
-def test_images_are_all_there_by_class_and_kept(tiny: Tiny, tmp_path: Path) -> None:
+def test_images_are_all_there_and_a_task_has_those_of_its_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
+) -> None:
+    """Of a miniature with three images of each class."""
+    tiny = Tiny("cifar100", {"train": 200, "test": 100})
+    tiny.install(monkeypatch)
     with pytest.raises(DataError, match="cifar100 is missing or damaged"):
         cifar_few_shot.open_images(tmp_path)
     tiny.write(tmp_path)
@@ -66,5 +48,13 @@ def test_images_are_all_there_by_class_and_kept(tiny: Tiny, tmp_path: Path) -> N
     train, test = tiny.images["train"], tiny.images["test"]
     assert (found == np.stack([train[:100], train[100:], test], axis=1)).all()
     # Both data sets take the same file, which needs the archive no more.
-    tiny.folder = Path("nowhere")
-    assert (cifar_few_shot.open_images(tmp_path / "elsewhere") == found).all()
+    shutil.rmtree(tmp_path / tiny.name)
+    request = {"data_root": tmp_path, "ways": 5, "shots": 1, "queries": 2, "seed": 0}
+    for name, split in PUBLISHED:
+        episodes = open_episodes(name, split, **request)
+        task = episodes.tasks(episodes.ids(0, 2))
+        assert task.query_x.shape == (2, 10, 3, 32, 32)
+        pixels = (task.query_x * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
+        for one, way in zip(pixels.reshape(-1, 32, 32, 3), task.query_y.ravel(), strict=True):
+            ((label, _),) = np.argwhere((found == one).all(axis=(2, 3, 4)))
+            assert label in labels(name, split) and way < 5

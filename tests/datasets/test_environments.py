@@ -46,15 +46,6 @@ def test_cartpole_is_gymnasium_s_step_by_step() -> None:
     assert 2 < len(fallen) < 16
 
 
-def test_the_standard_physics_are_gymnasium_s() -> None:
-    one = gymnasium.make("CartPole-v1").unwrapped
-    found = (one.gravity, one.masscart, one.masspole, one.length, one.force_mag)
-    assert found == Physics()
-    tasks = open_environments("cartpole", "test", **COUNTS).tasks(torch.arange(2))
-    standard = torch.tensor(Physics(), dtype=torch.float64)
-    assert torch.equal(tasks.query_x[..., 4:], standard.expand(2, 3, 1, 5))
-
-
 @pytest.mark.parametrize("name", ["cartpole", "cartpole-turned", "navigation"])
 def test_chance_has_addresses(name: str) -> None:
     """A task is the same alone and beside others; no two, and no two episodes, are alike."""
@@ -73,9 +64,14 @@ def test_chance_has_addresses(name: str) -> None:
         open_environments(name, "train", **COUNTS | {"horizon": 0})
 
 
-def test_drawn_physics_cover_their_ranges() -> None:
+def test_physics_are_gymnasium_s_or_drawn_around_them() -> None:
+    one = gymnasium.make("CartPole-v1").unwrapped
+    assert Physics() == (one.gravity, one.masscart, one.masspole, one.length, one.force_mag)
+    tasks = open_environments("cartpole", "test", **COUNTS).tasks(torch.arange(2))
+    standard = torch.tensor(Physics(), dtype=torch.float64)
+    assert torch.equal(tasks.query_x[..., 4:], standard.expand(2, 3, 1, 5))
     physics = open_environments("cartpole-turned", "train", **COUNTS).physics(torch.arange(500))
-    factors = physics / torch.tensor(Physics(), dtype=torch.float64)
+    factors = physics / standard
     sizes = factors.abs()
     assert 0.5 <= float(sizes.min()) < 0.51 and 1.49 < float(sizes.max()) < 1.5
     assert 200 < int((factors[:, 4] < 0).sum()) < 300 and bool((factors[:, :4] > 0).all())

@@ -7,30 +7,14 @@ import pytest
 import torch
 
 from datasets import DataError, Episodes, FewShotImages, ImageClasses, Task, open_episodes
-
-
-class Untouchable:
-    """Images that may be measured, not read."""
-
-    shape = (600, 28, 28)
-
-    def __getitem__(self, index):
-        raise AssertionError("an image was read")
+from tests.runs import same
 
 
 def episodes(images, *, classes=range(30), rotate=True, **changes) -> FewShotImages:
     """Episodes of some ``classes`` of ``images [30, 20, H, W(, 3)]``."""
     options = {"ways": 5, "shots": 2, "queries": 3, "split": "train", "seed": 0} | changes
     rows = np.array(classes)
-    if isinstance(images, Untouchable):
-        found = ImageClasses(images, rows * 20, np.full(len(rows), 20), rotate)
-    else:
-        found = ImageClasses.of_equal_size(images, rows, rotate=rotate)
-    return FewShotImages(found, **options)
-
-
-def same(a: Task, b: Task) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    return FewShotImages(ImageClasses.of_equal_size(images, rows, rotate=rotate), **options)
 
 
 @pytest.mark.parametrize(("rotate", "dtype"), [(True, torch.float32), (False, torch.float64)])
@@ -112,6 +96,7 @@ def test_classes_of_unequal_size_give_all_their_images_equally_often():
     rows = (seen[..., 0] * 255).round().long().numpy()
     assert (rows == layout.images).all()
     assert all(len(set(images)) == 4 for images in rows.reshape(-1, 4))
+    assert all(len(set(of_task)) == 5 for of_task in layout.classes)
     belongs = rows - e.first[layout.classes][..., None]
     assert (belongs >= 0).all() and (belongs < e.counts[layout.classes][..., None]).all()
     # Every class as often as the others, whatever its size, and every image of it.
@@ -121,22 +106,14 @@ def test_classes_of_unequal_size_give_all_their_images_equally_often():
         chi_square = ((times[first : first + count] - expected) ** 2 / expected).sum()
         assert chi_square < count + 4 * (2 * count) ** 0.5
     assert not times[44:50].any()
+    with pytest.raises(DataError, match=r"4 of train/a, 5 of train/d; [^\n]*$"):
+        unequal(queries=5, names=[f"train/{letter}" for letter in "abcdef"])
 
 
-def test_classes_and_drawings_are_distinct_and_belong_to_the_split():
-    rows = np.array([1, 4, 6, 7, 13, 22, 28])
-    layout = episodes(Untouchable(), classes=rows, shots=10, queries=10).layout(torch.arange(500))
-    assert (layout.images // 20 == rows[layout.classes][..., None]).all()
-    assert set(layout.classes.ravel()) == set(range(7))
-    assert all(len(set(task)) == 5 for task in layout.classes)
-    # With 10 + 10 of 20, each class shows every drawing once: support and query share none.
-    assert (np.sort(layout.images % 20, axis=-1) == np.arange(20)).all()
-
-
-def test_seed_and_split_change_every_part_of_the_layout():
-    one = episodes(Untouchable()).layout(torch.arange(50))
+def test_seed_and_split_change_every_part_of_the_layout(small_images):
+    one = episodes(small_images).layout(torch.arange(50))
     for change in ({"seed": 1}, {"split": "test"}):
-        other = episodes(Untouchable(), **change).layout(torch.arange(50))
+        other = episodes(small_images, **change).layout(torch.arange(50))
         assert all((a != b).mean() > 0.5 for a, b in zip(one, other, strict=True))
 
 
@@ -148,15 +125,3 @@ def test_colour_images_become_channels_first():
     raw = images.reshape(24, 8, 8, 3)[layout.images[4, 2, 1]]
     expected = np.rot90(raw, layout.quarter_turns[4, 2]).transpose(2, 0, 1)
     assert torch.equal(task.query_x[4, 2], torch.from_numpy(expected.copy()).float() / 255)
-
-
-def test_impossible_requests_name_the_flag():
-    for change, words in (
-        ({"ways": 31}, "^--ways 31: the train split has only 30 classes$"),
-        ({"ways": 0}, "^--ways 0: must be at least 1$"),
-        ({"shots": 15, "queries": 6}, "^--shots 15 and --queries 6: they need 21 .* 20 of class 0"),
-    ):
-        with pytest.raises(DataError, match=words):
-            episodes(Untouchable(), **change)
-    with pytest.raises(DataError, match=r"4 of train/a, 5 of train/d; [^\n]*$"):
-        unequal(queries=5, names=[f"train/{letter}" for letter in "abcdef"])

@@ -55,7 +55,6 @@ def refused(root: Path, split: str = "train", **options) -> str:
 
 
 def of_split(root: Path, split: str, **options) -> set[str]:
-    """The classes of a split."""
     found = folder.open_classes(split, data_root=root, image_size=4, **options)
     assert found.names is not None
     return set(found.names)
@@ -143,8 +142,6 @@ def test_what_changed_is_decoded_again_and_nothing_else(tmp_path, monkeypatch):
 
 @pytest.fixture
 def pixels(tmp_path):
-    """A function that saves an image, and returns what becomes of it."""
-
     def become(image: Image.Image, mode: str = "grey", ending: str = "png", **how) -> np.ndarray:
         path = Path(tempfile.mkdtemp(dir=tmp_path), f"a.{ending}")
         image.save(path, **how)

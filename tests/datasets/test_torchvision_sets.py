@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import DataError, open_episodes
+from datasets import DataError
 from datasets.torchvision_sets import SOURCES, open_examples, open_part, split_rows
 from tests.datasets.tiny_torchvision import Tiny, Web
-
-NAMES = list(SOURCES)
 
 
 @pytest.fixture
@@ -23,10 +21,6 @@ def tiny(
     return made
 
 
-every = pytest.mark.parametrize("tiny", NAMES, indirect=True)
-kinds = pytest.mark.parametrize("tiny", ["mnist", "cifar10", "svhn"], indirect=True)
-
-
 def test_validation_is_drawn_once_and_for_all() -> None:
     """Of the data set, not of the run: a change would let old runs have seen the new validation."""
     rows = split_rows("mnist", "validation", 60_000)
@@ -37,7 +31,7 @@ def test_validation_is_drawn_once_and_for_all() -> None:
     assert abs((rows < 30_000).sum() - 3000) < 4 * (6000 / 4 * 0.9) ** 0.5
 
 
-@every
+@pytest.mark.parametrize("tiny", SOURCES, indirect=True)
 def test_from_download_to_splits(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +61,7 @@ def test_from_download_to_splits(
     assert web.asked == []
 
 
-@kinds
+@pytest.mark.parametrize("tiny", ["mnist", "cifar10", "svhn"], indirect=True)
 def test_missing_and_damaged_data_names_the_folder_and_the_ways_out(
     tiny: Tiny, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,10 +83,3 @@ def test_missing_and_damaged_data_names_the_folder_and_the_ways_out(
         for words in ("was not downloaded (", "--data-root", "$MAML_DATA", "*-glyphs-*"):
             assert words in message
     assert list(empty_cache.rglob("*.npy")) == []
-
-
-def test_requests_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"--ways 5: mnist has 10 classes; give --ways 10"):
-        open_examples("train", name="mnist", ways=5, data_root=tmp_path)
-    with pytest.raises(DataError, match=r"--data mnist: no few-shot .*--learner supervised"):
-        open_episodes("mnist", "train", data_root=tmp_path, ways=5, shots=1, queries=1, seed=0)

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests.datasets.tiny_torchvision import write_files
+
 LABELS = ["n01", "n02", "n03"]
 PER_CLASS = 4
 NAMES = {label: [f"{label}{number:08d}.jpg" for number in range(PER_CLASS)] for label in LABELS}
@@ -23,7 +25,6 @@ def colour(name: str) -> np.ndarray:
 
 
 def picture(name: str, size: tuple[int, int] = (84, 84)) -> bytes:
-    """A JPEG of one colour, ``size`` pixels wide and high."""
     buffer = io.BytesIO()
     pixels = np.broadcast_to(colour(name), (size[1], size[0], 3))
     Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "JPEG", quality=95)
@@ -31,7 +32,6 @@ def picture(name: str, size: tuple[int, int] = (84, 84)) -> bytes:
 
 
 def members() -> dict[str, bytes]:
-    """Archive member to JPEG, in order."""
     return {f"images/{name}": picture(name) for name, _ in ROWS}
 
 
@@ -53,19 +53,8 @@ def write_archive(folder: Path, contents: Iterable[tuple[str, bytes]] | None = N
     return path
 
 
-def write_folder(folder: Path, contents: dict[str, bytes]) -> None:
-    """Write the extracted ``images``."""
-    for name, data in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-
-
 def write_classes(folder: Path, name: str = "val") -> Path:
-    """Write the folder ``val`` with a folder for each class."""
-    for image, label in ROWS:
-        path = folder / name / label / image
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(image))
+    write_files(folder / name, {f"{label}/{image}": picture(image) for image, label in ROWS})
     return folder / name
 
 
@@ -84,6 +73,5 @@ def entries(images: np.ndarray) -> dict[str, object]:
 
 
 def write_pickle(folder: Path, content: object, name: str = "val") -> None:
-    """Write ``mini-imagenet-cache-val.pkl``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"mini-imagenet-cache-{name}.pkl").write_bytes(pickle.dumps(content, protocol=2))

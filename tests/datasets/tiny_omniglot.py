@@ -47,18 +47,9 @@ def members(part: str) -> dict[str, bytes]:
 
 
 def write_zip(folder: Path, part: str, contents: dict[str, bytes] | None = None) -> Path:
-    """Write ``part.zip``, by default the complete one."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{part}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in (members(part) if contents is None else contents).items():
             archive.writestr(name, data)
     return path
-
-
-def write_folder(folder: Path, part: str) -> Path:
-    """Write the extracted ``part``."""
-    for name, data in members(part).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder / part

@@ -97,18 +97,13 @@ class Tiny:
         self.changes = {"split_list": splits}
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Make this the published data set, of this size and with these checksums."""
         kind = getattr(torchvision_datasets, self.source.loader)
         for name, value in self.changes.items():
             monkeypatch.setattr(kind, name, value)
         monkeypatch.setitem(torchvision_sets.SOURCES, self.name, self.source)
 
     def write(self, data_root: Path) -> None:
-        """Write the files where a user puts them."""
-        for name, content in self.files.items():
-            path = data_root / self.name / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+        write_files(data_root / self.name, self.files)
 
 
 class Web:
@@ -143,6 +138,11 @@ class _Response(io.BytesIO):
     length: int
 
 
+def write_files(folder: Path, contents: dict[str, bytes]) -> None:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
 def md5(content: bytes) -> str:
-    """The checksum that is published."""
     return hashlib.md5(content, usedforsecurity=False).hexdigest()

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,6 @@ PreemptMode=REQUEUE
 
 
 def missing() -> list[str]:
-    """Return Debian's packages that are not installed."""
     return [
         package
         for package, programs in PROGRAMS.items()
@@ -93,7 +92,6 @@ class Cluster:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End all daemons and jobs."""
         self._network.__exit__(*error)
         for daemon in self._daemons:
             daemon.wait(30)
@@ -118,11 +116,11 @@ class Cluster:
         ]
         socket = f"--socket={self.folder}/munge.socket"
         self._daemon(0, ["munged", "--foreground", "--force", socket, *places])
-        self._until(lambda: (self.folder / "munge.socket").exists(), "munged")
+        self.until(lambda: (self.folder / "munge.socket").exists())
         self._daemon(0, ["slurmctld", "-D", "-i"])
         for host in range(2):
             self._daemon(host, ["slurmd", "-D", "-N", f"host{host}"])
-        self._until(lambda: self._states() == {"idle"}, "nodes that are idle")
+        self.until(lambda: self._states() == {"idle"})
 
     def _daemon(self, host: int, command: Sequence[str]) -> None:
         # The shell is process 1 there, and so collects what ends within.
@@ -133,11 +131,11 @@ class Cluster:
                 stdout=log, stderr=log, start_new_session=True,
             ))  # fmt: skip
 
-    def _until(self, true: object, what: str, timeout: float = 30) -> None:
-        deadline = time.monotonic() + SLACK * timeout
-        while not true():  # type: ignore[operator]
-            if time.monotonic() > deadline:
-                raise AssertionError(f"no {what} in time:\n{self.logs()}")
+    def until(self, true: Callable[[], object]) -> None:
+        """Wait until it is so, for 150 × `SLACK` seconds."""
+        deadline = time.monotonic() + SLACK * 150
+        while not true():
+            assert time.monotonic() < deadline, f"not in time:\n{self.logs()}"
             time.sleep(0.1)
 
     def _states(self) -> set[str]:
@@ -159,7 +157,6 @@ class Cluster:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def logs(self) -> str:
-        """Return what the daemons said, and the jobs."""
         return "\n".join(
             f"--- {path.name}\n{path.read_text(errors='replace')[-5000:]}"
             for path in sorted(self.folder.glob("*.log"))

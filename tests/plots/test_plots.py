@@ -30,9 +30,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "b-0": glyphs(inner_lr=0.1, **BRIEF), "c-0": metasgd, "d-0": sinusoid(**BRIEF),
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "maml.training.testing.draw_curves", lambda run_dir, *rest: run_dir / "curves.png"
-        )
+        patch.setattr("maml.training.testing.draw_curves", lambda run_dir, *rest: run_dir / "none")
         for name, config in made.items():
             train(config, folder / name)
     return folder
@@ -74,31 +72,8 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> Non
     assert len(reading.find([there])) == 5
     with pytest.raises(UserError, match="no run directory"):
         reading.find([there / "a-0" / "checkpoints"])
-
-
-def test_scores_by_step_are_the_evaluation_s(there: Path) -> None:
-    """After as many steps as the run was tested with, to the bit."""
-    model = maml.load(there / "a-0")
-    metric, (none, one) = curves.scores_by_step(model, [0, 1], 8)
-    assert metric == "accuracy" and none != one
-    assert np.mean(one) == pytest.approx(result(there / "a-0")["accuracy"], abs=1e-7)
-    axis = curves.by_step({"maml": [model, maml.load(there / "a-1")]}, 8).axes[0]
-    each = [result(there / name)["accuracy"] for name in ("a-0", "a-1")]
-    assert axis.lines[0].get_ydata()[1] == pytest.approx(np.mean(each), abs=1e-7)
-
-
-def test_curves_are_means_over_seeds(there: Path) -> None:
-    two = reading.find([there / "a-0", there / "a-1"])
-    mean, *each = curves.learning_curves({"maml": two}).axes[0].lines
-    values = [[*reading.history(run.rows, "validation/accuracy").values()] for run in two]
-    assert mean.get_xdata().tolist() == [2, 4]
-    assert mean.get_ydata() == pytest.approx(np.mean(values, 0))
-    assert [line.get_ydata().tolist() for line in each] == values
-
-
-def test_labels_are_short_or_those_that_were_given(there: Path) -> None:
     runs = reading.find([there / name for name in ("a-0", "a-1", "b-0")])
-    # As many as methods, or as runs.
+    # Labels are as many as methods, or as runs.
     assert [len(each) for each in command.named(["A", "B"], runs).values()] == [2, 1]
     assert list(command.named(["A", "B", "C"], runs)) == ["A", "B", "C"]
     with pytest.raises(UserError, match="--names: 1 name for 3 runs of 2 methods: "):
@@ -111,6 +86,24 @@ def test_labels_are_short_or_those_that_were_given(there: Path) -> None:
     assert [*reading.methods([runs[0], other])][1].endswith(" …")
     third = Run(Path("f"), with_values(other.config, weight_decay=0.25))
     assert "weight_decay=0.25" in [*reading.methods([runs[0], other, third])][2]
+
+
+def test_what_is_shown_is_what_the_runs_say(there: Path) -> None:
+    """Scores by step, after as many as the run was tested with, are the evaluation's."""
+    model = maml.load(there / "a-0")
+    metric, (none, one) = curves.scores_by_step(model, [0, 1], 8)
+    assert metric == "accuracy" and none != one
+    assert np.mean(one) == pytest.approx(result(there / "a-0")["accuracy"], abs=1e-7)
+    axis = curves.by_step({"maml": [model, maml.load(there / "a-1")]}, 8).axes[0]
+    each = [result(there / name)["accuracy"] for name in ("a-0", "a-1")]
+    assert axis.lines[0].get_ydata()[1] == pytest.approx(np.mean(each), abs=1e-7)
+    # And curves are means over seeds, with each of them beside.
+    two = reading.find([there / "a-0", there / "a-1"])
+    mean, *lines = curves.learning_curves({"maml": two}).axes[0].lines
+    values = [[*reading.history(run.rows, "validation/accuracy").values()] for run in two]
+    assert mean.get_xdata().tolist() == [2, 4]
+    assert mean.get_ydata() == pytest.approx(np.mean(values, 0))
+    assert [line.get_ydata().tolist() for line in lines] == values
 
 
 def test_legends_are_beside_axes_that_keep_their_size(there: Path, tmp_path: Path) -> None:
@@ -152,12 +145,3 @@ def test_a_panel_s_frames_say_what_was_right(there: Path) -> None:
     assert titles.count("✓") == right
     assert f"{100 * right / len(titles):.0f} %" in figure.get_suptitle()
     assert tasks.panel(maml.load(there / "d-0")) is None
-
-
-def test_smoothing_does_not_lag() -> None:
-    """A straight line stays where it is, and a step stays in its place."""
-    line = [float(i) for i in range(300)]
-    assert style.smooth(line) == pytest.approx(line)
-    step = [0.0] * 150 + [1.0] * 150
-    assert style.smooth(step)[149] + style.smooth(step)[150] == pytest.approx(1.0)
-    assert style.smooth([2.0]) == [2.0]

@@ -26,7 +26,6 @@ def tried(described: file.SweepFile, point: dict[str, Any], value: float | None)
 
 
 def run_to_the_end(described: file.SweepFile) -> list[dict[str, Any]]:
-    """Return the points of a sweep, one worker alone having run it."""
     past: list[FrozenTrial] = []
     while (point := choosing.next_point(described, past, "me")) is not None:
         past.append(tried(described, point, random.Random(len(past)).random()))
@@ -43,17 +42,12 @@ def test_ready_files_are_theirs_and_ours(path: Path) -> None:
     assert described.said == said
     command.check(described)
     assert described.method == "grid", "its points are compared below"
-    assert run_to_the_end(described) == theirs(said)
-
-
-def theirs(said: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the points that W&B's own package goes through, in its order."""
-    sweeps = pytest.importorskip("sweeps", reason="W&B's package needs Python below 3.13")
-    runs: list[Any] = []
-    while (suggested := sweeps.next_run(said, runs)) is not None:
+    theirs: list[Any] = []
+    while (suggested := sweeps.next_run(said, theirs)) is not None:
         suggested.state = "finished"
-        runs.append(suggested)
-    return [{name: value["value"] for name, value in run.config.items()} for run in runs]
+        theirs.append(suggested)
+    points = [{name: value["value"] for name, value in run.config.items()} for run in theirs]
+    assert run_to_the_end(described) == points
 
 
 DRAWN = {
@@ -171,10 +165,6 @@ def test_what_cannot_be_run_is_one_line(said: dict[str, Any], says: str, tmp_pat
     with pytest.raises(UserError, match=f"{path}: .*{says}") as caught:
         command.check(file.read(path))
     assert "\n" not in str(caught.value)
-
-
-def test_yaml_that_is_none_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.yaml"
     for text, says in (("{", "not YAML"), ("- 1", "not a sweep")):
         path.write_text(text)
         with pytest.raises(UserError, match=f"^{path}: .*{says}[^\n]*$"):

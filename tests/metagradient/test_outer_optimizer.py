@@ -18,9 +18,6 @@ from tests.runs import glyphs, metrics, same, sinusoid, train
 CPU = torch.device("cpu")
 
 
-# ---- the optimizer, against PyTorch's own -----------------------------------------------------
-
-
 def meta_params() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = {"weight": (3, 4), "bias": (5,)}
@@ -156,8 +153,6 @@ def test_the_rate_follows_the_schedule(values: dict[str, Any], rates: list[float
         outer.step(one, 1, iteration)
         torch.testing.assert_close(before - outer.params["w"], rate * one["w"])
 
-
-# ---- what the trainer hands it, and writes ----------------------------------------------------
 
 KEPT = (2, 4, 1)
 """Tasks that are summed in each step, of a meta-batch of four: late ones may be left out."""

@@ -30,7 +30,8 @@ def test_gradient_is_plain_pytorch_s() -> None:
     peer: Any = torchvision.models.resnet18(num_classes=6)
     # The small stem of one channel.
     peer.conv1, peer.maxpool = nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.Identity()
-    missing = peer.load_state_dict(worker.learner.network.module.state_dict(), strict=False)  # type: ignore[union-attr, operator]
+    ours: Any = worker.learner.network.module
+    missing = peer.load_state_dict(ours.state_dict(), strict=False)
     assert not missing.unexpected_keys
     assert all("running" in key or "num_batches" in key for key in missing.missing_keys)
     peer.double().train()
@@ -45,9 +46,9 @@ def test_gradient_is_plain_pytorch_s() -> None:
     assert share.n_tasks == 2
     assert share.totals[0].item() == pytest.approx(losses, rel=1e-12)
     assert share.totals[1].item() == pytest.approx(right, rel=1e-12)
-    for ours, parameter in zip(share.gradients.values(), peer.parameters(), strict=True):
+    for found, parameter in zip(share.gradients.values(), peer.parameters(), strict=True):
         assert parameter.grad is not None and parameter.grad.abs().max() > 1e-4
-        torch.testing.assert_close(ours, parameter.grad, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-10, atol=1e-10)
 
 
 def test_precision_at_five_by_sorting() -> None:

@@ -35,7 +35,8 @@ def problem(start: Params, begun: int, optimizer: str, **values: Any) -> Problem
 
 def by_hand(name: str, begun: int, steps: int, n_tasks: int) -> tuple[Tensor, Tensor]:
     """Algorithm 1 written out; the gradients by start and weights of the steps after ``begun``."""
-    weights, leaves = WEIGHTS.clone().requires_grad_(), []
+    weights = WEIGHTS.clone().requires_grad_()
+    leaves: list[Tensor] = []
     beta1, decay = 0.9 * (name != "adam0"), 0.01 * (name == "adamw")
     total = torch.zeros((), dtype=torch.float64)
     for x, y in zip(X[:n_tasks], Y[:n_tasks], strict=True):

@@ -243,7 +243,8 @@ class Own:
 
 def test_problems_are_told_apart_by_what_their_losses_read() -> None:
     """One function may read another network each time it is called; each is tried for itself."""
-    own, box = Own(), {}
+    own = Own()
+    box: dict[str, nn.Module] = {}
 
     def boxed(params: Params) -> maml.Problem:
         return stating(box["network"], 2)(params)

@@ -40,7 +40,8 @@ def test_equals_torch(loop: str) -> None:
     expected = make_worker(kernels="torch", meta_gradient="reverse", **LOOPS[loop])
     found = make_worker(kernels="native", **LOOPS[loop])
     params = moved(expected)
-    assert_same(*(w.share(params, IDS, w.learner) for w in (found, expected)))
+    of_torch = expected.share(params, IDS, expected.learner)
+    assert_same(found.share(params, IDS, found.learner), of_torch)
     scores = [w.evaluate(params, "test", IDS, w.learner) for w in (found, expected)]
     torch.testing.assert_close(*scores, rtol=0, atol=1e-10)
 

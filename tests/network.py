@@ -10,7 +10,6 @@ needs root.
 import functools
 import itertools
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -136,11 +135,6 @@ def _run(*command: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
-
-
-def namespaces() -> list[str]:
-    """Return the names of this machine's network namespaces, those of other programs included."""
-    return re.findall(r"^\S+", _run("ip", "netns", "list"), re.MULTILINE)
 
 
 @functools.cache

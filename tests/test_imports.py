@@ -163,7 +163,7 @@ for arguments in (["--help"], ["no-such-preset"], ["maml-glyphs-5way-1shot", "--
 loaded = {{"torch", "wandb", "learn2learn"}} & set(sys.modules)
 import train_maml
 train_maml.main({["maml-glyphs-5way-1shot", *flags]})
-loaded |= {{"torch._dynamo", "torch._inductor"}} & set(sys.modules)
+loaded |= {{"torch._dynamo", "torch._inductor", "torchvision"}} & set(sys.modules)
 print(json.dumps([codes, sorted(loaded)]))
 """
     done = run([sys.executable, "-c", code], timeout=300)

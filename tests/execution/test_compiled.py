@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,8 +21,8 @@ from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.rules import OPTIMIZERS
 from maml.trainer import Trainer
 from maml.worker import Worker
-from tests.launching import Completed, run, run_torchrun, run_train
-from tests.runs import glyphs, name_of, same, sinusoid
+from tests.launching import run, run_torchrun
+from tests.runs import glyphs, metrics, name_of, same, sinusoid
 
 CPU = torch.device("cpu")
 # Compiling takes half a minute of an idle machine, and as much more as others leave of it.
@@ -98,8 +97,6 @@ def test_compiled_workers_train_the_same(tmp_path: Path, partition: str) -> None
         torch.testing.assert_close(saved[0][name], tensor, rtol=0, atol=1e-10, msg=name)
 
 
-# ---- as a user runs it ------------------------------------------------------------------------
-
 RUN = [
     "maml-sinusoid-10shot",
     *("--iterations", "3", "--meta-batch-size", "4", "--dtype", "float64", "--shots", "4"),
@@ -113,31 +110,6 @@ def model(run_dir: Path) -> dict[str, Tensor]:
     return found
 
 
-def train(folder: Path, mode: str, **env: str) -> Completed:
-    args = [*RUN, "--compile", mode, "--run-dir", str(folder)]
-    return run_train(args, timeout=400, env=env)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """What `RUN` trains without compiling."""
-    folder = tmp_path_factory.mktemp("plain")
-    assert Trainer(parse([*RUN, "--compile", "off", "--run-dir", str(folder)])).run() == 0
-    return model(folder)
-
-
-def counting_compiler(folder: Path) -> tuple[Path, Path]:
-    """Return a C++ compiler that writes a line for each file that it compiles, and the lines."""
-    real = shutil.which("g++") or shutil.which("clang++")
-    if real is None:
-        pytest.skip("no C++ compiler (g++ or clang++): inductor cannot build what it generates")
-    script, log = folder / "g++", folder / "compiled"
-    note = f'case "$*" in *.cpp*) echo "$*" >> {log};; esac'
-    script.write_text(f'#!/bin/sh\n{note}\nexec {real} "$@"\n')
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return script, log
-
-
 ONE_FUNCTION = """
 import torch
 from maml.execution.compiled import Compiled, inductor
@@ -149,7 +121,14 @@ print(Compiled(inductor)(lambda x: (2 * x).sin() * x.exp(), x).tolist())
 @PATIENT
 def test_generated_code_is_kept(tmp_path: Path) -> None:
     """In $MAML_CACHE, for a second process; a whole training's code is of the slow tests."""
-    compiler, log = counting_compiler(tmp_path)
+    real = shutil.which("g++") or shutil.which("clang++")
+    if real is None:
+        pytest.skip("no C++ compiler (g++ or clang++): inductor cannot build what it generates")
+    # It writes a line for each file that it compiles.
+    compiler, log = tmp_path / "g++", tmp_path / "compiled"
+    note = f'case "$*" in *.cpp*) echo "$*" >> {log};; esac'
+    compiler.write_text(f'#!/bin/sh\n{note}\nexec {real} "$@"\n')
+    compiler.chmod(0o755)
     env = {"MAML_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
     x = torch.linspace(0, 1, 7, dtype=torch.float64)
     for is_first in (True, False):
@@ -161,21 +140,19 @@ def test_generated_code_is_kept(tmp_path: Path) -> None:
         log.unlink(missing_ok=True)
 
 
-def test_without_a_compiler_a_run_says_so_and_is_the_same(
-    tmp_path: Path, plain: dict[str, Tensor]
-) -> None:
+def test_without_a_compiler_a_run_says_so_and_is_the_same(tmp_path: Path) -> None:
+    plain, folder = tmp_path / "off", tmp_path / "on"
+    assert Trainer(parse([*RUN, "--compile", "off", "--run-dir", str(plain)])).run() == 0
     env = {"MAML_CACHE": str(tmp_path / "cache"), "CXX": str(tmp_path / "no-such-compiler")}
-    done = train(tmp_path / "on", "on", **env)
+    # Not as a fork of what has imported inductor: that has looked for its compiler then.
+    args = [*RUN, "--compile", "on", "--run-dir", str(folder)]
+    done = run([sys.executable, "-m", "train_maml", *args], timeout=400, env=env)
     began, ended = [line for line in done.stderr.splitlines() if line and "training:" not in line]
     assert began.startswith("--compile: compiling for tasks of [4, 1")
     assert ended.startswith("warning: --compile: ")
     assert ended.endswith("; computing without")
-    assert same(model(tmp_path / "on"), plain)
-    rows = (tmp_path / "on" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(rows[-1])["iteration"] == 3
-
-
-# ---- which runs compile -----------------------------------------------------------------------
+    assert same(model(folder), model(plain))
+    assert metrics(folder)[-1]["iteration"] == 3
 
 
 def test_auto_compiles_long_runs_of_what_kernels_do_not_serve() -> None:
@@ -202,9 +179,6 @@ def test_kernels_come_before_compilation() -> None:
     assert ready(kernels="torch").compiled is not None
 
 
-# ---- Compiled, with stages that cost nothing --------------------------------------------------
-
-
 def as_it_is(run: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Any:
     return run
 
@@ -224,11 +198,7 @@ def test_nests_go_in_and_come_out() -> None:
         assert found["nested"][0].tolist() == [8, 8, 8]
     # Once to compare with and once to record; what served afterwards is the recording.
     assert len(calls) == 2
-
-
-def test_other_nests_of_the_same_shapes_are_other_inputs() -> None:
-    """Parameters in another order must not be taken for one another."""
-    compiled = Compiled(as_it_is, speaks=False)
+    # Parameters in another order must not be taken for one another.
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
     for params in ({"a": one, "b": two}, {"b": two, "a": one}):
         assert compiled(lambda p: p["a"] - 10 * p["b"], params).tolist() == [-19.0]
@@ -270,34 +240,19 @@ def test_a_stage_that_fails_or_errs_is_one_line(
     assert re.fullmatch(rf"warning: --compile: .*{says}.*; computing without", line)
 
 
-def _spoil(change: Callable[[dict[str, Tensor]], None]) -> Any:
-    """A stage whose run changes the gradients, of which the others are its losses."""
-
-    def stage(run: Any, inputs: Sequence[Tensor]) -> Any:
-        def spoilt(*inputs: Tensor) -> list[Tensor]:
-            *gradients, losses, outputs, end = run(*inputs)
-            named = dict(zip("abc", gradients, strict=True))
-            change(named)
-            return [*named.values(), losses, outputs, end]
-
-        return spoilt
-
-    return stage
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda g: g.update({name: 0 * tensor for name, tensor in g.items()}),
-        lambda g: g.update({name: -0.5 * tensor for name, tensor in g.items()}),
-        lambda g: g.update({name: 0.5 * tensor for name, tensor in g.items()}),
-        lambda g: g.update(b=0 * g["b"]),
-        lambda g: g.update(b=g["a"][:2]),
+        lambda a, b, c: (0 * a, 0 * b, 0 * c),
+        lambda a, b, c: (-0.5 * a, -0.5 * b, -0.5 * c),
+        lambda a, b, c: (0.5 * a, 0.5 * b, 0.5 * c),
+        lambda a, b, c: (a, 0 * b, c),
+        lambda a, b, c: (a, a[:2], c),
     ],
     ids=["no gradient", "ascent", "half of it", "a small one lost", "another one's"],
 )
 def test_wrong_gradients_beside_right_losses_are_found(
-    change: Callable[[dict[str, Tensor]], None], capsys: pytest.CaptureFixture[str]
+    change: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In float32, where losses are a thousand times as large, and one gradient is rounding."""
 
@@ -305,11 +260,18 @@ def test_wrong_gradients_beside_right_losses_are_found(
         gradients = {"a": 1e-3 * x, "b": 1e-4 * x[:2], "c": 1e-9 * x}
         return OuterGradient(gradients, 10 + x, x, {})
 
+    def compiled(x: Tensor, change: Any) -> OuterGradient:
+        def stage(run: Any, inputs: Sequence[Tensor]) -> Any:
+            return lambda *inputs: [*change(*run(*inputs)[:3]), *run(*inputs)[3:]]
+
+        found: OuterGradient = Compiled(stage)(function, x)
+        return found
+
     x = torch.arange(1.0, 6.0)
-    spoilt = Compiled(_spoil(change))(function, x)
+    spoilt = compiled(x, change)
     assert torch.equal(spoilt.gradients["b"], function(x).gradients["b"])
     assert "off by" in capsys.readouterr().err
-    rounded = Compiled(_spoil(lambda g: g.update(c=2 * g["c"])))(function, x)
+    rounded = compiled(x, lambda a, b, c: (a, b, 2 * c))
     assert torch.equal(rounded.gradients["c"], 2 * function(x).gradients["c"])
     assert "computing without" not in capsys.readouterr().err
 

@@ -38,17 +38,6 @@ def test_within_a_call_one_batch_ahead() -> None:
     assert list(Prefetch(made).tasks([])) == []
 
 
-def test_a_right_guess_is_made_once() -> None:
-    made = Made()
-    ahead = Prefetch(made)
-    for step in range(20):
-        ids = torch.arange(3) + 3 * step
-        (tasks,) = ahead.tasks([ids])
-        assert torch.equal(tasks.support_x, ids.float())
-        ahead.guess(ids + 3)
-    assert made.ids[:20] == [list(range(3 * i, 3 * i + 3)) for i in range(20)]
-
-
 def test_wrong_guesses_end() -> None:
     """Calls in no order get their own tasks, and after a few nothing is made in vain."""
     made = Made()

@@ -86,7 +86,7 @@ def test_what_an_author_has_frozen_stays_and_travels(
     assert "buffers, as --network makes them: module.shift" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("learner", ["mamlpp", "metasgd", "protonet"])
+@pytest.mark.parametrize("learner", ["mamlpp", "metasgd"])
 def test_frozen_norms_stay_whatever_the_learner(learner: str, tmp_path: Path) -> None:
     """MAML++ has norms for each step; those that are frozen have one value."""
     values = {"learner": learner, "freeze": "@norm", "weight_decay": 0.1, "inner_steps": 2}

@@ -83,29 +83,11 @@ def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
     assert (norms(5) / of_query).max() > 10
 
 
-def test_evaluation_pulls_as_training_does() -> None:
-    worker = make_worker(eval_inner_steps=3, inner_lr=0.05)
-    params = {k: t.detach() for k, t in worker.learner.meta_parameters().items()}
-    task = worker.training.tasks(IDS[:1])
-    task = Task(*(tensor[0] for tensor in task))
-    found = worker.learner.adapted(params, task, 3)
-
-    start = worker.learner.network_weights(params)
-    at = start
-    for _ in range(3):
-        leaves = {name: tensor.clone().requires_grad_() for name, tensor in at.items()}
-        loss, _ = worker.learner.set_loss(leaves, task.support_x, task.support_y)
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
-        at = {
-            name: tensor - 0.05 * (gradient + PROXIMAL * (tensor - start[name]))
-            for (name, tensor), gradient in zip(at.items(), gradients, strict=True)
-        }
-    for name, tensor in at.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-13, msg=name)
-
-
 def test_the_released_command() -> None:
-    """Plain steps and one of the pull; 2 I + H / --cg-lambda; no pull at test: all written out."""
+    """Plain steps and one of the pull; 2 I + H / --cg-lambda; no pull at test: all written out.
+
+    Without its flags, evaluation pulls in every step, as training does.
+    """
     values: dict[str, Any] = {"pull": "end", "cg_lambda": 40.0, "cg_damping": 1.0, "cg_steps": 80}
     worker = make_worker(inner_steps=3, eval_proximal=0.0, network="mlp", **values)
     params = {k: t.detach() for k, t in worker.learner.meta_parameters().items()}
@@ -119,67 +101,53 @@ def test_the_released_command() -> None:
         own = {name: part.view(tensor.shape) for (name, tensor), part in parts}
         return worker.learner.set_loss(own, x, y)[0]
 
+    def at_test(worker: Worker) -> Tensor:
+        adapted = worker.learner.adapted(params, task, 3)
+        return torch.cat([adapted[name].flatten() for name in start])
+
     theta = torch.cat([tensor.flatten() for tensor in start.values()])
-    phi = theta
+    phi = pulled = theta
+    by = torch.func.grad(loss)
     for _ in range(3):
-        phi = phi - 0.1 * torch.func.grad(loss)(phi, task.support_x, task.support_y)
-    tested = worker.learner.adapted(params, task, 3)
-    torch.testing.assert_close(torch.cat([tested[n].flatten() for n in start]), phi)
+        phi = phi - 0.1 * by(phi, task.support_x, task.support_y)
+        by_support = by(pulled, task.support_x, task.support_y)
+        pulled = pulled - 0.1 * (by_support + PROXIMAL * (pulled - theta))
+    torch.testing.assert_close(at_test(worker), phi, rtol=0, atol=1e-13)
+    torch.testing.assert_close(at_test(make_worker(network="mlp")), pulled, rtol=0, atol=1e-13)
     phi = phi - 0.1 * PROXIMAL * (phi - theta)
     hessian = torch.func.hessian(loss)(phi, task.support_x, task.support_y)
     matrix = 2 * torch.eye(len(phi), dtype=torch.float64) + hessian / 40
     assert torch.linalg.eigvalsh(matrix).min() > 1  # no step is cut short
-    query = torch.func.grad(loss)(phi, task.query_x, task.query_y)
+    query = by(phi, task.query_x, task.query_y)
     expected = torch.linalg.solve(matrix, query)
     found = worker.share(params, IDS[:1], worker.learner).gradients
     flat = torch.cat([found[f"network.{name}"].flatten() for name in start])
     torch.testing.assert_close(flat, expected, rtol=1e-8, atol=1e-10)
 
 
-# ---- conjugate gradient -----------------------------------------------------------------------
-
-
-def product_of(matrices: Tensor) -> Any:
-    """A times vectors that are in two parts, of shapes of their own."""
-
-    def product(vector: Params) -> Params:
-        flat = torch.cat([vector["a"].flatten(1), vector["b"]], dim=1)
-        result = torch.einsum("bij,bj->bi", matrices, flat)
-        return {"a": result[:, :6].view(-1, 2, 3), "b": result[:, 6:]}
-
-    return product
-
-
-def parts(flat: Tensor) -> Params:
-    return {"a": flat[:, :6].reshape(-1, 2, 3), "b": flat[:, 6:]}
-
-
-def positive_definite(n_tasks: int, size: int) -> Tensor:
-    root = randn(n_tasks, size, size, seed=3)
-    return root @ root.mT + torch.eye(size, dtype=torch.float64)
-
-
 def test_conjugate_gradient_ends_for_each_task_by_itself() -> None:
     """Zero, solved at once, not positive along b, not positive further on, and an ordinary one."""
-    matrices = positive_definite(5, 8)
-    right = randn(5, 8, seed=4)
+    root, right = randn(5, 8, 8, seed=3), randn(5, 8, seed=4)
+    matrices = root @ root.mT + torch.eye(8, dtype=torch.float64)
     right[0] = 0
     matrices[1] = 4 * torch.eye(8, dtype=torch.float64)
     matrices[2] = -torch.eye(8, dtype=torch.float64)
     matrices[3] = torch.diag(torch.tensor([5.0, 4, 3, 2, 1, 1, 1, -2], dtype=torch.float64))
     right[3] = torch.tensor([1.0] * 7 + [0.5], dtype=torch.float64)
-    found = implicit.conjugate_gradient(product_of(matrices), parts(right), 30)
-    flat = torch.cat([found["a"].flatten(1), found["b"]], dim=1)
-    assert flat.isfinite().all()
-    assert not flat[0].any()
-    torch.testing.assert_close(flat[1], right[1] / 4, rtol=1e-14, atol=0)
-    assert torch.equal(flat[2], right[2])
-    halved = implicit.conjugate_gradient(product_of(matrices), parts(right), 30, 0.0, 0.5)
-    assert torch.equal(halved["b"][2], 0.5 * right[2, 6:])
-    assert torch.equal(halved["b"][4], found["b"][4])
+
+    def product(vector: Params) -> Params:
+        return {"w": torch.einsum("bij,bj->bi", matrices, vector["w"])}
+
+    found = implicit.conjugate_gradient(product, {"w": right}, 30)["w"]
+    assert found.isfinite().all()
+    assert not found[0].any()
+    torch.testing.assert_close(found[1], right[1] / 4, rtol=1e-14, atol=0)
+    assert torch.equal(found[2], right[2])
+    halved = implicit.conjugate_gradient(product, {"w": right}, 30, 0.0, 0.5)["w"]
+    assert torch.equal(halved[2], 0.5 * right[2])
+    assert torch.equal(halved[4], found[4])
     # Where it stopped, still downhill from zero: x · b > 0.
-    assert flat[3] @ right[3] > 0
-    assert not torch.equal(flat[3], right[3])
-    torch.testing.assert_close(
-        flat[4], torch.linalg.solve(matrices[4], right[4]), rtol=1e-10, atol=1e-12
-    )
+    assert found[3] @ right[3] > 0
+    assert not torch.equal(found[3], right[3])
+    solved = torch.linalg.solve(matrices[4], right[4])
+    torch.testing.assert_close(found[4], solved, rtol=1e-10, atol=1e-12)

@@ -30,6 +30,17 @@ def make_worker(**changes: object) -> Worker:
     return worker_of("reptile-glyphs-5way-1shot", **values)
 
 
+def descend(optimizer: Any, learner: Any, task: Task, batch: int, steps: int, of: int = 0) -> None:
+    """Take plain steps on mini-batches of ``batch``; losses are sums over ``of``, or means."""
+    for step in range(steps):
+        places = MiniBatches(learner.config.seed, batch).places(step, 15)
+        optimizer.zero_grad()
+        logits, _ = learner.network(task.support_x[places])
+        loss = torch.nn.functional.cross_entropy(logits, task.support_y[places], reduction="sum")
+        (loss / (of or batch)).backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("kind", "make"),
     [
@@ -49,13 +60,7 @@ def test_a_step_is_towards_the_adapted_weights(kind: str, make: Any) -> None:
         task = Task(*(tensor[i] for tensor in tasks))
         for name, p in learner.meta_parameters().items():
             p.data.copy_(params[name])
-        optimizer = make(learner.parameters())
-        for step in range(5):
-            places = MiniBatches(config.seed, 6).places(step, 15)
-            optimizer.zero_grad()
-            logits, _ = learner.network(task.support_x[places])
-            torch.nn.functional.cross_entropy(logits, task.support_y[places]).backward()
-            optimizer.step()
+        descend(make(learner.parameters()), learner, task, batch=6, steps=5)
         ends.append({name: p.detach().clone() for name, p in learner.meta_parameters().items()})
     share = worker.share(params, IDS, learner)
     outer = OuterOptimizer(config, params)
@@ -75,22 +80,15 @@ def test_a_kept_moment_is_that_of_an_adam_that_lives_on() -> None:
     params = {name: p.detach().clone() for name, p in learner.meta_parameters().items()}
     optimizer = torch.optim.Adam(learner.network.parameters(), lr=0.01, betas=(0.0, 0.999))
     outer = OuterOptimizer(config, params)
-    places = MiniBatches(config.seed, 6)
     for i in range(4):
         ids = torch.tensor([i])
         task = Task(*(tensor[0] for tensor in worker.training.tasks(ids)))
         share = worker.share(outer.params, ids, learner)
         outer.step(share.gradients, 1)
-        for step in range(5):
-            optimizer.zero_grad()
-            at = places.places(step, 15)
-            logits, _ = learner.network(task.support_x[at])
-            torch.nn.functional.cross_entropy(logits, task.support_y[at]).backward()
-            optimizer.step()
+        descend(optimizer, learner, task, batch=6, steps=5)
     theirs = dict(learner.network.named_parameters())
     # The same network at the test: its steps go on from there, and leave nothing behind.
-    steps = {"steps": 7, "task": task}
-    adapted = learner.adapted(outer.params, **steps)
+    adapted = learner.adapted(outer.params, task, 7)
     for name, expected in theirs.items():
         if name.endswith("conv.bias"):
             continue  # no gradient but rounding, which Adam divides by itself
@@ -100,14 +98,8 @@ def test_a_kept_moment_is_that_of_an_adam_that_lives_on() -> None:
         found = outer.params[f"second_moment.{name}"]
         torch.testing.assert_close(found, moment, rtol=1e-9, atol=1e-14, msg=name)
     assert float(outer.params["second_moment_weight"]) == pytest.approx(1 - 0.999**20)
-    for step in range(7):
-        optimizer.zero_grad()
-        at = MiniBatches(config.seed, 3).places(step, 15)
-        logits, _ = learner.network(task.support_x[at])
-        # Released losses are sums: in units of training's means of 6, that of 3 is half a mean.
-        loss = torch.nn.functional.cross_entropy(logits, task.support_y[at], reduction="sum")
-        (loss / 6).backward()
-        optimizer.step()
+    # Released losses are sums: in units of training's means of 6, that of 3 is half a mean.
+    descend(optimizer, learner, task, batch=3, steps=7, of=6)
     for name, expected in theirs.items():
         if not name.endswith("conv.bias"):
             # Adam's ε is another part of a sum than of a mean.

@@ -23,26 +23,18 @@ def make_worker(**values: Any) -> Worker:
     return Worker(config, torch.device("cpu"))
 
 
-def plain_resnet18(worker: Worker) -> nn.Module:
-    """Torchvision's own, with the small stem of one channel."""
-    peer: Any = torchvision.models.resnet18(num_classes=6)
-    peer.conv1, peer.maxpool = nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.Identity()
-    return _with_weights(peer, worker.learner.network.module)
-
-
-def _with_weights(peer: Any, source: Any) -> nn.Module:
-    missing = peer.load_state_dict(source.state_dict(), strict=False)
-    assert not missing.unexpected_keys
-    assert all("running" in key or "num_batches" in key for key in missing.missing_keys)
-    doubled: nn.Module = peer.double().train()
-    return doubled
-
-
 def test_gradient_is_plain_pytorch_s() -> None:
     """Two mini-batches, each with batch statistics of its own."""
     worker = make_worker(network="resnet18", batch_size=4)
     share = worker.share(worker.learner.meta_parameters(), IDS[:2], worker.learner)
-    peer = plain_resnet18(worker)
+    peer: Any = torchvision.models.resnet18(num_classes=6)
+    # The small stem of one channel.
+    peer.conv1, peer.maxpool = nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.Identity()
+    ours: Any = worker.learner.network.module
+    missing = peer.load_state_dict(ours.state_dict(), strict=False)
+    assert not missing.unexpected_keys
+    assert all("running" in key or "num_batches" in key for key in missing.missing_keys)
+    peer.double().train()
     tasks = worker.training.tasks(IDS[:2])
     losses, right = 0.0, 0.0
     for x, y in zip(tasks.query_x, tasks.query_y, strict=True):
@@ -54,12 +46,9 @@ def test_gradient_is_plain_pytorch_s() -> None:
     assert share.n_tasks == 2
     assert share.totals[0].item() == pytest.approx(losses, rel=1e-12)
     assert share.totals[1].item() == pytest.approx(right, rel=1e-12)
-    for ours, parameter in zip(share.gradients.values(), peer.parameters(), strict=True):
+    for found, parameter in zip(share.gradients.values(), peer.parameters(), strict=True):
         assert parameter.grad is not None and parameter.grad.abs().max() > 1e-4
-        torch.testing.assert_close(ours, parameter.grad, rtol=1e-10, atol=1e-10)
-
-
-# ---- metrics ----------------------------------------------------------------------------------
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-10, atol=1e-10)
 
 
 def test_precision_at_five_by_sorting() -> None:
@@ -72,9 +61,6 @@ def test_precision_at_five_by_sorting() -> None:
     for name, k in (("accuracy", 1), ("precision@1", 1), ("precision@5", 5)):
         right = sum(int(label) in row[:k] for row, label in zip(rows, labels, strict=True))
         assert found[name].item() == pytest.approx(right / 40, rel=1e-12)
-
-
-# ---- evaluation -------------------------------------------------------------------------------
 
 
 def test_evaluation_normalises_by_training_examples_or_by_the_batch_itself() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -232,6 +231,7 @@ def test_kernels_find_the_same_of_all_that_a_problem_can_state(pool: bool, mean:
     )
     for changed in (
         problem,
+        dataclasses.replace(problem, steps=9),  # more than are remembered
         dataclasses.replace(whole, order="first"),
         dataclasses.replace(whole, rates=None),
         whole,
@@ -271,18 +271,9 @@ def test_kernels_are_chosen_by_the_loss() -> None:
             for name, gradient in differentiate(problem, tasks).gradients.start.items()
         ]
         assert max(apart) > 1e-3
-    changes: list[Callable[[], object]] = [
-        lambda: setattr(network.blocks[1].conv, "dilation", (2, 2)),
-        lambda: setattr(network.blocks[1], "conv", torch.nn.Conv2d(16, 16, 3, 2, 1, bias=False)),
-        lambda: setattr(network, "head", torch.nn.Linear(16, 3, bias=False)),
-        lambda: setattr(network.blocks[2].norm, "eps", 1e-5),
-        lambda: network.blocks[1].register_forward_hook(lambda module, args, result: result),
-    ]
-    for change in changes:
-        problem, tasks = convnet_problem(False, True, steps=2)
-        network = problem.support.network  # type: ignore[attr-defined]
-        change()
-        assert native(problem) is None
+    # As `test_stack.py` has it of blocks; here the head is compiled, too.
+    network.head = torch.nn.Linear(16, 3, bias=False)
+    assert native(problem) is None
 
 
 @pytest.mark.parametrize(

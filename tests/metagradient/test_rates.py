@@ -12,10 +12,9 @@ from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import LogitsOnly, accumulate_gradients, oracle
-from tests.workers import worker_of
+from tests.workers import moved, worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
-LEARNERS = ("anil", "metasgd")
 
 
 def make_worker(learner: str, preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Worker:
@@ -24,17 +23,6 @@ def make_worker(learner: str, preset: str = "maml-glyphs-5way-1shot", **changes:
         "learner": learner, "kernels": "torch", **changes,
     }  # fmt: skip
     return worker_of(preset, **values)
-
-
-def start(worker: Worker) -> Params:
-    """Meta-parameters with rates that all differ, some of them negative."""
-    generator = torch.Generator().manual_seed(5)
-    params = {}
-    for name, tensor in worker.learner.meta_parameters().items():
-        noise = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
-        is_rate = name.startswith("rates.")
-        params[name] = tensor * (1 + 0.6 * noise) if is_rate else tensor + 0.05 * noise
-    return params
 
 
 def share_of(worker: Worker, params: Params) -> Share:
@@ -53,7 +41,7 @@ def assert_same(found: Share, expected: Share, within: float = 1e-10) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("optimizer", "within"), [("sgd", 1e-10), ("adam", 1e-8)])
-@pytest.mark.parametrize("learner", [*LEARNERS, "boil", "maml"])
+@pytest.mark.parametrize("learner", ["anil", "metasgd", "boil", "maml"])
 def test_kernels_equal_reverse(learner: str, optimizer: str, within: float) -> None:
     """In the kernels' coordinates a weight has another place, and its rate has the same.
 
@@ -65,7 +53,7 @@ def test_kernels_equal_reverse(learner: str, optimizer: str, within: float) -> N
         changes["adapt"] = "*.norm.*,blocks.1.norm.weight=0,@head=2.5"
     native = make_worker(learner, **(changes | {"kernels": "native"}))
     reverse = make_worker(learner, meta_gradient="reverse", **changes)
-    params = start(reverse)
+    params = moved(reverse)
     assert_same(share_of(native, params), share_of(reverse, params), within)
 
 
@@ -175,30 +163,3 @@ def test_a_pattern_that_means_nothing_is_one_line(pattern: str, line: str) -> No
     own = {"network": f"{__name__}:LowRank"} if pattern == "lora_c" else {}
     with pytest.raises(UserError, match=line):
         make_worker("maml", adapt=pattern, **own)
-
-
-def test_anil_equals_a_walk_by_hand() -> None:
-    """Features once, then steps of the output layer on them, as the paper has it."""
-    worker = make_worker("anil", "maml-sinusoid-10shot")
-    params = worker.learner.meta_parameters()
-    tasks = worker.training.tasks(IDS)
-    layers = worker.learner.network.layers
-    assert isinstance(layers, nn.ModuleList)
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(len(IDS)):
-
-        def features(x: Tensor) -> Tensor:
-            return torch.relu(layers[1](torch.relu(layers[0](x))))
-
-        of_support = features(tasks.support_x[i])
-        weight, bias = layers[2].weight, layers[2].bias
-        for _ in range(3):
-            error = nn.functional.linear(of_support, weight, bias) - tasks.support_y[i]
-            by = torch.autograd.grad(error.square().mean(), (weight, bias), create_graph=True)
-            weight, bias = weight - 0.1 * by[0], bias - 0.1 * by[1]
-        answers = nn.functional.linear(features(tasks.query_x[i]), weight, bias)
-        total = total + (answers - tasks.query_y[i]).square().mean()
-    total.backward()  # type: ignore[no-untyped-call]
-    share = share_of(worker, params)
-    for name, parameter in worker.learner.named_parameters():
-        torch.testing.assert_close(share.gradients[name], parameter.grad, rtol=1e-10, atol=1e-12)

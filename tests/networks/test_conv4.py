@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maml.networks import build_network
-from maml.networks.conv4 import ConvBlock
 from maml.networks.statistics import BatchNorm, normalise
 
 EPS = 1e-3
@@ -54,15 +53,6 @@ def test_normalises_by_the_batch_at_hand_or_given_statistics() -> None:
     assert used[0] is mean and used[1] is variance
 
 
-def plain_block(block: ConvBlock, x: Tensor, *, pool: bool) -> Tensor:
-    """A block as the papers write it, with everything that PyTorch has ready."""
-    weight, bias = block.conv.weight, block.conv.bias
-    x = F.conv2d(x, weight, bias, stride=1 if pool else 2, padding=1)
-    norm = block.norm
-    x = F.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=EPS)
-    return F.max_pool2d(F.relu(x), 2) if pool else F.relu(x)
-
-
 def test_the_norm_and_its_statistics_have_two_derivatives() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
@@ -90,7 +80,12 @@ def test_four_blocks_and_a_head(name: str, side: int, filters: int, features: in
     hidden = x
     assert len(network.blocks) == 4
     for block in network.blocks:
-        hidden = plain_block(block, hidden, pool=pool)
+        weight, bias, norm = block.conv.weight, block.conv.bias, block.norm
+        hidden = F.conv2d(hidden, weight, bias, stride=1 if pool else 2, padding=1)
+        hidden = F.batch_norm(
+            hidden, None, None, norm.weight, norm.bias, training=True, eps=EPS
+        ).relu()
+        hidden = F.max_pool2d(hidden, 2) if pool else hidden
         assert hidden.shape[1] == filters
     hidden = hidden.mean(dim=(2, 3)) if name == "conv4" else hidden.flatten(1)
     assert hidden.shape == (3, features)

@@ -12,7 +12,6 @@ from maml.networks import build_network
 from maml.trainer import Trainer
 from maml.training.initial import initial_weights
 from tests.metagradient.peer import oracle
-from tests.networks.running import keep_statistics
 from tests.runs import glyphs
 
 
@@ -21,9 +20,8 @@ def build(shape: tuple[int, int, int]) -> Any:
     return build_network("resnet12", image_shape=shape, ways=5)
 
 
-def learn2learn_s(channels: int, **options: Any) -> Any:
-    make = oracle("ResNet12Backbone", "vision.models")
-    return make(channels=channels, dropblock_dropout=0.0, **options)
+def learn2learn_s(channels: int) -> Any:
+    return oracle("ResNet12Backbone", "vision.models")(channels=channels, dropblock_dropout=0.0)
 
 
 def test_equals_learn2learn_s_on_miniimagenet_s_images() -> None:
@@ -36,21 +34,6 @@ def test_equals_learn2learn_s_on_miniimagenet_s_images() -> None:
     with torch.no_grad():
         expected = ours.module.head(peer.train()(x))
         torch.testing.assert_close(ours(x)[0], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_given_statistics_are_used_as_running_ones_are() -> None:
-    ours = build((1, 20, 33)).double()
-    peer = learn2learn_s(1, avg_pool=False).double()
-    peer.load_state_dict(ours.module.state_dict(), strict=False)
-    generator = torch.Generator().manual_seed(1)
-    support, query = torch.rand(2, 6, 1, 20, 33, generator=generator, dtype=torch.float64)
-    keep_statistics(peer, support)
-    with torch.no_grad():
-        _, used = ours(support)
-        maps = peer.eval()(query).reshape(6, 640, 1, 2)
-        found, expected = ours(query, used)[0], ours.module.head(maps.mean(dim=(2, 3)))
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-        assert (ours(query)[0] - expected).abs().max() > 1e-3
 
 
 def test_trains_from_learn2learn_s_weights(tmp_path: Path) -> None:

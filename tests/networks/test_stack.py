@@ -1,6 +1,5 @@
 """The blocks of a `Conv4` are one operation, which is to torch what any operation is."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -155,36 +154,11 @@ def test_within_transforms_of_torch() -> None:
     assert_equal(found, wanted)
 
 
-def test_several_threads_at_once() -> None:
-    stack = stack_of(STACKS["mean"])
-    weights, x = case(STACKS["mean"], lambda i: True)
-    expected = torch.autograd.grad(features(stack, x, None, weights)[0].square().sum(), weights)
-    wrong: list[int] = []
-
-    def compute(number: int) -> None:
-        for _ in range(20):
-            loss = features(stack, x, None, weights)[0].square().sum()
-            found = torch.autograd.grad(loss, weights)
-            if not all(map(torch.equal, found, expected)):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=compute, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
-
-
-class Smoothed(MAML):
-    """Label smoothing."""
+class Auxiliary(MAML):
+    """Smoothed labels; a query loss with another term, by statistics of the support set."""
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs, y, label_smoothing=0.1)
-
-
-class Auxiliary(MAML):
-    """A query loss with an auxiliary term, and statistics of the support set that learn."""
 
     def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         loss, outputs = super().query_loss(params, task, step)
@@ -209,21 +183,11 @@ def by_loop(learner: MAML, params: Params, tasks: Task) -> list[Tensor]:
     return list(torch.autograd.grad(total, list(leaves.values())))
 
 
-@pytest.mark.parametrize(
-    ("kind", "way", "batching"),
-    [
-        (Smoothed, "mixed", "vmap"),
-        (Smoothed, "reverse", "tasks"),
-        (Auxiliary, "reverse", "vmap"),
-        (Auxiliary, "mixed", "tasks"),
-    ],
-)
-def test_a_learner_with_a_loss_of_its_own(
-    kind: type[MAML], way: str, batching: Any, passes: list[str]
-) -> None:
+@pytest.mark.parametrize(("way", "batching"), [("reverse", "vmap"), ("mixed", "tasks")])
+def test_a_learner_with_a_loss_of_its_own(way: str, batching: Any, passes: list[str]) -> None:
     changes: dict[str, Any] = {"filters": 16, "inner_steps": 2, "inner_lr": 0.1}
     config = worker_of("maml-glyphs-5way-1shot", meta_gradient=way, **changes).config
-    learner = kind(config)
+    learner = Auxiliary(config)
     learner.batching = batching
     assert learner.obstacle(torch.device("cpu")) is None
     tasks = learner.open_tasks("train").tasks(torch.tensor([3, 11, 12]))
@@ -237,7 +201,9 @@ def test_a_learner_with_a_loss_of_its_own(
     "change",
     [
         lambda network: setattr(network.blocks[1].conv, "dilation", (2, 2)),
+        lambda network: setattr(network.blocks[1], "conv", nn.Conv2d(16, 16, 3, 2, 1, bias=False)),
         lambda network: setattr(network.blocks[2], "norm", nn.Identity()),
+        lambda network: setattr(network.blocks[2].norm, "eps", 1e-5),
         lambda network: network.blocks[1].register_forward_hook(lambda *given: given[2]),
         lambda network: network.to(torch.bfloat16),
     ],

@@ -168,6 +168,22 @@ def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.01)
 
 
+PLANTED = """
+import os, sys, time
+from maml.processes.program import run_program
+import train_maml
+{code}
+run_program(train_maml.main, sys.argv[1:])
+"""
+
+
+def planted(folder: Path, code: str) -> str:
+    """Return a program that trains, once ``code`` has changed it: rank RANK goes wrong, say."""
+    script = folder / "planted.py"
+    script.write_text(PLANTED.format(code=code))
+    return str(script)
+
+
 def suspend(ranks: Sequence[Launched], seconds: float) -> None:
     """Stop all processes and let them go on, one after the other, as a scheduler does."""
     for number in (signal.SIGSTOP, signal.SIGCONT):

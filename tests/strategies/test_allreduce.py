@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.launching import run, start, torchrun
 from tests.runs import last, metrics, same
+from tests.strategies.faults import planted
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
 SINUSOID = [
@@ -33,33 +34,25 @@ def test_a_signal_to_one_rank_stops_all(tmp_path: Path) -> None:
     assert same(last(parts)["model"], last(whole)["model"])
 
 
+DIVERGES = """
+import torch.distributed
+from maml.metagradient.outer_optimizer import OuterOptimizer
+step, gather = OuterOptimizer.step, torch.distributed.all_gather
+def broken(self, *args):
+    step(self, *args)
+    if os.environ["RANK"] == "1":
+        next(iter(self.params.values())).add_(1e-6)
+def late(*args, **kwargs):
+    gather(*args, **kwargs)
+    time.sleep(2 * (os.environ["RANK"] == "0"))
+OuterOptimizer.step, torch.distributed.all_gather = broken, late
+"""
+
+
 def test_diverged_parameters_are_found(tmp_path: Path) -> None:
-    """A planted fault on rank 1: found at the next check."""
-    script = tmp_path / "diverging.py"
-    script.write_text(
-        "import os, sys, time\n"
-        "import torch.distributed\n"
-        "import maml.metagradient.outer_optimizer\n"
-        "from maml.processes.program import run_program\n"
-        "import train_maml\n"
-        "step = maml.metagradient.outer_optimizer.OuterOptimizer.step\n"
-        "def broken(self, *args):\n"
-        "    step(self, *args)\n"
-        "    if os.environ['RANK'] == '1':\n"
-        "        next(iter(self.params.values())).add_(1e-6)\n"
-        "maml.metagradient.outer_optimizer.OuterOptimizer.step = broken\n"
-        # Rank 1 is heard first: the line is the same.
-        "gather = torch.distributed.all_gather\n"
-        "def late(*args, **kwargs):\n"
-        "    gather(*args, **kwargs)\n"
-        "    time.sleep(2 * (os.environ['RANK'] == '0'))\n"
-        "torch.distributed.all_gather = late\n"
-        "run_program(train_maml.main, sys.argv[1:])\n"
-    )
+    """A planted fault on rank 1: found at the next check. It is heard first: one line, the same."""
     args = [*SINUSOID, "--iterations", "10", "--test-tasks", "0", "--check-every", "2"]
-    run_dir = tmp_path / "run"
-    done = run(
-        [*torchrun(2, [str(script)]), *args, "--run-dir", str(run_dir)], timeout=120, expect=None
-    )
+    command = [*torchrun(2, [planted(tmp_path, DIVERGES)]), *args]
+    done = run([*command, "--run-dir", str(tmp_path / "run")], timeout=120, expect=None)
     assert done.returncode != 0
     assert "error: rank 1 holds other parameters than rank 0" in done.stderr

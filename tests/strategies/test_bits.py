@@ -2,14 +2,14 @@
 
 import json
 import random
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.launching import SLACK, run, start, torchrun
+from tests.launching import run, start, torchrun
 from tests.runs import last, same
 from tests.strategies.test_equivalence import STRATEGIES, TOPOLOGIES
+from tests.strategies.waiting import wait_for_iteration
 
 # Six tasks for each of two workers: in float32 another order is another sum.
 GLYPHS = [
@@ -70,20 +70,10 @@ def kill_and_resume(run_dir: Path, strategy: str, iterations: int, moments: list
     command = [*torchrun(2), *args, "--run-dir", str(run_dir)]
     for moment in moments:
         launched = start(command)
-        deadline = time.monotonic() + SLACK * 120
-        while not has_come(run_dir, moment):
-            assert launched.process.poll() is None, launched.stderr
-            assert time.monotonic() < deadline, f"no iteration {moment} in time"
-            time.sleep(0.005)
+        wait_for_iteration(launched, run_dir, moment, limit=120)
         launched.kill()
         launched.wait(10, expect=None)
         # Otherwise nothing would be resumed.
         assert last(run_dir)["iteration"] < iterations
     run(command, timeout=240)
     assert last(run_dir)["iteration"] == iterations
-
-
-def has_come(run_dir: Path, iteration: int) -> bool:
-    """Say whether a run has written the row of ``iteration``."""
-    path = run_dir / "metrics.jsonl"
-    return path.exists() and f'"iteration": {iteration},' in path.read_text()

@@ -46,16 +46,9 @@ LEARNERS = {
         *("--meta-schedule", "cosine"),
     ],
     "reptile": [
-        *(
-            *SEVEN_TASKS,
-            "--learner",
-            "reptile",
-            "--inner-batch",
-            "3",
-            "--meta-optimizer",
-            "sgd",
-        ),
+        *(*SEVEN_TASKS, "--learner", "reptile", "--inner-batch", "3"),
         *("--inner-optimizer", "adam0", "--keep-moment", "--inner-lr", "0.01"),
+        *("--meta-optimizer", "sgd"),
         *("--meta-schedule", "linear", "--meta-lr", "0.5", "--train-shots", "2"),
     ],
     "protonet": [*NO_LOOP, "--learner", "protonet", "--train-ways", "7"],

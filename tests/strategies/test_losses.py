@@ -52,30 +52,24 @@ SLOW = (
     ("param-server remote", "stopped", 2),
 )
 
-HANGS = (("allreduce", 0), ("allreduce", 2), ("param-server collective", 2))
+
+def _slow(*cases: tuple[object, ...]) -> list[Any]:
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "fault", "rank"),
-    [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)],
-)
+@pytest.mark.parametrize(("strategy", "fault", "rank"), [*QUICK, *_slow(*SLOW)])
 def test_a_lost_process_ends_the_run(tmp_path: Path, strategy: str, fault: str, rank: int) -> None:
     """One line in all, which names rank, process and cause; status right, progress kept."""
-    run_dir = tmp_path / "run"
-    _check_end(run_dir, strategy, FAULTS[fault], rank)
+    _check_end(tmp_path / "run", strategy, FAULTS[fault], rank)
 
 
 @pytest.mark.parametrize(
     ("strategy", "rank"),
-    [("rpc chunk", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in HANGS)],
+    [("rpc chunk", 2), *_slow(("allreduce", 0), ("allreduce", 2), ("param-server collective", 2))],
 )
 def test_who_hangs_while_its_heart_beats_is_named(tmp_path: Path, strategy: str, rank: int) -> None:
     """Not who waits for it."""
     _check_end(tmp_path / "run", strategy, ALIVE, rank)
-
-
-def _slow(*cases: tuple[object, ...]) -> list[Any]:
-    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +196,7 @@ def _check_end(
     ("strategy", "number"),
     [
         ("rpc chunk", signal.SIGHUP),
-        pytest.param("param-server sync", signal.SIGTERM, marks=pytest.mark.slow),
+        ("param-server sync", signal.SIGTERM),
         pytest.param("param-server collective", signal.SIGQUIT, marks=pytest.mark.slow),
     ],
 )

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from maml.config import Config
 from maml.config.checks import check
 from maml.errors import UserError
-from tests.launching import run, run_torchrun, start, start_ranks, torchrun
+from tests.launching import run, run_torchrun, start_ranks, torchrun
 from tests.runs import metrics, result, sinusoid
-from tests.strategies.waiting import process_of_rank, wait_for_iteration
+from tests.strategies.faults import planted
+from tests.strategies.waiting import wait_for_iteration
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--eval-tasks", "8"),
@@ -28,20 +28,14 @@ LONG = 120
 """Iterations in which it can be seen that it learns."""
 
 
-@pytest.fixture(scope="module")
-def modes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directories of every mode with two trainers, trained in one launch."""
-    folder = tmp_path_factory.mktemp("modes")
+def test_modes_train(tmp_path: Path) -> None:
+    """Every mode with two trainers, trained in one launch."""
     args = [*SINUSOID, "--iterations", str(LONG)]
     configurations = {mode: [*args, "--ps-mode", mode] for mode in ("sync", "async", "backup")}
-    script = ["-m", "tests.strategies.topologies", str(folder), json.dumps(configurations)]
+    script = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(configurations)]
     run(torchrun(3, script), timeout=150)
-    return folder
-
-
-@pytest.mark.parametrize("mode", ["sync", "async", "backup"])
-def test_modes_train(modes: Path, mode: str) -> None:
-    check_run(modes / mode, mode)
+    for mode in configurations:
+        check_run(tmp_path / mode, mode)
 
 
 def test_remote_forward_with_two_trainers(tmp_path: Path) -> None:
@@ -90,35 +84,29 @@ def test_backup_outlives_workers(tmp_path: Path) -> None:
 
 
 PLANTED = """
-import os, sys, time
-from maml.processes.program import run_program
+from maml.run import checkpoint
 from maml.strategies import over_rpc
 from maml.worker import Worker
-import train_maml
-meta_gradient, calls = Worker.share, 0
-def planted(*args):
+meta_gradient, save_in, calls = Worker.share, checkpoint.save_in, 0
+def share(*args):
     global calls
     calls += 1
     fault()
     return meta_gradient(*args)
-Worker.share = planted
-{fault}
-run_program(train_maml.main, sys.argv[1:])
+def save(*args, **kwargs):
+    delay()
+    return save_in(*args, **kwargs)
+def fault(): pass
+def delay(): pass
+Worker.share, checkpoint.save_in = share, save
 """
-
-
-def plant(folder: Path, fault: str) -> str:
-    """Return a program that trains with ``fault()`` called before each gradient."""
-    script = folder / "planted.py"
-    script.write_text(PLANTED.format(fault=fault))
-    return str(script)
 
 
 def test_a_slow_trainer_is_waited_for_at_the_end(tmp_path: Path) -> None:
     """It is in the middle of a gradient when all is done, and answers."""
     fault = "over_rpc.GOODBYE = 0.5\ndef fault(): time.sleep(6 * (os.environ['RANK'] == '2'))"
     flags = ["--ps-mode", "async", "--iterations", "20", "--run-dir", str(tmp_path / "run")]
-    ranks = start_ranks(3, [*SINUSOID, *flags], script=plant(tmp_path, fault))
+    ranks = start_ranks(3, [*SINUSOID, *flags], script=planted(tmp_path, PLANTED + fault))
     done = [launched.wait(90) for launched in ranks]
     assert "did not leave" not in done[0].stderr
     assert result(tmp_path / "run")["tasks"] == 8
@@ -129,7 +117,7 @@ def test_more_failures_than_backups_end_the_run(tmp_path: Path) -> None:
     fault = "def fault():\n    if calls > 3 + int(os.environ['RANK']): raise ValueError('planted')"
     flags = ["--ps-mode", "backup", "--iterations", "1000", "--timeout", "1000"]
     args = [*SINUSOID, *flags, "--run-dir", str(tmp_path / "run")]
-    ranks = start_ranks(3, args, script=plant(tmp_path, fault))
+    ranks = start_ranks(3, args, script=planted(tmp_path, PLANTED + fault))
     done = [launched.wait(90, expect=1) for launched in ranks]
     outlived = re.findall(r"rank (\d) .*failed: .*planted.*; training goes on", done[0].stderr)
     final = re.findall(r"error: rank (\d) .*failed: .*planted", done[0].stderr)
@@ -142,56 +130,18 @@ def test_more_failures_than_backups_end_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("transport", [pytest.param("rpc", marks=pytest.mark.slow), "collective"])
 def test_a_busy_server_is_waited_for(tmp_path: Path, transport: str) -> None:
     """It may write, or test, for longer than --timeout, which is for peers that are silent."""
-    script = tmp_path / "slow_disk.py"
-    script.write_text(
-        "import sys, time\n"
-        "from maml.processes.program import run_program\n"
-        "from maml.run import checkpoint\n"
-        "import train_maml\n"
-        "save_in = checkpoint.save_in\n"
-        "def slowly(*args, **kwargs):\n"
-        "    time.sleep(20)\n"
-        "    save_in(*args, **kwargs)\n"
-        "checkpoint.save_in = slowly\n"
-        "run_program(train_maml.main, sys.argv[1:])\n"
-    )
+    script = planted(tmp_path, PLANTED + "def delay(): time.sleep(20)")
     args = [*SINUSOID, "--ps-transport", transport, "--iterations", "5", "--timeout", "15"]
     args += ["--run-dir", str(tmp_path / "run")]
-    run([*torchrun(2, [str(script)]), *args], timeout=120)
+    run([*torchrun(2, [script]), *args], timeout=120)
     assert result(tmp_path / "run")["tasks"] == 8
 
 
 @pytest.mark.parametrize(
-    "transport",
-    # A stop of the latter is among the losses; what is resumed does not know the transport.
-    ["rpc", pytest.param("collective", marks=pytest.mark.slow)],
+    "values", [{"ps_mode": "async"}, {"ps_mode": "backup"}, {"ps_forward": "remote"}]
 )
-def test_stop_and_resume(tmp_path: Path, transport: str) -> None:
-    """A SIGTERM to all: the server saves, everyone leaves; the same command goes on."""
-    args = [*SINUSOID, "--ps-transport", transport, "--run-dir", str(tmp_path)]
-    launched = start([*torchrun(2), *args, "--iterations", "100000"])
-    try:
-        wait_for_iteration(launched, tmp_path, 10, limit=90)
-        for rank in (1, 0):
-            os.kill(process_of_rank(launched, rank), signal.SIGTERM)
-    finally:
-        done = launched.wait(60, expect=None)
-    assert "stopped by SIGTERM" in done.stdout
-    reached = metrics(tmp_path)[-1]["iteration"]
-    more = ["--iterations", str(reached + 20)]
-    assert "iterations 0 to" not in run_torchrun(2, [*args, *more], timeout=120).stdout
-    assert metrics(tmp_path)[-1]["iteration"] == reached + 20
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"ps_mode": "async"}, "--ps-mode async needs --ps-transport rpc"),
-        ({"ps_mode": "backup"}, "--ps-mode backup needs --ps-transport rpc"),
-        ({"ps_forward": "remote"}, "--ps-forward remote needs --ps-transport rpc"),
-    ],
-)
-def test_collectives_are_synchronous(values: dict[str, str], message: str) -> None:
-    config: Config = sinusoid(strategy="param-server", ps_transport="collective", **values)
-    with pytest.raises(UserError, match=message):
-        check(config)
+def test_collectives_are_synchronous(values: dict[str, str]) -> None:
+    ((name, value),) = values.items()
+    flag = f"--{name.replace('_', '-')} {value}"
+    with pytest.raises(UserError, match=f"{flag} needs --ps-transport rpc"):
+        check(sinusoid(strategy="param-server", ps_transport="collective", **values))

@@ -11,7 +11,7 @@ import pytest
 from maml.config.cli import parse
 from maml.trainer import Trainer
 from tests.launching import REPO, SLACK, start
-from tests.runs import last, metrics, same
+from tests.runs import last, metrics
 from tests.strategies.waiting import process_of_rank, wait_for_iteration
 
 SINUSOID = [
@@ -33,29 +33,22 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "strategy",
     [
-        ("rpc", "--partition", "chunk"), ("allreduce",), ("rpc",), ("param-server",), COLLECTIVE,
+        ("allreduce",),
+        *(
+            pytest.param(flags, marks=pytest.mark.slow)
+            for flags in (("rpc", "--partition", "chunk"), ("rpc",), ("param-server",), COLLECTIVE)
+        ),
     ],
     ids=" ".join,
-)  # fmt: skip
-@pytest.mark.slow
+)
 def test_a_restart_goes_on(strategy: tuple[str, ...], straight: Path, tmp_path: Path) -> None:
-    """The launcher's store still holds what the first attempt had left there."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launcher, "--nproc_per_node=2", "--max-restarts=1", "train_maml.py", *SINUSOID]
-    directory = tmp_path / "restarted"
-    launched = start([*command, "--strategy", *strategy, "--run-dir", str(directory)])
-    wait_for_iteration(launched, directory, 20, limit=120)
-    os.kill(process_of_rank(launched, 1), signal.SIGKILL)
-    done = launched.wait(150)
-    _assert_went_on(done.stdout, directory, straight)
+    """The launcher's store still holds what the first attempt had left there.
 
-
-def test_a_restart_finds_its_run(straight: Path, tmp_path: Path) -> None:
-    """Without --run-dir: it has the name of the launcher's start."""
+    Without --run-dir: the run has the name of the launcher's start, by which it is found.
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = [str(REPO / "train_maml.py"), *SINUSOID, "--strategy", "allreduce"]
-    command = [*launcher, "--nproc_per_node=2", "--max-restarts=1", *script]
-    launched = start(command, cwd=tmp_path)
+    script = [str(REPO / "train_maml.py"), *SINUSOID, "--strategy", *strategy]
+    launched = start([*launcher, "--nproc_per_node=2", "--max-restarts=1", *script], cwd=tmp_path)
     deadline = time.monotonic() + SLACK * 120
     while not (found := list(tmp_path.glob("runs/*/metrics.jsonl"))):
         assert launched.process.poll() is None and time.monotonic() < deadline
@@ -64,15 +57,11 @@ def test_a_restart_finds_its_run(straight: Path, tmp_path: Path) -> None:
     wait_for_iteration(launched, directory, 20, limit=120)
     os.kill(process_of_rank(launched, 1), signal.SIGKILL)
     done = launched.wait(150)
-    _assert_went_on(done.stdout, directory, straight)
-    assert list((tmp_path / "runs").iterdir()) == [directory]
-
-
-def _assert_went_on(said: str, directory: Path, straight_dir: Path) -> None:
-    begun = [line for line in said.splitlines() if "iterations" in line]
+    begun = [line for line in done.stdout.splitlines() if "iterations" in line]
     assert len(begun) == 2 and "iterations 0 to" not in begun[1]
     assert [row["iteration"] for row in metrics(directory)] == list(range(1, 121))
-    restarted, straight = last(directory)["model"], last(straight_dir)["model"]
-    for name, tensor in straight.items():
+    restarted, expected = last(directory)["model"], last(straight)["model"]
+    assert list(restarted) == list(expected)
+    for name, tensor in expected.items():
         assert (restarted[name] - tensor).abs().max() < 1e-10
-    assert same(list(restarted), list(straight))
+    assert list((tmp_path / "runs").iterdir()) == [directory]

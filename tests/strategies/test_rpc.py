@@ -1,14 +1,15 @@
 """The rpc strategy: what travels, many tasks on few threads, and who leaves last."""
 
-import json
+import re
 from pathlib import Path
 
 import pytest
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 from maml.strategies.rpc import Reference
-from tests.launching import run, run_torchrun, start_ranks, torchrun
-from tests.runs import same
+from tests.launching import run_torchrun, start_ranks
+from tests.runs import metrics, same
+from tests.strategies.faults import planted
 from tests.workers import worker_of
 
 SINUSOID = [
@@ -17,10 +18,20 @@ SINUSOID = [
 ]  # fmt: skip
 
 
-def test_a_missing_gradient_is_refused() -> None:
-    """It ends as a run does that fails: rank 1 has nobody to say goodbye to."""
-    done = run(torchrun(2, ["-m", "tests.strategies.rpc_checks"]), timeout=120)
-    assert done.stdout == "holds\n"
+FORGETS = """
+from maml.strategies import rpc
+def forget(step, flat, calls):
+    rpc.this(rpc.Rpc).gathering.begin(step, flat.detach(), calls)
+rpc._begin = forget
+"""
+
+
+def test_a_missing_gradient_is_refused(tmp_path: Path) -> None:
+    """Where rank 1 has lost the graph, a gradient without its tasks would come home: no step."""
+    args = [*SINUSOID, "--strategy", "rpc", "--run-dir", str(tmp_path / "run")]
+    ranks = start_ranks(2, args, script=planted(tmp_path, FORGETS))
+    done = [rank.wait(60, expect=1) for rank in ranks]
+    assert re.search(r"error: rank 1 .* parameters came outside the graph", done[0].stderr)
 
 
 def test_a_learner_travels_without_parameters() -> None:
@@ -47,29 +58,25 @@ def test_many_tasks_on_few_threads_finish(tmp_path: Path, partition: str, size: 
     args = [*SINUSOID, "--meta-batch-size", "128", "--iterations", "2", "--rpc-threads", "2"]
     args += ["--partition", partition, "--run-dir", str(tmp_path)]
     run_torchrun(size, args, timeout=180)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["iteration"] == 2
+    assert metrics(tmp_path)[-1]["iteration"] == 2
+
+
+PARTS_LATE = """
+from torch.distributed import rpc
+from maml.processes.store import launchers_store
+from maml.processes.world import World
+shutdown = rpc.shutdown
+def slowly(**kwargs):
+    shutdown(**kwargs)
+    if os.environ["RANK"] == "1":
+        time.sleep(2)
+        launchers_store(World.from_environment()).add("still there", 1)
+rpc.shutdown = slowly
+"""
 
 
 def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
     """Without torchrun it holds the store, which a slower process needs until it has left."""
-    script = tmp_path / "slow_goodbye.py"
-    script.write_text(
-        "import os, sys, time\n"
-        "from torch.distributed import rpc\n"
-        "from maml.processes.program import run_program\n"
-        "from maml.processes.store import launchers_store\n"
-        "from maml.processes.world import World\n"
-        "import train_maml\n"
-        "if os.environ['RANK'] == '1':\n"
-        "    shutdown = rpc.shutdown\n"
-        "    def slowly(**kwargs):\n"
-        "        shutdown(**kwargs)\n"
-        "        time.sleep(2)\n"
-        "        launchers_store(World.from_environment()).add('still there', 1)\n"
-        "    rpc.shutdown = slowly\n"
-        "run_program(train_maml.main, sys.argv[1:])\n"
-    )
     args = [*SINUSOID, "--strategy", "rpc", "--iterations", "3", "--run-dir", str(tmp_path / "run")]
-    for rank in start_ranks(2, args, script=str(script)):
+    for rank in start_ranks(2, args, script=planted(tmp_path, PARTS_LATE)):
         rank.wait(60)

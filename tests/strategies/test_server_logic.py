@@ -1,7 +1,5 @@
 """What the parameter server waits for, drops and sums: its trainers are played by the test."""
 
-import itertools
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -10,9 +8,7 @@ import pytest
 import torch
 
 from maml.errors import UserError, WorkerLostError
-from maml.processes.identity import Identity
 from maml.processes.world import World
-from maml.strategies import over_rpc
 from maml.strategies.param_server.inbox import Inbox, Order, Result
 from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.strategies.param_server.remote_forward import HandOver, ServedModel
@@ -180,34 +176,3 @@ def test_a_served_model_steps_on_meanwhile(
     assert event.result.step == step
     play.params = {name: 2 * tensor for name, tensor in play.params.items()}
     assert_same(play.server.packing.to_share(event.result.flat), play.expected(IDS))
-
-
-def test_inbox_after_the_end() -> None:
-    """Who asks when all is done, a thawed process say, is sent home at once."""
-    inbox = Inbox()
-    before = inbox.exchange(1, None)
-    inbox.close()
-    assert before.wait() is None
-    assert inbox.exchange(2, None).wait() is None
-
-
-def test_nobody_is_left_behind_while_the_clock_stands_still(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All is done, the job is suspended, and a trainer leaves only after that."""
-    monkeypatch.setattr(over_rpc, "GOODBYE", 0.2)
-    server = Play(pool, trainers=1, timeout=0.2).server
-    staying, ticks, awake = {1}, itertools.count(), threading.Event()
-    monkeypatch.setattr(server.liveness, "staying", lambda: staying)
-    monkeypatch.setattr(server.liveness.clock, "now", lambda: float(next(ticks)) * awake.is_set())
-    done = pool.submit(server.finish)
-    with pytest.raises(TimeoutError):
-        done.result(1.5)
-    staying.clear()
-    done.result(5)
-    # While it runs, one that never leaves is waited for no longer than that.
-    awake.set()
-    staying.add(1)
-    server.liveness.members[1] = Identity("elsewhere", "boot container", 1, "0")
-    pool.submit(server.finish).result(5)
-    assert capsys.readouterr().err.startswith("rank 1 (host elsewhere, pid 1) did not leave in")

@@ -15,7 +15,7 @@ def wait_for_iteration(launched: Launched, run_dir: Path, iteration: int, limit:
     while not _has_row(run_dir, iteration):
         assert launched.process.poll() is None, f"ended early: {launched.stderr}"
         assert time.monotonic() < deadline, f"no row of iteration {iteration} in time"
-        time.sleep(0.2)
+        time.sleep(0.02)
 
 
 def _has_row(run_dir: Path, iteration: int) -> bool:

@@ -167,6 +167,10 @@ class FewShotImages(Episodes):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
         images, first, counts, self.rotate, self.class_names = found
+        if len(images.shape) not in (3, 4):
+            raise ValueError(f"images must be [n, H, W(, 3)], not {images.shape}")
+        if self.rotate and images.shape[1] != images.shape[2]:
+            raise ValueError(f"only square images can turn by 90 degrees, not {images.shape[1:3]}")
         first, counts = np.asarray(first, dtype=np.int64), np.asarray(counts, dtype=np.int64)
         if ways > len(first):
             there = counted(len(first), "class", "classes")

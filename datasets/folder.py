@@ -43,7 +43,6 @@ class Flags:
         84,
         "Width and height of the images; the shorter side is resized, the longer one cut.",
         least=1,
-        most=4096,
     )
     image_mode: Literal["rgb", "grey"] = flag("rgb", "Colour or grey.")
     split_fractions: str = flag(

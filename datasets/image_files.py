@@ -57,7 +57,7 @@ def look(root: Path, below: str = "") -> Content:
         with os.scandir(root / below) as entries:
             for entry in entries:
                 # Of archivers and file servers: copies of other files' names, no classes.
-                if entry.name.startswith((".", "__MACOSX", "@eaDir")):
+                if entry.name[0] == "." or entry.name in ("__MACOSX", "@eaDir"):
                     continue
                 if entry.is_dir():
                     folders.append(entry.name)

@@ -10,12 +10,16 @@ from datasets.errors import DataError
 from datasets.registry import find
 
 Mode = Literal["rgb", "grey"]
+_MOST_PIXELS = 4096
 
 
 class Decoder:
     """Makes images arrays, ``size`` pixels wide and high, in colour (rgb) or not (grey)."""
 
     def __init__(self, size: int, mode: str) -> None:
+        """Raise :class:`DataError`, naming the flag, for a size or mode that cannot be."""
+        if not 1 <= size <= _MOST_PIXELS:
+            raise DataError(f"--image-size {size}: must be between 1 and {_MOST_PIXELS}")
         if mode not in ("rgb", "grey"):
             raise DataError(f"--image-mode {mode}: unknown; one of rgb, grey")
         self.size, self.mode = size, mode

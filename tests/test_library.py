@@ -379,6 +379,7 @@ def test_images_at_hand_are_a_data_set(tasks: maml.Tasks) -> None:
         ("glyphs", {"split": "test", "shots": 30}, "shots 30"),
         ({"a": np.zeros((4, 9, 9))}, {}, "class a of train is float64"),
         (images, {"image_size": 9}, "image_size: no option of data at hand, which takes dtype"),
+        ("folder", {"split": "test", "data_root": "tests", "image_size": 0}, "image_size 0: must"),
         (images, {"split": "test"}, "split 'test': data at hand has none; give the test's classes"),
         ([images], {}, "data is a list; give the name of a data set, {class: images}, a Taskset"),
         ("tests", {"split": "test"}, "data tests: a folder; give data folder and data_root tests"),

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import maml
+from datasets.tasks import Task
 from maml.networks.conv4 import Conv4
 from maml.networks.stack import remembering
 from tests.launching import run, torchrun
@@ -464,6 +466,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          r"task 0: support_y is torch.float64 \[6\]; give the number of each example's class"),
         (lambda: maml.ProtoNet(dense())([(t[0], t[1] + 1, *t[2:]) for t in made()]),
          "task 0: support_y has no example of class 0"),
+        (lambda: maml.MAML(dense())([3]), r"task 0 is \(int\); give"),
         (lambda: maml.MAML(dense())([(*t[:3], t[3] + 1) for t in made()]),
          "task 0: query_y has the label 3; the module tells 3 classes apart, .* from 0 to 2"),
         (lambda: maml.MAML(nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 3))),
@@ -485,6 +488,15 @@ def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:
         mistake()
     assert "\n" not in str(found.value)
     assert "--" not in str(found.value)
+
+
+def test_tasks_may_have_their_parts_by_name() -> None:
+    """In any order: read by position, support and query would be exchanged without a word."""
+    other = namedtuple("other", reversed(Task._fields))  # type: ignore[misc]
+    named = [dict(zip(Task._fields, task, strict=True)) for task in made()]
+    learner = maml.MAML(dense())
+    for tasks in (named, [other(**task) for task in named]):
+        assert learner(tasks) == learner(made())
 
 
 def test_an_error_of_the_module_says_what_it_was_called_with() -> None:

@@ -1,7 +1,7 @@
 """Tasks as people have them, as a list of tasks."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -33,7 +33,7 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
             many.
     """
     try:
-        items = list(given)
+        items = list(_by_name(given))
     except TypeError:
         raise UserError(f"tasks is a {type(given).__name__}; {FORM}") from None
     if not items:
@@ -53,8 +53,17 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
     return tasks
 
 
+def _by_name(given: Any) -> Any:
+    """Return the parts of what has them by name, as a dictionary or a named tuple, in order."""
+    named = given if isinstance(given, Mapping) else getattr(given, "_asdict", dict)()
+    return [named[n] for n in Task._fields] if named.keys() >= {*Task._fields} else given
+
+
 def _task(item: Any, what: str) -> Task:
-    parts = [item] if isinstance(item, Tensor) else list(item)
+    try:
+        parts = list(_by_name(item))
+    except TypeError:
+        parts = [item]
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
         kinds = ", ".join(type(part).__name__ for part in parts[:6])
         raise UserError(f"{what} is ({kinds}); {FORM}")

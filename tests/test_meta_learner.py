@@ -466,6 +466,8 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          r"task 0: support_y is torch.float64 \[6\]; give the number of each example's class"),
         (lambda: maml.ProtoNet(dense())([(t[0], t[1] + 1, *t[2:]) for t in made()]),
          "task 0: support_y has no example of class 0"),
+        (lambda: maml.ProtoNet(dense())([(t[0][:0], t[1][:0], *t[2:]) for t in made()]),
+         "task 0: support_x is empty"),
         (lambda: maml.MAML(dense())([3]), r"task 0 is \(int\); give"),
         (lambda: maml.MAML(dense())([(*t[:3], t[3] + 1) for t in made()]),
          "task 0: query_y has the label 3; the module tells 3 classes apart, .* from 0 to 2"),

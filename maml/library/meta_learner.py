@@ -208,7 +208,10 @@ class MetaLearner(nn.Module):
         """Yield a learner for each number of classes, where it needs to know, and its tasks."""
         if not tasks:
             return
-        # Mini-batches of all classes have no support set.
+        # Mini-batches of all classes, which learners of the program train on, have no support set.
+        empty = [i for i, task in enumerate(tasks) if not task.support_x.shape[1]]
+        if empty and self._loss is not None:
+            raise UserError(f"task {empty[0]}: support_x is empty: there is nothing to adapt to")
         by_ways = self.learner.any_ways and tasks[0].support_y.numel()
         learner = self.learner if by_ways else self._measuring(tasks)
         places: dict[int | None, list[int]] = {}

@@ -57,9 +57,9 @@ def _presets(sections: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Config,
             values = vars(parser.parse_args(words.split()))
             if claim:
                 values |= {"claim": claim, "published": round(float(claim.split()[0]) / 100, 6)}
-            texts |= said
-            source = content["source"].format_map(texts)
-            differs = [" ".join(each.format_map(texts).split()) for each in content["differs"]]
+            own = texts | said
+            source = content["source"].format_map(own)
+            differs = [" ".join(each.format_map(own).split()) for each in content["differs"]]
             yield section, Config(preset=name, source=source, **values), differs
 
 

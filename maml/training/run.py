@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +20,16 @@ from maml.run.provenance import own_files, warn_of_edits
 from maml.run.resume import bring_history
 from maml.strategies import Strategy
 from maml.worker import Share
+
+
+class Companion(Protocol):
+    """A part of a run whose own state is in the checkpoints."""
+
+    def state(self) -> dict[str, Any]:
+        """Return plain containers and tensors."""
+
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
+        """Go on from what `state` returned; empty, as of an earlier version: begin anew."""
 
 
 class Run:
@@ -52,7 +62,7 @@ class Run:
         self.iteration, self.seconds = 0, 0.0
         self.changing, self._is_whole = threading.RLock(), True
         self.last, self._saved = checkpoint.last_checkpoint(self.dir), -1
-        self._companions: Mapping[str, Any] = {}
+        self._companions: Mapping[str, Companion] = {}
         self._fixed: dict[str, Any] = {
             "division": self.worker.training.division,
             # As they were imported; they may be edited while it trains.
@@ -60,11 +70,10 @@ class Run:
             "config": {name: getattr(config, name) for name in OF_A_CHECKPOINT},
         }
 
-    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Any]) -> None:
+    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Companion]) -> None:
         """Go on from the checkpoint ``start``; write what the run begins with.
 
-        ``companions`` have state in the checkpoints, by these names: plain containers and tensors
-        that ``state`` returns, and ``restore`` takes; nothing of an earlier version: begin anew.
+        ``companions``: by their names in a checkpoint.
         """
         self._companions = companions
         if start is not None:

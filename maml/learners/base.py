@@ -245,6 +245,7 @@ class Learner(nn.Module, ABC):
             self.config.meta_gradient,
             self.batching,
             checked=checked,
+            frozen=self.frozen,
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 

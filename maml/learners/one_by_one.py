@@ -123,5 +123,5 @@ def check(learner: Learner, meta_params: Params, tasks: Any, phase: int) -> None
         return
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     with kept(), draws.of_task(draws.NONE), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        check_read(learner.training_problem(leaves, phase), tasks)
+        check_read(learner.training_problem(leaves, phase), tasks, learner.frozen)
     learner.checked.add(phase)

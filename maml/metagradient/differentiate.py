@@ -6,7 +6,7 @@ at its solution. Compiled kernels are a part of the network (`maml.networks.stac
 plain cross-entropy they compute head and loss as well (`maml.metagradient.native`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -141,6 +141,7 @@ def meta_gradient(
     batching: Batching = "vmap",
     *,
     checked: bool = False,
+    frozen: Collection[str] = (),
 ) -> OuterGradient:
     """Differentiate the outer loss summed over B tasks by meta-parameters.
 
@@ -152,6 +153,7 @@ def meta_gradient(
         way: As in `differentiate`.
         batching: As in `differentiate`.
         checked: Whether the losses are known to read the parameters that they should.
+        frozen: Parameters that they need not read.
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
@@ -160,7 +162,7 @@ def meta_gradient(
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)
     if not checked:
-        by_kernels = check_read(problem, tasks)
+        by_kernels = check_read(problem, tasks, frozen)
         moving = {*problem.start, *(n for of_step in problem.step_params[:1] for n in of_step)}
         if way == "auto" and moving & by_kernels:
             way = "mixed"

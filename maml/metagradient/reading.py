@@ -1,6 +1,7 @@
 """Which parameters losses read: a look at the graph of each on one task."""
 
 import weakref
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -13,7 +14,9 @@ from maml.networks.loss import NetworkLoss
 from maml.networks.stack import is_stack
 
 
-def check_read(problem: Problem, tasks: Any) -> frozenset[str]:
+def check_read(
+    problem: Problem, tasks: Any, frozen: Collection[str] = ()
+) -> frozenset[str]:
     """Refuse losses that read other parameters than they should.
 
     Returns:
@@ -22,9 +25,10 @@ def check_read(problem: Problem, tasks: Any) -> frozenset[str]:
     Raises:
         ValueError: for one that reads parameters which are not handed to it. What a function closes
             over is a constant to every way of differentiating.
-        RuntimeError: for a parameter that no loss reads: a mistake, not a zero.
+        RuntimeError: for a parameter that no loss reads, unless it is ``frozen``: a mistake, not a
+            zero.
     """
-    unread = {*problem.start, *problem.fixed}
+    unread = {*problem.start, *problem.fixed}.difference(frozen)
     by_kernels: frozenset[str] = frozenset()
     places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
     for place, task in enumerate(one_by_one(tasks)):
@@ -38,11 +42,10 @@ def check_read(problem: Problem, tasks: Any) -> frozenset[str]:
                 unread, by_kernels = unread - read.names, by_kernels | read.by_kernels
     if unread:
         name = min(unread)
-        what = "adapt"
-        if name not in problem.start:
-            what = "be learned; if it is frozen, call its layers without torch.no_grad()"
+        what = "adapt" if name in problem.start else "be learned"
         raise RuntimeError(
-            f"{name!r} appears to not have been used by any loss, but it is to {what}"
+            f"{name!r} appears to not have been used by any loss, but it is to {what}; "
+            "call requires_grad_(False) on it, if it shall stay as it is"
         )
     return by_kernels
 
@@ -78,11 +81,17 @@ def _read(problem: Problem, part: str, step: int, task: Any, place: int) -> _Rea
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in params.items()
     }
-    with draws.at(part, step):
-        value, _ = called(loss, params, next(unstacked(task)), step)
+
+    def look() -> Tensor:
+        with draws.at(part, step):
+            return called(loss, params, next(unstacked(task)), step)[0]
+
+    value = look()
     leaves, of_kernels = _leaves_under(value)
     names = frozenset(name for name, tensor in params.items() if id(tensor) in leaves)
-    if len(leaves) > len(names):
+    # A tensor of the call's own, as an input that an energy is differentiated by, is another one
+    # in the next call.
+    if len(leaves) > len(names) and len(leaves & _leaves_under(look())[0]) > len(names):
         raise ValueError(
             f"the {part} loss reads parameters that are not among its params, and would not be "
             "differentiated by them: put them into the problem's fixed, and read them from "

@@ -89,6 +89,19 @@ class Attending(nn.Module):
         return self.layer(x)[:, 0]
 
 
+class Forces(nn.Module):
+    """Minus the slope of an energy, by a tensor that the call makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
 WORDS, POINTS, ROWS = "words", (4,), (6, 4)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "padding": (lambda: Embedded(padding_idx=0), WORDS),
@@ -106,6 +119,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "weight norm": (lambda: weight_norm(nn.Linear(4, 4), dim=None), POINTS),
     "lstm": (lambda: Recurrent(nn.LSTM), ROWS),
     "transformer": (Attending, ROWS),
+    "forces": (Forces, POINTS),
 }  # fmt: skip
 
 

@@ -55,13 +55,34 @@ class Tied(nn.Module):
         return self.second(torch.tanh(self.first(x.flatten(1))))[:, :3]
 
 
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.classes, self.size = nn.Linear(16, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        features = torch.tanh(self.body(x.flatten(1)))
+        return {"classes": self.classes(features), "more": (self.size(features), len(x))}
+
+
+def of_both(outputs: Any, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs["classes"], y) + outputs["more"][0].square().mean()
+
+
+def of_words(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), y.flatten())
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "dense": dense,
     "batch norm": lambda: dense(nn.BatchNorm1d(8)),
     "lstm": lambda: Rows().double(),
     "branching": lambda: Branching().double(),
     "tied": lambda: Tied().double(),
+    "two outputs": lambda: TwoOutputs().double(),
+    "words": lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double(),
 }
+LOSSES: dict[str, Any] = {"two outputs": of_both, "words": of_words}
 HEAD = {"head": "3"}
 LEARNERS: list[tuple[type[maml.MetaLearner], dict[str, Any]]] = [
     (maml.MAML, {"adapt": "*,1.*=0.5"}),
@@ -93,21 +114,23 @@ def stacked(tasks: Tasks) -> Any:
     return tuple(torch.stack(parts) for parts in zip(*tasks, strict=True))
 
 
-def by_loop(network: nn.Module, tasks: Tasks, steps: int, lr: float) -> tuple[Tensor, list[Tensor]]:
+def by_loop(
+    network: nn.Module, tasks: Tasks, steps: int, lr: float, loss_of: Any = F.cross_entropy
+) -> tuple[Tensor, list[Tensor]]:
     params = dict(network.named_parameters())
     total = torch.zeros((), dtype=torch.float64)
     for support_x, support_y, query_x, query_y in tasks:
         at = params
         for _ in range(steps):
             outputs = torch.func.functional_call(network, at, (support_x,))
-            loss = F.cross_entropy(outputs, support_y)
+            loss = loss_of(outputs, support_y)
             by = torch.autograd.grad(
                 loss, list(at.values()), create_graph=True, materialize_grads=True,
                 allow_unused=True,
             )  # fmt: skip
             at = {n: p - lr * g for (n, p), g in zip(at.items(), by, strict=True)}
         outputs = torch.func.functional_call(network, at, (query_x,))
-        total = total + F.cross_entropy(outputs, query_y) / len(tasks)
+        total = total + loss_of(outputs, query_y) / len(tasks)
     return total.detach(), list(torch.autograd.grad(total, list(params.values())))
 
 
@@ -118,9 +141,11 @@ def by_loop(network: nn.Module, tasks: Tasks, steps: int, lr: float) -> tuple[Te
 def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name]()
-    tasks = made(sizes)
-    expected, gradients = by_loop(copy.deepcopy(network), tasks, 3, 0.1)
-    learner = maml.MAML(network, inner_lr=0.1, inner_steps=3)
+    tasks, loss_of = made(sizes), LOSSES.get(name, F.cross_entropy)
+    if name == "words":  # each example has four, and a target for each
+        tasks = [(a, b[:, None].expand(-1, 4), c, d[:, None].expand(-1, 4)) for a, b, c, d in tasks]
+    expected, gradients = by_loop(copy.deepcopy(network), tasks, 3, 0.1, loss_of)
+    learner = maml.MAML(network, inner_lr=0.1, inner_steps=3, loss=LOSSES.get(name))
     forms = [tasks] if len(set(sizes)) > 1 else [tasks, stacked(tasks)]
     for form in forms:
         network.zero_grad()

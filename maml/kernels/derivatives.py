@@ -22,13 +22,13 @@ class Gradient(NamedTuple):
 
     Attributes:
         losses: ``[B]``.
-        outputs: ``[B, …]``, what the loss returns beside its value.
+        outputs: ``[B, …]``, or a nest of such: what the loss returns beside its value.
         gradients: ``{name: [B, …]}``, in the derivatives' own coordinates.
         point: What `Derivatives.hessian_vector` needs to know of where this was taken.
     """
 
     losses: Tensor
-    outputs: Tensor
+    outputs: Any
     gradients: Params
     point: Any
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from maml.execution.threads import spread
 from maml.execution.work import Work
@@ -74,10 +75,13 @@ def outer_gradient(
         learner.draws = True
         return outer_gradient(learner, meta_params, tasks, where, phase, call)
     losses = torch.cat([of.losses for of in found])
+    outputs = None
+    if not isinstance(tasks, list):
+        outputs = pytree.tree_map(lambda *each: torch.cat(each), *(of.outputs for of in found))
     return OuterGradient(
         sums,
         losses,
-        losses[:0] if isinstance(tasks, list) else torch.cat([of.outputs for of in found]),
+        outputs,
         {name: torch.cat([of.metrics[name] for of in found]) for name in learner.metric_names},
     )
 

@@ -79,8 +79,8 @@ class MetaLearner(nn.Module):
         """Make a meta-learner.
 
         Args:
-            module: Maps examples ``[E, …]`` to outputs ``[E, …]``. It stays as it is; its
-                parameters learn.
+            module: Maps examples ``[E, …]`` to outputs ``[E, …]``, or with a ``loss`` to a tuple or
+                a dictionary of them. It stays as it is; its parameters learn.
             loss: ``(outputs, targets) → scalar``, the mean over the examples of a set; None: the
                 cross-entropy of classes, whose targets are integers.
             head: The name of the output layer, for learners that tell it from the rest.
@@ -255,7 +255,7 @@ class MetaLearner(nn.Module):
             with torch.no_grad(), kept(), switched(learner.network, training=False):
                 params = unadapted(learner, learner.meta_parameters()).params
                 outputs, _ = learner.call_network(params, x)
-            alike = outputs.shape[:-1] == y.shape
+            alike = isinstance(outputs, Tensor) and outputs.shape[:-1] == y.shape
             self._told_apart[y.dim()] = outputs.shape[-1] if alike else 0
         return self._told_apart[y.dim()]
 

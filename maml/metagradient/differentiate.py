@@ -35,14 +35,14 @@ class OuterGradient(NamedTuple):
     Attributes:
         gradients: Σ over tasks, ``{name: […]}``, of every meta-parameter.
         losses: ``[B]``.
-        outputs: ``[B, …]``, the query loss's outputs after the last step.
+        outputs: ``[B, …]``, or a nest of such: the query loss's outputs after the last step.
         metrics: ``{name: [B]}``, what a learner measures of them.
         end: Where the loop of the one task ends, if `Problem.lives_on`.
     """
 
     gradients: Params
     losses: Tensor
-    outputs: Tensor
+    outputs: Any
     metrics: Mapping[str, Tensor] = MappingProxyType({})
     end: End | None = None
 
@@ -128,7 +128,8 @@ def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     found = _of_each(lambda task: _step_by_step(problem, task, derivatives), tasks)
     of_each = [each.gradients for each in found]
     gradients = pytree.tree_map(lambda *each: torch.stack(each).sum(0), *of_each)
-    losses, outputs = (torch.cat(part) for part in zip(*(each[1:3] for each in found), strict=True))
+    losses = torch.cat([each.losses for each in found])
+    outputs = pytree.tree_map(lambda *each: torch.cat(each), *(each.outputs for each in found))
     return Outer(gradients, losses, outputs, found[0].end)
 
 

@@ -48,7 +48,8 @@ class FunctionDerivatives(Derivatives):
         found = grad([total], [leaves[name] for name in names], create_graph=again)
         gradients = {name: self._batch(g) for name, g in zip(names, found, strict=True)}
         point = (leaves, names, edges(found)) if again else None
-        return Gradient(self._batch(losses), self._batch(outputs), gradients, point)
+        outputs = pytree.tree_map(self._batch, outputs)
+        return Gradient(self._batch(losses), outputs, gradients, point)
 
     def _call(self, part: Part, params: Params, tasks: Any, step: int) -> tuple[Tensor, Tensor]:
         def one(params: Params, task: Any) -> tuple[Tensor, Tensor]:

@@ -48,15 +48,16 @@ def called(loss: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor]:
     found = loss(*arguments)
     if isinstance(found, tuple) and len(found) == 2:
         value, outputs = found
-        if isinstance(value, Tensor) and isinstance(outputs, Tensor):
+        of_tensors = all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(outputs))
+        if isinstance(value, Tensor) and of_tensors:
             return value, outputs
     name = getattr(loss, "__qualname__", type(loss).__name__)
     owner = getattr(loss, "__self__", None)
     if owner is not None:  # a method, which a base class may have
         name = f"{type(owner).__name__}.{getattr(loss, '__name__', name)}"
     raise TypeError(
-        f"{name} returns {_shape(found)}: it must return (loss, outputs), two tensors, of "
-        "which the second is what metrics are computed of"
+        f"{name} returns {_shape(found)}: it must return (loss, outputs), a tensor and "
+        "one or more, which metrics are computed of"
     )
 
 
@@ -354,11 +355,11 @@ class Outer(NamedTuple):
     Attributes:
         gradients: Σ over tasks.
         losses: ``[B]``, the outer loss.
-        outputs: ``[B, …]``, the query loss's outputs after the last step.
+        outputs: ``[B, …]``, or a nest of such: the query loss's outputs after the last step.
         end: Where the loop ends, if `Problem.lives_on`.
     """
 
     gradients: Tensors
     losses: Tensor
-    outputs: Tensor
+    outputs: Any
     end: End | None = None

@@ -14,9 +14,7 @@ from maml.networks.loss import NetworkLoss
 from maml.networks.stack import is_stack
 
 
-def check_read(
-    problem: Problem, tasks: Any, frozen: Collection[str] = ()
-) -> frozenset[str]:
+def check_read(problem: Problem, tasks: Any, frozen: Collection[str] = ()) -> frozenset[str]:
     """Refuse losses that read other parameters than they should.
 
     Returns:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from maml.execution.exact import Exact
 from maml.metagradient.problem import Outer, Problem, called
@@ -99,4 +100,5 @@ def through_loop(problem: Problem, tasks: Any) -> Outer:
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
     # Some may be of no use at some step, or to first order.
     gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
-    return Outer(tensors.with_leaves(gradients), losses.detach(), outputs.detach())
+    outputs = pytree.tree_map(torch.detach, outputs)
+    return Outer(tensors.with_leaves(gradients), losses.detach(), outputs)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from datasets import addresses
 from datasets.tasks import Task
@@ -83,13 +84,13 @@ class NetworkLoss:
         return self.part, self.loss, self.batches
 
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return the loss, a scalar, and the network's outputs ``[E, …]``."""
+        """Return the loss, a scalar, and the network's outputs ``[E, …]``; () if no one tensor."""
         x, y = part_of(task, self.part)
         if self.batches is not None:
             places = self.batches.places(step, len(y), y.device)
             x, y = x[places], y[places]
         outputs, _ = apply(self.network, params, x)
-        return self.loss(outputs, y), outputs
+        return self.loss(outputs, y), outputs if isinstance(outputs, Tensor) else ()
 
 
 _IS_OURS: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -134,5 +135,10 @@ def apply(
             )
     # What is computed from the outputs, a loss to begin with, is as exact as the parameters.
     # Examples do not say how exact: they may be integers.
-    exact = next((p.dtype for p in params.values() if p.is_floating_point()), outputs.dtype)
-    return outputs.to(exact), used
+    exact = next((p.dtype for p in params.values() if p.is_floating_point()), None)
+
+    def made_exact(output: Any) -> Any:
+        is_number = isinstance(output, Tensor) and output.is_floating_point()
+        return output.to(exact) if is_number and exact is not None else output
+
+    return pytree.tree_map(made_exact, outputs), used

@@ -508,6 +508,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          "task 0: support_x requires a gradient"),
         (lambda: maml.MAML(dense()).adapt(*made()[0][:2])(made()[0][2], "suport"),
          "batch_statistics 'suport': query or support"),
+        (lambda: maml.MAML(dense())(made()).backward(create_graph=True), "create_graph: the loss"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:

@@ -364,8 +364,12 @@ class _OuterLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, by: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise UserError(
+                "create_graph: the loss is differentiated once; for more, take an outer loss of "
+                "your own by adapt()"
+            )
         return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from datasets import digest, whole
+from datasets import whole
 from datasets.errors import DataError
 from datasets.locks import Lock
 from datasets.paths import cache_root
@@ -71,7 +71,7 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
         status = path.stat()
         stamp = path, status.st_ino, status.st_size, status.st_ctime_ns
         if stamp not in _checked:
-            digest.unseal(np.memmap(path, np.uint8, "r").data)
+            whole.unseal(np.memmap(path, np.uint8, "r").data)
             _checked.add(stamp)
         found: Mapped = np.load(path, mmap_mode="r")
     except (ValueError, OSError) as error:
@@ -102,4 +102,4 @@ def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> No
         file.flush()
         if (written := file.tell() - begin) != size:
             raise ValueError(f"{path.name}: built {written} bytes of {size}")
-        file.write(digest.of(np.memmap(file, np.uint8, "r").data))
+        file.write(whole.digest(np.memmap(file, np.uint8, "r").data))

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from datasets.blame import calling
+from datasets.components import is_theirs
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.registry import FLAG, DataSet
-from datasets.spelling import is_theirs
 from datasets.tasks import Task
+from datasets.theirs import calling
 
 Form: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """Of each part of a task: its dtype, and the shape of what one example has of it."""

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from datasets.flags import OwnFlag, own_flags
-from datasets.spelling import is_theirs
 
 LITERAL = "COMPONENTS"
 
@@ -31,7 +30,7 @@ class Component:
     """What a component says of itself; a kind of components adds facts of its own.
 
     Attributes:
-        name: What its flag is given: a name, or a user's own as :mod:`datasets.spelling` has it.
+        name: What its flag is given: a name, or a user's own as :mod:`datasets.theirs` has it.
         module: The module that holds it.
         attribute: What it is called there.
         arguments: What a user's own is called with beside what it always is.
@@ -113,6 +112,11 @@ def _made(name: str, own: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:
     facts = {**other, **facts, "flags": other.get("flags", {}) | facts["flags"]}
     facts["reads"] = (*facts.get("reads", ()), *facts["flags"])
     return kind(name=name, **{fact: value for fact, value in facts.items() if fact != "like"})
+
+
+def is_theirs(name: str) -> bool:
+    """Whether a name means something in a user's own file, as ``module:attribute``."""
+    return ":" in name.partition("(")[0]
 
 
 def unknown(flag: str, name: str, there: Iterable[str]) -> str:

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from datasets.batches import Batches, Examples, labelled
-from datasets.blame import calling
 from datasets.checked import Form, checked, form_of
 from datasets.environments.acting import Acting
 from datasets.episodes import Episodes, FewShotImages, ImageClasses
@@ -34,6 +33,7 @@ from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.paths import default_data_root
 from datasets.registry import FLAG, DataSet, find
 from datasets.tasks import Task
+from datasets.theirs import calling
 
 SPLITS = ("train", "validation", "test")
 
@@ -138,7 +138,7 @@ def open_episodes(
     """The few-shot tasks of a split of a data set.
 
     ``data`` is a name of :func:`datasets.registry.data_sets`, or a user's own as
-    :mod:`datasets.spelling` has it; ``data_root`` defaults to ``$MAML_DATA``, then
+    :mod:`datasets.theirs` has it; ``data_root`` defaults to ``$MAML_DATA``, then
     ``~/.cache/maml``. Options that a data set has no use for are ignored. ``form`` and ``classes``:
     what tasks of a user's own are held against (:func:`datasets.checked.checked`). Raises
     :class:`DataError` if the request or the data is not in order.

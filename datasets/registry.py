@@ -4,9 +4,8 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets.components import Component, scan, unknown
+from datasets.components import Component, is_theirs, scan, unknown
 from datasets.errors import DataError
-from datasets.spelling import is_theirs
 from datasets.theirs import load_theirs
 
 FLAG = "--data"

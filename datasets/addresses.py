@@ -57,14 +57,6 @@ def uniforms(keys: Keys, n: int) -> NDArray[np.float64]:
     return (derive(keys, n) >> _S11).astype(np.float64) * 2.0**-53
 
 
-def integers(keys: Keys, high: int, n: int) -> NDArray[np.int64]:
-    """``n`` integers of each key, uniform in [0, high): uint64 ``[...]`` to int64 ``[..., n]``.
-
-    Drawn with replacement. The bias of scaling 53 bits is below high / 2**53.
-    """
-    return (uniforms(keys, n) * high).astype(np.int64)
-
-
 def choose(keys: Keys, n: ArrayLike, k: int) -> NDArray[np.int64]:
     """``k`` distinct integers of [0, n) for each key, every ordered choice equally likely.
 

@@ -82,10 +82,7 @@ def list_classes(*, name: str, **_unused: object) -> dict[str, list[str]]:
 
 
 def open_images(data_root: Path) -> Mapped:
-    """CIFAR-100 by class, read-only: uint8 ``[100, 600, 32, 32, 3]``, RGB.
-
-    Of each class torchvision's training images come first, then its test images, in its order.
-    """
+    """CIFAR-100 by class, training images first: uint8 ``[100, 600, 32, 32, 3]``, read-only."""
     source = SOURCES[_CIFAR]
     shape = (source.classes, sum(source.sizes.values()) // source.classes, *source.shape)
 

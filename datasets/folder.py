@@ -1,10 +1,9 @@
 """``--data folder``: a user's own images, in folders of classes.
 
 ``--data-root`` is the folder itself. It is divided by the user, ``PATH/train/<class>/*`` and so on,
-or has the classes beside one another, ``PATH/<class>/*``; then the program divides them.
-
-Look, decode once, map: the decoded images of a split lie in one array in the cache. It is found by
-the paths, sizes and times of the files, so that a folder that changed is decoded again.
+or has the classes beside one another, ``PATH/<class>/*``; then the program divides them. Decoded
+images of a split lie in one array in the cache, which is found by the paths, sizes and times of the
+files: a folder that changed is decoded again.
 """
 
 import itertools
@@ -21,9 +20,8 @@ from datasets import addresses
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
-from datasets.image_files import Pixels, cached_images, in_folder, look, shown
+from datasets.image_files import Decoder, Mode, Pixels, cached_images, in_folder, look, shown
 from datasets.paths import default_data_root
-from datasets.pixels import Decoder, Mode
 
 COMPONENTS = {
     "folder": {
@@ -73,19 +71,16 @@ Classes: TypeAlias = dict[str, list[str]]
 
 
 class FolderImages(NamedTuple):
-    """The images of a folder, decoded.
+    """The images of a folder, decoded."""
 
-    * ``classes``: names of the classes, in order; one, ``""``, for a folder of images alone
-    * ``arrays``: of each class uint8 ``[n, H, W]`` or ``[n, H, W, 3]``
-    * ``files``: of each class the paths of its ``n`` images
-    """
-
-    classes: list[str]
-    arrays: list[Pixels]
-    files: list[list[str]]
+    classes: list[str]  # in order; one, "", for a folder of images alone
+    arrays: list[Pixels]  # of each class uint8 [n, H, W] or [n, H, W, 3]
+    files: list[list[str]]  # of each class the paths of its n images
 
 
-def image_shape(*, image_size: int = 84, image_mode: Mode = "rgb") -> tuple[int, int, int]:
+def image_shape(
+    *, image_size: int = 84, image_mode: Mode = "rgb", **_unused: object
+) -> tuple[int, int, int]:
     """The (C, H, W) of the images, which the request alone determines."""
     return (3 if image_mode == "rgb" else 1, image_size, image_size)
 
@@ -100,11 +95,7 @@ def open_classes(
     ways: int = 0,
     **_unused: object,
 ) -> ImageClasses:
-    """The classes of a split, in the order of their names, not to be rotated.
-
-    What is done to an image is in :meth:`datasets.pixels.Decoder.image`. A folder that is not in
-    order, or has fewer classes than ``ways``, is refused before anything is decoded.
-    """
+    """A split's classes, in the order of their names; too few are refused, and nothing decoded."""
     decoder = Decoder(image_size, image_mode)
     root, splits = _divided(data_root, split_fractions, {split: ways})
     images = list(itertools.chain.from_iterable(splits[split].values()))
@@ -134,10 +125,7 @@ def own_name(name: str) -> str:
 
 
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
-    """Decode the images of a folder of classes, of a folder of images without classes, or one file.
-
-    For few images, to predict with: as in training, but nothing goes into the cache.
-    """
+    """Decode a folder of classes, or of images without classes, or one file; nothing is cached."""
     root = Path(place).expanduser().absolute()
     if root.is_file():
         root, classes = root.parent, {"": [root.name]}
@@ -148,7 +136,7 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
                 f"{shown(root)}: holds images ({shown(top.images[0])}) and folders "
                 f"({shown(top.folders[0])}); let it hold one or the other"
             )
-        classes = {name: _images(root, name) for name in top.folders or [""]}
+        classes = _classes(root, "", top.folders or [""])
     images = list(itertools.chain.from_iterable(classes.values()))
     pixels = np.concatenate(list(in_folder(root, images, Decoder(size, mode).file).chunks()))
     ends = list(itertools.accumulate(len(files) for files in classes.values()))
@@ -180,13 +168,11 @@ def _divided(
         }
         _check_disjoint(root, itertools.chain.from_iterable(found.values()))
     else:
-        classes = _classes(root, "", top)
         found = {
-            split: {top[row]: classes[top[row]] for row in rows}
+            split: _classes(root, "", [top[row] for row in rows])
             for split, rows in _drawn(len(top), split_fractions).items()
         }
-    few = {split: n for split, n in ways.items() if len(found.get(split, ())) < max(n, 1)}
-    if few:
+    if few := {split: n for split, n in ways.items() if len(found.get(split, ())) < max(n, 1)}:
         counts = ", ".join(f"{split} {len(classes)}" for split, classes in found.items())
         raise DataError(
             f"--ways {max(few.values())}: too few classes for {' and '.join(few)}; {shown(root)} "

@@ -2,9 +2,8 @@
 
 learn2learn draws tasks one after the other from Python's, numpy's and torch's global generators.
 Here these are seeded by a task's address before it is drawn, and put back afterwards. learn2learn's
-own memory of what it has drawn is passed by, because it depends on the order of the draws.
-
-Nothing here imports learn2learn: who returns a Taskset has done that.
+own memory of what it has drawn is passed by, because it depends on the order of the draws. Nothing
+here imports learn2learn: who returns a Taskset has done that.
 """
 
 import contextlib

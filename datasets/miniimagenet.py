@@ -1,8 +1,6 @@
 """MiniImageNet: 100 classes of ImageNet, 600 images each, 84x84 (Vinyals et al. 2016).
 
-The split is Ravi & Larochelle's (2017). Locate, verify, decode once, map: a split's images are
-found, all of them, and a decoded copy is kept in the cache that every process maps. The images are
-ImageNet's, so nothing downloads them.
+The split is Ravi & Larochelle's (2017). The images are ImageNet's, so nothing downloads them.
 """
 
 import csv
@@ -122,12 +120,8 @@ def decode(image: Image.Image) -> Pixels:
 
 
 def read_pickle(path: Path, classes: int) -> Iterator[Pixels]:
-    """The classes of a pickle in the order of their names, each uint8 ``[images, 84, 84, 3]``.
-
-    It is a dictionary with ``image_data``, uint8 ``[n, 84, 84, 3]``, and ``class_dict``, the rows
-    of each class.
-    """
-    found = array_pickle.read(path)
+    """The classes of a pickle in the order of their names, each uint8 ``[images, 84, 84, 3]``."""
+    found = array_pickle.read(path)  # all images, and the rows of each class
     try:
         images = array_pickle.array(found["image_data"])
         rows = {str(label): array_pickle.array(n) for label, n in found["class_dict"].items()}

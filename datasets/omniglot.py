@@ -1,8 +1,4 @@
-"""Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015).
-
-Locate, verify, decode once, map: the archives are found or downloaded, their contents checked, and
-a decoded copy kept in the cache that every process maps.
-"""
+"""Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015)."""
 
 import sys
 from collections import Counter
@@ -82,7 +78,6 @@ SPLITS: dict[str, dict[str, int]] = {
 _SEED = 2017
 _VINYALS_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
-ORIGINAL_SIZE = (105, 105)
 SIZE = (28, 28)
 
 # Part of the cache's file name: raise it when the decoder's output changes.
@@ -148,11 +143,7 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
 
 
 def open_images(data_root: Path) -> Mapped:
-    """All drawings, read-only: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0.
-
-    The rows are in the order of :func:`class_names`. Raises :class:`DataError` if there is no data,
-    or if it is not in order.
-    """
+    """All drawings by :func:`class_names`: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0."""
     folder = Path(data_root).expanduser() / "omniglot"
     return cached_images(
         f"omniglot/28x28-{_DECODER}",
@@ -192,7 +183,7 @@ def _place(name: str) -> tuple[str, ...]:
 
 def decode(image: Image.Image) -> Pixels:
     """One drawing to uint8 ``[28, 28]`` with ink 255 on paper 0; ``ValueError`` if it is none."""
-    if image.size != ORIGINAL_SIZE:
+    if image.size != (105, 105):
         raise ValueError(f"{image.size[0]}x{image.size[1]} pixels instead of 105x105")
     # The files are one-bit, and on a one-bit image Pillow's resize silently falls back to nearest:
     # grey first.

@@ -1,11 +1,8 @@
 """MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, as torchvision finds and downloads them.
 
 torchvision looks for files under ``<data-root>/<name>``, and downloads what is missing there or has
-another MD5 than the published one. Every process maps a decoded copy in the cache; once it exists
-the files are not asked for again.
-
-Validation is a tenth of torchvision's training part, drawn once and for all without regard to
-class; test is torchvision's test part.
+another MD5 than the published one; once the cache has a decoded copy, they are not asked for again.
+Validation is a tenth of its training part, drawn once and for all without regard to class.
 """
 
 import math
@@ -97,10 +94,7 @@ def split_rows(name: str, split: str, n: int) -> NDArray[np.int64]:
 
 
 def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
-    """Torchvision's ``part``, "train" or "test": images and labels, read-only, in its order.
-
-    uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, and uint8 ``[n]``.
-    """
+    """Torchvision's "train" or "test", mapped: images uint8 ``[n, H, W(, 3)]``, labels ``[n]``."""
     source = SOURCES[name]
     n, values = source.sizes[part], math.prod(source.shape)
 

@@ -157,16 +157,3 @@ def test_folders_come_from_the_environment(monkeypatch, tmp_path):
         assert folder() == tmp_path / ".cache" / "maml"
         monkeypatch.setenv(variable, "~/elsewhere")
         assert folder() == tmp_path / "elsewhere"
-
-
-def test_importing_is_light_and_knows_nothing_of_the_learners(run_python):
-    code = """
-import sys, datasets
-from datasets import open_episodes
-open_episodes("sinusoid", "train", ways=1, shots=1, queries=1, seed=0)
-open_episodes("glyphs", "validation", ways=5, shots=1, queries=1, seed=0)
-heavy = [m for m in ("torchvision", "PIL", "maml", "learn2learn") if m in sys.modules]
-print(heavy)
-"""
-    out, err = run_python(code).communicate(timeout=600)
-    assert out.strip() == "[]", err

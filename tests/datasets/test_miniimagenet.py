@@ -110,8 +110,6 @@ def test_a_folder_of_classes_must_be_complete(others):
     by_class = tiny.write_classes(others[0], name="validation")
     next((by_class / "n02").iterdir()).unlink()
     assert "validation: n02 has 3 images instead of 4" in refused(others[0])
-    shutil.rmtree(by_class / "n02")
-    assert "validation: 2 classes instead of 3" in refused(others[0])
 
 
 @pytest.mark.parametrize(

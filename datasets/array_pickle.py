@@ -80,10 +80,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(path: Path) -> Any:
-    """What a pickle holds: plain values and containers, and what :func:`array` makes arrays.
+    """Plain values and containers, and what :func:`array` makes arrays; or :class:`DataError`.
 
     The keys of dictionaries, which Python 2 wrote as bytes, are texts on the first two levels.
-    Raises :class:`DataError` if it cannot be read, or asks for anything but arrays of numbers.
     """
     try:
         with open(path, "rb") as file:

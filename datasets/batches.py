@@ -1,8 +1,7 @@
 """Ordinary classification as a stream of tasks: a task is a mini-batch.
 
-So one address still says what is learned from, whoever asks: a mini-batch is a pure function of
-(seed, split, id), batch statistics are those of the mini-batch whatever the number of workers, and
-its id travels between processes in its place.
+So a mini-batch is a pure function of (seed, split, id), and batch statistics are of one, whatever
+the number of workers.
 """
 
 import functools

@@ -1,9 +1,8 @@
 """Where decoded arrays live on disk, and how they get there exactly once.
 
-Many workers start at the same moment and all want the same array. One of them builds it under a
-file lock and renames it into place; the others wait and map it. So a file in the cache is whole: a
-crash, a full disk or a kill leaves at most a temporary file, which the next builder removes. What
-happens to it later is found by its digest, and then it is built anew.
+Of many workers that want the same array, one builds it under a file lock and renames it into place;
+the others wait and map it. A crash, a full disk or a kill leaves at most a temporary file, which
+the next builder removes. Later damage is found by a digest, and the array is built anew.
 """
 
 import contextlib

@@ -132,10 +132,7 @@ def _of(dtype: torch.dtype, shape: Iterable[object]) -> str:
 
 
 def shared_classes(data: str, splits: Sequence[Episodes], new: str = "classes") -> str:
-    """A warning where a split of a user's own data has classes of one before it, or "".
-
-    ``new`` is what a test ought to be of, for the message: its function may forget ``split``.
-    """
+    """A warning where a split of a user's own data has classes of one before it; "" if none has."""
     if not is_theirs(data):
         return ""
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""Components (data sets, and in ``maml`` networks, learners, strategies) that own their facts.
+"""Components (data sets, networks, learners, strategies) that own their facts.
 
 A component's file says what it holds in a literal at its top level::
 
@@ -6,8 +6,8 @@ A component's file says what it holds in a literal at its top level::
 
 :func:`scan` reads these literals as text and imports nothing, so that ``--help`` and a mistyped
 flag need not wait for torch. A component that is ``"like"`` another one, of any file, begins with
-that one's facts and flags. To add a component, add a file: no list elsewhere names it. Wherever a
-name is accepted, one in a user's own file is, too (:mod:`datasets.theirs`).
+that one's facts and flags. Wherever a name is accepted, one in a user's own file is, too
+(:mod:`datasets.theirs`).
 """
 
 import ast
@@ -86,12 +86,11 @@ def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kin
 
 
 def _literal(tree: ast.Module) -> dict[str, dict[str, Any]]:
+    facts: dict[str, dict[str, Any]] = {}
     for statement in tree.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == "COMPONENTS" for target in targets):
-            facts: dict[str, dict[str, Any]] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
-            return facts
-    return {}
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "COMPONENTS":
+            facts = ast.literal_eval(statement.value)
+    return facts
 
 
 def _made(name: str, own: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:

@@ -19,6 +19,8 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from datasets.words import counted
 
+SPLITS = ("train", "validation", "test")
+
 
 class Episodes(ABC):
     """An endless, addressable stream of tasks of one split, without any state.

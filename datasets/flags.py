@@ -5,8 +5,8 @@ A component's own flags are a class ``Flags`` at the top level of its file::
     class Flags:
         context: int = flag(100, "Numbers of the context, which alone adapts.", least=1)
 
-It is read as text (:mod:`datasets.components`), so ``--help`` imports no component. Every component
-of the file reads these flags. What components of several files read is in ``maml.config.fields``.
+It is read as text (:mod:`datasets.components`), and every component of the file reads these flags.
+What components of several files read is in ``maml.config.fields``.
 """
 
 import ast

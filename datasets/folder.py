@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datasets import addresses
-from datasets.episodes import ImageClasses
+from datasets.episodes import SPLITS, ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
 from datasets.image_files import Decoder, Mode, Pixels, cached_images, in_folder, look, shown
@@ -49,12 +49,8 @@ class Flags:
     )
 
 
-# What the folder of a split may be called.
-SPLITS: dict[str, tuple[str, ...]] = {
-    "train": ("train",),
-    "validation": ("validation", "val"),
-    "test": ("test",),
-}
+# The split of a folder that is called so.
+_SPLIT_OF = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 FRACTIONS = "0.64,0.16,0.2"
 """Of the classes, for train, validation and test: MiniImageNet's 64, 16 and 20 of 100."""
 
@@ -62,8 +58,6 @@ _FORMS = "--data-root is to hold <class>/*, or train/<class>/*, val/<class>/*, t
 
 # A constant of the project, not the run's --seed: every run tests on the same classes.
 _SEED = 2016
-# Part of the cache's file name: raise it when the decoder's output changes.
-_DECODER = "upright-white-fit-lanczos-2"
 
 
 Classes: TypeAlias = dict[str, list[str]]
@@ -101,7 +95,8 @@ def open_classes(
     images = list(itertools.chain.from_iterable(splits[split].values()))
     name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
     array = cached_images(
-        f"folder/{name}-{split}-{_DECODER}-{image_mode}-{image_size}",
+        # The 2: raise it when the decoder's output changes.
+        f"folder/{name}-{split}-upright-white-fit-lanczos-2-{image_mode}-{image_size}",
         [in_folder(root, images, decoder.file)],
         (len(images), *decoder.shape),
         title=f"decoding {len(images)} images of {shown(root)} ({split})",
@@ -121,7 +116,7 @@ def list_classes(
 def own_name(name: str) -> str:
     """What a class is called that :func:`list_classes` names: without the folder of its split."""
     split, _, rest = name.partition("/")
-    return rest if rest and split in sum(SPLITS.values(), ()) else name
+    return rest if rest and split in _SPLIT_OF else name
 
 
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
@@ -154,8 +149,7 @@ def _divided(
     if not (top := look(root).folders):
         raise DataError(f"{shown(root)}: no folders of images in it; {_FORMS}")
     # One called `test` that has no folders is a class of that name.
-    split_of = {name: split for split, names in SPLITS.items() for name in names}
-    if there := [name for name in split_of if name in top and look(root, name).folders]:
+    if there := [name for name in _SPLIT_OF if name in top and look(root, name).folders]:
         if split_fractions != FRACTIONS:
             raise DataError(
                 f"--split-fractions {split_fractions}: {shown(root)} is divided into "
@@ -164,7 +158,7 @@ def _divided(
         if {"validation", "val"} <= {*there}:
             raise DataError(f"{shown(root)}: has validation and val, which mean the same; keep one")
         found = {
-            split_of[name]: _classes(root, f"{name}/", look(root, name).folders) for name in there
+            _SPLIT_OF[name]: _classes(root, f"{name}/", look(root, name).folders) for name in there
         }
         _check_disjoint(root, itertools.chain.from_iterable(found.values()))
     else:

@@ -250,11 +250,8 @@ class Decoder:
 
 
 def as_in(data: str, pictures: Pixels) -> Pixels:
-    """Pictures uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` as the data set's own images are.
-
-    For drawings, bright paper (the median of a picture's pixels) means dark ink, and the two are
-    swapped: a scan is learned from as Omniglot's files are.
-    """
+    """Pictures uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` as the data set's own images are."""
+    # Drawings on bright paper, by the median of a picture's pixels, are inverted, as Omniglot's.
     if not find(data).ink:
         return pictures
     bright = np.median(pictures.reshape(len(pictures), -1), axis=1) > 127

@@ -36,9 +36,8 @@ class Tasksets(Episodes):
     """The tasks of a Taskset for classification, each of ``ways`` classes.
 
     Of a class's examples, in learn2learn's order, the first ``shots`` are support and the next
-    ``queries`` are query. Labels become 0 to N - 1 in the order of learn2learn's: its
-    ``RemapLabels`` shuffles them, here nothing does. A Taskset with a ``num_tasks`` has so many
-    tasks; then they come again.
+    ``queries`` are query. Labels become 0 to N - 1 in the order of learn2learn's. A Taskset with a
+    ``num_tasks`` has so many tasks; then they come again.
     """
 
     def __init__(

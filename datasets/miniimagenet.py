@@ -34,9 +34,6 @@ FILES: dict[str, str] = {"train": "train", "validation": "val", "test": "test"}
 SIZE = (84, 84)
 SHAPE = (*SIZE, 3)
 
-# Part of the cache's file name: raise it when the decoder's output changes.
-_DECODER = "rgb-lanczos-1"
-
 Table: TypeAlias = dict[str, set[str]]
 """The names of the files of each label."""
 
@@ -52,11 +49,11 @@ def open_images(data_root: Path, split: str) -> Mapped:
 
     Classes are in the order of their labels, images in that of their file names (in a pickle, as
     Ren et al. 2018, arXiv:1803.00676, publish it, in the file's own): equal pixels make equal
-    tasks, whatever they lie in. Raises :class:`DataError` if they are missing or damaged.
+    tasks, whatever they lie in.
     """
     folder = Path(data_root).expanduser() / "miniimagenet"
     return cached_images(
-        f"miniimagenet/{split}-{_DECODER}",
+        f"miniimagenet/{split}-rgb-lanczos-1",  # raise the 1 when the decoder's output changes
         [_source(folder, split)],
         (CLASSES[split], PER_CLASS, *SHAPE),
         title=f"decoding MiniImageNet ({split})",

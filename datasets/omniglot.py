@@ -80,9 +80,6 @@ _VINYALS_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedr
 
 SIZE = (28, 28)
 
-# Part of the cache's file name: raise it when the decoder's output changes.
-_DECODER = "grey-lanczos-inverted-1"
-
 
 def open_classes(
     split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
@@ -146,7 +143,7 @@ def open_images(data_root: Path) -> Mapped:
     """All drawings by :func:`class_names`: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0."""
     folder = Path(data_root).expanduser() / "omniglot"
     return cached_images(
-        f"omniglot/28x28-{_DECODER}",
+        "omniglot/28x28-grey-lanczos-inverted-1",  # raise the 1 when the decoder's output changes
         [find_part(_path(folder, name), alphabets) for name, alphabets in PARTS.items()],
         (len(class_names()), DRAWINGS, *SIZE),
         title="decoding Omniglot",
@@ -154,11 +151,8 @@ def open_images(data_root: Path) -> Mapped:
 
 
 def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
-    """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``.
-
-    Local archives are often packed again, so a checksum of the file says nothing: it must hold
-    exactly these alphabets, with their characters, 20 drawings each.
-    """
+    """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``."""
+    # Archives are often packed again, so a checksum of the file says nothing: its names do.
     archive = None if path.is_dir() else open_zip(path)
     pngs = (file.relative_to(path).as_posix() for file in path.rglob("*.png"))
     drawings = sorted(filter(_is_drawing, archive.namelist() if archive else pngs), key=_place)

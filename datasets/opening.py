@@ -2,16 +2,10 @@
 
 A data set is a function ``open(split, ...)`` that takes whichever of these it names, or all of them
 with ``**options``: ``name``, ``data_root``, ``ways``, ``shots``, ``queries``, ``seed``, ``dtype``,
-and the configuration's fields that its facts say it reads. ``split`` is ``train``, ``validation``
-or ``test``. It returns one of
-
-* ``{class: images}`` or a list of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each:
-  the simplest, for a data set that fits into memory;
-* :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
-* :class:`~datasets.batches.Examples`, for ordinary classification;
-* any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
-* :class:`~datasets.environments.acting.Acting`, for policies;
-* a ``Taskset`` of learn2learn.
+and the configuration's fields that its facts say it reads. It returns ``{class: images}`` or a list
+of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each, if these fit into memory;
+`ImageClasses`, which may be mapped; `Examples`, for ordinary classification; any `Episodes`;
+`Acting`, for policies; or a ``Taskset`` of learn2learn.
 """
 
 import functools
@@ -27,15 +21,13 @@ import torch
 from datasets.batches import Batches, Examples, labelled
 from datasets.checked import Checked, Form, form_of
 from datasets.environments.acting import Acting, Environment
-from datasets.episodes import Episodes, FewShotImages, ImageClasses
+from datasets.episodes import SPLITS, Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.paths import default_data_root
 from datasets.registry import FLAG, DataSet, find
 from datasets.tasks import Task
 from datasets.theirs import calling
-
-SPLITS = ("train", "validation", "test")
 
 
 class Contents(NamedTuple):
@@ -159,16 +151,15 @@ def open_batches(
     *,
     evaluation: bool,
     batch_size: int,
-    ways: int,
-    seed: int,
     data_root: Path | str | None = None,
-    dtype: torch.dtype = torch.float32,
-    **options: Any,
+    **request: Any,
 ) -> Batches:
-    """The mini-batches of a split, as tasks, to learn from or for ``evaluation``."""
-    known = find(data)
+    """The mini-batches of a split, as tasks, to learn from or for ``evaluation``.
+
+    ``request``: ``ways``, ``seed``, ``dtype`` and the fields that the data set reads.
+    """
+    known, ways = find(data), request["ways"]
     opener = known.examples or ""
-    request = {**options, "ways": ways, "seed": seed, "dtype": dtype}
 
     def examples(split: str) -> Examples:
         found = _call(known, opener, split, data_root, request)
@@ -186,9 +177,9 @@ def open_batches(
         examples(split),
         split=split,
         batch_size=batch_size,
-        seed=seed,
+        seed=request["seed"],
         reference=examples("train") if evaluation else None,
-        dtype=dtype,
+        dtype=request["dtype"],
     )
 
 

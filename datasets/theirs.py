@@ -126,10 +126,7 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
 
 def _strange(module: str, loaded: Any) -> str:
-    """Why what a module holds is no component of it, or its package; "" if it is one.
-
-    What is imported from elsewhere is not meant: any function of Python is in most modules.
-    """
+    """Why what a module holds is not defined by it, or its package; "" if it is."""
     plain = inspect.unwrap(loaded) if callable(loaded) else loaded
     if not isinstance(plain, (type, FunctionType)):
         return f"is no function or class, but {type(loaded).__name__}"
@@ -158,10 +155,9 @@ def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
 def calling(
     components: Mapping[str, Component], passing: type[Exception] = DataError
 ) -> Iterator[None]:
-    """Turn what a user's own component raises inside into a :class:`DataError` of one line.
+    """Turn what a user's own component, of those by flag, raises into a :class:`DataError`.
 
-    ``components`` are those at work, by flag. :class:`DataError` and ``passing`` are one line
-    already; where all components are ours, errors are faults of this program. These pass through.
+    What passes through: ``passing``, one line already; and, where all are ours, our own faults.
     """
     try:
         yield
@@ -181,8 +177,8 @@ def _where_it_happened(
     error: BaseException, components: Mapping[str, Component]
 ) -> dict[str, Component]:
     """The component in whose file the error arose; several, if that cannot be told."""
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = frame.f_code.co_filename
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = frame.filename
         if here := {flag: c for flag, c in components.items() if _is_in(file, _files(c))}:
             return here
     return {}
@@ -218,10 +214,7 @@ def described(error: BaseException, files: Collection[str] = ()) -> str:
 
 
 def places_of_theirs(error: BaseException, files: Collection[str] = ()) -> list[str]:
-    """The places in ``files`` that an exception passed, as ``file:line``, the innermost at the end.
-
-    Without one of these, those that are neither a library's nor ours.
-    """
+    """The places in ``files``, or else of no library, that an exception passed: ``file:line``."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if _is_in(frame.filename, files)]
     places = places or [frame for frame in frames if not _is_library(frame.filename)]

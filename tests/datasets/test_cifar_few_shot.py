@@ -10,9 +10,9 @@ import torch
 
 from datasets import DataError, cifar_few_shot, open_episodes
 from datasets.cifar_few_shot import CLASSES, labels
+from datasets.episodes import SPLITS
 from tests.datasets.tiny_torchvision import Tiny
 
-SPLITS = ("train", "validation", "test")
 # SHA-256 of the sorted names, joined by spaces, as torchmeta 1.8.0 has them; the files of CIFAR-FS
 # list the same.
 PUBLISHED = {

@@ -11,6 +11,7 @@ from PIL import Image
 
 from datasets import DataError, FewShotImages, folder
 from datasets.cache import cache_root
+from datasets.episodes import SPLITS
 from datasets.folder import read_images
 
 SIZE = 12
@@ -86,7 +87,7 @@ def test_a_strangers_folder_gives_episodes_in_every_split(tmp_path, capfd):
 
 def test_classes_beside_one_another_are_divided_once_and_for_all(tmp_path):
     root = classes(tmp_path / "flat", {f"class {i:02}": 2 for i in range(25)})
-    splits = {split: of_split(root, split) for split in folder.SPLITS}
+    splits = {split: of_split(root, split) for split in SPLITS}
     assert [len(names) for names in splits.values()] == [16, 4, 5]
     assert len(set.union(*splits.values())) == 25
     # Drawn, not the first ones; the same here as on every other machine, and for every seed.

@@ -51,17 +51,14 @@ class Flags:
 
 # The split of a folder that is called so.
 _SPLIT_OF = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-FRACTIONS = "0.64,0.16,0.2"
-"""Of the classes, for train, validation and test: MiniImageNet's 64, 16 and 20 of 100."""
+FRACTIONS = "0.64,0.16,0.2"  # for train, validation and test: MiniImageNet's 64, 16 and 20 of 100
 
 _FORMS = "--data-root is to hold <class>/*, or train/<class>/*, val/<class>/*, test/<class>/*"
 
 # A constant of the project, not the run's --seed: every run tests on the same classes.
 _SEED = 2016
 
-
-Classes: TypeAlias = dict[str, list[str]]
-"""The images of each class, by its path below the folder."""
+Classes: TypeAlias = dict[str, list[str]]  # the images of each class, by its path below the folder
 
 
 class FolderImages(NamedTuple):

@@ -17,10 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-PATIENCE_S = 60.0
-"""A holder that has given no sign of life for so long is waited for no more."""
-BEAT_S = 5.0
-"""Between two signs of life; who waits for so long says for whom."""
+PATIENCE_S = 60.0  # a holder that has given no sign of life for so long is waited for no more
+BEAT_S = 5.0  # between two signs of life; who waits for so long says for whom
 
 
 class HeldError(TimeoutError):

@@ -34,8 +34,7 @@ FILES: dict[str, str] = {"train": "train", "validation": "val", "test": "test"}
 SIZE = (84, 84)
 SHAPE = (*SIZE, 3)
 
-Table: TypeAlias = dict[str, set[str]]
-"""The names of the files of each label."""
+Table: TypeAlias = dict[str, set[str]]  # the names of the files of each label
 
 
 def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClasses:

@@ -25,10 +25,7 @@ COMPONENTS = {
         "examples": "open_examples",
         "image_shape": (1, 28, 28),
     },
-    "fashion-mnist": {
-        "like": "mnist",
-        "help": "articles of clothing, ordinary classification",
-    },
+    "fashion-mnist": {"like": "mnist", "help": "articles of clothing, ordinary classification"},
     "cifar10": {
         "help": "10 kinds of objects in colour, ordinary classification",
         "examples": "open_examples",
@@ -38,10 +35,7 @@ COMPONENTS = {
         "like": "cifar10",
         "help": "100 kinds of objects in colour, ordinary classification",
     },
-    "svhn": {
-        "like": "cifar10",
-        "help": "house numbers in colour, ordinary classification",
-    },
+    "svhn": {"like": "cifar10", "help": "house numbers in colour, ordinary classification"},
 }
 
 # Constants of the project, not the run's --seed: every run validates on the same examples.

@@ -15,8 +15,7 @@ from typing import TypeVar
 
 MAGIC = b"\nsha256 of 4 MB\n"
 BLOCK = 1 << 22
-SIZE = len(MAGIC) + hashlib.sha256().digest_size
-"""Bytes of a digest at the end of a file."""
+SIZE = len(MAGIC) + hashlib.sha256().digest_size  # bytes of a digest at the end of a file
 
 Content = TypeVar("Content", bytes, memoryview)
 

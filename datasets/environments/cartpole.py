@@ -35,10 +35,9 @@ COMPONENTS = {
     },
 }
 
-TAU = 0.02
-"""Seconds of a step."""
-X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360
-"""An episode ends beyond: metres, radians."""
+TAU = 0.02  # seconds of a step
+X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360  # an episode ends beyond: metres, radians
+LEAST, MOST = 0.5, 1.5  # a task's physics are the standard ones, each times a factor between these
 
 
 class Physics(NamedTuple):
@@ -49,10 +48,6 @@ class Physics(NamedTuple):
     mass_pole: float = 0.1
     length: float = 0.5
     force: float = 10.0
-
-
-LEAST, MOST = 0.5, 1.5
-"""A task's physics are the standard ones, each times a factor between these."""
 
 
 class CartPole(Environment):

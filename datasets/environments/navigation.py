@@ -18,12 +18,9 @@ COMPONENTS = {
     }
 }
 
-HALF = 0.5
-"""Goals are uniform in the square of ± this."""
-FASTEST = 0.1
-"""A step's greatest length along each axis."""
-CLOSE = 0.01
-"""An episode ends when the goal is as near as this."""
+HALF = 0.5  # goals are uniform in the square of ± this
+FASTEST = 0.1  # a step's greatest length along each axis
+CLOSE = 0.01  # an episode ends when the goal is as near as this
 
 
 class Navigation(Environment):

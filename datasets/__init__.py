@@ -1,13 +1,9 @@
 """Data sets as endless, addressable streams of tasks. It imports nothing from ``maml``.
 
 To add a data set, add a file with an opener (:mod:`datasets.opening` says what it takes and
-returns) and its facts (:class:`datasets.registry.DataSet`); no list elsewhere names it.
-
-Names are imported when they are asked for: :mod:`datasets.registry` and :mod:`datasets.paths` serve
-the command line, which does not wait for torch.
-
-A top-level package called ``datasets`` shadows Hugging Face's wherever the repository is on the
-path. That is accepted; in a wheel this one is ``maml.datasets`` (setup.py).
+returns) and its facts (:class:`datasets.registry.DataSet`); no list elsewhere names it. Names are
+imported when they are asked for: the command line does not wait for torch. Hugging Face's package
+of this name is shadowed where the repository is on the path; a wheel's is ``maml.datasets``.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
 An address is (seed, split, purpose, index). It is hashed to a 64-bit key, and the key is the state
 of a splitmix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-2014) whose ``j``-th output is computed directly from ``j``. So a draw depends on its address alone:
-not on who draws, when, after what, or beside what else.
+2014) whose ``j``-th output is computed directly from ``j``. So a draw depends on its address alone.
 
-The generator is written out here because the streams of ``numpy.random`` and ``torch`` may change
-between releases, and a task set must not. Every operation is exact integer arithmetic or a single
-correctly rounded IEEE operation: the same bits on every machine.
+The streams of ``numpy.random`` and ``torch`` may change between releases, and a task set must not.
+Every operation is exact integer arithmetic or a single correctly rounded IEEE operation: the same
+bits on every machine.
 """
 
 import hashlib
@@ -34,10 +33,9 @@ def _mix(z: Keys) -> Keys:
 
 
 def keys(seed: int, split: str, purpose: str, index: ArrayLike) -> Keys:
-    """The keys at addresses (seed, split, purpose, index), for an array of indices.
+    """The keys at addresses (seed, split, purpose, index): int64 ``[...]`` to uint64 ``[...]``.
 
-    ``index`` is int64 ``[...]``; the result is uint64 ``[...]`` (a scalar index gives ``[1]``).
-    Strings are hashed with BLAKE2b, never with ``hash``, which differs from process to process.
+    A scalar gives ``[1]``. BLAKE2b hashes strings: ``hash`` differs from process to process.
     """
     # The lengths keep ("ab", "c") and ("a", "bc") apart.
     text = f"{int(seed)}|{len(split)}|{split}|{purpose}".encode()
@@ -57,21 +55,12 @@ def uniforms(keys: Keys, n: int) -> NDArray[np.float64]:
     return (derive(keys, n) >> _S11).astype(np.float64) * 2.0**-53
 
 
-def integers(keys: Keys, high: int, n: int) -> NDArray[np.int64]:
-    """``n`` integers of each key, uniform in [0, high): uint64 ``[...]`` to int64 ``[..., n]``.
-
-    Drawn with replacement. The bias of scaling 53 bits is below high / 2**53.
-    """
-    return (uniforms(keys, n) * high).astype(np.int64)
-
-
 def choose(keys: Keys, n: ArrayLike, k: int) -> NDArray[np.int64]:
     """``k`` distinct integers of [0, n) for each key, every ordered choice equally likely.
 
     uint64 ``[...]`` to int64 ``[..., k]``; ``n`` is one number, or one for each key: int64
-    ``[...]``. What a key draws depends on its own ``n`` alone. Floyd's algorithm (Bentley and
-    Floyd, "A sample of brilliance", 1987) draws the set in ``k`` steps whatever ``n``; a second
-    draw puts it in random order. Raises ``ValueError`` if ``k`` is more than an ``n``.
+    ``[...]``. Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", 1987) draws the set;
+    a second draw puts it in random order. Raises ``ValueError`` if ``k`` is more than an ``n``.
     """
     of = np.asarray(n, dtype=np.int64)
     if k < 0 or (of < k).any():

@@ -55,11 +55,6 @@ class _Dtype:
             raise ValueError(f"the byte order {self.order!r} is not known")
 
 
-def _encode(text: str, _encoding: Any = None) -> bytes:
-    # How Python 3 writes bytes for Python 2.
-    return text.encode("latin-1")
-
-
 def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
@@ -69,7 +64,8 @@ _NAMES: Final[dict[tuple[str, str], Any]] = {
     ("numpy", "dtype"): _Dtype,
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("_codecs", "encode"): _encode,
+    # How Python 3 writes bytes for Python 2.
+    ("_codecs", "encode"): lambda text, _encoding=None: text.encode("latin-1"),
     # Bytes of length zero, whatever the version; nothing can be passed.
     ("__builtin__", "bytes"): lambda: b"",
 }
@@ -84,10 +80,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(path: Path) -> Any:
-    """What a pickle holds: plain values and containers, and what :func:`array` makes arrays.
+    """Plain values and containers, and what :func:`array` makes arrays; or :class:`DataError`.
 
     The keys of dictionaries, which Python 2 wrote as bytes, are texts on the first two levels.
-    Raises :class:`DataError` if it cannot be read, or asks for anything but arrays of numbers.
     """
     try:
         with open(path, "rb") as file:

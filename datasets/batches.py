@@ -1,8 +1,7 @@
 """Ordinary classification as a stream of tasks: a task is a mini-batch.
 
-So one address still says what is learned from, whoever asks: a mini-batch is a pure function of
-(seed, split, id), batch statistics are those of the mini-batch whatever the number of workers, and
-its id travels between processes in its place.
+So a mini-batch is a pure function of (seed, split, id), and batch statistics are of one, whatever
+the number of workers.
 """
 
 import functools
@@ -24,16 +23,11 @@ _SEED = 1998
 
 
 class Examples(NamedTuple):
-    """The ``n`` labelled images of a split, as a view of an array that others share.
+    """The ``n`` labelled images of a split, as a view of an array that others share."""
 
-    * ``images``: uint8 ``[..., H, W]`` or ``[..., H, W, 3]`` with one leading dimension
-    * ``rows``: int64 ``[n]``, the rows of ``images`` that belong to the split
-    * ``labels``: int64 ``[n]``, the classes of ``rows``
-    """
-
-    images: NDArray[np.uint8]
-    rows: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    images: NDArray[np.uint8]  # [images, H, W] or [images, H, W, 3]
+    rows: NDArray[np.int64]  # [n], the rows of images that belong to the split
+    labels: NDArray[np.int64]  # [n], the classes of rows
 
 
 class Batches(Episodes):

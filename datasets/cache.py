@@ -1,9 +1,8 @@
 """Where decoded arrays live on disk, and how they get there exactly once.
 
-Many workers start at the same moment and all want the same array. One of them builds it under a
-file lock and renames it into place; the others wait and map it. So a file in the cache is whole: a
-crash, a full disk or a kill leaves at most a temporary file, which the next builder removes. What
-happens to it later is found by its digest, and then it is built anew.
+Of many workers that want the same array, one builds it under a file lock and renames it into place;
+the others wait and map it. A crash, a full disk or a kill leaves at most a temporary file, which
+the next builder removes. Later damage is found by a digest, and the array is built anew.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from datasets import digest, whole
+from datasets import whole
 from datasets.errors import DataError
 from datasets.locks import Lock
 from datasets.paths import cache_root
@@ -71,7 +70,7 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
         status = path.stat()
         stamp = path, status.st_ino, status.st_size, status.st_ctime_ns
         if stamp not in _checked:
-            digest.unseal(np.memmap(path, np.uint8, "r").data)
+            whole.unseal(np.memmap(path, np.uint8, "r").data)
             _checked.add(stamp)
         found: Mapped = np.load(path, mmap_mode="r")
     except (ValueError, OSError) as error:
@@ -102,4 +101,4 @@ def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> No
         file.flush()
         if (written := file.tell() - begin) != size:
             raise ValueError(f"{path.name}: built {written} bytes of {size}")
-        file.write(digest.of(np.memmap(file, np.uint8, "r").data))
+        file.write(whole.digest(np.memmap(file, np.uint8, "r").data))

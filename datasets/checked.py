@@ -9,37 +9,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from datasets.blame import calling
+from datasets.components import is_theirs
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.registry import FLAG, DataSet
-from datasets.spelling import is_theirs
 from datasets.tasks import Task
+from datasets.theirs import calling
 
 Form: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """Of each part of a task: its dtype, and the shape of what one example has of it."""
-
-
-def checked(
-    found: Episodes,
-    known: DataSet,
-    *,
-    split: str,
-    seed: int,
-    dtype: torch.dtype,
-    form: Form | None = None,
-    classes: int | None = None,
-) -> Episodes:
-    """A copy of ``found`` whose tasks are converted and looked at wherever they are made.
-
-    Floats become ``dtype``, and so do images of bytes (uint8 ``[B, E, C, H, W]``), divided by 255.
-    All other integers become int64. ``form``: what all tasks are to be like; None: as task 0.
-    ``classes``: how many labels there may be. Raises :class:`DataError`, naming the task.
-    """
-    looking = _Looking(found.tasks, known, f"{split} task{{}} of seed {seed}", dtype, form, classes)
-    made = looking(torch.arange(1))
-    looking.form = form or form_of(made[0] if isinstance(made, list) else made)
-    return found.remade(looking)
 
 
 def form_of(task: Task) -> Form:
@@ -49,17 +27,26 @@ def form_of(task: Task) -> Form:
 
 
 @dataclass
-class _Looking:
-    """Makes tasks as ``make`` does, and looks at them; ``where`` names them, given their ids."""
+class Checked:
+    """Makes tasks as ``make`` does, converts and checks them; a :class:`DataError` names the task.
+
+    Floats become ``dtype``, and so do images of bytes (uint8 ``[B, E, C, H, W]``), divided by 255.
+    All other integers become int64.
+    """
 
     make: Callable[[Tensor], Any]
     known: DataSet
-    where: str
+    where: str  # "test task{} of seed 0", for their ids
     dtype: torch.dtype
-    form: Form | None
-    classes: int | None
+    form: Form | None = None  # what all are to be like; None: as task 0
+    classes: int | None = None  # how many labels there may be
+
+    def __post_init__(self) -> None:
+        made = self(torch.arange(1))
+        self.form = self.form or form_of(made[0] if isinstance(made, list) else made)
 
     def __call__(self, ids: Tensor) -> Any:
+        """The tasks with these ids, int64 ``[B]``."""
         try:
             return self._made(ids)
         except DataError:
@@ -145,10 +132,7 @@ def _of(dtype: torch.dtype, shape: Iterable[object]) -> str:
 
 
 def shared_classes(data: str, splits: Sequence[Episodes], new: str = "classes") -> str:
-    """A warning where a split of a user's own data has classes of one before it, or "".
-
-    ``new`` is what a test ought to be of, for the message: its function may forget ``split``.
-    """
+    """A warning where a split of a user's own data has classes of one before it; "" if none has."""
     if not is_theirs(data):
         return ""
     said: list[str] = []

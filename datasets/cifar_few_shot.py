@@ -1,7 +1,4 @@
-"""CIFAR-FS and FC100: few-shot tasks from CIFAR-100's 100 classes of 600 images, 32x32.
-
-Both take CIFAR-100 as torchvision finds and downloads it; the cache keeps its images by class.
-"""
+"""CIFAR-FS and FC100: few-shot tasks of CIFAR-100, which the cache keeps by class."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +24,6 @@ COMPONENTS = {
 }
 
 _CIFAR = "cifar100"
-# Part of the cache's file name: raise it when the order of the images changes.
-_ORDER = "v1"
 
 # In the order of their labels.
 _NAMES = (
@@ -82,10 +77,7 @@ def list_classes(*, name: str, **_unused: object) -> dict[str, list[str]]:
 
 
 def open_images(data_root: Path) -> Mapped:
-    """CIFAR-100 by class, read-only: uint8 ``[100, 600, 32, 32, 3]``, RGB.
-
-    Of each class torchvision's training images come first, then its test images, in its order.
-    """
+    """CIFAR-100 by class, training images first: uint8 ``[100, 600, 32, 32, 3]``, read-only."""
     source = SOURCES[_CIFAR]
     shape = (source.classes, sum(source.sizes.values()) // source.classes, *source.shape)
 
@@ -95,4 +87,5 @@ def open_images(data_root: Path) -> Mapped:
         yield images[np.argsort(of_class, kind="stable")].reshape(shape)
 
     title = "reading CIFAR-100 by class"
-    return cached(f"{_CIFAR}/{_ORDER}-by-class.npy", shape, by_class, title=title)
+    # v1: raise it when the order of the images changes.
+    return cached(f"{_CIFAR}/v1-by-class.npy", shape, by_class, title=title)

@@ -1,4 +1,4 @@
-"""Components (data sets, and in ``maml`` networks, learners, strategies) that own their facts.
+"""Components (data sets, networks, learners, strategies) that own their facts.
 
 A component's file says what it holds in a literal at its top level::
 
@@ -6,8 +6,8 @@ A component's file says what it holds in a literal at its top level::
 
 :func:`scan` reads these literals as text and imports nothing, so that ``--help`` and a mistyped
 flag need not wait for torch. A component that is ``"like"`` another one, of any file, begins with
-that one's facts and flags. To add a component, add a file: no list elsewhere names it. Wherever a
-name is accepted, one in a user's own file is, too (:mod:`datasets.theirs`).
+that one's facts and flags. Wherever a name is accepted, one in a user's own file is, too
+(:mod:`datasets.theirs`).
 """
 
 import ast
@@ -21,40 +21,28 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from datasets.flags import OwnFlag, own_flags
-from datasets.spelling import is_theirs
-
-LITERAL = "COMPONENTS"
 
 
 @dataclass(frozen=True)
 class Component:
-    """What a component says of itself; a kind of components adds facts of its own.
+    """What a component says of itself; a kind of components adds facts of its own."""
 
-    Attributes:
-        name: What its flag is given: a name, or a user's own as :mod:`datasets.spelling` has it.
-        module: The module that holds it.
-        attribute: What it is called there.
-        arguments: What a user's own is called with beside what it always is.
-        help: One line for ``--help``.
-        reads: The configuration's fields that only some components of its kind read, and it does.
-            None: any, as of a user's own, of which nothing is known.
-        ignores: Fields that all others of its kind read, and why it does not: a predicate.
-        refuses: Values that it cannot work with, by field, and why not: a predicate.
-        flags: The fields of its own file (:mod:`datasets.flags`), and of the file of the one that
-            it is like, which it reads as well.
-    """
-
+    # With how many arguments, by position, this program calls one of its kind.
     GIVEN: ClassVar[int] = 1
-    """With how many arguments, by position, this program calls one of its kind."""
 
-    name: str
+    name: str  # what its flag is given: a name, or a user's own as `datasets.theirs` has it
     module: str
-    attribute: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    help: str = ""
+    attribute: str = ""  # what it is called there
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # that a user's own name has
+    help: str = ""  # one line for --help
+    # The configuration's fields that only some components of its kind read, and it does. None: any,
+    # as of a user's own, of which nothing is known.
     reads: tuple[str, ...] | None = ()
+    # Fields that all others of its kind read, and why it does not: a predicate.
     ignores: Mapping[str, str] = field(default_factory=dict)
+    # Values that it cannot work with, by field, and why not: a predicate.
     refuses: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)
+    # The fields of its own file (`datasets.flags`), and of the file of the one that it is like.
     flags: Mapping[str, OwnFlag] = field(default_factory=dict)
 
     @property
@@ -85,7 +73,7 @@ def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kin
     files = [(path.relative_to(each), path) for each in folders for path in each.rglob("*.py")]
     for _, path in sorted(files):
         text = path.read_text(encoding="utf-8")
-        if f"\n{LITERAL}" not in text:
+        if "\nCOMPONENTS" not in text:
             continue
         parts = path.relative_to(root).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
@@ -98,12 +86,11 @@ def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kin
 
 
 def _literal(tree: ast.Module) -> dict[str, dict[str, Any]]:
+    facts: dict[str, dict[str, Any]] = {}
     for statement in tree.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == LITERAL for target in targets):
-            facts: dict[str, dict[str, Any]] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
-            return facts
-    return {}
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "COMPONENTS":
+            facts = ast.literal_eval(statement.value)
+    return facts
 
 
 def _made(name: str, own: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:
@@ -113,6 +100,11 @@ def _made(name: str, own: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:
     facts = {**other, **facts, "flags": other.get("flags", {}) | facts["flags"]}
     facts["reads"] = (*facts.get("reads", ()), *facts["flags"])
     return kind(name=name, **{fact: value for fact, value in facts.items() if fact != "like"})
+
+
+def is_theirs(name: str) -> bool:
+    """Whether a name means something in a user's own file, as ``module:attribute``."""
+    return ":" in name.partition("(")[0]
 
 
 def unknown(flag: str, name: str, there: Iterable[str]) -> str:

@@ -13,10 +13,9 @@ _TIMEOUT_S = 30.0
 
 @contextlib.contextmanager
 def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
-    """Make ``folder``, and hold a file lock in it, for what is downloaded there and read.
+    """Make ``folder``, and hold its lock, for what is downloaded there and read.
 
-    Where that fails, one line begins with what is ``missing``, and says what the user may ``put``
-    where instead.
+    Where that fails, a line says what is ``missing``, and what the user may ``put`` where instead.
     """
     # torchvision's downloads have no time limit of their own.
     before = socket.getdefaulttimeout()

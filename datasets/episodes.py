@@ -19,6 +19,8 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from datasets.words import counted
 
+SPLITS = ("train", "validation", "test")
+
 
 class Episodes(ABC):
     """An endless, addressable stream of tasks of one split, without any state.
@@ -129,16 +131,11 @@ class ImageClasses(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What ``B`` image tasks consist of, before any image is read; all int64.
+    """What ``B`` image tasks consist of, before any image is read."""
 
-    * ``classes``: ``[B, N]``, places in the split's list of classes, by label
-    * ``images``: ``[B, N, K+Q]``, distinct rows of the image array, the support's first
-    * ``quarter_turns``: ``[B, N]``, counter-clockwise multiples of 90 degrees
-    """
-
-    classes: NDArray[np.int64]
-    images: NDArray[np.int64]
-    quarter_turns: NDArray[np.int64]
+    classes: NDArray[np.int64]  # [B, N], places in the split's list of classes, by label
+    images: NDArray[np.int64]  # [B, N, K+Q], distinct rows of the image array, the support's first
+    quarter_turns: NDArray[np.int64]  # [B, N], counter-clockwise multiples of 90 degrees
 
 
 class FewShotImages(Episodes):
@@ -202,7 +199,8 @@ class FewShotImages(Episodes):
         drawings = addresses.choose(drawn, self.counts[classes], self.shots + self.queries)
         turns = np.zeros_like(classes)
         if self.rotate:
-            turns = addresses.integers(self.keys(ids, "rotation", self.seed), 4, self.ways)
+            uniform = addresses.uniforms(self.keys(ids, "rotation", self.seed), self.ways)
+            turns = (4 * uniform).astype(np.int64)
         return Layout(classes, self.first[classes][..., None] + drawings, turns)
 
     def content(self) -> str | None:

@@ -5,8 +5,8 @@ A component's own flags are a class ``Flags`` at the top level of its file::
     class Flags:
         context: int = flag(100, "Numbers of the context, which alone adapts.", least=1)
 
-It is read as text (:mod:`datasets.components`), so ``--help`` imports no component. Every component
-of the file reads these flags. What components of several files read is in ``maml.config.fields``.
+It is read as text (:mod:`datasets.components`), and every component of the file reads these flags.
+What components of several files read is in ``maml.config.fields``.
 """
 
 import ast
@@ -34,30 +34,20 @@ SAME_RUN, RESULT, WAY, HOST = Role
 
 @dataclass(frozen=True)
 class FieldFacts:
-    """Facts of a field.
+    """Facts of a field."""
 
-    Attributes:
-        group: Its heading in ``--help``; "" for what is no flag.
-        role: What else depends on it.
-        help: For ``--help``.
-        least, most: The least and the greatest value that it may have.
-        above, below: What its value must exceed, and stay below.
-        names: Whether its values are names of components, of the kind that is called as it is.
-        read_with: ``(field, value, …)``: it has an effect only where that field has one of these
-            values. Which component reads it is said by the component.
-        chooses: Whether validations, and so the model that validated best, depend on it.
-    """
-
-    group: str = ""
+    group: str = ""  # its heading in --help; "" for what is no flag
     role: Role = WAY
     help: str = ""
-    least: float | None = None
-    above: float | None = None
+    least: float | None = None  # its value may be as low as this,
+    above: float | None = None  # or must exceed this
     below: float | None = None
     most: float | None = None
-    names: bool = False
+    names: bool = False  # its values are names of components, of the kind that is called as it is
+    # ("field", "value", …): it has an effect only where that field has one of these values. Which
+    # component reads it is said by the component.
     read_with: tuple[str, ...] | None = None
-    chooses: bool = False
+    chooses: bool = False  # validations, and so the model that validated best, depend on it
 
 
 _KEY = "facts"
@@ -86,15 +76,15 @@ def facts_of(config: Any) -> dict[str, FieldFacts]:
 
 
 class OwnFlag(NamedTuple):
-    """A component's own flag: its type, and its field."""
+    """A component's own flag: its type, and what `flag` is called with."""
 
     type: Any
-    field: Any
+    arguments: list[Any]
+    facts: dict[str, Any]
 
     def in_group(self, title: str) -> Any:
-        """Return its field with a heading for ``--help``."""
-        facts = dataclasses.replace(self.field.metadata[_KEY], group=title)
-        return dataclasses.field(default=self.field.default, metadata={_KEY: facts})
+        """Return its field, with a heading for ``--help``."""
+        return flag(*self.arguments, group=title, **self.facts)
 
 
 def own_flags(tree: ast.Module) -> dict[str, OwnFlag]:
@@ -106,7 +96,11 @@ def own_flags(tree: ast.Module) -> dict[str, OwnFlag]:
         for line in statement.body
     ]
     return {
-        line.target.id: OwnFlag(_type(line.annotation), _field(line.value))
+        line.target.id: OwnFlag(
+            _type(line.annotation),
+            [_value(node) for node in line.value.args],
+            {fact.arg: _value(fact.value) for fact in line.value.keywords if fact.arg},
+        )
         for line in lines
         if isinstance(line, ast.AnnAssign)
         and isinstance(line.target, ast.Name)
@@ -123,11 +117,6 @@ def _type(node: ast.expr) -> Any:
     return {"bool": bool, "int": int, "float": float, "str": str}[ast.unparse(node)]
 
 
-def _field(call: ast.Call) -> Any:
-    """Return what a call of `flag` with literals returns."""
-    roles = {role.name: role for role in Role}
-
-    def value(node: ast.expr) -> Any:
-        return roles[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
-
-    return flag(*map(value, call.args), **{k.arg: value(k.value) for k in call.keywords if k.arg})
+def _value(node: ast.expr) -> Any:
+    """Return what an argument of `flag` means: a literal, or the name of a `Role`."""
+    return Role[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)

@@ -1,10 +1,9 @@
 """``--data folder``: a user's own images, in folders of classes.
 
 ``--data-root`` is the folder itself. It is divided by the user, ``PATH/train/<class>/*`` and so on,
-or has the classes beside one another, ``PATH/<class>/*``; then the program divides them.
-
-Look, decode once, map: the decoded images of a split lie in one array in the cache. It is found by
-the paths, sizes and times of the files, so that a folder that changed is decoded again.
+or has the classes beside one another, ``PATH/<class>/*``; then the program divides them. Decoded
+images of a split lie in one array in the cache, which is found by the paths, sizes and times of the
+files: a folder that changed is decoded again.
 """
 
 import itertools
@@ -18,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datasets import addresses
-from datasets.episodes import ImageClasses
+from datasets.episodes import SPLITS, ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
-from datasets.image_files import Pixels, cached_images, in_folder, look, shown
+from datasets.image_files import Decoder, Mode, Pixels, cached_images, in_folder, look, shown
 from datasets.paths import default_data_root
-from datasets.pixels import Decoder, Mode
 
 COMPONENTS = {
     "folder": {
@@ -51,41 +49,29 @@ class Flags:
     )
 
 
-# What the folder of a split may be called.
-SPLITS: dict[str, tuple[str, ...]] = {
-    "train": ("train",),
-    "validation": ("validation", "val"),
-    "test": ("test",),
-}
-FRACTIONS = "0.64,0.16,0.2"
-"""Of the classes, for train, validation and test: MiniImageNet's 64, 16 and 20 of 100."""
+# The split of a folder that is called so.
+_SPLIT_OF = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+FRACTIONS = "0.64,0.16,0.2"  # for train, validation and test: MiniImageNet's 64, 16 and 20 of 100
 
 _FORMS = "--data-root is to hold <class>/*, or train/<class>/*, val/<class>/*, test/<class>/*"
 
 # A constant of the project, not the run's --seed: every run tests on the same classes.
 _SEED = 2016
-# Part of the cache's file name: raise it when the decoder's output changes.
-_DECODER = "upright-white-fit-lanczos-2"
 
-
-Classes: TypeAlias = dict[str, list[str]]
-"""The images of each class, by its path below the folder."""
+Classes: TypeAlias = dict[str, list[str]]  # the images of each class, by its path below the folder
 
 
 class FolderImages(NamedTuple):
-    """The images of a folder, decoded.
+    """The images of a folder, decoded."""
 
-    * ``classes``: names of the classes, in order; one, ``""``, for a folder of images alone
-    * ``arrays``: of each class uint8 ``[n, H, W]`` or ``[n, H, W, 3]``
-    * ``files``: of each class the paths of its ``n`` images
-    """
-
-    classes: list[str]
-    arrays: list[Pixels]
-    files: list[list[str]]
+    classes: list[str]  # in order; one, "", for a folder of images alone
+    arrays: list[Pixels]  # of each class uint8 [n, H, W] or [n, H, W, 3]
+    files: list[list[str]]  # of each class the paths of its n images
 
 
-def image_shape(*, image_size: int = 84, image_mode: Mode = "rgb") -> tuple[int, int, int]:
+def image_shape(
+    *, image_size: int = 84, image_mode: Mode = "rgb", **_unused: object
+) -> tuple[int, int, int]:
     """The (C, H, W) of the images, which the request alone determines."""
     return (3 if image_mode == "rgb" else 1, image_size, image_size)
 
@@ -100,17 +86,14 @@ def open_classes(
     ways: int = 0,
     **_unused: object,
 ) -> ImageClasses:
-    """The classes of a split, in the order of their names, not to be rotated.
-
-    What is done to an image is in :meth:`datasets.pixels.Decoder.image`. A folder that is not in
-    order, or has fewer classes than ``ways``, is refused before anything is decoded.
-    """
+    """A split's classes, in the order of their names; too few are refused, and nothing decoded."""
     decoder = Decoder(image_size, image_mode)
     root, splits = _divided(data_root, split_fractions, {split: ways})
     images = list(itertools.chain.from_iterable(splits[split].values()))
     name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
     array = cached_images(
-        f"folder/{name}-{split}-{_DECODER}-{image_mode}-{image_size}",
+        # The 2: raise it when the decoder's output changes.
+        f"folder/{name}-{split}-upright-white-fit-lanczos-2-{image_mode}-{image_size}",
         [in_folder(root, images, decoder.file)],
         (len(images), *decoder.shape),
         title=f"decoding {len(images)} images of {shown(root)} ({split})",
@@ -130,14 +113,11 @@ def list_classes(
 def own_name(name: str) -> str:
     """What a class is called that :func:`list_classes` names: without the folder of its split."""
     split, _, rest = name.partition("/")
-    return rest if rest and split in sum(SPLITS.values(), ()) else name
+    return rest if rest and split in _SPLIT_OF else name
 
 
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
-    """Decode the images of a folder of classes, of a folder of images without classes, or one file.
-
-    For few images, to predict with: as in training, but nothing goes into the cache.
-    """
+    """Decode a folder of classes, or of images without classes, or one file; nothing is cached."""
     root = Path(place).expanduser().absolute()
     if root.is_file():
         root, classes = root.parent, {"": [root.name]}
@@ -148,7 +128,7 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
                 f"{shown(root)}: holds images ({shown(top.images[0])}) and folders "
                 f"({shown(top.folders[0])}); let it hold one or the other"
             )
-        classes = {name: _images(root, name) for name in top.folders or [""]}
+        classes = _classes(root, "", top.folders or [""])
     images = list(itertools.chain.from_iterable(classes.values()))
     pixels = np.concatenate(list(in_folder(root, images, Decoder(size, mode).file).chunks()))
     ends = list(itertools.accumulate(len(files) for files in classes.values()))
@@ -166,8 +146,7 @@ def _divided(
     if not (top := look(root).folders):
         raise DataError(f"{shown(root)}: no folders of images in it; {_FORMS}")
     # One called `test` that has no folders is a class of that name.
-    split_of = {name: split for split, names in SPLITS.items() for name in names}
-    if there := [name for name in split_of if name in top and look(root, name).folders]:
+    if there := [name for name in _SPLIT_OF if name in top and look(root, name).folders]:
         if split_fractions != FRACTIONS:
             raise DataError(
                 f"--split-fractions {split_fractions}: {shown(root)} is divided into "
@@ -176,17 +155,15 @@ def _divided(
         if {"validation", "val"} <= {*there}:
             raise DataError(f"{shown(root)}: has validation and val, which mean the same; keep one")
         found = {
-            split_of[name]: _classes(root, f"{name}/", look(root, name).folders) for name in there
+            _SPLIT_OF[name]: _classes(root, f"{name}/", look(root, name).folders) for name in there
         }
         _check_disjoint(root, itertools.chain.from_iterable(found.values()))
     else:
-        classes = _classes(root, "", top)
         found = {
-            split: {top[row]: classes[top[row]] for row in rows}
+            split: _classes(root, "", [top[row] for row in rows])
             for split, rows in _drawn(len(top), split_fractions).items()
         }
-    few = {split: n for split, n in ways.items() if len(found.get(split, ())) < max(n, 1)}
-    if few:
+    if few := {split: n for split, n in ways.items() if len(found.get(split, ())) < max(n, 1)}:
         counts = ", ".join(f"{split} {len(classes)}" for split, classes in found.items())
         raise DataError(
             f"--ways {max(few.values())}: too few classes for {' and '.join(few)}; {shown(root)} "

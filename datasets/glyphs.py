@@ -155,8 +155,7 @@ def _place(x: Floats, y: Floats, hand: Floats) -> tuple[Floats, Floats]:
     def part(values: Floats) -> Floats:
         return values[..., None, None]
 
-    # The rational parametrisation of the circle turns without a sine; t is the tangent of half the
-    # angle.
+    # The rational parametrisation of the circle turns without a sine; t: tangent of half the angle.
     t = part(_TURN * signed[..., 0])
     cosine, sine = (1.0 - t * t) / (1.0 + t * t), (2.0 * t) / (1.0 + t * t)
     width = part(_SCALE[0] + (_SCALE[1] - _SCALE[0]) * hand[..., 2])
@@ -171,11 +170,8 @@ def _place(x: Floats, y: Floats, hand: Floats) -> tuple[Floats, Floats]:
 
 
 def _ink(x: Floats, y: Floats, radius: Floats) -> NDArray[np.uint8]:
-    """Rasterise ``[n, P]`` pen positions with pens of ``[n]`` pixels: uint8 ``[n, 28, 28]``.
-
-    Edges are one pixel soft. Single precision, which is IEEE too: it halves the traffic of the loop
-    that takes all the time.
-    """
+    """Rasterise ``[n, P]`` pen positions with pens of ``[n]`` pixels: uint8 ``[n, 28, 28]``."""
+    # Single precision, IEEE too, halves the traffic of the loop that takes all the time.
     grid = np.arange(SIZE, dtype=np.float32)
     x32, y32 = x.astype(np.float32), y.astype(np.float32)
     nearest = np.full((len(x), SIZE, SIZE), 1e6, dtype=np.float32)

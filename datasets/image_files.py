@@ -18,21 +18,24 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from datasets.cache import Mapped, cached
 from datasets.errors import DataError
+from datasets.registry import find
 
 Pixels: TypeAlias = NDArray[np.uint8]
 Read: TypeAlias = Callable[[str], bytes]
 Decode: TypeAlias = Callable[[Image.Image], Pixels]
+Mode = Literal["rgb", "grey"]
 
 _AT_ONCE = 64
 _NAMED = 5
+_MOST_PIXELS = 4096
 
 
 class Content(NamedTuple):
@@ -167,11 +170,7 @@ def stamp(path: Path | str) -> str:
 
 
 def decode_all(place: Path, names: Sequence[str], read: Read, decode: Decode) -> Iterator[Pixels]:
-    """All images in order, decoded, in chunks: uint8 ``[n, …]``; ``place`` is for messages.
-
-    One thread for each core: Pillow decodes and resizes outside the interpreter's lock. Raises
-    :class:`DataError` at the end if images are missing or damaged, naming some of them.
-    """
+    """All images in order, in chunks uint8 ``[n, …]``; at the end damaged ones are refused."""
     damaged: list[str] = []
 
     def decoded(name: str) -> Pixels | None:
@@ -183,6 +182,7 @@ def decode_all(place: Path, names: Sequence[str], read: Read, decode: Decode) ->
             damaged.append(f"{shown(place / name)} ({_reason(error)})")
             return None
 
+    # Pillow decodes and resizes outside the interpreter's lock.
     cores = len(os.sched_getaffinity(0))
     with warnings.catch_warnings(), ThreadPoolExecutor(cores, "decode") as threads:
         # About odd EXIF data and large images; what matters is whether they can be decoded.
@@ -207,3 +207,52 @@ def _reason(error: Exception) -> str:
         return "not an image that Pillow knows"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
+
+
+class Decoder:
+    """Makes images arrays, ``size`` pixels wide and high, in colour (rgb) or not (grey)."""
+
+    def __init__(self, size: int, mode: str) -> None:
+        """Raise :class:`DataError`, naming the flag, for a size or mode that cannot be."""
+        if not 1 <= size <= _MOST_PIXELS:
+            raise DataError(f"--image-size {size}: must be between 1 and {_MOST_PIXELS}")
+        if mode not in ("rgb", "grey"):
+            raise DataError(f"--image-mode {mode}: unknown; one of rgb, grey")
+        self.size, self.mode = size, mode
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an image: ``[size, size, 3]`` or ``[size, size]``."""
+        return (self.size, self.size, 3) if self.mode == "rgb" else (self.size, self.size)
+
+    def file(self, opened: Image.Image) -> Pixels:
+        """An image file that Pillow has just opened, as :meth:`image`."""
+        # A JPEG much larger than wanted is decoded at a half, a quarter or an eighth of its size.
+        opened.draft(None, (2 * self.size, 2 * self.size))
+        return self.image(opened)
+
+    def image(self, opened: Image.Image) -> Pixels:
+        """One image as uint8 ``[size, size]`` or ``[size, size, 3]``.
+
+        It is turned upright as its EXIF data says, transparent parts become white. Its shorter side
+        becomes ``size`` pixels long, and what the longer one has more is cut off on both ends.
+        Raises ``ValueError`` for pixels whose range nobody knows, and Pillow's errors.
+        """
+        image = ImageOps.exif_transpose(opened)
+        if image.mode[0] in "IF":
+            raise ValueError("more than 8 bits a pixel, and no file says how many are used: save 8")
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = image.convert("RGB" if self.mode == "rgb" else "L")
+        fitted = ImageOps.fit(image, (self.size, self.size), Image.Resampling.LANCZOS)
+        return np.asarray(fitted, dtype=np.uint8)
+
+
+def as_in(data: str, pictures: Pixels) -> Pixels:
+    """Pictures uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` as the data set's own images are."""
+    # Drawings on bright paper, by the median of a picture's pixels, are inverted, as Omniglot's.
+    if not find(data).ink:
+        return pictures
+    bright = np.median(pictures.reshape(len(pictures), -1), axis=1) > 127
+    return np.where(bright.reshape(-1, *[1] * (pictures.ndim - 1)), 255 - pictures, pictures)

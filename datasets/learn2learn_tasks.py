@@ -2,9 +2,8 @@
 
 learn2learn draws tasks one after the other from Python's, numpy's and torch's global generators.
 Here these are seeded by a task's address before it is drawn, and put back afterwards. learn2learn's
-own memory of what it has drawn is passed by, because it depends on the order of the draws.
-
-Nothing here imports learn2learn: who returns a Taskset has done that.
+own memory of what it has drawn is passed by, because it depends on the order of the draws. Nothing
+here imports learn2learn: who returns a Taskset has done that.
 """
 
 import contextlib
@@ -37,9 +36,8 @@ class Tasksets(Episodes):
     """The tasks of a Taskset for classification, each of ``ways`` classes.
 
     Of a class's examples, in learn2learn's order, the first ``shots`` are support and the next
-    ``queries`` are query. Labels become 0 to N - 1 in the order of learn2learn's: its
-    ``RemapLabels`` shuffles them, here nothing does. A Taskset with a ``num_tasks`` has so many
-    tasks; then they come again.
+    ``queries`` are query. Labels become 0 to N - 1 in the order of learn2learn's. A Taskset with a
+    ``num_tasks`` has so many tasks; then they come again.
     """
 
     def __init__(

@@ -17,10 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-PATIENCE_S = 60.0
-"""A holder that has given no sign of life for so long is waited for no more."""
-BEAT_S = 5.0
-"""Between two signs of life; who waits for so long says for whom."""
+PATIENCE_S = 60.0  # a holder that has given no sign of life for so long is waited for no more
+BEAT_S = 5.0  # between two signs of life; who waits for so long says for whom
 
 
 class HeldError(TimeoutError):
@@ -57,7 +55,8 @@ class Lock:
                 raise HeldError(f"{self.path}: held by {self.holder()}{silent}")
             if not said:
                 said = True
-                _say(f"waiting for {self.path}: held by {self.holder()}")
+                line = f"waiting for {self.path}: held by {self.holder()}"
+                print(line, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             self.path.write_text(f"process {os.getpid()} of {platform.node()} since {when}\n")
@@ -91,7 +90,7 @@ class Lock:
         except HeldError as error:
             if needed:
                 raise
-            _say(f"{error}; it is not waited for any longer")
+            print(f"{error}; it is not waited for any longer", file=sys.stderr, flush=True)
         done = threading.Event()
         thread = threading.Thread(target=self._live, args=(done, limit), daemon=True)
         thread.start()
@@ -119,7 +118,3 @@ class Lock:
         with contextlib.suppress(OSError):
             return self.path.stat().st_mtime_ns
         return None
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -1,8 +1,6 @@
 """MiniImageNet: 100 classes of ImageNet, 600 images each, 84x84 (Vinyals et al. 2016).
 
-The split is Ravi & Larochelle's (2017). Locate, verify, decode once, map: a split's images are
-found, all of them, and a decoded copy is kept in the cache that every process maps. The images are
-ImageNet's, so nothing downloads them.
+The split is Ravi & Larochelle's (2017). The images are ImageNet's, so nothing downloads them.
 """
 
 import csv
@@ -36,11 +34,7 @@ FILES: dict[str, str] = {"train": "train", "validation": "val", "test": "test"}
 SIZE = (84, 84)
 SHAPE = (*SIZE, 3)
 
-# Part of the cache's file name: raise it when the decoder's output changes.
-_DECODER = "rgb-lanczos-1"
-
-Table: TypeAlias = dict[str, set[str]]
-"""The names of the files of each label."""
+Table: TypeAlias = dict[str, set[str]]  # the names of the files of each label
 
 
 def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClasses:
@@ -54,11 +48,11 @@ def open_images(data_root: Path, split: str) -> Mapped:
 
     Classes are in the order of their labels, images in that of their file names (in a pickle, as
     Ren et al. 2018, arXiv:1803.00676, publish it, in the file's own): equal pixels make equal
-    tasks, whatever they lie in. Raises :class:`DataError` if they are missing or damaged.
+    tasks, whatever they lie in.
     """
     folder = Path(data_root).expanduser() / "miniimagenet"
     return cached_images(
-        f"miniimagenet/{split}-{_DECODER}",
+        f"miniimagenet/{split}-rgb-lanczos-1",  # raise the 1 when the decoder's output changes
         [_source(folder, split)],
         (CLASSES[split], PER_CLASS, *SHAPE),
         title=f"decoding MiniImageNet ({split})",
@@ -122,12 +116,8 @@ def decode(image: Image.Image) -> Pixels:
 
 
 def read_pickle(path: Path, classes: int) -> Iterator[Pixels]:
-    """The classes of a pickle in the order of their names, each uint8 ``[images, 84, 84, 3]``.
-
-    It is a dictionary with ``image_data``, uint8 ``[n, 84, 84, 3]``, and ``class_dict``, the rows
-    of each class.
-    """
-    found = array_pickle.read(path)
+    """The classes of a pickle in the order of their names, each uint8 ``[images, 84, 84, 3]``."""
+    found = array_pickle.read(path)  # all images, and the rows of each class
     try:
         images = array_pickle.array(found["image_data"])
         rows = {str(label): array_pickle.array(n) for label, n in found["class_dict"].items()}

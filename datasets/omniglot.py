@@ -1,8 +1,4 @@
-"""Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015).
-
-Locate, verify, decode once, map: the archives are found or downloaded, their contents checked, and
-a decoded copy kept in the cache that every process maps.
-"""
+"""Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015)."""
 
 import sys
 from collections import Counter
@@ -82,11 +78,7 @@ SPLITS: dict[str, dict[str, int]] = {
 _SEED = 2017
 _VINYALS_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
-ORIGINAL_SIZE = (105, 105)
 SIZE = (28, 28)
-
-# Part of the cache's file name: raise it when the decoder's output changes.
-_DECODER = "grey-lanczos-inverted-1"
 
 
 def open_classes(
@@ -148,14 +140,10 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
 
 
 def open_images(data_root: Path) -> Mapped:
-    """All drawings, read-only: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0.
-
-    The rows are in the order of :func:`class_names`. Raises :class:`DataError` if there is no data,
-    or if it is not in order.
-    """
+    """All drawings by :func:`class_names`: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0."""
     folder = Path(data_root).expanduser() / "omniglot"
     return cached_images(
-        f"omniglot/28x28-{_DECODER}",
+        "omniglot/28x28-grey-lanczos-inverted-1",  # raise the 1 when the decoder's output changes
         [find_part(_path(folder, name), alphabets) for name, alphabets in PARTS.items()],
         (len(class_names()), DRAWINGS, *SIZE),
         title="decoding Omniglot",
@@ -163,11 +151,8 @@ def open_images(data_root: Path) -> Mapped:
 
 
 def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
-    """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``.
-
-    Local archives are often packed again, so a checksum of the file says nothing: it must hold
-    exactly these alphabets, with their characters, 20 drawings each.
-    """
+    """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``."""
+    # Archives are often packed again, so a checksum of the file says nothing: its names do.
     archive = None if path.is_dir() else open_zip(path)
     pngs = (file.relative_to(path).as_posix() for file in path.rglob("*.png"))
     drawings = sorted(filter(_is_drawing, archive.namelist() if archive else pngs), key=_place)
@@ -192,7 +177,7 @@ def _place(name: str) -> tuple[str, ...]:
 
 def decode(image: Image.Image) -> Pixels:
     """One drawing to uint8 ``[28, 28]`` with ink 255 on paper 0; ``ValueError`` if it is none."""
-    if image.size != ORIGINAL_SIZE:
+    if image.size != (105, 105):
         raise ValueError(f"{image.size[0]}x{image.size[1]} pixels instead of 105x105")
     # The files are one-bit, and on a one-bit image Pillow's resize silently falls back to nearest:
     # grey first.

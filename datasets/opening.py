@@ -2,16 +2,10 @@
 
 A data set is a function ``open(split, ...)`` that takes whichever of these it names, or all of them
 with ``**options``: ``name``, ``data_root``, ``ways``, ``shots``, ``queries``, ``seed``, ``dtype``,
-and the configuration's fields that its facts say it reads. ``split`` is ``train``, ``validation``
-or ``test``. It returns one of
-
-* ``{class: images}`` or a list of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each:
-  the simplest, for a data set that fits into memory;
-* :class:`~datasets.episodes.ImageClasses`, for few-shot tasks of images that may be mapped;
-* :class:`~datasets.batches.Examples`, for ordinary classification;
-* any :class:`~datasets.episodes.Episodes`, whatever its tasks are;
-* :class:`~datasets.environments.acting.Acting`, for policies;
-* a ``Taskset`` of learn2learn.
+and the configuration's fields that its facts say it reads. It returns ``{class: images}`` or a list
+of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each, if these fit into memory;
+`ImageClasses`, which may be mapped; `Examples`, for ordinary classification; any `Episodes`;
+`Acting`, for policies; or a ``Taskset`` of learn2learn.
 """
 
 import functools
@@ -25,32 +19,25 @@ import numpy as np
 import torch
 
 from datasets.batches import Batches, Examples, labelled
-from datasets.blame import calling
-from datasets.checked import Form, checked, form_of
-from datasets.environments.acting import Acting
-from datasets.episodes import Episodes, FewShotImages, ImageClasses
+from datasets.checked import Checked, Form, form_of
+from datasets.environments.acting import Acting, Environment
+from datasets.episodes import SPLITS, Episodes, FewShotImages, ImageClasses
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.paths import default_data_root
 from datasets.registry import FLAG, DataSet, find
 from datasets.tasks import Task
-
-SPLITS = ("train", "validation", "test")
+from datasets.theirs import calling
 
 
 class Contents(NamedTuple):
-    """What a network has to know of a data set.
-
-    * ``image_shape``, ``classifies`` and ``point``: as in :class:`~datasets.registry.DataSet`
-    * ``pixels``: whether numbers of images are in [0, 1]
-    * ``form``: what the training tasks are like, where one was opened to see
-    """
+    """What a network has to know of a data set; the first three as in its `DataSet`."""
 
     image_shape: tuple[int, int, int] | None
     classifies: bool
     point: tuple[int, int] = (1, 1)
-    pixels: bool = True
-    form: Form | None = None
+    pixels: bool = True  # whether numbers of images are in [0, 1]
+    form: Form | None = None  # of the training tasks, where one was opened to see
 
     @property
     def integers(self) -> bool:
@@ -63,8 +50,7 @@ def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
     known = find(data)
     if not isinstance(known.image_shape, str):
         return known.image_shape
-    function = _function(known, known.image_shape)
-    found: tuple[int, int, int] = function(**_taken(function, options))
+    found: tuple[int, int, int] = _function(known, known.image_shape)(**options)
     return found
 
 
@@ -135,13 +121,11 @@ def open_episodes(
     classes: int | None = None,
     **options: Any,
 ) -> Episodes:
-    """The few-shot tasks of a split of a data set.
+    """The few-shot tasks of a split of a data set of ours, or of a user's own.
 
-    ``data`` is a name of :func:`datasets.registry.data_sets`, or a user's own as
-    :mod:`datasets.spelling` has it; ``data_root`` defaults to ``$MAML_DATA``, then
-    ``~/.cache/maml``. Options that a data set has no use for are ignored. ``form`` and ``classes``:
-    what tasks of a user's own are held against (:func:`datasets.checked.checked`). Raises
-    :class:`DataError` if the request or the data is not in order.
+    ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``. Options that a data set has no
+    use for are ignored. ``form`` and ``classes``: what tasks of a user's own are held against
+    (:mod:`datasets.checked`). Raises :class:`DataError` if something is not in order.
     """
     known = find(data)
     if known.episodes is None:
@@ -154,8 +138,8 @@ def open_episodes(
     if isinstance(found, Acting) or (isinstance(found, Episodes) and not known.is_theirs):
         return found
     if isinstance(found, Episodes):
-        where = {"split": split, "seed": seed, "dtype": dtype}
-        return checked(found, known, **where, form=form, classes=classes)  # type: ignore[arg-type]
+        where = f"{split} task{{}} of seed {seed}"
+        return found.remade(Checked(found.tasks, known, where, dtype, form, classes))
     if not isinstance(found, ImageClasses):
         raise DataError(f"{FLAG} {data}: {type(found).__name__} is for --learner supervised alone")
     return FewShotImages(found, split=split, dtype=dtype, **task)
@@ -167,16 +151,15 @@ def open_batches(
     *,
     evaluation: bool,
     batch_size: int,
-    ways: int,
-    seed: int,
     data_root: Path | str | None = None,
-    dtype: torch.dtype = torch.float32,
-    **options: Any,
+    **request: Any,
 ) -> Batches:
-    """The mini-batches of a split, as tasks, to learn from or for ``evaluation``."""
-    known = find(data)
+    """The mini-batches of a split, as tasks, to learn from or for ``evaluation``.
+
+    ``request``: ``ways``, ``seed``, ``dtype`` and the fields that the data set reads.
+    """
+    known, ways = find(data), request["ways"]
     opener = known.examples or ""
-    request = {**options, "ways": ways, "seed": seed, "dtype": dtype}
 
     def examples(split: str) -> Examples:
         found = _call(known, opener, split, data_root, request)
@@ -194,23 +177,18 @@ def open_batches(
         examples(split),
         split=split,
         batch_size=batch_size,
-        seed=seed,
+        seed=request["seed"],
         reference=examples("train") if evaluation else None,
-        dtype=dtype,
+        dtype=request["dtype"],
     )
 
 
 def open_environments(
     data: str, split: str, *, data_root: Path | str | None = None, **request: Any
 ) -> Acting:
-    """The tasks of a split that materialise by acting (:mod:`datasets.environments.acting`).
-
-    ``request``: ``shots``, ``queries``, ``seed``, ``starts`` and the fields that the data set
-    reads.
-    """
+    """The tasks of a split that materialise by acting; ``request`` is what `Acting` takes."""
     known = find(data)
-    opener = known.environments or known.attribute
-    found = _call(known, opener, split, data_root, request)
+    found = _call(known, known.environments or known.attribute, split, data_root, request)
     if not isinstance(found, Acting):
         raise DataError(f"{FLAG} {data}: {type(found).__name__} is nothing to act in")
     return found
@@ -228,15 +206,12 @@ def options_of(data: str) -> set[str] | None:
     return named - {"name", "split", *known.arguments} | {"dtype"}
 
 
-def _function(known: DataSet, opener: str) -> Any:
-    return getattr(importlib.import_module(known.module), opener)
-
-
-def _taken(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that a function takes: it names them, or takes any."""
-    parameters = inspect.signature(function).parameters
-    any_ = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in options.items() if any_ or name in parameters}
+def _function(known: DataSet, name: str) -> Any:
+    """What a data set's module calls so; of an environment, what opens tasks to act in it."""
+    found = getattr(importlib.import_module(known.module), name)
+    if isinstance(found, type) and issubclass(found, Environment):
+        return functools.partial(Acting, found())
+    return found
 
 
 def _call(
@@ -250,7 +225,10 @@ def _call(
         raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
     function = _function(known, opener)
     root = default_data_root() if data_root is None else Path(data_root)
-    options = _taken(function, {"name": known.name, "data_root": root, **request})
+    options = {"name": known.name, "data_root": root, **request}
+    parameters = inspect.signature(function).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        options = {name: value for name, value in options.items() if name in parameters}
     if not known.is_theirs:
         return function(split, **options)
     own = sorted((name, v) for name, v in options.items() if name not in known.arguments)

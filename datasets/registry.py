@@ -4,9 +4,8 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets.components import Component, scan, unknown
+from datasets.components import Component, is_theirs, scan, unknown
 from datasets.errors import DataError
-from datasets.spelling import is_theirs
 from datasets.theirs import load_theirs
 
 FLAG = "--data"
@@ -14,33 +13,19 @@ FLAG = "--data"
 
 @dataclass(frozen=True)
 class DataSet(Component):
-    """A data set's facts.
+    """A data set's facts. What its module lacks is None."""
 
-    Attributes:
-        episodes: The function of its module that opens a split's few-shot tasks; None: it has none.
-        examples: The same for ordinary classification.
-        image_shape: (C, H, W) of its images, for those who build a network before, or without,
-            opening it; None if it has none. Where it depends on the fields that it reads: the
-            function of its module that tells it, called with them.
-        ink: Whether its images are ink (255) on paper (0): for who learned from them, a picture
-            with bright paper is inverted.
-        classifies: Whether its targets are classes; else numbers, which are regressed.
-        environments: The function that opens a split's tasks to act in; None: it has none.
-        own_images: Whether ``--data-root`` says which images there are, a user's own.
-        classes: The function that lists each split's classes without opening any; None: it has
-            none.
-        point: How many numbers an example has that is no image, and how many are answered to it.
-    """
-
-    episodes: str | None = None
-    examples: str | None = None
+    episodes: str | None = None  # the function that opens a split's few-shot tasks
+    examples: str | None = None  # the same for ordinary classification
+    environments: str | None = None  # the class of the environment to act in
+    classes: str | None = None  # the function that lists each split's classes, opening none
+    # (C, H, W) of its images, for who builds a network without opening it; or, where it depends on
+    # the fields that it reads, the function that tells it, called with them.
     image_shape: tuple[int, int, int] | str | None = None
-    ink: bool = False
-    classifies: bool = True
-    environments: str | None = None
-    own_images: bool = False
-    classes: str | None = None
-    point: tuple[int, int] = (1, 1)
+    ink: bool = False  # they are ink (255) on paper (0): pictures of bright paper are inverted
+    classifies: bool = True  # its targets are classes; else numbers, which are regressed
+    own_images: bool = False  # a user's own: --data-root says which there are
+    point: tuple[int, int] = (1, 1)  # numbers of an example that is no image, and of its answer
 
 
 @functools.cache

@@ -1,18 +1,89 @@
-"""A component of a user's own, imported. Nothing here imports torch."""
+"""A component of a user's own: its name is read, believed or not, and imported; its errors named.
 
+``my_file:MyNet(width=32, norm="group")`` is ``MyNet`` of ``my_file.py`` with two arguments of its
+own, Python's literals. They are part of the name, so whatever keeps or tells apart what a flag is
+given does so for them. Whoever types a name means it. A file (a run's config.yaml, a record) may
+come from anybody, so what it names is a :class:`FromFile`, which is not imported. Who has been told
+to trust the file makes a plain ``str`` of it. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
 import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+import sysconfig
+import traceback
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
-from datasets.blame import described
+from datasets.components import Component
 from datasets.errors import DataError
-from datasets.spelling import Spelled, read
-from datasets.trust import refusal
+
+
+class FromFile(str):
+    """A component's name that a file has said, and nobody else; ``str()`` of it is believed."""
+
+    said: str
+
+    def __new__(cls, name: str, said: str) -> FromFile:
+        """``name``; ``said`` is the file, with what of a user's own it names."""
+        found = super().__new__(cls, name)
+        found.said = said
+        return found
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return str(self), self.said
+
+
+def refusal(name: str) -> str:
+    """A line about the file that has said ``name``, and what it would import; "" if none has."""
+    if not isinstance(name, FromFile):
+        return ""
+    return f"{name.said}; if you trust it, give --trust, or trust=True in Python"
+
+
+class Spelled(NamedTuple):
+    """What a user's own is called: its module, its name there, and its arguments by name."""
+
+    module: str
+    attribute: str
+    arguments: Mapping[str, Any]
+
+
+def _read(flag: str, spelled: str) -> Spelled:
+    """The parts of a name, or :class:`DataError`."""
+    what = f"{flag} {' '.join(spelled.split())}"
+    plain, bracket, rest = spelled.partition("(")
+    module, _, attribute = plain.partition(":")
+    if module.endswith(".py"):
+        raise DataError(f"{what}: write {module.removesuffix('.py')}:{attribute}, without .py")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise DataError(f"{what}: write module:attribute, as in my_file:MyClass")
+    if not bracket:
+        return Spelled(module, attribute, {})
+    reason = "is not one call, in one line, that gives plain values by name"
+    try:
+        call = ast.parse(f"{attribute}({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError(reason)
+        arguments = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
+        if len(arguments) < len(call.keywords) or "" in arguments or "\n" in spelled:
+            raise ValueError(reason)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        if isinstance(error, SyntaxError):
+            reason = f"Python cannot read this call: {error.msg}"
+        raise DataError(
+            f"{what}: {reason}; write module:attribute(name=value), as in "
+            'my_file:MyClass(width=32, norm="group"): values are numbers, texts in quotes, True, '
+            "False, None, and lists, tuples, dictionaries and sets of these"
+        ) from error
+    return Spelled(module, attribute, arguments)
 
 
 def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
@@ -20,11 +91,11 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
     ``given`` is with how many arguments, by position, this program calls what is meant. Raises
     :class:`DataError`, in one line that begins with ``flag`` and ``spelled``; or that names the
-    file, if nobody but a file has said the name (:mod:`datasets.trust`).
+    file, if nobody but a file has said the name.
     """
     if line := refusal(spelled):
         raise DataError(line)
-    parts = read(flag, spelled)
+    parts = _read(flag, spelled)
     module_name, attribute, arguments = parts
 
     def wrong(reason: str) -> DataError:
@@ -55,10 +126,7 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
 
 def _strange(module: str, loaded: Any) -> str:
-    """Why what a module holds is no component of it, or its package; "" if it is one.
-
-    What is imported from elsewhere is not meant: any function of Python is in most modules.
-    """
+    """Why what a module holds is not defined by it, or its package; "" if it is."""
     plain = inspect.unwrap(loaded) if callable(loaded) else loaded
     if not isinstance(plain, (type, FunctionType)):
         return f"is no function or class, but {type(loaded).__name__}"
@@ -81,3 +149,87 @@ def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
     except TypeError as error:
         return f"{error}; it takes {signature}"
     return ""
+
+
+@contextlib.contextmanager
+def calling(
+    components: Mapping[str, Component], passing: type[Exception] = DataError
+) -> Iterator[None]:
+    """Turn what a user's own component, of those by flag, raises into a :class:`DataError`.
+
+    What passes through: ``passing``, one line already; and, where all are ours, our own faults.
+    """
+    try:
+        yield
+    except (DataError, passing):
+        raise
+    except Exception as error:
+        theirs = {flag: each for flag, each in components.items() if each.is_theirs}
+        if not theirs:
+            raise
+        blamed = _where_it_happened(error, theirs) or theirs
+        names = " or ".join(f"{flag} {each.name}" for flag, each in blamed.items())
+        files = set().union(*map(_files, blamed.values()))
+        raise DataError(f"{names}: {described(error, files)}") from error
+
+
+def _where_it_happened(
+    error: BaseException, components: Mapping[str, Component]
+) -> dict[str, Component]:
+    """The component in whose file the error arose; several, if that cannot be told."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = frame.filename
+        if here := {flag: c for flag, c in components.items() if _is_in(file, _files(c))}:
+            return here
+    return {}
+
+
+def files_of(component: Component) -> dict[str, str]:
+    """The files of a user's component that is loaded, by module: where it is named, and defined."""
+    loaded = getattr(sys.modules.get(component.module), component.attribute, None)
+    modules = {component.module, getattr(loaded, "__module__", component.module)}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
+    return {name: file for name, file in files.items() if file}
+
+
+def _files(component: Component) -> set[str]:
+    """Those files, or the package that one is."""
+    return {file.removesuffix("__init__.py") for file in files_of(component).values()}
+
+
+def _is_in(file: str, places: Collection[str]) -> bool:
+    """Whether a file is one of ``places``, or in a folder that is, which ends with ``/``."""
+    return any(file == each or (each[-1:] == "/" and file.startswith(each)) for each in places)
+
+
+def described(error: BaseException, files: Collection[str] = ()) -> str:
+    """An exception in one line: what it says, its last place in ``files``, and its notes."""
+    text = " ".join(str(error).split())
+    line = type(error).__name__ + (f": {text}" if text else "")
+    places = places_of_theirs(error, files)
+    if places and not isinstance(error, SyntaxError):  # its text names the file
+        line += f" ({places[-1]})"
+    notes = (" ".join(note.split()) for note in getattr(error, "__notes__", ()))
+    return "; ".join([line, *notes])
+
+
+def places_of_theirs(error: BaseException, files: Collection[str] = ()) -> list[str]:
+    """The places in ``files``, or else of no library, that an exception passed: ``file:line``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [frame for frame in frames if _is_in(frame.filename, files)]
+    places = places or [frame for frame in frames if not _is_library(frame.filename)]
+    return [f"{frame.filename}:{frame.lineno}" for frame in places]
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is of Python, of an installed package, of torch, or of this project."""
+    if file.startswith("<") or {"site-packages", "dist-packages"} & {*Path(file).parts}:
+        return True
+    repository = Path(__file__).parents[1]
+    folders = [
+        *(sysconfig.get_path(n) for n in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *(str(repository / name) for name in ("datasets", "maml")),
+        # It may have been built where it lies.
+        *getattr(sys.modules.get("torch"), "__path__", ()),
+    ]
+    return _is_in(file, [f"{folder}/" for folder in folders])

@@ -1,11 +1,8 @@
 """MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, as torchvision finds and downloads them.
 
 torchvision looks for files under ``<data-root>/<name>``, and downloads what is missing there or has
-another MD5 than the published one. Every process maps a decoded copy in the cache; once it exists
-the files are not asked for again.
-
-Validation is a tenth of torchvision's training part, drawn once and for all without regard to
-class; test is torchvision's test part.
+another MD5 than the published one; once the cache has a decoded copy, they are not asked for again.
+Validation is a tenth of its training part, drawn once and for all without regard to class.
 """
 
 import math
@@ -28,10 +25,7 @@ COMPONENTS = {
         "examples": "open_examples",
         "image_shape": (1, 28, 28),
     },
-    "fashion-mnist": {
-        "like": "mnist",
-        "help": "articles of clothing, ordinary classification",
-    },
+    "fashion-mnist": {"like": "mnist", "help": "articles of clothing, ordinary classification"},
     "cifar10": {
         "help": "10 kinds of objects in colour, ordinary classification",
         "examples": "open_examples",
@@ -41,18 +35,12 @@ COMPONENTS = {
         "like": "cifar10",
         "help": "100 kinds of objects in colour, ordinary classification",
     },
-    "svhn": {
-        "like": "cifar10",
-        "help": "house numbers in colour, ordinary classification",
-    },
+    "svhn": {"like": "cifar10", "help": "house numbers in colour, ordinary classification"},
 }
 
 # Constants of the project, not the run's --seed: every run validates on the same examples.
 _SEED = 1998
 _VALIDATION_SHARE = 10
-
-# Part of the cache's file names: raise it when the decoder's output changes.
-_DECODER = "v2"
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
@@ -97,10 +85,7 @@ def split_rows(name: str, split: str, n: int) -> NDArray[np.int64]:
 
 
 def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
-    """Torchvision's ``part``, "train" or "test": images and labels, read-only, in its order.
-
-    uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, and uint8 ``[n]``.
-    """
+    """Torchvision's "train" or "test", mapped: images uint8 ``[n, H, W(, 3)]``, labels ``[n]``."""
     source = SOURCES[name]
     n, values = source.sizes[part], math.prod(source.shape)
 
@@ -109,7 +94,8 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
         yield np.column_stack([images.reshape(n, values), labels])
 
     title = f"reading {name} ({part})"
-    found = cached(f"{name}/{_DECODER}-{part}.npy", (n, values + 1), rows, title=title)
+    # v2: raise it when the decoder's output changes.
+    found = cached(f"{name}/v2-{part}.npy", (n, values + 1), rows, title=title)
     return found[:, :values].reshape(n, *source.shape), found[:, values]
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.spelling import is_theirs
+from datasets.components import is_theirs
 from maml.config import Config, checks, default_data_root, registry
 from maml.config.parser import Parser, add_trust, at_least, positive
 from maml.config.presets import with_values

@@ -16,8 +16,7 @@ from typing import Any, get_args
 import numpy as np
 
 from datasets.folder import FolderImages, read_images
-from datasets.image_files import shown
-from datasets.pixels import as_in
+from datasets.image_files import as_in, shown
 from datasets.words import counted
 from maml.config.parser import Parser, add_trust, at_least
 from maml.errors import UserError

@@ -42,7 +42,6 @@ class Environment(ABC):
     """Dynamics as a pure function of tensors: any number of environments at once.
 
     A state holds its task's physics (or goal) beside what moves, so a state is all that there is.
-
     An action is ``discrete``, one of ``outputs``, or a point with ``outputs`` coordinates.
     """
 
@@ -100,9 +99,8 @@ class Acting(Episodes):
 
     def physics(self, ids: Tensor) -> Tensor:
         """The physics of the tasks with these ids (int64 ``[B]``): float64 ``[B, P]``."""
-        draws = addresses.uniforms(
-            self.keys(ids, "physics", self.seed), self.environment.state_size
-        )
+        keys = self.keys(ids, "physics", self.seed)
+        draws = addresses.uniforms(keys, self.environment.state_size)
         return torch.from_numpy(self.environment.draw_task(draws))
 
     def tasks(self, ids: Tensor) -> Task:
@@ -129,20 +127,13 @@ class Acting(Episodes):
 
 
 class Trajectory(NamedTuple):
-    """What was seen and done, step by step, in E environments.
+    """What was seen and done, step by step, in E environments; ``[..., E, T]`` where no more."""
 
-    * ``observations``: ``[..., E, T, O]``
-    * ``actions``: int64 ``[..., E, T]``, or float ``[..., E, T, outputs]``
-    * ``rewards``: ``[..., E, T]``; 0 where nobody acts
-    * ``ends``: ``[..., E, T]``, 1 where a step ended an episode, by a fall or by the time limit
-    * ``alive``: ``[..., E, T]``, 1 where somebody acted, else 0
-    """
-
-    observations: Tensor
-    actions: Tensor
-    rewards: Tensor
-    ends: Tensor
-    alive: Tensor
+    observations: Tensor  # [..., E, T, O]
+    actions: Tensor  # int64, or float [..., E, T, outputs]
+    rewards: Tensor  # 0 where nobody acts
+    ends: Tensor  # 1 where a step ended an episode, by a fall or by the time limit
+    alive: Tensor  # 1 where somebody acted, else 0
 
 
 def play(

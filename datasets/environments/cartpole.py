@@ -5,19 +5,19 @@ once, each with physics of its own.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.environments.acting import Acting, Environment, Step
+from datasets.environments.acting import Environment, Step
 
 COMPONENTS = {
     "cartpole": {
         "help": "balance a pole on a cart, as gymnasium's CartPole-v1",
-        "environments": "open_cartpole",
+        "environments": "CartPole",
         "classifies": False,
         "point": (4, 2),
         "reads": ("horizon",),
@@ -26,17 +26,18 @@ COMPONENTS = {
     "cartpole-physics": {
         "like": "cartpole",
         "help": "the same, each task with its own lengths, masses, gravity and force",
+        "environments": "DrawnCartPole",
     },
     "cartpole-turned": {
         "like": "cartpole",
         "help": "the same, and the force of half of the tasks is turned round",
+        "environments": "TurnedCartPole",
     },
 }
 
-TAU = 0.02
-"""Seconds of a step."""
-X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360
-"""An episode ends beyond: metres, radians."""
+TAU = 0.02  # seconds of a step
+X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360  # an episode ends beyond: metres, radians
+LEAST, MOST = 0.5, 1.5  # a task's physics are the standard ones, each times a factor between these
 
 
 class Physics(NamedTuple):
@@ -47,10 +48,6 @@ class Physics(NamedTuple):
     mass_pole: float = 0.1
     length: float = 0.5
     force: float = 10.0
-
-
-RANGES = Physics(*((0.5, 1.5),) * 4, (0.5, 1.5))  # type: ignore[arg-type]
-"""A task's physics are the standard ones times a factor from here."""
 
 
 class CartPole(Environment):
@@ -87,12 +84,11 @@ class CartPole(Environment):
 
 
 class DrawnCartPole(CartPole):
-    """CartPole with physics of each task: each constant times a factor from its range."""
+    """CartPole with physics of each task: each constant times a factor."""
 
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Draw gravity, masses, length and force."""
-        low, high = np.array(RANGES).T
-        return np.array(Physics()) * (low + (high - low) * u[:, :5])
+        return np.array(Physics()) * (LEAST + (MOST - LEAST) * u[:, :5])
 
 
 class TurnedCartPole(DrawnCartPole):
@@ -103,15 +99,3 @@ class TurnedCartPole(DrawnCartPole):
         physics = super().draw_task(u)
         physics[:, Physics._fields.index("force")] *= np.where(u[:, 5] < 0.5, -1.0, 1.0)
         return physics
-
-
-CARTS: dict[str, type[CartPole]] = {
-    "cartpole": CartPole,
-    "cartpole-physics": DrawnCartPole,
-    "cartpole-turned": TurnedCartPole,
-}
-
-
-def open_cartpole(split: str, *, name: str, **request: Any) -> Acting:
-    """The tasks of a key of `CARTS`. Raises :class:`datasets.errors.DataError`."""
-    return Acting(CARTS[name](), split, **request)

@@ -1,18 +1,16 @@
 """2-D navigation, Finn et al. 2017 (arXiv:1703.03400), section 5.3."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.environments.acting import Acting, Environment, Step
+from datasets.environments.acting import Environment, Step
 
 COMPONENTS = {
     "navigation": {
         "help": "walk to a goal on a plane, which only rewards tell of",
-        "environments": "open_navigation",
+        "environments": "Navigation",
         "classifies": False,
         "point": (2, 2),
         "reads": ("horizon",),
@@ -20,12 +18,9 @@ COMPONENTS = {
     }
 }
 
-HALF = 0.5
-"""Goals are uniform in the square of ± this."""
-FASTEST = 0.1
-"""A step's greatest length along each axis."""
-CLOSE = 0.01
-"""An episode ends when the goal is as near as this."""
+HALF = 0.5  # goals are uniform in the square of ± this
+FASTEST = 0.1  # a step's greatest length along each axis
+CLOSE = 0.01  # an episode ends when the goal is as near as this
 
 
 class Navigation(Environment):
@@ -54,8 +49,3 @@ class Navigation(Environment):
     def draw_start(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Begin at the origin."""
         return np.zeros((*u.shape[:-1], 2))
-
-
-def open_navigation(split: str, **request: Any) -> Acting:
-    """Goals to walk to. Raises :class:`datasets.errors.DataError`."""
-    return Acting(Navigation(), split, **request)

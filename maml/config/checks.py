@@ -6,8 +6,8 @@ What one field, or one component, says of itself is in its facts; here is what s
 import math
 import os
 
+from datasets.components import is_theirs
 from datasets.flags import MOST
-from datasets.spelling import is_theirs
 from maml.config import registry
 from maml.config.fields import FACTS, Config, flag
 from maml.errors import UserError

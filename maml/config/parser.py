@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from datasets.components import is_theirs
 from datasets.flags import MOST
-from datasets.spelling import is_theirs
 from maml.config import registry
 from maml.config.fields import FACTS, FLAGS, Config, flag
 from maml.errors import UserError

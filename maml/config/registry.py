@@ -1,7 +1,7 @@
 """Which learners, networks, data sets and strategies there are, and what they say of themselves.
 
 A component's facts are in its own file (`datasets.components`) and are read without importing it.
-A user's own (`datasets.spelling`) is imported: it has the facts of the class that it derives from,
+A user's own (`datasets.theirs`) is imported: it has the facts of the class that it derives from,
 and may read any field.
 """
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import blame, components
+from datasets import components
 from datasets import registry as of_data
 from datasets.components import Component as Component
-from datasets.components import scan
+from datasets.components import is_theirs, scan
 from datasets.errors import DataError
 from datasets.registry import DataSet as DataSet
-from datasets.spelling import is_theirs
-from datasets.theirs import load_theirs
+from datasets.theirs import calling as calling_theirs
+from datasets.theirs import files_of, load_theirs
 from maml.errors import UserError
 
 MAML = Path(__file__).parents[1]
@@ -93,7 +93,7 @@ def find(kind: str, name: str) -> Any:
 
     Raises:
         UserError: naming the flag, if there is no such component, or a user's own cannot be used;
-            or naming the file that alone has said it (`datasets.trust`).
+            or naming the file that alone has said it (`datasets.theirs`).
     """
     if not is_theirs(name):
         if name not in known(kind):
@@ -154,14 +154,14 @@ def calling(**by_kind: Component) -> AbstractContextManager[None]:
     It names the component, by its kind, in whose file the error arose.
     """
     flags = {f"--{kind}": component for kind, component in by_kind.items()}
-    return blame.calling(flags, passing=UserError)
+    return calling_theirs(flags, passing=UserError)
 
 
 def files_of_own(config: Any) -> dict[str, dict[str, str]]:
     """Return the files of a user's own components that results depend on, by kind and module."""
     # No result depends on the strategy.
     return {
-        kind: blame.files_of(find(kind, name))
+        kind: files_of(find(kind, name))
         for kind, name in theirs(config).items()
         if kind != "strategy"
     }

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from datasets.trust import FromFile
+from datasets.theirs import FromFile
 from maml.config import registry
 from maml.config.checks import check_values
 from maml.config.fields import Config, flag, from_values, with_values
@@ -19,7 +19,7 @@ def read(path: Path, *, trust: bool = False) -> Config:
     """Return the configuration that a run's ``config.yaml`` holds; a `UserError` names the file.
 
     With ``trust``, the components of a user's own that it names are imported. Else they are names
-    alone, and who needs one is refused (`datasets.trust`). What only looks at numbers needs none.
+    alone, and who needs one is refused (`datasets.theirs`). What only looks at numbers needs none.
     """
     # Imported late: flags are checked at once.
     import yaml

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from datasets import digest, whole
+from datasets import whole
 from datasets.locks import Lock
 from datasets.paths import cache_root
 
@@ -112,7 +112,7 @@ def _from_cache(compiler: str, path: Path) -> ctypes.CDLL:
 def _open(path: Path) -> ctypes.CDLL:
     """Return the library in a file of the cache. Raises ``OSError`` if it is not fit to be run."""
     try:
-        digest.unseal(path.read_bytes())
+        whole.unseal(path.read_bytes())
     except ValueError as error:
         raise OSError(str(error)) from error
     return _declare(ctypes.CDLL(str(path)))
@@ -138,7 +138,7 @@ def _compile(compiler: str, path: Path) -> None:
             text=True,
             timeout=COMPILE_S,
         )
-        building.write_bytes(digest.seal(building.read_bytes()))
+        building.write_bytes(whole.seal(building.read_bytes()))
 
 
 def _identity(compiler: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from datasets.components import is_theirs
 from datasets.episodes import Episodes
 from datasets.opening import Contents
-from datasets.spelling import is_theirs
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError

@@ -6,8 +6,8 @@ from collections.abc import Container, Iterator
 
 import torch
 
-from datasets.blame import places_of_theirs
 from datasets.errors import DataError
+from datasets.theirs import places_of_theirs
 from maml.errors import UserError
 
 

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.image_files import shown
-from datasets.pixels import Decoder, as_in
+from datasets.image_files import Decoder, as_in, shown
 from datasets.words import counted
 from maml.errors import UserError
 from maml.networks.headless import in_short

@@ -30,7 +30,7 @@ def build_network(
     """Return the network that ``--network name`` means, with weights from the global generator.
 
     Args:
-        name: A network's name, or a user's own (`datasets.spelling`).
+        name: A network's name, or a user's own (`datasets.theirs`).
         image_shape: (C, H, W) of the data; None where it is not images.
         ways: Outputs of a classifier.
         point: What data has that is not images: numbers of an example, and of an answer to it.

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from datasets.trust import refusal
+from datasets.theirs import refusal
 from datasets.words import counted
 from maml.config import registry
 from maml.config.parser import Parser, add_trust, at_least

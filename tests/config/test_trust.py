@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 
 import maml
-from datasets.trust import FromFile
+from datasets.theirs import FromFile
 from launch import workers
 from maml import evaluate, predict, replay
 from maml.config import registry, saved

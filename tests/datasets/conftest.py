@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
+from tests.launching import REPO
 
 
 @pytest.fixture
@@ -17,16 +17,6 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("MAML_CACHE", str(folder))
     return folder
-
-
-@pytest.fixture(scope="session")
-def omniglot_images(data_root: Path, cache_dir: Path) -> Iterator[np.ndarray]:
-    """The real drawings, decoded once a session."""
-    from datasets import omniglot
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MAML_CACHE", str(cache_dir))
-        yield omniglot.open_images(data_root)
 
 
 @pytest.fixture(scope="session")

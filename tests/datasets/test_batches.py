@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import DataError, ImageClasses, Task, omniglot, open_batches
+from datasets import DataError, ImageClasses, Task
 from datasets.batches import PLACES, Batches, Examples, divide
 from tests.runs import same
 
@@ -101,13 +101,3 @@ def test_drawings_of_a_class_are_divided_without_overlap(small_images):
         assert (classes[some.labels] == some.rows // 20).all()
         drawings = small_images[some.rows // 20, some.rows % 20]
         assert (some.images[some.rows] == drawings).all()
-
-
-def test_omniglot_classes_are_of_the_training_split(data_root, omniglot_images):
-    """The same ones for each split, and those of the split of classes that is asked for."""
-    options = {"evaluation": False, "batch_size": 10, "ways": 5, "seed": 0, "data_root": data_root}
-    for named in ("maml", "vinyals"):
-        few_shot = omniglot.open_classes("train", data_root=data_root, omniglot_split=named)
-        own = Batches(divide(few_shot, "test", 5), split="test", batch_size=10, seed=0)
-        found = open_batches("omniglot", "test", omniglot_split=named, **options)
-        assert same(found.tasks(torch.arange(2)), own.tasks(torch.arange(2)))

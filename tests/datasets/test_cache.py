@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import DataError, cache, digest
+from datasets import DataError, cache
 from datasets.cache import cached
 from datasets.paths import cache_root, default_data_root
+from datasets.whole import seal
 
 SHAPE = (6, 4)
 VALUES = np.arange(24, dtype=np.uint8).reshape(SHAPE)
@@ -97,8 +98,8 @@ except DataError as error:
 
 DAMAGES = {
     "empty": (lambda whole: b"", "empty"),
-    "another array, sealed": (lambda whole: digest.seal(npy(VALUES.T)), r"holds uint8 \[4, 6\]"),
-    "another type, sealed": (lambda whole: digest.seal(npy(VALUES.astype(np.int8))), "holds int8"),
+    "another array, sealed": (lambda whole: seal(npy(VALUES.T)), r"holds uint8 \[4, 6\]"),
+    "another type, sealed": (lambda whole: seal(npy(VALUES.astype(np.int8))), "holds int8"),
     "written before there were digests": (lambda whole: npy(VALUES), "by an earlier version"),
     "one bit of the array": (lambda whole: whole[:140] + b"\xff" + whole[141:], "is damaged"),
 }
@@ -123,7 +124,7 @@ def test_a_damaged_file_is_built_anew_and_said_so(empty_cache, capfd):
 
 
 def test_no_flipped_bit_and_no_cut_is_overlooked(empty_cache, monkeypatch):
-    monkeypatch.setattr(digest, "BLOCK", 50)
+    monkeypatch.setattr("datasets.whole.BLOCK", 50)
     cached("x/a.npy", SHAPE, chunks)
     path = empty_cache / "x" / "a.npy"
     whole = path.read_bytes()
@@ -156,16 +157,3 @@ def test_folders_come_from_the_environment(monkeypatch, tmp_path):
         assert folder() == tmp_path / ".cache" / "maml"
         monkeypatch.setenv(variable, "~/elsewhere")
         assert folder() == tmp_path / "elsewhere"
-
-
-def test_importing_is_light_and_knows_nothing_of_the_learners(run_python):
-    code = """
-import sys, datasets
-from datasets import open_episodes
-open_episodes("sinusoid", "train", ways=1, shots=1, queries=1, seed=0)
-open_episodes("glyphs", "validation", ways=5, shots=1, queries=1, seed=0)
-heavy = [m for m in ("torchvision", "PIL", "maml", "learn2learn") if m in sys.modules]
-print(heavy)
-"""
-    out, err = run_python(code).communicate(timeout=600)
-    assert out.strip() == "[]", err

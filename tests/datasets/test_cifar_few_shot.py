@@ -10,9 +10,9 @@ import torch
 
 from datasets import DataError, cifar_few_shot, open_episodes
 from datasets.cifar_few_shot import CLASSES, labels
+from datasets.episodes import SPLITS
 from tests.datasets.tiny_torchvision import Tiny
 
-SPLITS = ("train", "validation", "test")
 # SHA-256 of the sorted names, joined by spaces, as torchmeta 1.8.0 has them; the files of CIFAR-FS
 # list the same.
 PUBLISHED = {
@@ -39,8 +39,7 @@ def test_images_are_all_there_and_a_task_has_those_of_its_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
 ) -> None:
     """Of a miniature with three images of each class."""
-    tiny = Tiny("cifar100", {"train": 200, "test": 100})
-    tiny.install(monkeypatch)
+    tiny = Tiny("cifar100", monkeypatch, {"train": 200, "test": 100})
     with pytest.raises(DataError, match="cifar100 is missing or damaged"):
         cifar_few_shot.open_images(tmp_path)
     tiny.write(tmp_path)

@@ -23,13 +23,10 @@ def test_cartpole_is_gymnasium_s_step_by_step() -> None:
     for row in state:
         one = gymnasium.make("CartPole-v1").unwrapped
         one.reset()
-        moving, (one.gravity, one.masscart, one.masspole, one.length, one.force_mag) = (
-            row[:4].numpy(),
-            row[4:].tolist(),
-        )
+        one.gravity, one.masscart, one.masspole, one.length, one.force_mag = row[4:].tolist()
         one.total_mass = one.masspole + one.masscart
         one.polemass_length = one.masspole * one.length
-        one.state = moving
+        one.state = row[:4].numpy()
         theirs.append(one)
     fallen: set[int] = set()
     for step in range(40):

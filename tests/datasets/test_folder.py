@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,14 @@ from PIL import Image
 
 from datasets import DataError, FewShotImages, folder
 from datasets.cache import cache_root
+from datasets.episodes import SPLITS
 from datasets.folder import read_images
 
 SIZE = 12
 
 
-@pytest.fixture(autouse=True)
-def own_cache(empty_cache: Path) -> Path:
-    """No test finds what another decoded."""
-    return empty_cache
+# No test finds what another decoded.
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def shade(path: Path, value: int, size: tuple[int, int] = (SIZE, SIZE), mode: str = "L") -> Path:
@@ -63,8 +61,7 @@ def of_split(root: Path, split: str, **options) -> set[str]:
 # ---- a stranger's folder ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def strange(tmp_path: Path) -> Path:
+def test_a_strangers_folder_gives_episodes_in_every_split(tmp_path, capfd):
     """Divided; grey PNGs and colour JPEGs of several sizes, odd names, and what is no image."""
     root = tmp_path / "my photos"
     classes(root / "train", {"Äpfel": 3, "big dog": 7, "猫": 2})
@@ -79,22 +76,18 @@ def strange(tmp_path: Path) -> Path:
     shade(root / "train" / "loose.png", 1)
     shade(root / "train" / ".thumbnails" / "0.png", 1)
     shade(root / "others" / "0.png", 1)
-    return root
-
-
-def test_a_strangers_folder_gives_episodes_in_every_split(strange, capfd):
     for split, counts in {"train": [9, 3, 2], "validation": [5, 4], "test": [3, 4, 2]}.items():
-        e = open_them(strange, split)
+        e = open_them(root, split)
         assert e.counts.tolist() == counts and not e.rotate
         task = e.tasks(torch.arange(50))
         assert task.support_x.shape == (50, 2, 1, SIZE, SIZE)
     said = capfd.readouterr().err
-    assert f"decoding 14 images of {strange} (train), once: " in said and said.count("once") == 3
+    assert f"decoding 14 images of {root} (train), once: " in said and said.count("once") == 3
 
 
 def test_classes_beside_one_another_are_divided_once_and_for_all(tmp_path):
     root = classes(tmp_path / "flat", {f"class {i:02}": 2 for i in range(25)})
-    splits = {split: of_split(root, split) for split in folder.SPLITS}
+    splits = {split: of_split(root, split) for split in SPLITS}
     assert [len(names) for names in splits.values()] == [16, 4, 5]
     assert len(set.union(*splits.values())) == 25
     # Drawn, not the first ones; the same here as on every other machine, and for every seed.
@@ -140,48 +133,44 @@ def test_what_changed_is_decoded_again_and_nothing_else(tmp_path, monkeypatch):
 # ---- pixels ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pixels(tmp_path):
-    def become(image: Image.Image, mode: str = "grey", ending: str = "png", **how) -> np.ndarray:
-        path = Path(tempfile.mkdtemp(dir=tmp_path), f"a.{ending}")
-        image.save(path, **how)
-        _, arrays, files = read_images(path.parent, SIZE, mode)
-        assert files == [[str(path)]]
-        return arrays[0][0]
-
-    return become
+def pixels(folder: Path, image: Image.Image, mode: str = "grey", ending: str = "png", **how):
+    path = folder / f"a.{ending}"
+    image.save(path, **how)
+    _, arrays, files = read_images(path, SIZE, mode)
+    assert files == [[str(path)]]
+    return arrays[0][0]
 
 
-def test_proportions_are_kept_and_the_longer_side_is_cut_on_both_ends(pixels):
+def test_proportions_are_kept_and_the_longer_side_is_cut_on_both_ends(tmp_path):
     for size, middle in (((60, 20), (20, 0, 40, 20)), ((20, 60), (0, 20, 20, 40))):
         image = Image.new("L", size)
         image.paste(255, middle)
-        found = pixels(image)
+        found = pixels(tmp_path, image)
         # The edges blend with what lies beyond them, as in any good resizing.
         assert (found[2:-2, 2:-2] > 240).all() and found.min() > 127
 
 
-def test_exif_turns_an_image_upright(pixels):
+def test_exif_turns_an_image_upright(tmp_path):
     image = Image.new("RGB", (32, 32), "black")
     image.paste("white", (0, 0, 32, 16))
     exif = Image.Exif()
     exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
-    found = pixels(image, ending="jpg", exif=exif, quality=100)
+    found = pixels(tmp_path, image, ending="jpg", exif=exif, quality=100)
     assert (found[:, 7:] > 250).all() and (found[:, :5] < 5).all()
 
 
-def test_transparent_parts_become_white_and_every_mode_is_read(pixels):
+def test_transparent_parts_become_white_and_every_mode_is_read(tmp_path):
     half = Image.new("RGBA", (SIZE, SIZE), (10, 20, 30, 0))
     half.paste((0, 0, 0, 255), (SIZE // 2, 0, SIZE, SIZE))
     for saved, mode in (("RGBA", "rgb"), ("LA", "grey")):
-        found = pixels(half.convert(saved), mode)
+        found = pixels(tmp_path, half.convert(saved), mode)
         assert (found[:, : SIZE // 2] == 255).all() and (found[:, SIZE // 2 :] == 0).all()
     red = Image.new("RGB", (40, 40), (200, 10, 30))
-    assert (pixels(red.quantize(), "rgb") == (200, 10, 30)).all()
-    cmyk = pixels(red.convert("CMYK"), "rgb", "jpg", quality=100).astype(int)
+    assert (pixels(tmp_path, red.quantize(), "rgb") == (200, 10, 30)).all()
+    cmyk = pixels(tmp_path, red.convert("CMYK"), "rgb", "jpg", quality=100).astype(int)
     assert abs(cmyk - (200, 10, 30)).max() < 6
     one = Image.fromarray(np.eye(SIZE, dtype=bool))
-    assert (pixels(one) == 255 * np.eye(SIZE)).all()
+    assert (pixels(tmp_path, one) == 255 * np.eye(SIZE)).all()
 
 
 # ---- mistakes --------------------------------------------------------------------------------

@@ -83,12 +83,9 @@ def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(data: str) 
     episodes = open_episodes(f"{data}:a", "train", **REQUEST)
     whole = episodes.tasks(torch.tensor([3, 2**40, 5]))
 
-    def states() -> list[Any]:
-        return [
-            random.getstate(),
-            np.random.get_state()[1].tolist(),
-            torch.get_rng_state().tolist(),
-        ]
+    def states() -> tuple[Any, ...]:
+        of_numpy, of_torch = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return random.getstate(), of_numpy, of_torch
 
     before = states()
     alone = open_episodes(f"{data}:a", "train", **REQUEST).tasks(torch.tensor([5]))

@@ -110,8 +110,6 @@ def test_a_folder_of_classes_must_be_complete(others):
     by_class = tiny.write_classes(others[0], name="validation")
     next((by_class / "n02").iterdir()).unlink()
     assert "validation: n02 has 3 images instead of 4" in refused(others[0])
-    shutil.rmtree(by_class / "n02")
-    assert "validation: 2 classes instead of 3" in refused(others[0])
 
 
 @pytest.mark.parametrize(
@@ -206,9 +204,6 @@ def test_real_images_and_episodes(data_root, empty_cache):
         pytest.skip(f"no test.tar.xz in {folder}: set $MAML_DATA to test it")
     images = miniimagenet.open_images(data_root, "test")
     assert images.shape == (20, 600, *SHAPE)
-    # Photographs, with the channels in order: ImageNet's means are 0.485, 0.456 and 0.406.
-    red, green, blue = images[:, ::60].reshape(-1, 3).mean(axis=0) / 255
-    assert 0.55 > red > green > blue > 0.35
     e = open_episodes("miniimagenet", "test", data_root=data_root, **REQUEST)
     assert isinstance(e, FewShotImages) and not e.rotate and len(e.counts) == 20
     # The first images of the archive, at the places that the table gives them.

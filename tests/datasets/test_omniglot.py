@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from datasets import DataError, FewShotImages, omniglot, open_episodes
@@ -55,26 +54,19 @@ def test_decoded_once_then_mapped(root, tmp_path, empty_cache, monkeypatch):
 
 
 def test_classes_are_turned_in_every_split(root, empty_cache, monkeypatch):
-    """As MAML's code does, in training and at test: each of the four ways comes up, of each class.
-
-    The drawings and their quarter turns all differ, so that an image says what was done to it.
-    """
-    splits = {"train": [0, 2, 4], "test": [3, 6]}
-    monkeypatch.setattr(omniglot, "split_classes", lambda name, of: np.array(splits[of]))
-    images = omniglot.open_images(root)
-    turned = {
-        np.rot90(images[row, number], turns).tobytes(): (row, turns)
-        for row in range(len(images))
-        for number in range(images.shape[1])
-        for turns in range(4)
-    }
-    assert len(turned) == 7 * 20 * 4
+    """As MAML's code does, in training and at test; MAML++'s does it in training."""
+    splits = {"train": [1, 2, 4], "test": [3, 6]}
+    rows_of = lambda name, split: np.array(splits[split]) - (name == "vinyals")  # noqa: E731
+    monkeypatch.setattr(omniglot, "split_classes", rows_of)
     for split, rows in splits.items():
-        e = open_episodes("omniglot", split, ways=2, shots=1, queries=1, seed=0, data_root=root)
-        task = e.tasks(e.ids(0, 50))
-        pixels = (255 * torch.cat([task.support_x, task.query_x], dim=1)).round().byte().numpy()
-        found = {turned[image.tobytes()] for image in pixels.reshape(-1, 28, 28)}
-        assert found == {(row, turns) for row in rows for turns in range(4)}
+        found = omniglot.open_classes(split, data_root=root)
+        assert found.rotate and (found.first // 20).tolist() == rows
+        of_mamlpp = omniglot.open_classes(split, data_root=root, omniglot_split="mamlpp")
+        assert of_mamlpp.rotate == (split == "train")
+        # Ordinary classification is of training classes, of the named split, whatever it is for.
+        for name, own in (("maml", {1, 2}), ("vinyals", {0, 1})):
+            examples = omniglot.open_examples(split, ways=2, data_root=root, omniglot_split=name)
+            assert set(examples.rows // 20) == own
 
 
 def test_downloads_what_is_missing_and_keeps_it(root, tmp_path, monkeypatch, empty_cache):
@@ -83,8 +75,7 @@ def test_downloads_what_is_missing_and_keeps_it(root, tmp_path, monkeypatch, emp
 
     archives = {path.name: path.read_bytes() for path in (root / "omniglot").iterdir()}
     monkeypatch.setattr(Omniglot, "zips_md5", {n[:-4]: md5(data) for n, data in archives.items()})
-    mirror = Web(archives)
-    mirror.install(monkeypatch)
+    mirror = Web(archives, monkeypatch)
     fresh = tmp_path / "fresh"
     assert (omniglot.open_images(fresh) == omniglot.open_images(root)).all()
     assert {path.name for path in fresh.rglob("*.zip")} == archives.keys()
@@ -97,13 +88,13 @@ def test_downloads_what_is_missing_and_keeps_it(root, tmp_path, monkeypatch, emp
     assert not list((tmp_path / "wrong").rglob("*.zip*"))
 
 
-def test_real_images_are_in_class_order_and_episodes_of_their_split(omniglot_images, data_root):
-    assert omniglot_images.shape == (1623, 20, 28, 28) and omniglot_images.dtype == np.uint8
-    assert 10 < omniglot_images.mean() < 40, "ink is bright, and there is little of it"
+def test_real_images_are_in_class_order_and_episodes_of_their_split(data_root):
+    images = omniglot.open_images(data_root)
+    assert images.shape == (1623, 20, 28, 28) and images.dtype == np.uint8
+    assert 10 < images.mean() < 40, "ink is bright, and there is little of it"
     e = open_episodes("omniglot", "test", ways=5, shots=1, queries=1, seed=0, data_root=data_root)
     assert isinstance(e, FewShotImages) and e.rotate
     assert set(e.first // 20) == set(split_classes("maml", "test"))
-    assert not omniglot.open_classes("test", data_root=data_root, omniglot_split="mamlpp").rotate
     archives = sorted((data_root / "omniglot").glob("images_*.zip"))
     if len(archives) != 2:
         pytest.skip("the archives themselves are not here")
@@ -111,7 +102,7 @@ def test_real_images_are_in_class_order_and_episodes_of_their_split(omniglot_ima
         with zipfile.ZipFile(archive) as opened:
             for row in rows:
                 members = sorted(n for n in opened.namelist() if f"/{class_names()[row]}/" in n)
-                assert (omniglot_images[row, 7] == expected(opened.read(members[7]))).all()
+                assert (images[row, 7] == expected(opened.read(members[7]))).all()
 
 
 # ---- its parts --------------------------------------------------------------------------------

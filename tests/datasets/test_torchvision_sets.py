@@ -11,16 +11,6 @@ from datasets.torchvision_sets import SOURCES, open_examples, open_part, split_r
 from tests.datasets.tiny_torchvision import Tiny, Web
 
 
-@pytest.fixture
-def tiny(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
-) -> Tiny:
-    """A miniature that counts as published; nothing is on disk yet."""
-    made = Tiny(request.param)
-    made.install(monkeypatch)
-    return made
-
-
 def test_validation_is_drawn_once_and_for_all() -> None:
     """Of the data set, not of the run: a change would let old runs have seen the new validation."""
     rows = split_rows("mnist", "validation", 60_000)
@@ -31,13 +21,13 @@ def test_validation_is_drawn_once_and_for_all() -> None:
     assert abs((rows < 30_000).sum() - 3000) < 4 * (6000 / 4 * 0.9) ** 0.5
 
 
-@pytest.mark.parametrize("tiny", SOURCES, indirect=True)
+@pytest.mark.parametrize("name", SOURCES)
 def test_from_download_to_splits(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the published images and labels; what is there is not fetched, nor decoded, again."""
-    web = Web(tiny.files)
-    web.install(monkeypatch)
+    tiny = Tiny(name, monkeypatch)
+    web = Web(tiny.files, monkeypatch)
     rows = {}
     for split in ("train", "validation", "test"):
         part = "test" if split == "test" else "train"
@@ -61,10 +51,11 @@ def test_from_download_to_splits(
     assert web.asked == []
 
 
-@pytest.mark.parametrize("tiny", ["mnist", "cifar10", "svhn"], indirect=True)
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "svhn"])
 def test_missing_and_damaged_data_names_the_folder_and_the_ways_out(
-    tiny: Tiny, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tiny = Tiny(name, monkeypatch)
     tiny.write(tmp_path)
     name = next(name for name in tiny.files if "t10k" not in name and "test" not in name)
     path = tmp_path / tiny.name / name
@@ -72,9 +63,9 @@ def test_missing_and_damaged_data_names_the_folder_and_the_ways_out(
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     # Damaged, and no network; nothing there; another file than the published one.
-    another = Web({name: content[:-9] + b"elsewhere" for name, content in tiny.files.items()})
-    for data_root, web in ((tmp_path, Web()), (tmp_path / "a", Web()), (tmp_path / "b", another)):
-        web.install(monkeypatch)
+    another = {name: content[:-9] + b"elsewhere" for name, content in tiny.files.items()}
+    for data_root, files in ((tmp_path, {}), (tmp_path / "a", {}), (tmp_path / "b", another)):
+        Web(files, monkeypatch)
         with pytest.raises(DataError) as caught:
             open_examples("train", name=tiny.name, ways=tiny.source.classes, data_root=data_root)
         message = str(caught.value)

@@ -22,15 +22,9 @@ SIZES = {"train": 60, "test": 20}
 
 
 class Tiny:
-    """A miniature of one data set.
+    """A miniature of one data set, which counts as published; ``files`` are what is downloaded."""
 
-    Attributes:
-        images: Part to uint8 ``[n, H, W]`` or ``[n, H, W, 3]``.
-        labels: Part to ``[n]``.
-        files: Path under the data set's folder to content, as they are downloaded.
-    """
-
-    def __init__(self, name: str, sizes: dict[str, int] = SIZES) -> None:
+    def __init__(self, name: str, patch: pytest.MonkeyPatch, sizes: dict[str, int] = SIZES) -> None:
         source = torchvision_sets.SOURCES[name]._replace(sizes=sizes)
         rng = np.random.default_rng(len(name))
         self.name, self.source = name, source
@@ -41,9 +35,16 @@ class Tiny:
         self.labels = {part: np.arange(n) % source.classes for part, n in sizes.items()}
         self.changes: dict[str, Any] = {}
         self.files: dict[str, bytes] = {}
-        {"MNIST": self._idx, "CIFA": self._cifar, "SVHN": self._svhn}[
-            "MNIST" if len(source.shape) == 2 else source.loader[:4]
-        ]()
+        if len(source.shape) == 2:
+            self._idx()
+        elif source.loader == "SVHN":
+            self._svhn()
+        else:
+            self._cifar()
+        kind = getattr(torchvision_datasets, source.loader)
+        for attribute, value in self.changes.items():
+            patch.setattr(kind, attribute, value)
+        patch.setitem(torchvision_sets.SOURCES, name, source)
 
     def _idx(self) -> None:
         resources = []
@@ -96,31 +97,17 @@ class Tiny:
             splits[part] = [url, file, md5(content.getvalue())]
         self.changes = {"split_list": splits}
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        kind = getattr(torchvision_datasets, self.source.loader)
-        for name, value in self.changes.items():
-            monkeypatch.setattr(kind, name, value)
-        monkeypatch.setitem(torchvision_sets.SOURCES, self.name, self.source)
-
     def write(self, data_root: Path) -> None:
         write_files(data_root / self.name, self.files)
 
 
 class Web:
-    """What downloads find in place of the network: files by name, or nothing.
+    """What downloads find in place of the network: files by name, or nothing."""
 
-    Attributes:
-        files: Name of a file to content.
-        asked: The addresses that were asked for, in order.
-    """
-
-    def __init__(self, files: dict[str, bytes] | None = None) -> None:
-        self.files = {Path(name).name: content for name, content in (files or {}).items()}
+    def __init__(self, files: dict[str, bytes], patch: pytest.MonkeyPatch) -> None:
+        self.files = {Path(name).name: content for name, content in files.items()}
         self.asked: list[str] = []
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Answer every request of ``urllib``."""
-        monkeypatch.setattr(urllib.request, "urlopen", self._open)
+        patch.setattr(urllib.request, "urlopen", self._open)
 
     def _open(self, request: urllib.request.Request, *_: object, **__: object) -> Any:
         url = request.full_url

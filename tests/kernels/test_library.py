@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from datasets import digest
+from datasets.whole import seal, unseal
 from maml.kernels import convnet, library
 from maml.networks import smoke
 from tests.compiler import COMPILER, needs_compiler
@@ -36,7 +36,7 @@ def built() -> bytes:
     assert library.load() is not None
     assert COMPILER is not None
     folder = Path(os.environ["MAML_CACHE"]) / "kernels"
-    return digest.unseal((folder / f"convnet-{library._identity(COMPILER)}.so").read_bytes())
+    return unseal((folder / f"convnet-{library._identity(COMPILER)}.so").read_bytes())
 
 
 class Cache:
@@ -73,12 +73,12 @@ def cache(tmp_path: Path, built: bytes) -> Cache:
 
 def of_another_machine(built: bytes) -> bytes:
     """A library whose digest is right: copied along from another architecture."""
-    return digest.seal(built[:18] + b"\xf3" + built[19:])
+    return seal(built[:18] + b"\xf3" + built[19:])
 
 
 def damages(whole: bytes) -> Iterator[bytes]:
     """A bit of the code, half the file, an empty one, another machine's, an earlier version's."""
-    built = digest.unseal(whole)
+    built = unseal(whole)
     yield whole[:100_000] + bytes([whole[100_000] ^ 4]) + whole[100_001:]
     yield whole[: len(whole) // 2]
     yield b""
@@ -106,9 +106,9 @@ for damaged in test_library.damages(whole):
 def test_what_is_damaged_is_compiled_anew(cache: Cache, built: bytes) -> None:
     """One line, no crash, the bits of an undisturbed process."""
     cache.path.parent.mkdir(parents=True)
-    cache.path.write_bytes(digest.seal(built))
+    cache.path.write_bytes(seal(built))
     done = run([sys.executable, "-c", EACH, str(cache.path)], 60, env=cache.env)
-    count = len(list(damages(digest.seal(built))))
+    count = len(list(damages(seal(built))))
     assert done.stdout == f"{computed()}\n" * count
     lines = done.stderr.splitlines()
     assert len(lines) == count and all(line.startswith(f"{cache.path}: ") for line in lines)
@@ -118,7 +118,7 @@ def test_what_is_damaged_is_compiled_anew(cache: Cache, built: bytes) -> None:
 
 
 def test_what_can_never_be_loaded_leaves_it_to_torch(cache: Cache, built: bytes) -> None:
-    cache.ready.write_bytes(digest.unseal(of_another_machine(built)))
+    cache.ready.write_bytes(unseal(of_another_machine(built)))
     done = cache.compute()
     assert done.stdout.startswith("torch: ") and len(done.stderr.splitlines()) == 1
     assert cache.compiled() == 1

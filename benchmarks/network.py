@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datasets import image_shape
-from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.learners import Learner
 from maml.networks.conv4 import Conv4, ConvBlock
@@ -44,33 +43,21 @@ class ConvNet(nn.Module):
         return self.head(x.mean((2, 3)) if self.mean else x.flatten(1))
 
 
-class Regressor(nn.Sequential):
-    """`maml.networks.conv4.MLP`."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1)
-        )
-
-
 def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
     """Return a peer's network with the learner's weights, and {its name: our name}."""
     ours, config = learner.network, learner.config
     if isinstance(ours, Ordinary):
         make = registry.network(config.network).maker()
         network: nn.Module = make(image_shape(config.data), config.ways)
-    else:
-        network = ConvNet(ours) if isinstance(ours, Conv4) else Regressor()
+    elif isinstance(ours, Conv4):
+        network = ConvNet(ours)
+    else:  # `maml.networks.conv4.MLP`
+        hidden = nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU()
+        network = nn.Sequential(*hidden, nn.Linear(40, 1))
     network = network.to(next(ours.parameters()).dtype)
     # Both list their parameters in the order of use.
-    names = dict(
-        zip(
-            (name for name, _ in network.named_parameters()),
-            (name for name, _ in learner.named_parameters()),
-            strict=True,
-        )
-    )
-    params: Params = dict(learner.named_parameters())
+    theirs, params = dict(network.named_parameters()), dict(learner.named_parameters())
+    names = dict(zip(theirs, params, strict=True))
     network.load_state_dict({peer: params[our].detach() for peer, our in names.items()})
     return network, names
 
@@ -78,18 +65,3 @@ def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
 def loss_function(config: Config) -> Loss:
     """Return torch's own loss for the setting."""
     return F.mse_loss if config.data == "sinusoid" else F.cross_entropy
-
-
-def task_by_task(
-    network: nn.Module, names: dict[str, str], tasks: Task, backward: Backward
-) -> Repetition:
-    """Return a repetition: ``backward`` of each task's sets; gradients come back by our names."""
-
-    def repetition() -> Params:
-        network.zero_grad()
-        for task in zip(*tasks, strict=True):
-            backward(*task)
-        gradients = {names[name]: p.grad for name, p in network.named_parameters()}
-        return {name: gradient for name, gradient in gradients.items() if gradient is not None}
-
-    return repetition

@@ -14,6 +14,8 @@ import tempfile
 import time
 import warnings
 
+import psutil
+
 from maml.errors import UserError
 from maml.processes import allocator
 
@@ -32,10 +34,10 @@ class Peer:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env=environment,
         )  # fmt: skip
-        self._answer()
+        self.ready_mib = self._answer()["mib"]
 
     def ask(self, line: str) -> dict[str, float]:
-        """Send a command; return its ``seconds``, and ``peak_mib``, the process's memory so far.
+        """Send a command; return its ``seconds``, all cores' (``processor``), and ``peak_mib``.
 
         A UserError says that the process has ended: for want of memory, say.
         """
@@ -45,7 +47,10 @@ class Peer:
             self._process.stdin.flush()
         return self._answer()
 
-    def close(self) -> None:
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End the process."""
         self._process.kill()
         self._process.communicate()
@@ -85,16 +90,19 @@ def main() -> None:
     from benchmarks.settings import repetition_of
 
     repetition = repetition_of(**vars(options))
-    print(json.dumps({"ready": 1}), file=answers, flush=True)
+    mib = psutil.Process().memory_info().rss / 2**20
+    print(json.dumps({"mib": mib}), file=answers, flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()
-        began = time.perf_counter()
+        began, cores_began = time.perf_counter(), time.process_time()
         result = repetition()
-        seconds = time.perf_counter() - began
+        seconds, of_cores = time.perf_counter() - began, time.process_time() - cores_began
         if command == "check":
             torch.save({k: v.detach() for k, v in result.items()}, arguments[0])
+        del result  # its memory is none of the next one's
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"seconds": seconds, "peak_mib": peak_mib}), file=answers, flush=True)
+        answer = {"seconds": seconds, "processor": of_cores, "peak_mib": peak_mib}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """learn2learn's MAML as its examples use it: clone, adapt, backward, one task after another."""
 
-import warnings
-
+import learn2learn
 from torch import Tensor, nn
 
 from benchmarks.network import Backward, Loss
@@ -10,10 +9,6 @@ from maml.config import Config
 
 def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
     """Return what accumulates a task's gradients."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import learn2learn
-
     maml = learn2learn.algorithms.MAML(network, lr=config.inner_lr, first_order=False)
 
     def backward(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from maml.config import cli
 from maml.errors import UserError
 from maml.studies import REPOSITORY
-from maml.studies.sweeping.choosing import next_point
+from maml.studies.sweeping.sweep import next_point
 from maml.studies.sweeping.file import Point, SweepFile, setting_of
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
@@ -86,20 +86,14 @@ def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
 
 
 def _program(file: SweepFile) -> str:
-    """Return where the program is: as the file says, else beside this one's own.
-
-    A sweep over components of a user's own is begun in their folder, where ours is not.
-    """
+    """Return where the program is: as the file says, or beside this one's own."""
     program = str(file.said.get("program", ""))
     ours = REPOSITORY / program
     return str(ours) if not Path(program).exists() and ours.is_file() else program
 
 
 def check(file: SweepFile) -> None:
-    """Try the flags of each value where the program is train_maml.py.
-
-    A mistyped flag is told now, rather than by each trial.
-    """
+    """Try the flags of each value where the program is train_maml.py, before any trial does."""
     if "${program}" in file.command and not Path(_program(file)).is_file():
         raise UserError(f"{file.path}: program: there is no {_program(file)} here")
     first = next_point(file, [], "")

@@ -21,10 +21,9 @@ from maml.processes.signals import SIGNALS, StopRequest
 from maml.run import directory
 from maml.run.files import read_rows
 from maml.run.reading import history
-from maml.studies.sweeping import sweep as states
 from maml.studies.sweeping.command import command_of
 from maml.studies.sweeping.file import setting_of
-from maml.studies.sweeping.sweep import FAILED, FINISHED, STOPPED, WAITING, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, WAITING, Sweep, Trial
 
 T = TypeVar("T")
 LOOK = 0.2
@@ -75,7 +74,7 @@ class Workers:
             if trial is not None:
                 with trial.hold:
                     self._do(trial, gpus)
-            elif any(each.state == states.LOST for each in self._sweep.trials()):
+            elif any(each.state == LOST for each in self._sweep.trials()):
                 time.sleep(1.0)  # its training ends in a moment
             else:
                 return

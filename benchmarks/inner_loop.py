@@ -61,14 +61,19 @@ def plain(
     zeros = [torch.zeros_like(leaves[name]) for name in names]
     state = [*(leaves[name] for name in names), *zeros, *zeros]
     for step in range(steps):
-        given = step, leaves["of sources"], *state
+        given: tuple[Any, ...] = step, leaves["of sources"], *state
         state = checkpoint(one, *given, use_reentrant=False) if checkpointed else one(*given)
     loss, _ = example.query(net, dict(zip(names, state[:n], strict=True)), own, steps - 1)
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
-def repetition(peer: str, steps: int) -> Callable[[], Any]:
-    """Return what ``peer`` repeats; every operation was called before, of a tiny GPT."""
+def repetition_of(peer: str, setting: str, **_: object) -> Callable[[], Any]:
+    """Return what ``peer`` repeats, ``setting`` being the number of steps.
+
+    Every operation was called before, of a tiny GPT.
+    """
+    torch.backends.cuda.enable_flash_sdp(False)  # fused attention has no second derivative
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
 
     def of(size: example.Size, steps: int) -> Callable[[], Any]:
         net = example.GPT(size)
@@ -79,7 +84,7 @@ def repetition(peer: str, steps: int) -> Callable[[], Any]:
         return partial(plain, *given, checkpointed=peer == "checkpointed")
 
     of(example.TINY, 2)()
-    return of(example.Size(), steps)
+    return of(example.Size(), int(setting))
 
 
 def main(arguments: list[str]) -> None:
@@ -98,7 +103,7 @@ def main(arguments: list[str]) -> None:
     report["rows"] = [{"peer": PEERS[name]} for name in options.peers]
     for steps in tqdm(options.steps, leave=False):
         for name, row in zip(options.peers, report["rows"], strict=True):
-            with Peer(name, f"gpt-{steps}", cores) as peer:
+            with Peer(name, str(steps), cores, of="inner_loop") as peer:
                 first, second = peer.ask("run"), peer.ask("run")
             added = second["peak_mib"] - peer.ready_mib
             faster = min(first, second, key=lambda one: one["seconds"])

@@ -92,10 +92,6 @@ def repetition_of(peer: str, setting: str, threads: int, *, float64: bool) -> Re
     # They have no second derivative, for peers neither.
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
-    if setting.startswith("gpt-"):
-        from benchmarks import inner_loop  # no weight on the other peers
-
-        return inner_loop.repetition(peer, int(setting.removeprefix("gpt-")))
     config, n_tasks, *_ = (SETTINGS | MEMORY)[setting]
     if float64:
         config, n_tasks = with_values(config, dtype="float64"), min(n_tasks, 3)

@@ -164,19 +164,6 @@ def compare(seed: int, outer_steps: int, steps: int) -> dict[str, float]:
     return row | {"difference": row["rated"] - row["unweighted"]}
 
 
-def report(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the record of all seeds: the mean difference, and its 95 % interval."""
-    over_seeds = shown(np.array([row["difference"] for row in rows]))
-    return {
-        "rows": rows, "mean": over_seeds.mean, "ci95": over_seeds.high - over_seeds.mean,
-        "columns": {
-            "seed": "{seed}", "rated": "{rated:.2f} %", "unweighted": "{unweighted:.2f} %",
-            "difference": "{difference:+.2f}",
-        },
-        "hardware": describe(torch.get_num_threads()),
-    }  # fmt: skip
-
-
 def main() -> None:
     """Compare over seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -191,10 +178,17 @@ def main() -> None:
         rows.append(compare(seed, options.outer_steps, options.steps))
         told = ", ".join(f"{name} {value:g}" for name, value in rows[-1].items())
         print(f"{told} ({time.perf_counter() - began:.0f} s)", flush=True)
-    found = report(rows)
-    print(f"difference {found['mean']:.2f} ± {found['ci95']:.2f} points")
+    over_seeds = shown(np.array([row["difference"] for row in rows]))
+    ci95 = over_seeds.high - over_seeds.mean
+    print(f"difference {over_seeds.mean:.2f} ± {ci95:.2f} points")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        columns = {
+            "seed": "{seed}", "rated": "{rated:.2f} %", "unweighted": "{unweighted:.2f} %",
+            "difference": "{difference:+.2f}",
+        }  # fmt: skip
+        record = {"rows": rows, "mean": over_seeds.mean, "ci95": ci95, "columns": columns}
+        record["hardware"] = describe(torch.get_num_threads())
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

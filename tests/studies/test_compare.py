@@ -64,6 +64,12 @@ def test_a_report_says_what_the_statistics_say(
     for name in ("differences.png", "differences.pdf"):
         assert (tmp_path / "said" / name).stat().st_size > 1000
     assert "![differences](differences.png)" in report
+    # One run each says nothing of other seeds.
+    trials = there / "trials"
+    assert compare.main([str(trials / "3"), str(trials / "0"), str(trials / "0/../0")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("holds for these runs; over seeds not shown (one seed)") == 2
+    assert "Holm's, for 2 comparisons" in said
 
 
 def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:
@@ -74,14 +80,6 @@ def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:
     directory.write_status(run_dir, "failed", 5)
     with pytest.raises(UserError, match=rf"{run_dir}: went on after the test"):
         arms.read(str(run_dir), None)
-
-
-def test_one_run_each_says_nothing_of_other_seeds(there: Path, capsys: Any) -> None:
-    trials = there / "trials"
-    assert compare.main([str(trials / "3"), str(trials / "0"), str(trials / "0/../0")]) == 0
-    said = capsys.readouterr().out
-    assert said.count("holds for these runs; over seeds not shown (one seed)") == 2
-    assert "Holm's, for 2 comparisons" in said
 
 
 def test_the_headline_is_each_run_s_own_unless_a_metric_is_named(tmp_path: Path) -> None:

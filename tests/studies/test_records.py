@@ -22,7 +22,7 @@ from maml.config.presets import PRESETS, changed, with_values
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, recorded_content
 from maml.learners import build_learner
-from maml.run import checkpoint, directory, provenance
+from maml.run import checkpoint, directory
 from maml.run.provenance import digest_of
 from maml.run.reading import Run
 from maml.run.task_scores import read_tasks
@@ -44,7 +44,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("recorded") / "run"
     with pytest.MonkeyPatch.context() as patched:
         # This checkout may have changes, which a record refuses.
-        patched.setattr(provenance, "git_commit", lambda: "c0ffee")
         patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
         assert Trainer(glyphs(test_tasks=6, run_dir=str(run_dir), iterations=20)).run() == 0
     return run_dir

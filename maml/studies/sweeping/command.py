@@ -11,8 +11,8 @@ from typing import Any
 from maml.config import cli
 from maml.errors import UserError
 from maml.studies import REPOSITORY
-from maml.studies.sweeping.sweep import next_point
 from maml.studies.sweeping.file import Point, SweepFile, setting_of
+from maml.studies.sweeping.sweep import next_point
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 CHECKED = 64

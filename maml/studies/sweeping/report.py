@@ -67,14 +67,13 @@ def _head(sweep: Sweep) -> str:
 
 
 def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
-    unit, rows = compare.Unit(metric), []
+    rows = []
     for name, trials in settings.items():
         values = _values(trials)
-        spread = unit.plain(stdev(values)) if len(values) > 1 else "–"
+        mean = compare.plain(fmean(values), metric)
+        spread = compare.plain(stdev(values), metric) if len(values) > 1 else "–"
         stopped = sum(trial.state == STOPPED for trial in trials)
-        rows.append(
-            [name, unit.plain(fmean(values)), spread, str(len(values)), str(stopped or "–")]
-        )
+        rows.append([name, mean, spread, str(len(values)), str(stopped or "–")])
     shown = grid(["setting", metric, "spread", "trials", "stopped early"], rows)
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
 

@@ -18,29 +18,21 @@ Backward = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 """Of a task's support_x, support_y, query_x and query_y."""
 
 
-class ConvNet(nn.Module):
-    """`maml.networks.conv4.Conv4` of ``nn.BatchNorm2d``, ``nn.Sequential`` and the like."""
-
-    def __init__(self, ours: Conv4) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        self.pool, self.mean = ours.pool, ours.mean
-        for block in ours.blocks:
-            assert isinstance(block, ConvBlock)
-            conv = block.conv
-            layers += [
-                nn.Conv2d(conv.in_channels, conv.out_channels, 3, stride=conv.stride[0], padding=1),
-                nn.BatchNorm2d(conv.out_channels, eps=block.norm.eps, track_running_stats=False),
-                nn.ReLU(),
-                *([nn.MaxPool2d(2)] if self.pool else []),
-            ]
-        self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(ours.head.in_features, ours.head.out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images to logits."""
-        x = self.features(x)
-        return self.head(x.mean((2, 3)) if self.mean else x.flatten(1))
+def conv_net(ours: Conv4) -> nn.Module:
+    """Return `maml.networks.conv4.Conv4` of ``nn.BatchNorm2d``, ``nn.Sequential`` and the like."""
+    layers: list[nn.Module] = []
+    for block in ours.blocks:
+        assert isinstance(block, ConvBlock)
+        conv = block.conv
+        layers += [
+            nn.Conv2d(conv.in_channels, conv.out_channels, 3, stride=conv.stride[0], padding=1),
+            nn.BatchNorm2d(conv.out_channels, eps=block.norm.eps, track_running_stats=False),
+            nn.ReLU(),
+            *([nn.MaxPool2d(2)] if ours.pool else []),
+        ]
+    layers += [nn.AdaptiveAvgPool2d(1)] if ours.mean else []
+    head = nn.Linear(ours.head.in_features, ours.head.out_features)
+    return nn.Sequential(*layers, nn.Flatten(), head)
 
 
 def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
@@ -50,7 +42,7 @@ def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
         make = registry.network(config.network).maker()
         network: nn.Module = make(image_shape(config.data), config.ways)
     elif isinstance(ours, Conv4):
-        network = ConvNet(ours)
+        network = conv_net(ours)
     else:  # `maml.networks.conv4.MLP`
         hidden = nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU()
         network = nn.Sequential(*hidden, nn.Linear(40, 1))

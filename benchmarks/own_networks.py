@@ -19,11 +19,10 @@ def _norm(channels: int) -> nn.Module:
     return nn.BatchNorm2d(channels, track_running_stats=False)
 
 
-class ResidualCNN(nn.Module):
+class ResidualCNN(nn.Sequential):
     """Three stages of a 3×3 convolution and a residual block, with batch norm (He et al. 2016)."""
 
     def __init__(self, image_shape: Shape, ways: int, width: int = 32) -> None:
-        super().__init__()
         stages: list[nn.Module] = []
         channels = image_shape[0]
         for _ in range(3):
@@ -31,12 +30,8 @@ class ResidualCNN(nn.Module):
             residual = BasicBlock(width, width, norm_layer=_norm)
             stages += [convolution, _norm(width), nn.ReLU(), residual, nn.MaxPool2d(2)]
             channels = width
-        self.features = nn.Sequential(*stages)
-        self.head = nn.Linear(width, ways)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
-        return self.head(self.features(x).mean((2, 3)))
+        mean = nn.AdaptiveAvgPool2d(1)
+        super().__init__(*stages, mean, nn.Flatten(), nn.Linear(width, ways))
 
 
 class GroupNormCNN(nn.Sequential):

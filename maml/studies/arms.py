@@ -109,8 +109,8 @@ def other_tasks(a: Run, b: Run) -> str:
     return "" if images[0] == images[1] else "their images differ"
 
 
-def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
-    """Return both arms' scores ``[S, T]`` on the tasks that both were tested on, and the seeds."""
+def paired(a: Arm, b: Arm) -> tuple[Floats, Floats]:
+    """Return both arms' scores ``[S, T]``, of the seeds and tasks that both were tested on."""
     if other := other_tasks(a.first, b.first):
         raise UserError(f"{a.name} and {b.name} were not tested on the same tasks: {other}")
     seeds = sorted(a.scores.keys() & b.scores.keys())
@@ -126,7 +126,7 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
         np.array([[arm.scores[seed][task] for task in sorted(common)] for seed in seeds])
         for arm in (a, b)
     )
-    return first, second, seeds
+    return first, second
 
 
 def _split(asked: str) -> tuple[Path, dict[str, str]]:

@@ -132,7 +132,7 @@ def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]
     Returns both tables in Markdown, and the link to what was drawn in ``folder``, if there is one.
     """
     base, *others = arms
-    found = {arm.name: difference(*paired(arm, base)[:2]) for arm in others}
+    found = {arm.name: difference(*paired(arm, base)) for arm in others}
     differences = differences_table(found, base.name, base.metric)
     text = f"{means_table(arms, base.metric)}\n\n{differences}"
     if folder is None:

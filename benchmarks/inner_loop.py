@@ -5,7 +5,8 @@
 Each measurement is a process of its own, whose C library gives a weight that is freed back to the
 system (``MALLOC_MMAP_THRESHOLD_``): two meta-gradients of `examples.gpt_inner_loop`, the memory
 that their peak adds to that of the process before, and the time of the faster, and of all cores
-together. Reverse mode through 32 steps takes 12 GiB.
+together. Ours has the allocator settings that our programs apply, too. Reverse mode through 32
+steps takes 12 GiB.
 """
 
 import os

@@ -79,7 +79,7 @@ def test_a_sweep_runs_every_point_once_and_then_no_more(
     assert swept(path, "--workers", "2") == 0 == swept(path)
     trials = opened(path).trials()
     assert [trial.record.number for trial in trials] == list(range(6))
-    assert {(t.record.params["seed"], t.record.params["good"], t.value) for t in trials} == {
+    assert {(t.record.params["seed"], t.record.params["good"], t.record.value) for t in trials} == {
         (seed, good, good) for seed in range(3) for good in (0.25, 0.5)
     }
     assert [len(starts(trial)) for trial in trials] == [1] * 6
@@ -156,7 +156,7 @@ def test_trials_that_do_badly_are_ended_early(tmp_path: Path) -> None:
     assert swept(path) == 0
     for trial in opened(path).trials():
         good = trial.record.params["good"] == 0.9
-        assert (trial.state, trial.value) == (
+        assert (trial.state, trial.record.value) == (
             (FINISHED, 0.9) if good else (STOPPED, trial.record.params["good"])
         )
         status = read_status(trial.run_dir)
@@ -298,7 +298,7 @@ def test_a_killed_sweep_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
     assert set(states(path)) == {LOST}
     assert swept(path, "--workers", "2") == 0
     for trial in opened(path).trials():
-        assert trial.state == FINISHED and trial.value is not None
+        assert trial.state == FINISHED and trial.record.value is not None
         content = yaml.safe_load((trial.run_dir / "config.yaml").read_text())
         first, again = (each["iteration"] for each in content["starts"])
         assert first == 0 < again

@@ -24,7 +24,7 @@ COMPARED = 12
 
 def write(sweep: Sweep) -> Path:
     """Write the report of what is over so far, with its figures; return the file."""
-    ended = [trial for trial in sweep.trials() if trial.value is not None]
+    ended = [trial for trial in sweep.trials() if trial.record.value is not None]
     if not ended:
         raise UserError(f"--report: no trial in {sweep.folder} has a metric yet")
     found: dict[str, list[Trial]] = {}
@@ -47,7 +47,7 @@ def write(sweep: Sweep) -> Path:
 
 
 def _values(trials: list[Trial]) -> list[float]:
-    return [trial.value for trial in trials if trial.value is not None]
+    return [t.record.value for t in trials if t.record.value is not None]
 
 
 def _head(sweep: Sweep) -> str:

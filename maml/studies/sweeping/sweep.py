@@ -59,11 +59,6 @@ class Trial(NamedTuple):
     hold: ExitStack
     """Keeps it this process's until it is closed, where `Sweep.take` returned it."""
 
-    @property
-    def value(self) -> float | None:
-        """The metric; None where there is none, or not yet."""
-        return self.record.value
-
 
 class Sweep:
     """A sweep in ``folder``, to be continued by this process and by others.

@@ -65,12 +65,6 @@ def new_model(generator: torch.Generator) -> Params:
     return layers({"first": (196, WIDTH), "second": (WIDTH, WAYS)}, generator)
 
 
-def new_rater(generator: torch.Generator) -> Params:
-    """Return a new rater's: it weighs all examples alike."""
-    made = layers({"of x": (196, 64), "of y": (WAYS, 64), "of loss": (2, 64)}, generator)
-    return made | {"score": torch.zeros(64, 1)}
-
-
 def each_loss(params: Params, data: Data) -> tuple[Tensor, Tensor]:
     """Return each example's loss ``[n]``, and the logits."""
     logits = torch.relu(data.x @ params["first"]) @ params["second"]
@@ -101,7 +95,9 @@ def train_rater(
     given: Data, right: Data, steps: int, life: int, generator: torch.Generator
 ) -> Params:
     """Return a rater that has learned for some outer steps; a model is new after ``life``."""
-    rater = {name: tensor.requires_grad_() for name, tensor in new_rater(generator).items()}
+    rater = layers({"of x": (196, 64), "of y": (WAYS, 64), "of loss": (2, 64)}, generator)
+    rater["score"] = torch.zeros(64, 1)  # so it begins by weighing all examples alike
+    rater = {name: tensor.requires_grad_() for name, tensor in rater.items()}
     optimizer = torch.optim.Adam(rater.values(), lr=RATER_RATE)
     models: list[tuple[Params, Any]] = [(new_model(generator), None) for _ in range(MODELS)]
     for step in range(steps):

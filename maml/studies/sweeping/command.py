@@ -22,10 +22,9 @@ CHECKED = 64
 def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]:
     """Return the words of a trial's command line.
 
-    Beside the point's values the program is given ``run_dir``: it is how a sweep finds what a trial
-    has done, and how a trial that is started again goes on. A UserError names the file, for a macro
-    that is not known; or, unless the file is trusted, for a program that is not ours, or a word
-    that may name code.
+    By ``run_dir`` a sweep finds what a trial has done, and a trial that is started again goes on.
+    A UserError names the file, for a macro that is not known; or, unless the file is trusted, for a
+    program that is not ours, or a word that may name code.
     """
     words = _words(file, point)
     if not file.trusted and (why := _code_in(words)):

@@ -130,8 +130,7 @@ class Sweep:
     def take(self, total: int | None) -> Trial | None:
         """Return a trial that is this process's from here on: lost, waiting or new; or None.
 
-        ``total``: how many trials there are to be, those there are already included; None: as the
-        file's run_cap says.
+        ``total``: how many trials there are to be in all; None: as the file's run_cap says.
         """
         with _alone(self.folder / "next"):
             trials = self.trials()

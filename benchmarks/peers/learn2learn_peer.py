@@ -1,6 +1,5 @@
 """learn2learn's MAML as its examples use it: clone, adapt, backward, one task after another."""
 
-import learn2learn
 from torch import Tensor, nn
 
 from benchmarks.network import Backward, Loss
@@ -9,6 +8,8 @@ from maml.config import Config
 
 def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
     """Return what accumulates a task's gradients."""
+    import learn2learn  # imported late: it prints notices
+
     maml = learn2learn.algorithms.MAML(network, lr=config.inner_lr, first_order=False)
 
     def backward(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> None:

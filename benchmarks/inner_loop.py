@@ -5,28 +5,29 @@
 Each measurement is a process of its own, whose C library gives a weight that is freed back to the
 system (``MALLOC_MMAP_THRESHOLD_``): two meta-gradients of `examples.gpt_inner_loop`, the memory
 that their peak adds to that of the process before, and the time of the faster, and of all cores
-together. Reverse mode through 32 steps takes 12 GiB.
+together. Ours has the allocator settings that our programs apply, too. Reverse mode through 32
+steps takes 12 GiB.
 """
 
-import json
 import os
-import resource
-import subprocess
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import torch
+from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 from benchmarks import record
+from benchmarks.process import Peer
+from examples import gpt_inner_loop as example
+from examples.gpt_inner_loop import Params
 from maml.config.parser import at_least
-from maml.processes import allocator
 from maml.processes.program import run_program
+from maml.run.provenance import describe
 
 STEPS = (2, 8, 32)
-SETTINGS = {"MALLOC_MMAP_THRESHOLD_": "2000000"}
 PEERS = {
     "reverse": "a plain loop, `create_graph`",
     "checkpointed": "the same, each step by `torch.utils.checkpoint`",
@@ -36,14 +37,9 @@ PEERS = {
 
 
 def plain(
-    net: Any, meta_params: dict[str, Any], task: dict[str, Any], steps: int, checkpointed: bool
-) -> dict[str, Any]:
+    net: example.GPT, meta_params: Params, task: Params, steps: int, checkpointed: bool
+) -> Params:
     """Return the gradient of `examples.gpt_inner_loop.meta_gradient`, by a loop of one's own."""
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    from examples import gpt_inner_loop as example
-
     leaves = {name: t.clone().requires_grad_() for name, t in meta_params.items()}
     own = {name: tensor[0] for name, tensor in task.items()}
     names = [name for name in leaves if name != "of sources"]
@@ -66,39 +62,30 @@ def plain(
     zeros = [torch.zeros_like(leaves[name]) for name in names]
     state = [*(leaves[name] for name in names), *zeros, *zeros]
     for step in range(steps):
-        given = step, leaves["of sources"], *state
+        given: tuple[Any, ...] = step, leaves["of sources"], *state
         state = checkpoint(one, *given, use_reentrant=False) if checkpointed else one(*given)
     loss, _ = example.query(net, dict(zip(names, state[:n], strict=True)), own, steps - 1)
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
-def measure(peer: str, steps: int) -> dict[str, float]:
-    """Measure in this process."""
-    allocator.tune()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+def repetition_of(peer: str, setting: str, **_: object) -> Callable[[], Any]:
+    """Return what ``peer`` repeats, ``setting`` being the number of steps.
 
-    from examples import gpt_inner_loop as example
+    Every operation was called before, of a tiny GPT.
+    """
+    torch.backends.cuda.enable_flash_sdp(False)  # fused attention has no second derivative
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
 
-    def repetition(size: Any, steps: int) -> Callable[[], object]:
+    def of(size: example.Size, steps: int) -> Callable[[], Any]:
         net = example.GPT(size)
         given = net, example.begin(net), example.draw(size, steps), steps
-        if peer == "ours":
-            return lambda: example.meta_gradient(*given)
-        if peer == "ours-fast":
-            return lambda: example.meta_gradient(*given, snapshots=steps)
-        return lambda: plain(*given, checkpointed=peer == "checkpointed")
+        if peer.startswith("ours"):
+            snapshots = steps if peer == "ours-fast" else 0
+            return partial(example.meta_gradient, *given, snapshots=snapshots)
+        return partial(plain, *given, checkpointed=peer == "checkpointed")
 
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-        repetition(example.TINY, 2)()
-        repeated, seconds = repetition(example.Size(), steps), []
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        for _ in range(2):
-            began = time.perf_counter(), time.process_time()
-            repeated()
-            seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    added = peak - pages * resource.getpagesize() / 2**20
-    return {"mib": added, "seconds": min(seconds)[0], "processor": min(seconds)[1]}
+    of(example.TINY, 2)()
+    return of(example.Size(), int(setting))
 
 
 def main(arguments: list[str]) -> None:
@@ -106,24 +93,22 @@ def main(arguments: list[str]) -> None:
     parser = record.parser("inner_loop", __doc__)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--steps", nargs="+", type=at_least(1), default=list(STEPS))
-    parser.add_argument("--here", action="store_true", help="one measurement, in this process")
     options = parser.parse_args(arguments)
-    if options.here:
-        print(json.dumps(measure(options.peers[0], options.steps[0])))
-        return
-    from maml.run.provenance import describe  # it imports torch, for which settings come too late
-
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "2000000"
     # Of a shared machine, the time of its cores tells more than a clock.
     shown = "{0[mib]:.0f} MiB, {0[processor]:.1f} s"
     columns = {f"{n} steps": shown.replace("{0", f"{{{n} steps") for n in options.steps}
-    report: dict[str, Any] = {"hardware": describe(os.cpu_count() or 1)}
+    cores = os.cpu_count() or 1
+    report: dict[str, Any] = {"hardware": describe(cores)}
     report |= {"columns": {"memory added, cores' time": "{peer}"} | columns}
-    report["rows"] = [{"peer": PEERS[peer]} for peer in options.peers]
+    report["rows"] = [{"peer": PEERS[name]} for name in options.peers]
     for steps in tqdm(options.steps, leave=False):
-        for peer, row in zip(options.peers, report["rows"], strict=True):
-            words = f"-m benchmarks.inner_loop --here --peers {peer} --steps {steps}".split()
-            command, environment = [sys.executable, *words], {**os.environ, **SETTINGS}
-            row[f"{steps} steps"] = json.loads(subprocess.check_output(command, env=environment))
+        for name, row in zip(options.peers, report["rows"], strict=True):
+            with Peer(name, str(steps), cores, of="inner_loop") as peer:
+                first, second = peer.ask("run"), peer.ask("run")
+            added = second["peak_mib"] - peer.ready_mib
+            faster = min(first, second, key=lambda one: one["seconds"])
+            row[f"{steps} steps"] = faster | {"mib": added}
             record.write(options.json, report)
     print(record.table(report))
 

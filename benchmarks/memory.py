@@ -13,38 +13,27 @@ from tqdm import tqdm
 
 from benchmarks import record
 from benchmarks.process import Peer
-from benchmarks.settings import MEMORY
+from benchmarks.settings import MEMORY_STEPS, OWN
 from maml.processes.program import run_program
 from maml.run.provenance import describe
 
 PEERS = ("ours", "ours-mixed", "ours-reverse", "learn2learn", "plain", "vmap")
 
 
-def measure(name: str, network: str) -> dict[str, Any]:
-    """Return a peer's row: the MiB of its process after one repetition, by inner steps."""
-    peaks = []
-    for setting in tqdm(MEMORY[network], desc=name, leave=False):
-        peer = Peer(name, setting, 1)
-        peaks.append(peer.ask("run")["peak_mib"])
-        peer.close()
-    return {"peer": name, "peak_mib": peaks}
-
-
 def main(arguments: list[str]) -> None:
     """Run the benchmark."""
     parser = record.parser("memory", __doc__)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--network", choices=MEMORY, default="conv4")
+    parser.add_argument("--network", choices=("conv4", *OWN), default="conv4")
     options = parser.parse_args(arguments)
-    steps = [str(setting.config.inner_steps) for setting in MEMORY[options.network].values()]
-    report: dict[str, Any] = {
-        "hardware": describe(1),
-        "columns": {"inner steps": "{peer}"}
-        | {n: f"{{peak_mib[{i}]:.0f}}" for i, n in enumerate(steps)},
-        "rows": [],
-    }
-    for peer in options.peers:
-        report["rows"].append(measure(peer, options.network))
+    columns = {str(n): f"{{peak_mib[{i}]:.0f}}" for i, n in enumerate(MEMORY_STEPS)}
+    rows: list[dict[str, Any]] = []
+    report = {"hardware": describe(1), "columns": {"inner steps": "{peer}"} | columns, "rows": rows}
+    for name in options.peers:
+        rows.append({"peer": name, "peak_mib": []})
+        for n in tqdm(MEMORY_STEPS, desc=name, leave=False):
+            with Peer(name, f"memory-{options.network}-{n}", 1) as peer:
+                rows[-1]["peak_mib"].append(peer.ask("run")["peak_mib"])
         record.write(options.json, report)
     print(record.table(report))
 

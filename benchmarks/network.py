@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datasets import image_shape
-from datasets.tasks import Task
 from maml.config import Config, registry
 from maml.learners import Learner
 from maml.networks.conv4 import Conv4, ConvBlock
@@ -19,38 +18,21 @@ Backward = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 """Of a task's support_x, support_y, query_x and query_y."""
 
 
-class ConvNet(nn.Module):
-    """`maml.networks.conv4.Conv4` of ``nn.BatchNorm2d``, ``nn.Sequential`` and the like."""
-
-    def __init__(self, ours: Conv4) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        self.pool, self.mean = ours.pool, ours.mean
-        for block in ours.blocks:
-            assert isinstance(block, ConvBlock)
-            conv = block.conv
-            layers += [
-                nn.Conv2d(conv.in_channels, conv.out_channels, 3, stride=conv.stride[0], padding=1),
-                nn.BatchNorm2d(conv.out_channels, eps=block.norm.eps, track_running_stats=False),
-                nn.ReLU(),
-                *([nn.MaxPool2d(2)] if self.pool else []),
-            ]
-        self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(ours.head.in_features, ours.head.out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images to logits."""
-        x = self.features(x)
-        return self.head(x.mean((2, 3)) if self.mean else x.flatten(1))
-
-
-class Regressor(nn.Sequential):
-    """`maml.networks.conv4.MLP`."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1)
-        )
+def conv_net(ours: Conv4) -> nn.Module:
+    """Return `maml.networks.conv4.Conv4` of ``nn.BatchNorm2d``, ``nn.Sequential`` and the like."""
+    layers: list[nn.Module] = []
+    for block in ours.blocks:
+        assert isinstance(block, ConvBlock)
+        conv = block.conv
+        layers += [
+            nn.Conv2d(conv.in_channels, conv.out_channels, 3, stride=conv.stride[0], padding=1),
+            nn.BatchNorm2d(conv.out_channels, eps=block.norm.eps, track_running_stats=False),
+            nn.ReLU(),
+            *([nn.MaxPool2d(2)] if ours.pool else []),
+        ]
+    layers += [nn.AdaptiveAvgPool2d(1)] if ours.mean else []
+    head = nn.Linear(ours.head.in_features, ours.head.out_features)
+    return nn.Sequential(*layers, nn.Flatten(), head)
 
 
 def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
@@ -59,18 +41,15 @@ def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
     if isinstance(ours, Ordinary):
         make = registry.network(config.network).maker()
         network: nn.Module = make(image_shape(config.data), config.ways)
-    else:
-        network = ConvNet(ours) if isinstance(ours, Conv4) else Regressor()
+    elif isinstance(ours, Conv4):
+        network = conv_net(ours)
+    else:  # `maml.networks.conv4.MLP`
+        hidden = nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU()
+        network = nn.Sequential(*hidden, nn.Linear(40, 1))
     network = network.to(next(ours.parameters()).dtype)
     # Both list their parameters in the order of use.
-    names = dict(
-        zip(
-            (name for name, _ in network.named_parameters()),
-            (name for name, _ in learner.named_parameters()),
-            strict=True,
-        )
-    )
-    params: Params = dict(learner.named_parameters())
+    theirs, params = dict(network.named_parameters()), dict(learner.named_parameters())
+    names = dict(zip(theirs, params, strict=True))
     network.load_state_dict({peer: params[our].detach() for peer, our in names.items()})
     return network, names
 
@@ -78,18 +57,3 @@ def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
 def loss_function(config: Config) -> Loss:
     """Return torch's own loss for the setting."""
     return F.mse_loss if config.data == "sinusoid" else F.cross_entropy
-
-
-def task_by_task(
-    network: nn.Module, names: dict[str, str], tasks: Task, backward: Backward
-) -> Repetition:
-    """Return a repetition: ``backward`` of each task's sets; gradients come back by our names."""
-
-    def repetition() -> Params:
-        network.zero_grad()
-        for task in zip(*tasks, strict=True):
-            backward(*task)
-        gradients = {names[name]: p.grad for name, p in network.named_parameters()}
-        return {name: gradient for name, gradient in gradients.items() if gradient is not None}
-
-    return repetition

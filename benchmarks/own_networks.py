@@ -4,44 +4,34 @@ Each is called with the images' shape and the number of classes, as ``--network`
 own: ``--network benchmarks.own_networks:ResidualCNN``.
 """
 
+import functools
+
 import torch
-import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
 
 Shape = tuple[int, int, int]
 
 
-class ResidualCNN(nn.Module):
+def _norm(channels: int) -> nn.Module:
+    """Return a batch norm that keeps no running statistics."""
+    return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+class ResidualCNN(nn.Sequential):
     """Three stages of a 3×3 convolution and a residual block, with batch norm (He et al. 2016)."""
 
     def __init__(self, image_shape: Shape, ways: int, width: int = 32) -> None:
-        super().__init__()
         stages: list[nn.Module] = []
         channels = image_shape[0]
         for _ in range(3):
-            stages += [_convolution(channels, width), nn.ReLU(), _Residual(width), nn.MaxPool2d(2)]
+            convolution = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+            residual = BasicBlock(width, width, norm_layer=_norm)
+            stages += [convolution, _norm(width), nn.ReLU(), residual, nn.MaxPool2d(2)]
             channels = width
-        self.features = nn.Sequential(*stages)
-        self.head = nn.Linear(width, ways)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
-        return self.head(self.features(x).mean((2, 3)))
-
-
-class _Residual(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.second = _convolution(width, width), _convolution(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.second(F.relu(self.first(x))))
-
-
-def _convolution(channels: int, width: int) -> nn.Sequential:
-    norm = nn.BatchNorm2d(width, track_running_stats=False)
-    return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), norm)
+        mean = nn.AdaptiveAvgPool2d(1)
+        super().__init__(*stages, mean, nn.Flatten(), nn.Linear(width, ways))
 
 
 class GroupNormCNN(nn.Sequential):
@@ -60,11 +50,7 @@ class GroupNormCNN(nn.Sequential):
 
 def resnet18(image_shape: Shape, ways: int) -> nn.Module:
     """Return torchvision's ResNet-18, whose batch norm keeps no running statistics."""
-
-    def norm(channels: int) -> nn.Module:
-        return nn.BatchNorm2d(channels, track_running_stats=False)
-
-    return torchvision.models.resnet18(num_classes=ways, norm_layer=norm)
+    return torchvision.models.resnet18(num_classes=ways, norm_layer=_norm)
 
 
 def resnet12(image_shape: Shape, ways: int) -> nn.Module:
@@ -89,14 +75,8 @@ class ViT(nn.Module):
         self.patches = nn.Conv2d(image_shape[0], width, patch, stride=patch)
         n_patches = (image_shape[1] // patch) * (image_shape[2] // patch)
         self.places = nn.Parameter(0.02 * torch.randn(n_patches, width))
-        self.layers = nn.Sequential(
-            *(
-                nn.TransformerEncoderLayer(
-                    width, 4, 2 * width, dropout, batch_first=True, norm_first=True
-                )
-                for _ in range(3)
-            )
-        )
+        layer = functools.partial(nn.TransformerEncoderLayer, batch_first=True, norm_first=True)
+        self.layers = nn.Sequential(*(layer(width, 4, 2 * width, dropout) for _ in range(3)))
         self.head = nn.Linear(width, ways)
 
     def forward(self, x: Tensor) -> Tensor:

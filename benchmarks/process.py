@@ -3,8 +3,8 @@
 ``check FILE`` saves its gradient, ``run`` does a repetition; each answers with a line of JSON.
 """
 
-import argparse
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -14,28 +14,33 @@ import tempfile
 import time
 import warnings
 
+import psutil
+
 from maml.errors import UserError
 from maml.processes import allocator
 
 
 class Peer:
-    """A process of one of `benchmarks.peers`."""
+    """A process of one of `benchmarks.peers`, or of what the module ``of`` measures."""
 
-    def __init__(self, name: str, setting: str, threads: int, *, float64: bool = False) -> None:
+    def __init__(
+        self, name: str, setting: str, threads: int, *, float64: bool = False, of: str = "settings"
+    ) -> None:
         self.name = name
         # A file: nobody reads a pipe while the peer runs.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command = [sys.executable, "-m", "benchmarks.process", name, setting]
-        command += ["--threads", str(threads)] + ["--float64"] * float64
+        asked = {"peer": name, "setting": setting, "threads": threads, "float64": float64}
+        command = [sys.executable, "-m", "benchmarks.process", f"benchmarks.{of}"]
+        command.append(json.dumps(asked))
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env=environment,
         )  # fmt: skip
-        self._answer()
+        self.ready_mib = self._answer()["mib"]
 
     def ask(self, line: str) -> dict[str, float]:
-        """Send a command; return its ``seconds``, and ``peak_mib``, the process's memory so far.
+        """Send a command; return its ``seconds``, all cores' (``processor``), and ``peak_mib``.
 
         A UserError says that the process has ended: for want of memory, say.
         """
@@ -45,7 +50,10 @@ class Peer:
             self._process.stdin.flush()
         return self._answer()
 
-    def close(self) -> None:
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End the process."""
         self._process.kill()
         self._process.communicate()
@@ -65,36 +73,31 @@ class Peer:
 
 def main() -> None:
     """Serve until standard input ends."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("peer")
-    parser.add_argument("setting")
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--float64", action="store_true")
-    options = parser.parse_args()
-
+    asked = json.loads(sys.argv[2])
     # Libraries print notices; the parent reads this process's real standard output.
     answers, sys.stdout = sys.stdout, sys.stderr
     warnings.simplefilter("ignore")
     # Each as its users run it: what `maml` sets of the process is ours.
-    if options.peer.startswith("ours"):
+    if asked["peer"].startswith("ours"):
         allocator.tune()
     else:
         os.environ.pop("GOMP_SPINCOUNT", None)
     import torch
 
-    from benchmarks.settings import repetition_of
-
-    repetition = repetition_of(**vars(options))
-    print(json.dumps({"ready": 1}), file=answers, flush=True)
+    repetition = importlib.import_module(sys.argv[1]).repetition_of(**asked)
+    mib = psutil.Process().memory_info().rss / 2**20
+    print(json.dumps({"mib": mib}), file=answers, flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()
-        began = time.perf_counter()
+        began, cores_began = time.perf_counter(), time.process_time()
         result = repetition()
-        seconds = time.perf_counter() - began
+        seconds, of_cores = time.perf_counter() - began, time.process_time() - cores_began
         if command == "check":
             torch.save({k: v.detach() for k, v in result.items()}, arguments[0])
+        del result  # its memory is none of the next one's
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"seconds": seconds, "peak_mib": peak_mib}), file=answers, flush=True)
+        answer = {"seconds": seconds, "processor": of_cores, "peak_mib": peak_mib}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

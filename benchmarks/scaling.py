@@ -113,16 +113,6 @@ def figures(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, f
     return found
 
 
-def combinations(topologies: list[str], workers: list[int]) -> list[tuple[str, int]]:
-    """Return what to measure: local is one worker, and some make sense from two on."""
-    return [
-        (topology, n)
-        for topology in topologies
-        for n in ([1] if topology == "local" else workers)
-        if n > 1 or topology not in ("apart", "server backup")
-    ]
-
-
 def summarise(found: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
     """Return a row each: medians over rounds, and the extremes of tasks per second.
 
@@ -158,7 +148,13 @@ def main(arguments: list[str]) -> None:
             parser.error(f"--meta-batch-size {options.meta_batch_size}: no multiple of {n} workers")
     # Users' settings of threads would be measured otherwise.
     os.environ["OMP_NUM_THREADS"] = "1"
-    what = combinations(options.topologies, options.workers)
+    # Local is one worker, and some make sense from two on.
+    what = [
+        (topology, n)
+        for topology in options.topologies
+        for n in ([1] if topology == "local" else options.workers)
+        if n > 1 or topology not in ("apart", "server backup")
+    ]
     found: dict[tuple[str, int], list[dict[str, float]]] = {key: [] for key in what}
     report: dict[str, Any] = {
         "hardware": describe(1),

@@ -1,8 +1,5 @@
 """What is measured: task distributions, networks and sizes, the same for every peer."""
 
-import functools
-from collections import ChainMap
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -42,21 +39,18 @@ _MINIIMAGENET = with_values(
 )
 
 
-_OWN = {
-    **dict.fromkeys(("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM"), 8),
-    **dict.fromkeys(("resnet18", "resnet12"), 2),
-}
-"""The networks of `benchmarks.own_networks`, and how many tasks a repetition has."""
+OWN = ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "resnet18", "resnet12")
+"""The networks of `benchmarks.own_networks`."""
 
 
-def _own(name: str, steps: int) -> Setting:
-    """Return the setting of a network of one's own; the two ResNets have MiniImageNet's images."""
-    network = f"benchmarks.own_networks:{name}"
-    config = with_values(_omniglot(5, 1, steps), network=network, inner_lr=0.01)
+def _small(name: str, steps: int) -> Setting:
+    """Return a setting of few tasks of Omniglot; the two ResNets have MiniImageNet's images."""
+    network = f"benchmarks.own_networks:{name}" if name in OWN else name
+    # A small rate: random pixels must not blow 50 steps up.
+    config, tasks = with_values(_omniglot(5, 1, steps), network=network, inner_lr=0.01), 8
     if name.startswith("resnet"):
-        config = with_values(config, data="miniimagenet")
-    title = f"{name}, {steps} step{'s' * (steps > 1)}"
-    return Setting(config, _OWN[name], title, OF_OWN)
+        config, tasks = with_values(config, data="miniimagenet"), 2
+    return Setting(config, tasks, f"{name}, {steps} step{'s' * (steps > 1)}", OF_OWN)
 
 
 SETTINGS: dict[str, Setting] = {
@@ -64,25 +58,15 @@ SETTINGS: dict[str, Setting] = {
     "omniglot-5w5s": Setting(_omniglot(5, 5, 1), 32, "Omniglot 5-way 5-shot, 1 step"),
     "omniglot-20w1s": Setting(_omniglot(20, 1, 5), 16, "Omniglot 20-way 1-shot, 5 steps"),
     "miniimagenet-5w1s": Setting(_MINIIMAGENET, 4, "MiniImageNet 5-way 1-shot, 5 steps"),
-    **{f"own-{name}-{steps}": _own(name, steps) for name in _OWN for steps in (1, 5)},
+    **{f"own-{name}-{steps}": _small(name, steps) for name in OWN for steps in (1, 5)},
     "sinusoid": Setting(PRESETS["maml-sinusoid-10shot"], 25, "sinusoid 10-shot, 1 step"),
 }
 
-
-def _conv4(steps: int) -> Setting:
-    # A small rate: random pixels must not blow 50 steps up.
-    return Setting(with_values(_omniglot(5, 1, steps), inner_lr=0.01), 8, "conv4")
-
-
-_MAKERS: dict[str, Callable[[int], Setting]] = {
-    "conv4": _conv4,
-    **{name: functools.partial(_own, name) for name in _OWN},
-}
+MEMORY_STEPS = (1, 5, 10, 25, 50)
 MEMORY = {
-    network: {f"memory-{network}-{steps}": setting(steps) for steps in (1, 5, 10, 25, 50)}
-    for network, setting in _MAKERS.items()
+    f"memory-{network}-{n}": _small(network, n) for network in ("conv4", *OWN) for n in MEMORY_STEPS
 }
-"""What `benchmarks.memory` measures, by network and number of inner steps."""
+"""What `benchmarks.memory` measures."""
 
 
 def make_tasks(config: Config, n_tasks: int) -> Task:
@@ -105,12 +89,12 @@ def make_tasks(config: Config, n_tasks: int) -> Task:
 
 def repetition_of(peer: str, setting: str, threads: int, *, float64: bool) -> Repetition:
     """Return what ``peer`` repeats in a setting; in float64 of few tasks, for a check."""
-    config, n_tasks, *_ = {**SETTINGS, **ChainMap(*MEMORY.values())}[setting]
+    # They have no second derivative, for peers neither.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    config, n_tasks, *_ = (SETTINGS | MEMORY)[setting]
     if float64:
         config, n_tasks = with_values(config, dtype="float64"), min(n_tasks, 3)
     # The preset's own choice: a tiny network takes one thread whatever there are.
     torch.set_num_threads(config.threads or threads if peer.startswith("ours") else threads)
-    # They have no second derivative, for peers neither.
-    torch.backends.cuda.enable_flash_sdp(False)
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
     return build(peer, build_learner(config), make_tasks(config, n_tasks))

@@ -9,6 +9,7 @@ timed, a peer's float64 gradient is checked against ours. Each runs as its users
 the allocator settings that our programs apply.
 """
 
+import contextlib
 import math
 import os
 import statistics
@@ -51,14 +52,13 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
         for name in dict.fromkeys(["ours-torch", *peers]):
             file = Path(folder) / name
             try:
-                peer = Peer(name, setting, threads, float64=True)
-                peer.ask(f"check {file}")
+                with Peer(name, setting, threads, float64=True) as peer:
+                    peer.ask(f"check {file}")
             except UserError as error:
                 if name == "ours-torch":
                     raise
                 print(f"{setting}: {error}", file=sys.stderr)
                 continue
-            peer.close()
             gradients[name] = torch.load(file, weights_only=True)
     reference = gradients["ours-torch"]
     largest = max(float(tensor.abs().max()) for tensor in reference.values())
@@ -74,9 +74,9 @@ def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str
 
     A peer that fails is told of and left out: all together may not fit into the memory.
     """
-    going = [Peer(name, setting, threads) for name in peers]
     seconds: dict[str, list[float]] = {name: [] for name in peers}
-    try:
+    with contextlib.ExitStack() as ending:
+        going = [ending.enter_context(Peer(name, setting, threads)) for name in peers]
         for number in tqdm(range(WARM_UP + rounds), desc=setting, unit="round", leave=False):
             for peer in list(going):
                 try:
@@ -88,9 +88,6 @@ def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str
                     continue
                 if number >= WARM_UP:
                     seconds[peer.name].append(taken)
-    finally:
-        for peer in going:
-            peer.close()
     return seconds
 
 

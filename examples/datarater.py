@@ -65,12 +65,6 @@ def new_model(generator: torch.Generator) -> Params:
     return layers({"first": (196, WIDTH), "second": (WIDTH, WAYS)}, generator)
 
 
-def new_rater(generator: torch.Generator) -> Params:
-    """Return a new rater's: it weighs all examples alike."""
-    made = layers({"of x": (196, 64), "of y": (WAYS, 64), "of loss": (2, 64)}, generator)
-    return made | {"score": torch.zeros(64, 1)}
-
-
 def each_loss(params: Params, data: Data) -> tuple[Tensor, Tensor]:
     """Return each example's loss ``[n]``, and the logits."""
     logits = torch.relu(data.x @ params["first"]) @ params["second"]
@@ -101,7 +95,9 @@ def train_rater(
     given: Data, right: Data, steps: int, life: int, generator: torch.Generator
 ) -> Params:
     """Return a rater that has learned for some outer steps; a model is new after ``life``."""
-    rater = {name: tensor.requires_grad_() for name, tensor in new_rater(generator).items()}
+    rater = layers({"of x": (196, 64), "of y": (WAYS, 64), "of loss": (2, 64)}, generator)
+    rater["score"] = torch.zeros(64, 1)  # so it begins by weighing all examples alike
+    rater = {name: tensor.requires_grad_() for name, tensor in rater.items()}
     optimizer = torch.optim.Adam(rater.values(), lr=RATER_RATE)
     models: list[tuple[Params, Any]] = [(new_model(generator), None) for _ in range(MODELS)]
     for step in range(steps):
@@ -164,19 +160,6 @@ def compare(seed: int, outer_steps: int, steps: int) -> dict[str, float]:
     return row | {"difference": row["rated"] - row["unweighted"]}
 
 
-def report(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the record of all seeds: the mean difference, and its 95 % interval."""
-    over_seeds = shown(np.array([row["difference"] for row in rows]))
-    return {
-        "rows": rows, "mean": over_seeds.mean, "ci95": over_seeds.high - over_seeds.mean,
-        "columns": {
-            "seed": "{seed}", "rated": "{rated:.2f} %", "unweighted": "{unweighted:.2f} %",
-            "difference": "{difference:+.2f}",
-        },
-        "hardware": describe(torch.get_num_threads()),
-    }  # fmt: skip
-
-
 def main() -> None:
     """Compare over seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -191,10 +174,17 @@ def main() -> None:
         rows.append(compare(seed, options.outer_steps, options.steps))
         told = ", ".join(f"{name} {value:g}" for name, value in rows[-1].items())
         print(f"{told} ({time.perf_counter() - began:.0f} s)", flush=True)
-    found = report(rows)
-    print(f"difference {found['mean']:.2f} ± {found['ci95']:.2f} points")
+    over_seeds = shown(np.array([row["difference"] for row in rows]))
+    ci95 = over_seeds.high - over_seeds.mean
+    print(f"difference {over_seeds.mean:.2f} ± {ci95:.2f} points")
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        columns = {
+            "seed": "{seed}", "rated": "{rated:.2f} %", "unweighted": "{unweighted:.2f} %",
+            "difference": "{difference:+.2f}",
+        }  # fmt: skip
+        record = {"rows": rows, "mean": over_seeds.mean, "ci95": ci95, "columns": columns}
+        record["hardware"] = describe(torch.get_num_threads())
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

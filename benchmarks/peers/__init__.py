@@ -6,11 +6,12 @@ A repetition computes Σ over tasks of the meta-gradient and returns it by the l
 import importlib
 from typing import Any
 
-from benchmarks.network import Repetition, loss_function, peer_network, task_by_task
+from benchmarks.network import Repetition, loss_function, peer_network
 from benchmarks.peers import ours_peer, vmap_peer
 from datasets.tasks import Task
 from maml.config.presets import with_values
 from maml.learners import Learner, build_learner
+from maml.params import Params
 
 OURS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -39,4 +40,12 @@ def build(name: str, learner: Learner, tasks: Task) -> Repetition:
     network, names = peer_network(learner)
     module = importlib.import_module(f"benchmarks.peers.{name}_peer")
     backward = module.backward_of(network, learner.config, loss_function(learner.config))
-    return task_by_task(network, names, tasks, backward)
+
+    def repetition() -> Params:
+        network.zero_grad()
+        for task in zip(*tasks, strict=True):
+            backward(*task)
+        params = network.named_parameters()
+        return {names[name]: p.grad for name, p in params if p.grad is not None}
+
+    return repetition

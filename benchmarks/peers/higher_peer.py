@@ -1,7 +1,6 @@
 """higher's MAML example: a functional model and a differentiable SGD, one task after another."""
 
-import warnings
-
+import higher
 import torch
 from torch import Tensor, nn
 
@@ -11,10 +10,6 @@ from maml.config import Config
 
 def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
     """Return what accumulates a task's gradients."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import higher
-
     optimizer = torch.optim.SGD(network.parameters(), lr=config.inner_lr)
 
     def backward(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> None:

@@ -1,7 +1,5 @@
 """learn2learn's MAML as its examples use it: clone, adapt, backward, one task after another."""
 
-import warnings
-
 from torch import Tensor, nn
 
 from benchmarks.network import Backward, Loss
@@ -10,9 +8,7 @@ from maml.config import Config
 
 def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
     """Return what accumulates a task's gradients."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import learn2learn
+    import learn2learn  # imported late: it prints notices
 
     maml = learn2learn.algorithms.MAML(network, lr=config.inner_lr, first_order=False)
 

@@ -1,7 +1,5 @@
 """torch.func as its tutorial composes it: grad of the sum of vmap of the loss after grad steps."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -11,11 +9,11 @@ from maml.learners import Learner
 from maml.params import Params
 
 
-def total_loss(learner: Learner) -> tuple[Callable[[Params, Task], Tensor], Params, dict[str, str]]:
-    """Return Σ outer loss as a function, the weights to start from, and their names with us."""
-    network, names = peer_network(learner)
+def build(learner: Learner, tasks: Task, *, compiled: bool) -> Repetition:
+    """Return a repetition; where ``compiled``, by torch.compile, in the first one."""
+    config, (network, names) = learner.config, peer_network(learner)
     _with_plain_norm(network)
-    config = learner.config
+    begun = {name: p.detach() for name, p in network.named_parameters()}
     loss = loss_function(config)
 
     def set_loss(weights: Params, x: Tensor, y: Tensor) -> Tensor:
@@ -30,7 +28,13 @@ def total_loss(learner: Learner) -> tuple[Callable[[Params, Task], Tensor], Para
     def total(weights: Params, tasks: Task) -> Tensor:
         return torch.func.vmap(outer, in_dims=(None, 0))(weights, tasks).sum()
 
-    return total, {name: p.detach() for name, p in network.named_parameters()}, names
+    gradient = torch.func.grad(total)
+    gradient = torch.compile(gradient) if compiled else gradient
+
+    def repetition() -> Params:
+        return {names[name]: g for name, g in gradient(begun, tasks).items()}
+
+    return repetition
 
 
 class _PlainNorm(nn.Module):
@@ -51,15 +55,3 @@ def _with_plain_norm(network: nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
                 setattr(module, name, _PlainNorm(child))
-
-
-def build(learner: Learner, tasks: Task, *, compiled: bool) -> Repetition:
-    """Return a repetition; where ``compiled``, by torch.compile, in the first one."""
-    total, weights, names = total_loss(learner)
-    gradient = torch.func.grad(total)
-    gradient = torch.compile(gradient) if compiled else gradient
-
-    def repetition() -> Params:
-        return {names[name]: g for name, g in gradient(weights, tasks).items()}
-
-    return repetition

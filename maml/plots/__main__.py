@@ -12,7 +12,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--tasks", type=at_least(2), default=100, help="test tasks for each point (default: 100)"
     )
-    parser.add_argument(
-        "--task", type=at_least(0), default=0, help="the test task that is drawn (default: 0)"
-    )
     add_trust(parser, "a run's config.yaml")
     options = parser.parse_args(arguments)
     found = reading.find(options.paths)
@@ -56,7 +52,7 @@ def main(arguments: list[str]) -> int:
         folder = options.paths[0] / "plots" if len(options.paths) == 1 else several
     make_folder(folder, "--folder")
     count = 0
-    for name, drawn in pictures(methods, options.tasks, options.task, trust=options.trust):
+    for name, drawn in pictures(methods, options.tasks, trust=options.trust):
         # Not every run has something for every picture.
         if drawn is not None:
             style.save(drawn, folder / name)
@@ -87,41 +83,36 @@ def named(names: list[str] | None, runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def pictures(
-    methods: dict[str, list[Run]], tasks: int, task: int, *, trust: bool
+    methods: dict[str, list[Run]], tasks: int, *, trust: bool
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and the figure of each picture; None where a run has nothing for it."""
     yield "curves", curves.learning_curves(methods)
-    adapting: dict[str, list[Model]] = {}
-    trained = {
-        name: each
-        for name, each in _trained(methods, trust=trust).items()
-        if registry.learner(each[0].config.learner).tasks == "episodes"
-    }
-    for number, (name, each) in enumerate(trained.items(), 1):
-        models = [load(run.path, trust=trust) for run in each]
+    trained = _trained(methods, trust=trust)
+    for number, (name, models) in enumerate(trained.items(), 1):
         which = f"-{number}-" + re.sub(r"[^\w.=-]+", "_", name)[:40].strip("_")
-        yield "panel" + which * (len(trained) > 1), of_tasks.panel(models[0], task)
-        if registry.learner(each[0].config.learner).adapts_at_test:
-            adapting[name] = models
+        yield "panel" + which * (len(trained) > 1), of_tasks.panel(models[0])
+    adapting = {
+        name: models
+        for name, models in trained.items()
+        if registry.learner(models[0].config.learner).adapts_at_test
+    }
     if adapting:
         yield "steps", curves.by_step(adapting, tasks)
 
 
-def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Run]]:
-    """Return the runs that have a checkpoint, and whose code is trusted if they name some."""
-    found: dict[str, list[Run]] = {}
-    refused: list[str] = []
-    for name, each in methods.items():
-        for run in each:
-            if not checkpoint.last_checkpoint(run.path).exists():
-                continue
-            config = believed(run.config) if trust else run.config
-            why = next(filter(None, map(refusal, registry.theirs(config).values())), "")
-            if why:
-                refused.append(why)
-            else:
-                found.setdefault(name, []).append(replace(run, config=config))
-    for why in dict.fromkeys(refused):
+def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Model]]:
+    """Return the models of few-shot runs, but for code that they name and nobody trusts."""
+    found: dict[str, list[Model]] = {}
+    refused: dict[str, None] = {}
+    for name, run in ((name, run) for name, each in methods.items() for run in each):
+        if not checkpoint.last_checkpoint(run.path).exists():
+            continue
+        config = believed(run.config) if trust else run.config
+        if why := next(filter(None, map(refusal, registry.theirs(config).values())), ""):
+            refused[why] = None
+        elif registry.learner(config.learner).tasks == "episodes":
+            found.setdefault(name, []).append(load(run.path, trust=trust))
+    for why in refused:
         print(f"left out: pictures of the model: {why}", file=sys.stderr, flush=True)
     return found
 

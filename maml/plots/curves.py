@@ -112,21 +112,13 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     looks = style.look_of(list(methods))
     for name, of_method in methods.items():
-        at: dict[int, list[float]] = {}
-        for run in of_method:
-            if validates:
-                values = _validated(run, metric)
-            else:
-                logged = history(run.rows, f"train/{metric}")
-                values = dict(zip(logged, style.smooth([*logged.values()]), strict=True))
-            for iteration, value in values.items():
-                at.setdefault(iteration, []).append(value)
+        curve = _validated if validates else _smoothed
+        each = [curve(run, metric) for run in of_method]
         # Where runs are under way, only what all of them have reached is a mean of them all.
-        whole = sorted(i for i, values in at.items() if len(values) == len(of_method))
-        if not whole:
-            continue
-        each = [[at[i][j] for i in whole] for j in range(len(of_method))]
-        line_of_seeds(axis, whole, each, looks[name], name)
+        whole = sorted(set.intersection(*map(set, each)))
+        if whole:
+            values = [[of_run[i] for i in whole] for of_run in each]
+            line_of_seeds(axis, whole, values, looks[name], name)
     axis.xaxis.get_major_locator().set_params(integer=True)
     y = f"{'validation' if validates else 'training'} {metric}"
     style.finish(axis, "outer-loop iteration", y, metric=metric)
@@ -135,6 +127,11 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
 
 def _validated(run: Run, metric: str) -> dict[int, float]:
     return history(run.rows, f"validation/{run.headline}{metric}")
+
+
+def _smoothed(run: Run, metric: str) -> dict[int, float]:
+    logged = history(run.rows, f"train/{metric}")
+    return dict(zip(logged, style.smooth([*logged.values()]), strict=True))
 
 
 def line_of_seeds(
@@ -150,10 +147,7 @@ def line_of_seeds(
 
 
 def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str, list[list[float]]]:
-    """Return the metric's name, and the first test tasks' scores after each number of inner steps.
-
-    They are normalised as the headline of the model's run.
-    """
+    """Return the metric's name, and test tasks' scores after each number of inner steps."""
     learner, config = model.learner, model.config
     episodes = learner.open_tasks("test", evaluation=True)
     prefix = "" if config.transductive else "non_transductive_"

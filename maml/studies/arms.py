@@ -1,5 +1,6 @@
 """What is compared: a learner's runs of all seeds, with the score of each test task."""
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +25,15 @@ TASKS = (
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a comparison.
-
-    Attributes:
-        name: What it is called.
-        first: One of its runs; the others differ in their seed alone.
-        metric: What its scores are: a column asked for, or accuracy, return or loss.
-        scores: By seed, each task's score, by its index.
-    """
+    """One side of a comparison."""
 
     name: str
     first: Run
+    """The others differ in their seed alone."""
     metric: str
+    """A column asked for, or accuracy, return or loss."""
     scores: dict[int, dict[int, float]]
+    """By seed, each task's score, by its index."""
 
 
 def read(asked: str, metric: str | None) -> Arm:
@@ -112,8 +109,8 @@ def other_tasks(a: Run, b: Run) -> str:
     return "" if images[0] == images[1] else "their images differ"
 
 
-def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
-    """Return both arms' scores ``[S, T]`` on the tasks that both were tested on, and the seeds."""
+def paired(a: Arm, b: Arm) -> tuple[Floats, Floats]:
+    """Return both arms' scores ``[S, T]``, of the seeds and tasks that both were tested on."""
     if other := other_tasks(a.first, b.first):
         raise UserError(f"{a.name} and {b.name} were not tested on the same tasks: {other}")
     seeds = sorted(a.scores.keys() & b.scores.keys())
@@ -129,18 +126,16 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats, list[int]]:
         np.array([[arm.scores[seed][task] for task in sorted(common)] for seed in seeds])
         for arm in (a, b)
     )
-    return first, second, seeds
+    return first, second
 
 
 def _split(asked: str) -> tuple[Path, dict[str, str]]:
-    """Return the path of ``PATH:name=value,…``, and the values.
-
-    Commas and spaces between brackets are a component's arguments.
-    """
+    """Return the path of ``PATH:name=value,…``, and the values."""
     path, text = asked, ""
     if found := re.fullmatch(r"(.*?):([\w-]+=.*)", asked):
         path, text = found.groups()
     parts: list[str] = []
+    # Commas and spaces between brackets are a component's arguments.
     for gap, piece in re.findall(r"([,\s]*)([^,\s]+)", text):
         if parts and ("=" not in piece or parts[-1].count("(") > parts[-1].count(")")):
             parts[-1] += gap + piece
@@ -152,14 +147,13 @@ def _split(asked: str) -> tuple[Path, dict[str, str]]:
 
 
 def _has(config: Config, values: dict[str, str], asked: str, point: dict[str, Any]) -> bool:
+    there = {**vars(config), **point}
     for name, value in values.items():
-        if name not in point and not hasattr(config, name):
+        if name not in there:
             raise UserError(f"{asked}: no run has a value named {name}")
-        has = point[name] if name in point else getattr(config, name)
-        if str(has).lower() != value.lower():  # as true is True
-            try:
-                if has != float(value):  # as 1e-1 is 0.1
-                    return False
-            except ValueError:
-                return False
+        same = str(there[name]).lower() == value.lower()  # as true is True
+        with contextlib.suppress(ValueError):
+            same = same or there[name] == float(value)  # as 1e-1 is 0.1
+        if not same:
+            return False
     return True

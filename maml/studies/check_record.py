@@ -66,10 +66,9 @@ def main(arguments: list[str]) -> int:
 
 def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
     """Return what is wrong with a record, or "", and what to say of it."""
-    config = with_values(record.config, strategy="local", threads=None, device="cpu")
+    here = {} if data_root is None else {"data_root": data_root}
+    config = with_values(record.config, strategy="local", threads=None, device="cpu", **here)
     registry.import_theirs(config)
-    if data_root is not None:
-        config = with_values(config, data_root=data_root)
     if wrong := recorded.other_means(record):
         return wrong, wrong
     too_large = record.made.get("model_bytes", 0) > recorded.MOST_BYTES
@@ -82,10 +81,8 @@ def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
     tasks = min(tasks, len(record.scores))
     reason = retested(replace(record, config=config), params, tasks)
     said = [reason or f"{tasks} tasks score what it says"]
-    said += [
-        f"{line} since it was recorded"
-        for line in other_files(config, record.made["starts"][-1].get("own_files", {}))
-    ]
+    own_files = record.made["starts"][-1].get("own_files", {})
+    said += [f"{line} since it was recorded" for line in other_files(config, own_files)]
     if "ensemble" in record.result:
         said.append("its ensemble is not tested again: the other models are not kept")
     return reason, "; ".join(said)
@@ -109,19 +106,19 @@ def differing(said: Scores, found: Scores) -> str:
     missing = sorted(said.keys() - found.keys())
     if missing:
         return f"task {missing[0]} was not tested"
-    off = []
+    off, grave = dict[int, str](), list[str]()
     for address, row in said.items():
         for name, value in row.items():
             if name not in found[address]:
                 return f"there is no {name} of a task"
-            if not recorded.alike(found[address][name], value, TOLERANCE):
-                off.append((address, name, value, found[address][name]))
-    losses = [one for one in off if one[1].endswith("loss") or not math.isfinite(one[2])]
-    tasks = {one[0] for one in off}
-    if not losses and len(tasks) <= FEW * len(said):
+            other, index = found[address][name], address[2]
+            if recorded.alike(other, value, TOLERANCE):
+                continue
+            line = f"task {index}: {name} was {value:.6g} and is {other:.6g}"
+            off.setdefault(index, line)
+            if name.endswith("loss") or not math.isfinite(value):
+                grave.append(line)
+    if not grave and len(off) <= FEW * len(said):
         return ""
-    address, name, value, other = (losses or off)[0]
-    return (
-        f"{len(tasks)} of {len(said)} tasks differ; the first is task {address[2]}: {name} was "
-        f"{value:.6g} and is {other:.6g}"
-    )
+    first = [*grave, *off.values()][0]
+    return f"{len(off)} of {len(said)} tasks differ; the first is {first}"

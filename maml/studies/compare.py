@@ -12,7 +12,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,68 +70,58 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Unit:
-    """How a metric is shown: an accuracy in percent, a difference of two in percentage points."""
+def is_percent(metric: str) -> bool:
+    """Say whether a metric is an accuracy, and differences of it are in percentage points."""
+    return metric.endswith("accuracy")
 
-    metric: str
 
-    @property
-    def percent(self) -> bool:
-        """Whether it is an accuracy."""
-        return self.metric.endswith("accuracy")
+def plain(value: float, metric: str) -> str:
+    """Show a value of a metric."""
+    return f"{100 * value:.2f} %" if is_percent(metric) else f"{value:.4g}"
 
-    def plain(self, value: float) -> str:
-        """Show a value."""
-        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
 
-    def signed(self, value: float) -> str:
-        """Show a difference."""
-        return f"{100 * value:+.2f}" if self.percent else f"{value:+.4g}"
+def means_table(arms: Sequence[Arm], metric: str) -> str:
+    """Return a table of means, each ± its interval over tasks and over seeds."""
 
-    def between(self, found: Shown) -> str:
-        """Show the ends of a difference's interval."""
-        return f"{self.signed(found.low)} to {self.signed(found.high)}"
-
-    def around(self, values: Floats) -> str:
-        """Show the mean of values, and its symmetric interval."""
+    def around(values: Floats) -> str:
         found = shown(values)
         mean, half = found.mean, (found.high - found.low) / 2
-        return (
-            f"{100 * mean:.2f} ± {100 * half:.2f} %" if self.percent else f"{mean:.4g} ± {half:.2g}"
-        )
+        percent = f"{100 * mean:.2f} ± {100 * half:.2f} %"
+        return percent if is_percent(metric) else f"{mean:.4g} ± {half:.2g}"
 
-
-def means_table(arms: Sequence[Arm], unit: Unit) -> str:
-    """Return a table of means, each ± its interval over tasks and over seeds."""
     rows = []
     for arm in arms:
         each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
-        mean, over = unit.around(np.concatenate(each)), "–"
-        if len(each) > 1:
-            over = unit.around(np.array([of_seed.mean() for of_seed in each]))
-        rows.append([arm.name, mean, over, str(len(each)), str(len(each[0]))])
-    return grid(["", f"{unit.metric}, ± over tasks", "± over seeds", "seeds", "tasks each"], rows)
+        means = np.array([of_seed.mean() for of_seed in each])
+        over = around(means) if len(each) > 1 else "–"
+        rows.append(
+            [arm.name, around(np.concatenate(each)), over, str(len(each)), str(len(each[0]))]
+        )
+    return grid(["", f"{metric}, ± over tasks", "± over seeds", "seeds", "tasks each"], rows)
 
 
-def differences_table(found: dict[str, Difference], base: str, unit: Unit) -> str:
+def differences_table(found: dict[str, Difference], base: str, metric: str) -> str:
     """Return a table of differences, with what it says below."""
+
+    def signed(value: float) -> str:
+        return f"{100 * value:+.2f}" if is_percent(metric) else f"{value:+.4g}"
+
+    def between(of: Shown, p: float) -> list[str]:
+        return [f"{signed(of.low)} to {signed(of.high)}", "< 0.001" if p < 0.001 else f"{p:.3f}"]
+
     rows, judged = [], verdicts(list(found.values()))
     for (name, d), (p, p_seeds, verdict) in zip(found.items(), judged, strict=True):
-        runs, seeds = d.runs, d.over_seeds
-        cells = [unit.signed(runs.mean), unit.between(runs), _p(p)]
-        detectable = unit.plain(runs.detectable)
-        if seeds is None or p_seeds is None:
-            cells += ["–", "–"]
-        else:
-            cells += [unit.between(seeds), _p(p_seeds)]
-            detectable += f"; over seeds {unit.plain(seeds.detectable)}"
+        over_seeds, detectable = ["–", "–"], plain(d.runs.detectable, metric)
+        if d.over_seeds is not None and p_seeds is not None:
+            over_seeds = between(d.over_seeds, p_seeds)
+            detectable += f"; over seeds {plain(d.over_seeds.detectable, metric)}"
+        cells = [signed(d.runs.mean), *between(d.runs, p), *over_seeds]
         rows.append([name, *cells, detectable, verdict])
     header = ["", "Δ", "these runs", "p", "over seeds", "p", "detectable", "verdict"]
     more = ""
     if len(found) > 1:
         more = f" Each p is Holm's, for {len(found)} comparisons; an interval is of one alone."
-    if unit.percent:
+    if is_percent(metric):
         more += " Differences are in percentage points."
     return f"{grid(header, rows)}\n\n{LEGEND.format(base=base, more=more)}"
 
@@ -143,23 +132,21 @@ def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]
     Returns both tables in Markdown, and the link to what was drawn in ``folder``, if there is one.
     """
     base, *others = arms
-    unit, found = Unit(base.metric), {}
-    for arm in others:
-        ours, theirs, _ = paired(arm, base)
-        found[arm.name] = difference(ours, theirs)
-    text = f"{means_table(arms, unit)}\n\n{differences_table(found, base.name, unit)}"
+    found = {arm.name: difference(*paired(arm, base)) for arm in others}
+    differences = differences_table(found, base.name, base.metric)
+    text = f"{means_table(arms, base.metric)}\n\n{differences}"
     if folder is None:
         return text, ""
-    style.save(_drawn(found, base.name, unit), folder / "differences")
+    style.save(_drawn(found, base.name, base.metric), folder / "differences")
     return text, "\n![differences](differences.png)\n"
 
 
-def _drawn(found: dict[str, Difference], base: str, unit: Unit) -> Any:
+def _drawn(found: dict[str, Difference], base: str, metric: str) -> Any:
     """Draw a difference a row, its interval over tasks, and a thinner one over seeds."""
     names = [textwrap.fill(name, 40) for name in found]
     lines = "\n".join(names).count("\n") + 1
     drawn, ((axis,),) = style.figure(size=(7.0, 1.0 + 0.15 * lines + 0.2 * len(names)))
-    scale = 100 if unit.percent else 1
+    scale, points = (100, ", percentage points") if is_percent(metric) else (1, "")
     for y, each in enumerate(found.values()):
         for found_by, over, look in (
             (each.over_seeds, "seeds", {"marker": "|", "color": GREY, "linewidth": 1.2}),
@@ -173,11 +160,6 @@ def _drawn(found: dict[str, Difference], base: str, unit: Unit) -> Any:
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_ylim(len(found) - 0.4, -0.6)
     axis.axvline(0, color=BLACK, linewidth=0.8, zorder=0)
-    points = ", percentage points" if unit.percent else ""
-    x = f"test {unit.metric} minus that of {base}{points}"
+    x = f"test {metric} minus that of {base}{points}"
     style.finish(axis, textwrap.fill(x, 44), "")
     return drawn
-
-
-def _p(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -102,14 +102,15 @@ def write(
         "hardware": describe(torch.get_num_threads()) | starts[-1].get("machine", {}),
         "note": note,
     }
-    made |= {"division": last["division"]} if last.get("division") is not None else {}
+    if last.get("division") is not None:
+        made["division"] = last["division"]
     target, model = records / recorded.place_of(config), checkpoint.tested(last)["model"]
     files.make_folder(records, "--records")
     with tempfile.TemporaryDirectory(dir=records, prefix=".") as made_in:
         folder = Path(made_in) / target.name
         folder.mkdir()
-        _keep(folder, run_dir, content)
-        _write_files(folder, model, made, result)
+        _write(folder, run_dir, content, made, model)
+        files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
         recorded.read(folder)  # whoever reads it later must be able to
         if wrong := retested(run, model, result["tasks"]):
             raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
@@ -118,17 +119,6 @@ def write(
             target.rename(Path(made_in) / "earlier")
         folder.rename(target)
     return target
-
-
-def _write_files(folder: Path, model: Params, made: dict[str, Any], result: dict[str, Any]) -> None:
-    """Write what a record has beside what is kept of any run."""
-    kept = folder / RECORDED
-    torch.save(model, kept)
-    made |= {"model_sha256": digest_of(kept), "model_bytes": kept.stat().st_size}
-    if made["model_bytes"] > recorded.MOST_BYTES:
-        kept.unlink()
-    for name, content in (("result.json", result), ("record.json", made)):
-        files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
 
 
 def _starts(run_dir: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -174,22 +164,25 @@ def _again(config: Config, start: dict[str, Any]) -> str:
     return f"{program} {flags}{several}" + (f" --threads {threads}" if threads else "")
 
 
-def _keep(folder: Path, run_dir: Path, content: dict[str, Any]) -> None:
-    """Write what is kept of a run's own files.
-
-    Of config.yaml's ``content``, without what is one machine's own; of metrics.jsonl about `ROWS`
-    rows of training, and all others.
-    """
+def _write(
+    folder: Path, run_dir: Path, content: dict[str, Any], made: dict[str, Any], model: Params
+) -> None:
+    """Write what is kept of a run, nothing of its config.yaml that is one machine's own."""
+    kept = folder / RECORDED
+    torch.save(model, kept)
+    made |= {"model_sha256": digest_of(kept), "model_bytes": kept.stat().st_size}
+    if made["model_bytes"] > recorded.MOST_BYTES:
+        kept.unlink()
+    files.write_text(folder / "record.json", json.dumps(made, indent=1) + "\n")
     shutil.copy(run_dir / NAME, folder / NAME)
     with contextlib.suppress(FileNotFoundError):
         shutil.copy(run_dir / "curves.png", folder / "curves.png")
-    kept = {name: content[name] for name in KEPT}
     config = {name: v for name, v in content["config"].items() if name not in PLACES}
-    text = yaml.safe_dump({"config": config, **kept}, sort_keys=False)
-    files.write_text(folder / "config.yaml", text)
+    shown = {"config": config} | {name: content[name] for name in KEPT}
+    files.write_text(folder / "config.yaml", yaml.safe_dump(shown, sort_keys=False))
     rows = files.read_rows(run_dir / "metrics.jsonl")
-    training = [row for row in rows if "split" not in row]
+    training = [i for i, row in enumerate(rows) if "split" not in row]
     every = max(1, len(training) // ROWS)
-    thinned = {id(row) for row in training[every - 1 :: every]}
-    lines = [json.dumps(row) for row in rows if "split" in row or id(row) in thinned]
-    files.write_text(folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+    left_out = {*training} - {*training[every - 1 :: every]}
+    lines = [f"{json.dumps(row)}\n" for i, row in enumerate(rows) if i not in left_out]
+    files.write_text(folder / "metrics.jsonl", "".join(lines))

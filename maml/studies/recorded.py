@@ -56,12 +56,10 @@ def read(folder: Path) -> Run:
 
 def misfit(said: dict[str, Any], kinds: dict[str, Any]) -> str:
     """Return the first entry of ``said`` that is missing, or of another kind; "": there is none."""
-    wrong = (
-        f"{name} is {said.get(name)!r}"
-        for name, kind in kinds.items()
-        if not isinstance(said.get(name), kind) or said[name] == []
-    )
-    return next(wrong, "")
+    for name, kind in kinds.items():
+        if not isinstance(said.get(name), kind) or said[name] == []:
+            return f"{name} is {said.get(name)!r}"
+    return ""
 
 
 _NUMBER = (int, float)
@@ -80,8 +78,8 @@ def other_means(run: Run) -> str:
     config, result, count = run.config, run.result, run.result.get("tasks")
     if not isinstance(count, int) or count < 1:
         return f"its tasks is {count}"
-    rows = [run.scores.get(("test", config.seed, index)) for index in range(count)]
-    there = [row for row in rows if row is not None]
+    asked = [("test", config.seed, index) for index in range(count)]
+    there = [run.scores[address] for address in asked if address in run.scores]
     if len(there) < count:
         return f"it is over {count} tasks; {len(there)} of these are in {NAME}"
     names = list(there[0])
@@ -90,9 +88,8 @@ def other_means(run: Run) -> str:
     if config.epochs is None and not config.stop_after:
         expected["iterations"] = config.iterations
     for name, value in expected.items():
-        said = result.get(name)
-        if not alike(said, value, EXACT):
-            return f"its {name} is {said!r}, and {value} over the tasks"
+        if not alike(result.get(name), value, EXACT):
+            return f"its {name} is {result.get(name)!r}, and {value} over the tasks"
     return ""
 
 
@@ -100,9 +97,8 @@ def alike(one: object, other: object, tolerance: float) -> bool:
     """Say whether two values are equal, numbers almost so; two that are no numbers are."""
     if not (isinstance(one, _NUMBER) and isinstance(other, _NUMBER)):
         return one == other
-    if math.isnan(one) or math.isnan(other):
-        return math.isnan(one) and math.isnan(other)
-    return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+    neither = math.isnan(one) and math.isnan(other)
+    return neither or math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
 
 
 def find(folder: Path) -> list[Run]:
@@ -123,11 +119,6 @@ def find(folder: Path) -> list[Run]:
 
 def folders(folder: Path) -> list[Path]:
     """Return where the records in ``folder`` are; one of which a file is missing, too."""
-    return sorted(
-        {
-            path.parent
-            for name in _KINDS
-            for path in folder.glob(f"**/{name}")
-            if name == "record.json" or path.parent.name.startswith("seed-")
-        }
-    )
+    made = {path.parent for path in folder.glob("**/record.json")}
+    tested = {path.parent for path in folder.glob("**/result.json")}
+    return sorted(made | {path for path in tested if path.name.startswith("seed-")})

@@ -9,7 +9,6 @@ learners share, drops out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,8 +32,7 @@ class Shown(NamedTuple):
     """The smallest difference that would have been shown, in four studies of five."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """What is known of a difference a − b: for these runs, and over other seeds if several."""
 
     seeds: int

@@ -15,7 +15,7 @@ from maml.errors import UserError
 from maml.processes.signals import exit_code
 from maml.studies.sweeping import command, file
 from maml.studies.sweeping.sweep import FAILED, LOST, RUNNING, WAITING, Sweep
-from maml.studies.sweeping.worker import Workers
+from maml.studies.sweeping.worker import Workers, say
 
 
 def main(arguments: list[str]) -> int:
@@ -55,34 +55,30 @@ def main(arguments: list[str]) -> int:
     sweep = Sweep(folder, described)
     _tell(sweep, options.total)
     if options.retry:
-        _say(f"{sweep.retry_failed()} failed trials wait again")
+        say(f"{sweep.retry_failed()} failed trials wait again")
     code = _work(sweep, options.workers, options.total) if options.workers else 0
     if options.report and code in (0, 1):
         # Imported late: it draws.
         from maml.studies.sweeping.report import write
 
-        _say(f"report {write(sweep)}")
+        say(f"report {write(sweep)}")
     return code
 
 
 def _work(sweep: Sweep, workers: int, total: int | None) -> int:
-    by = Workers(sweep, total, _say).run(workers)
+    by = Workers(sweep, total).run(workers)
     _tell(sweep, total)
     if by is not None:
-        _say(f"stopped by {by}; the same command continues")
+        say(f"stopped by {by}; the same command continues")
         return exit_code(by)
     states = {trial.state for trial in sweep.trials()}
     if states & {RUNNING, LOST}:
-        _say("other processes run the rest")
+        say("other processes run the rest")
     elif WAITING in states:
-        _say("a trial was told to stop; the same command continues")
+        say("a trial was told to stop; the same command continues")
         return 143
     return 1 if FAILED in states else 0
 
 
 def _tell(sweep: Sweep, total: int | None) -> None:
-    _say(f"sweep {sweep.study.study_name} in {sweep.folder}: {sweep.progress(total)}")
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
+    say(f"sweep {sweep.study.study_name} in {sweep.folder}: {sweep.progress(total)}")

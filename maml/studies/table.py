@@ -63,7 +63,10 @@ def table(records: Path, *words: str) -> str:
             rows.append((f"`{name}`", _claim(preset), "not run", *4 * "–"))
         if preset.published is not None and (own or "run" not in words):
             deviating.append(name)
-        for seeds in _experiments(of_preset[name]):
+        seeds_of: defaultdict[str, list[Run]] = defaultdict(list)
+        for record in sorted(of_preset[name], key=lambda record: len(changed(record.config))):
+            seeds_of[experiment(record.config)].append(record)
+        for seeds in seeds_of.values():
             rows.append(_row(preset, seeds))
             rows += [_together(preset, record) for record in seeds if "ensemble" in record.result]
         for record in of_preset[name]:
@@ -82,8 +85,7 @@ def _below(deviating: list[str], notes: dict[str, list[str]]) -> str:
     ]
     text = "\n".join(["", "", DIFFERS, "", *lines]) if lines else ""
     lines = [
-        f"- {'; '.join(of[:1] if len(of) > 3 else of)}"
-        f"{f', and {len(of) - 1} more' if len(of) > 3 else ''}: {said}"
+        f"- {f'{of[0]}, and {len(of) - 1} more' if len(of) > 3 else '; '.join(of)}: {said}"
         for said, of in notes.items()
     ]
     return text + ("\n".join(["", "", "Notes on the runs:", "", *lines]) if lines else "")
@@ -100,14 +102,6 @@ def measured_on(records: Path, *words: str) -> str:
     dates = sorted({of["hardware"]["date"] for of in made})
     between = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return f"{processors}, {between}; each says its command, commit and versions."
-
-
-def _experiments(records: list[Run]) -> list[list[Run]]:
-    """Return the seeds of each experiment, the preset's own first."""
-    found: defaultdict[str, list[Run]] = defaultdict(list)
-    for record in sorted(records, key=lambda record: len(changed(record.config))):
-        found[experiment(record.config)].append(record)
-    return list(found.values())
 
 
 def _found(records: Path, words: tuple[str, ...]) -> list[Run]:
@@ -132,19 +126,16 @@ def _claim(preset: Config) -> str:
 
 
 def _row(preset: Config, records: list[Run]) -> tuple[str, ...]:
-    """Return the row of an experiment's seeds.
-
-    One seed has the interval over its tasks. Of several, the mean, and the spread of their means.
-    """
+    """Return the row of an experiment's seeds."""
     # Another experiment has no published number beside it.
     claimed = "–" if changed(records[0].config) else _claim(preset)
     results = [record.result for record in records]
     judged = headline([key for key, value in results[0].items() if value is not None])
-    first = spread([of[judged] for of in results], results[0].get("ci95"), judged)
     name, second = f"non_transductive_{judged}", "–"
     # What acts has no set of queries to normalise by.
     if name in results[0]:
         second = spread([of[name] for of in results], results[0].get(f"{name}_ci95"), judged)
+    first = spread([of[judged] for of in results], results[0].get("ci95"), judged)
     seeds = ", ".join(str(record.config.seed) for record in records)
     tasks = "–".join(sorted({f"{result['tasks']:,}" for result in results}))
     minutes = statistics.median(record.made["minutes"] for record in records)

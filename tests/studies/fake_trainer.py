@@ -19,9 +19,8 @@ signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
 
 
 def status(state: str, iteration: int) -> None:
-    content = {"state": state, "iteration": iteration, "start": 0, "checkpoint_every": 1,
-               "keep_checkpoints": 1}  # fmt: skip
-    (run_dir / "status.json").write_text(json.dumps(content))
+    content = json.dumps({"state": state, "iteration": iteration})
+    (run_dir / "status.json").write_text(content)
 
 
 rows = run_dir / "metrics.jsonl"

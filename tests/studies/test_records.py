@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from maml.config.presets import PRESETS, changed, with_values
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, recorded_content
 from maml.learners import build_learner
-from maml.run import checkpoint, directory, provenance
+from maml.run import checkpoint, directory
 from maml.run.provenance import digest_of
 from maml.run.reading import Run
 from maml.run.task_scores import read_tasks
@@ -39,14 +40,18 @@ OF_MAML = sorted(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def commit() -> Iterator[None]:
+    """This checkout may have changes, which a record refuses."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+        yield
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("recorded") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        # This checkout may have changes, which a record refuses.
-        patched.setattr(provenance, "git_commit", lambda: "c0ffee")
-        patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
-        assert Trainer(glyphs(test_tasks=6, run_dir=str(run_dir), iterations=20)).run() == 0
+    assert Trainer(glyphs(test_tasks=6, run_dir=str(run_dir), iterations=20)).run() == 0
     return run_dir
 
 
@@ -83,11 +88,8 @@ def test_what_was_kept_scores_what_it_says(
     assert table._went_wrong(answers) == "its test loss is not finite"
 
 
-def test_a_record_is_a_model_to_adapt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_is_a_model_to_adapt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The one that was tested: here what validated best."""
-    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
     run_dir = tmp_path / "run"
     config = glyphs(test_tasks=6, run_dir=str(run_dir), iterations=3, eval_every=2)
     assert Trainer(with_values(config, test_model="best")).run() == 0
@@ -114,7 +116,6 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     """It is in no commit: a record has its SHA-256, and whoever uses the model looks."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
     mine = tmp_path / "recorded_mine.py"
     mine.write_text(
         "from maml.learners.maml import MAML\n\n\nclass Mine(MAML):\n"
@@ -202,21 +203,21 @@ def off_from_learn2learn(one: Run, tasks: int) -> float:
     return max(off)
 
 
-def test_a_run_that_went_on_elsewhere_names_both_machines(run_dir: Path, tmp_path: Path) -> None:
+def test_a_run_that_went_on_elsewhere_names_both_machines(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is recorded once it has finished, in place of an earlier record of it."""
     there, onward = tmp_path / "there", tmp_path / "onward"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
-        half = with_values(directory.read_config(run_dir), run_dir=str(there), iterations=10)
-        assert Trainer(half).run() == 0
-        directory.write_status(there, "stopped", 10)
-        with pytest.raises(UserError, match=f"not finished; .* with --run-dir {there} goes on"):
-            record.write(there, tmp_path)
-        patched.setattr("maml.run.directory.machine", lambda: {"processor": "abacus"})
-        saved = str(checkpoint.last_checkpoint(there))
-        whole = with_values(half, run_dir=str(onward), iterations=12, resume=saved)
-        assert Trainer(whole).run() == 0
-        done = record.write(onward, tmp_path, "whole")
+    half = with_values(directory.read_config(run_dir), run_dir=str(there), iterations=10)
+    assert Trainer(half).run() == 0
+    directory.write_status(there, "stopped", 10)
+    with pytest.raises(UserError, match=f"not finished; .* with --run-dir {there} goes on"):
+        record.write(there, tmp_path)
+    monkeypatch.setattr("maml.run.directory.machine", lambda: {"processor": "abacus"})
+    saved = str(checkpoint.last_checkpoint(there))
+    whole = with_values(half, run_dir=str(onward), iterations=12, resume=saved)
+    assert Trainer(whole).run() == 0
+    done = record.write(onward, tmp_path, "whole")
     first, second = recorded.read(done).made["starts"]
     assert (first["iteration"], second["iteration"]) == (0, 10)
     processors = sorted({first["machine"]["processor"], "abacus"})
@@ -307,8 +308,7 @@ def test_an_ensemble_of_another_kind_has_no_published_number(kept: Path) -> None
         assert shown == [f"– ensemble of {models}", claimed]
 
 
-def test_a_record_that_is_judged_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
+def test_a_record_that_is_judged_otherwise(tmp_path: Path) -> None:
     values: dict[str, Any] = {"iterations": 2, "test_tasks": 4, "eval_tasks": 4, "logger": "none"}
     values |= {"meta_batch_size": 2, "run_dir": str(tmp_path / "run"), "device": "cpu"}
     assert Trainer(with_values(PRESETS["reinforce-cartpole"], **values)).run() == 0

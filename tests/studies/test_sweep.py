@@ -21,16 +21,7 @@ from maml.errors import UserError
 from maml.run.directory import read_status
 from maml.studies import sweep as command
 from maml.studies.sweeping import file
-from maml.studies.sweeping.sweep import (
-    FAILED,
-    FINISHED,
-    LOST,
-    RUNNING,
-    STOPPED,
-    WAITING,
-    Sweep,
-    Trial,
-)
+from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, WAITING, Sweep, Trial
 from maml.studies.sweeping.worker import share
 from tests.launching import REPO, SLACK, Launched, start
 from tests.runs import last, same, train
@@ -88,7 +79,7 @@ def test_a_sweep_runs_every_point_once_and_then_no_more(
     assert swept(path, "--workers", "2") == 0 == swept(path)
     trials = opened(path).trials()
     assert [trial.record.number for trial in trials] == list(range(6))
-    assert {(t.record.params["seed"], t.record.params["good"], t.value) for t in trials} == {
+    assert {(t.record.params["seed"], t.record.params["good"], t.record.value) for t in trials} == {
         (seed, good, good) for seed in range(3) for good in (0.25, 0.5)
     }
     assert [len(starts(trial)) for trial in trials] == [1] * 6
@@ -105,21 +96,6 @@ def test_a_sweep_runs_every_point_once_and_then_no_more(
     path = written(tmp_path / "there", endless, method="random", run_cap=2)
     assert swept(path) == 0 == swept(path)
     assert states(path) == [FINISHED] * 2
-
-
-def test_a_failed_trial_says_why_and_goes_on_when_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(tmp_path, {"seed": [0, 1, 2], "fails": 1})
-    assert swept(path) == 1 == swept(path)  # it is not tried again by itself
-    assert states(path) == [FINISHED, FAILED, FINISHED]
-    said = capsys.readouterr().out
-    assert "trial 1 (seed=1): failed: exit code 2: as was asked (log " in said
-    monkeypatch.setenv("FAKE_MENDED", "1")
-    assert swept(path, "--retry", "--report") == 0
-    assert states(path) == [FINISHED] * 3
-    assert [len(starts(trial)) for trial in opened(path).trials()] == [1, 2, 1]
-    assert "What failed" not in (path.parent / "there" / "report.md").read_text()
 
 
 def test_what_a_trial_s_end_says(tmp_path: Path) -> None:
@@ -146,11 +122,16 @@ def test_workers_share_cores_and_gpus() -> None:
     assert [share([7], i, 2) for i in range(2)] == [[7], [7]] and share([], 1, 2) == []
 
 
-def test_a_report_ranks_settings_and_says_by_what(tmp_path: Path) -> None:
-    """By test tasks only if asked to, and then it says so."""
+def test_a_report_ranks_settings_and_a_failed_trial_goes_on_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is ranked by test tasks only if asked to, and then the report says so."""
     parameters = {"seed": [0, 1, 2], "good": [0.25, 0.5], "fails": 1}
     path = written(tmp_path, parameters, metric={"name": "test/accuracy", "goal": "maximize"})
-    assert swept(path, "--report") == 1
+    assert swept(path, "--report") == 1 == swept(path)  # it is not tried again by itself
+    assert states(path) == [FINISHED, FAILED, FINISHED] * 2
+    said = capsys.readouterr().out
+    assert "trial 1 (good=0.25 seed=1): failed: exit code 2: as was asked (log " in said
     report = (tmp_path / "there" / "report.md").read_text()
     assert report.index("| good=0.5  | 43.75 %") < report.index("| good=0.25 ")
     assert "Ranked by test/accuracy (maximize)" in report and "chosen on them" in report
@@ -159,6 +140,11 @@ def test_a_report_ranks_settings_and_says_by_what(tmp_path: Path) -> None:
     # With nothing to run, what there is.
     assert swept(path, "--workers", "0", "--report") == 0
     assert (tmp_path / "there" / "report.md").read_text() == report
+    monkeypatch.setenv("FAKE_MENDED", "1")
+    assert swept(path, "--retry", "--report") == 0
+    assert states(path) == [FINISHED] * 6
+    assert [len(starts(trial)) for trial in opened(path).trials()] == [1, 2, 1] * 2
+    assert "What failed" not in (tmp_path / "there" / "report.md").read_text()
 
 
 def test_trials_that_do_badly_are_ended_early(tmp_path: Path) -> None:
@@ -170,7 +156,7 @@ def test_trials_that_do_badly_are_ended_early(tmp_path: Path) -> None:
     assert swept(path) == 0
     for trial in opened(path).trials():
         good = trial.record.params["good"] == 0.9
-        assert (trial.state, trial.value) == (
+        assert (trial.state, trial.record.value) == (
             (FINISHED, 0.9) if good else (STOPPED, trial.record.params["good"])
         )
         status = read_status(trial.run_dir)
@@ -228,7 +214,7 @@ def test_a_trial_that_was_finished_as_its_worker_died_is_not_run_again(tmp_path:
         flags = [f"--run_dir={trial.run_dir}", "--seed=0"]
         environment = os.environ | {"WANDB_RUN_GROUP": sweep.study.study_name}
         subprocess.run([sys.executable, FAKE[1], *flags], check=True, env=environment)
-        assert states(path) == [RUNNING]
+        assert states(path) == ["running"]
     assert states(path) == [LOST]
     assert swept(path) == 0
     assert states(path) == [FINISHED] and len(starts(opened(path).trials()[0])) == 1
@@ -247,7 +233,7 @@ def test_without_locks_a_silent_process_is_given_up_after_a_while(
     path = written(tmp_path, {"seed": [0]})
     trial = opened(path).take(None)
     assert trial is not None
-    assert states(path) == [RUNNING] and opened(path).take(None) is None
+    assert states(path) == ["running"] and opened(path).take(None) is None
     trial.hold.close()
     monkeypatch.setattr("maml.studies.sweeping.sweep.GRACE", 0.0)
     assert states(path) == [LOST]
@@ -312,7 +298,7 @@ def test_a_killed_sweep_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
     assert set(states(path)) == {LOST}
     assert swept(path, "--workers", "2") == 0
     for trial in opened(path).trials():
-        assert trial.state == FINISHED and trial.value is not None
+        assert trial.state == FINISHED and trial.record.value is not None
         content = yaml.safe_load((trial.run_dir / "config.yaml").read_text())
         first, again = (each["iteration"] for each in content["starts"])
         assert first == 0 < again

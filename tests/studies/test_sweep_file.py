@@ -11,8 +11,9 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from maml.errors import UserError
-from maml.studies.sweeping import choosing, command, file
+from maml.studies.sweeping import command, file
 from maml.studies.sweeping.file import KINDS
+from maml.studies.sweeping.sweep import next_point
 from tests.launching import REPO
 from tests.studies.sweeps import written
 
@@ -27,7 +28,7 @@ def tried(described: file.SweepFile, point: dict[str, Any], value: float | None)
 
 def run_to_the_end(described: file.SweepFile) -> list[dict[str, Any]]:
     past: list[FrozenTrial] = []
-    while (point := choosing.next_point(described, past, "me")) is not None:
+    while (point := next_point(described, past, "me")) is not None:
         past.append(tried(described, point, random.Random(len(past)).random()))
     return [trial.params for trial in past]
 
@@ -98,11 +99,11 @@ def test_bayes_keeps_away_from_what_runs(tmp_path: Path) -> None:
     described = file.read(path)
     past: list[FrozenTrial] = []
     for _ in range(6):
-        point = choosing.next_point(described, past, "me")
+        point = next_point(described, past, "me")
         assert point is not None
         past.append(tried(described, point, None))
     assert len({repr(trial.params) for trial in past}) == 6
-    assert choosing.next_point(described, past, "me") is None
+    assert next_point(described, past, "me") is None
 
 
 def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from maml.config import cli
 from maml.errors import UserError
 from maml.studies import REPOSITORY
-from maml.studies.sweeping.choosing import next_point
 from maml.studies.sweeping.file import Point, SweepFile, setting_of
+from maml.studies.sweeping.sweep import next_point
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 CHECKED = 64
@@ -22,10 +22,9 @@ CHECKED = 64
 def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]:
     """Return the words of a trial's command line.
 
-    Beside the point's values the program is given ``run_dir``: it is how a sweep finds what a trial
-    has done, and how a trial that is started again goes on. A UserError names the file, for a macro
-    that is not known; or, unless the file is trusted, for a program that is not ours, or a word
-    that may name code.
+    By ``run_dir`` a sweep finds what a trial has done, and a trial that is started again goes on.
+    A UserError names the file, for a macro that is not known; or, unless the file is trusted, for a
+    program that is not ours, or a word that may name code.
     """
     words = _words(file, point)
     if not file.trusted and (why := _code_in(words)):
@@ -86,20 +85,14 @@ def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
 
 
 def _program(file: SweepFile) -> str:
-    """Return where the program is: as the file says, else beside this one's own.
-
-    A sweep over components of a user's own is begun in their folder, where ours is not.
-    """
+    """Return where the program is: as the file says, or beside this one's own."""
     program = str(file.said.get("program", ""))
     ours = REPOSITORY / program
     return str(ours) if not Path(program).exists() and ours.is_file() else program
 
 
 def check(file: SweepFile) -> None:
-    """Try the flags of each value where the program is train_maml.py.
-
-    A mistyped flag is told now, rather than by each trial.
-    """
+    """Try the flags of each value where the program is train_maml.py, before any trial does."""
     if "${program}" in file.command and not Path(_program(file)).is_file():
         raise UserError(f"{file.path}: program: there is no {_program(file)} here")
     first = next_point(file, [], "")

@@ -43,6 +43,8 @@ class SweepFile:
     method: str
     space: dict[str, BaseDistribution]
     """What each flag of the program is drawn from, by name, as W&B goes through them."""
+    values: dict[str, Sequence[Any] | None]
+    """All values that each may have, in order; None where there is no end of them."""
     metric: str
     """What trials are ranked by: ``<split>/<metric>``, as the loggers name it."""
     goal: Literal["minimize", "maximize"]
@@ -51,11 +53,6 @@ class SweepFile:
     pruner: BasePruner
     trusted: bool
     """Whether it may name other programs than ours, and code of a user's own."""
-
-    @property
-    def values(self) -> dict[str, Sequence[Any] | None]:
-        """All values that each parameter may have; None where there is no end of them."""
-        return {name: values_of(space) for name, space in self.space.items()}
 
     def grid(self) -> Iterator[Point]:
         """Yield the points where all values are known, the last parameter's changing fastest."""
@@ -74,8 +71,7 @@ class SweepFile:
         return [n for n, values in self.values.items() if values is None or len(values) > 1]
 
 
-def values_of(space: BaseDistribution) -> Sequence[Any] | None:
-    """Return all values that a parameter may have, in order; None where there is no end of them."""
+def _values_of(space: BaseDistribution) -> Sequence[Any] | None:
     if isinstance(space, CategoricalDistribution):
         return space.choices
     if isinstance(space, IntDistribution):
@@ -112,12 +108,14 @@ def _read(path: Path, said: Any, trust: bool) -> SweepFile:
         raise ValueError(f"run_cap: {run_cap!r} is not a whole number of at least 1")
     # Sorted: the order in which W&B goes through a grid.
     space = {name: _parameter(name, facts) for name, facts in sorted(said["parameters"].items())}
-    for name, each in space.items():
-        if method == "grid" and values_of(each) is None:
+    values = {name: _values_of(each) for name, each in space.items()}
+    for name, known in values.items():
+        if method == "grid" and known is None:
             raise ValueError(f"parameters: {name}: a grid needs an end of values")
     metric, goal = _metric(said.get("metric"))
     pruner = _pruner(said.get("early_terminate"))
-    return SweepFile(path, said, method, space, metric, goal, _command(said), pruner, trust)
+    command = _command(said)
+    return SweepFile(path, said, method, space, values, metric, goal, command, pruner, trust)
 
 
 def _metric(said: Any) -> tuple[str, Literal["minimize", "maximize"]]:
@@ -196,7 +194,6 @@ KINDS: dict[str, Callable[..., BaseDistribution]] = {
 
 
 def _parameter(name: Any, said: Any) -> BaseDistribution:
-    """Return what Optuna draws a parameter from that a file describes."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", str(name)):
         raise ValueError(f"parameters: {name!r} is no name of a flag")
     try:
@@ -216,7 +213,8 @@ def _parameter(name: Any, said: Any) -> BaseDistribution:
 
 def _usual(said: dict[str, Any]) -> str:
     """Return the distribution that is meant where none is named, as W&B reads it."""
-    for key, kind in (("value", "constant"), ("values", "categorical")):
-        if key in said:
-            return kind
+    if "value" in said:
+        return "constant"
+    if "values" in said:
+        return "categorical"
     return "int_uniform" if all(type(said.get(k)) is int for k in ("min", "max")) else "uniform"

@@ -24,7 +24,7 @@ COMPARED = 12
 
 def write(sweep: Sweep) -> Path:
     """Write the report of what is over so far, with its figures; return the file."""
-    ended = [trial for trial in sweep.trials() if trial.value is not None]
+    ended = [trial for trial in sweep.trials() if trial.record.value is not None]
     if not ended:
         raise UserError(f"--report: no trial in {sweep.folder} has a metric yet")
     found: dict[str, list[Trial]] = {}
@@ -47,7 +47,7 @@ def write(sweep: Sweep) -> Path:
 
 
 def _values(trials: list[Trial]) -> list[float]:
-    return [trial.value for trial in trials if trial.value is not None]
+    return [t.record.value for t in trials if t.record.value is not None]
 
 
 def _head(sweep: Sweep) -> str:
@@ -67,14 +67,13 @@ def _head(sweep: Sweep) -> str:
 
 
 def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
-    unit, rows = compare.Unit(metric), []
+    rows = []
     for name, trials in settings.items():
         values = _values(trials)
-        spread = unit.plain(stdev(values)) if len(values) > 1 else "–"
+        mean = compare.plain(fmean(values), metric)
+        spread = compare.plain(stdev(values), metric) if len(values) > 1 else "–"
         stopped = sum(trial.state == STOPPED for trial in trials)
-        rows.append(
-            [name, unit.plain(fmean(values)), spread, str(len(values)), str(stopped or "–")]
-        )
+        rows.append([name, mean, spread, str(len(values)), str(stopped or "–")])
     shown = grid(["setting", metric, "spread", "trials", "stopped early"], rows)
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
 

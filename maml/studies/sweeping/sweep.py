@@ -1,4 +1,4 @@
-"""A sweep's folder: its trials, their states, and who takes which.
+"""A sweep's folder: its trials, their states, who takes which, and which point comes next.
 
 sweep.yaml     the file, as it was when the sweep was last continued
 journal.log    Optuna's journal: what is known of every trial
@@ -9,14 +9,17 @@ locks/0007     held, with signs of life, by the process that works on it
 
 import contextlib
 import math
+import random
 import time
 import uuid
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import optuna
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -25,8 +28,7 @@ from datasets.locks import Lock
 from maml.errors import UserError
 from maml.run.files import make_folder, write_text
 from maml.studies.sweeping import file as files
-from maml.studies.sweeping.choosing import next_point
-from maml.studies.sweeping.file import SweepFile
+from maml.studies.sweeping.file import Point, SweepFile
 
 GRACE = 30.0
 """Seconds after which a silent process is given up, as Optuna's locks are."""
@@ -42,6 +44,8 @@ RECORDED = {
 trial that has failed waits there, with the reason."""
 FIXED = ("method", "metric", "program", "command", "early_terminate")
 """What must not change in a file once trials were run."""
+TRIES = 100
+"""Draws of a point before those that are left are listed, where they can be."""
 
 
 class Trial(NamedTuple):
@@ -54,11 +58,6 @@ class Trial(NamedTuple):
     log: Path
     hold: ExitStack
     """Keeps it this process's until it is closed, where `Sweep.take` returned it."""
-
-    @property
-    def value(self) -> float | None:
-        """The metric; None where there is none, or not yet."""
-        return self.record.value
 
 
 class Sweep:
@@ -90,14 +89,15 @@ class Sweep:
 
     def _misfit(self) -> str:
         """Say why the file is not that of this sweep; "" where it is, or it was extended."""
-        if any("reason" not in record.user_attrs for record in self._records()):
+        records = self.study.get_trials(deepcopy=False)
+        if any("reason" not in record.user_attrs for record in records):
             return "it was begun by an earlier version of this program"
         before = self.folder / "sweep.yaml"
         said = files.read(before).said if before.exists() else self.file.said
         for name in FIXED:
             if said.get(name) != self.file.said.get(name):
                 return f"{name} was {said.get(name)!r}, and is {self.file.said.get(name)!r} now"
-        for record in self._records():
+        for record in records:
             if other := record.params.keys() ^ self.file.space.keys():
                 return f"parameters: {min(other)} is not in both"
             for name, value in record.params.items():
@@ -108,10 +108,7 @@ class Sweep:
 
     def trials(self) -> list[Trial]:
         """Return all trials, by number."""
-        return [self._read(record) for record in self._records()]
-
-    def _records(self) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False)
+        return [self._read(record) for record in self.study.get_trials(deepcopy=False)]
 
     def _read(self, record: FrozenTrial) -> Trial:
         name, said = f"{record.number:04d}", record.user_attrs
@@ -133,23 +130,21 @@ class Sweep:
     def take(self, total: int | None) -> Trial | None:
         """Return a trial that is this process's from here on: lost, waiting or new; or None.
 
-        ``total``: how many trials there are to be, those there are already included; None: as the
-        file's run_cap says.
+        ``total``: how many trials there are to be in all; None: as the file's run_cap says.
         """
         with _alone(self.folder / "next"):
             trials = self.trials()
             for trial in trials:
-                # A killed worker's training may live on for a moment.
-                lost = trial.state == LOST and not _is_held(trial.run_dir / ".lock")
-                if lost or trial.state == WAITING:
-                    if trial.state == WAITING:
-                        id = trial.record._trial_id
-                        self._storage.set_trial_state_values(id, TrialState.RUNNING)
+                if trial.state == WAITING:
+                    id = trial.record._trial_id
+                    self._storage.set_trial_state_values(id, TrialState.RUNNING)
                     return self._held(trial)
-            if self.to_come(total, trials) == 0:
-                return None
-            point = next_point(self.file, self._records(), self.study.study_name)
-            if point is None:
+                # A killed worker's training may live on for a moment.
+                if trial.state == LOST and not _is_held(trial.run_dir / ".lock"):
+                    return self._held(trial)
+            past = [trial.record for trial in trials]
+            point = next_point(self.file, past, self.study.study_name)
+            if point is None or self.to_come(total, trials) == 0:
                 return None
             # One line of the journal, so that there is all of it or nothing.
             record = create_trial(
@@ -204,6 +199,46 @@ class Sweep:
         if (left := self.to_come(total, trials)) is not None:
             parts.append(f"{left} to come")
         return ", ".join(parts) or "nothing run yet"
+
+
+def next_point(file: SweepFile, past: Sequence[FrozenTrial], identity: str) -> Point | None:
+    """Return the next point, by the file and what was run alone; None where all were chosen.
+
+    A grid's points come in W&B's order. Optuna's own GridSampler shuffles them, and repeats some
+    where several processes ask or values were added. ``identity``: the sweep's own name; another
+    sweep of the same file draws other points.
+    """
+    seen = [trial.params for trial in past]
+    if file.method != "grid" and (file.size is None or len(seen) < file.size):
+        study = _study(file, past, random.Random(f"{identity} {len(past)}").getrandbits(32))
+        for _ in range(TRIES):
+            point = study.ask(file.space).params
+            if point not in seen:
+                return point
+    return None if file.size is None else next((p for p in file.grid() if p not in seen), None)
+
+
+def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.Study:
+    """Return a study that knows what all workers have done, and draws from the file's bounds."""
+    sampler: BaseSampler = RandomSampler(seed)
+    if file.method == "bayes":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            # Where others still run, to come near them is as if it were known to be bad.
+            sampler = TPESampler(seed=seed, constant_liar=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction=file.goal, sampler=sampler)
+    for trial in past:
+        # One that waits would be what is asked for next. The file may have had wider bounds.
+        if trial.state != TrialState.WAITING:
+            with contextlib.suppress(ValueError):
+                study.add_trial(
+                    create_trial(
+                        state=trial.state, values=trial.values, params=trial.params,
+                        distributions=file.space, intermediate_values=trial.intermediate_values,
+                    )
+                )  # fmt: skip
+    return study
 
 
 @contextlib.contextmanager

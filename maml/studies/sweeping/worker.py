@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,10 +21,9 @@ from maml.processes.signals import SIGNALS, StopRequest
 from maml.run import directory
 from maml.run.files import read_rows
 from maml.run.reading import history
-from maml.studies.sweeping import sweep as states
 from maml.studies.sweeping.command import command_of
 from maml.studies.sweeping.file import setting_of
-from maml.studies.sweeping.sweep import FAILED, FINISHED, STOPPED, WAITING, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, WAITING, Sweep, Trial
 
 T = TypeVar("T")
 LOOK = 0.2
@@ -33,6 +32,7 @@ PATIENCE = 60.0
 """Seconds that a trial may take to save what it has done, once it is told to stop."""
 STOPS = [code for number in SIGNALS for code in (-number, 128 + number)]
 """Exit codes of a program that was told to stop."""
+say = partial(print, flush=True)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -45,8 +45,8 @@ def share(whole: list[T], worker: int, workers: int) -> list[T]:
 class Workers:
     """The workers of one process: threads, each of which runs one trial at a time."""
 
-    def __init__(self, sweep: Sweep, total: int | None, say: Callable[[str], None]) -> None:
-        self._sweep, self._total, self._say = sweep, total, say
+    def __init__(self, sweep: Sweep, total: int | None) -> None:
+        self._sweep, self._total = sweep, total
         self._stop, self._ending = StopRequest(), False
 
     def run(self, workers: int) -> str | None:
@@ -75,7 +75,7 @@ class Workers:
             if trial is not None:
                 with trial.hold:
                     self._do(trial, gpus)
-            elif any(each.state == states.LOST for each in self._sweep.trials()):
+            elif any(each.state == LOST for each in self._sweep.trials()):
                 time.sleep(1.0)  # its training ends in a moment
             else:
                 return
@@ -89,7 +89,7 @@ class Workers:
         # Its worker may have been killed before it could say so.
         if status is None or status["state"] != "finished":
             again = " goes on" if trial.run_dir.is_dir() else ""
-            self._say(f"{shown}{again}: {trial.run_dir}")
+            say(f"{shown}{again}: {trial.run_dir}")
             state, reason = self._train(trial, gpus)
         if state in (FINISHED, STOPPED):
             value = value_of_run(trial.run_dir, file.metric)
@@ -101,10 +101,10 @@ class Workers:
         if state == WAITING:
             # A scheduler that tells a trial to stop tells all processes of its job.
             self._ending = True
-            self._say(f"{shown}: it was told to stop; it waits to be continued")
+            say(f"{shown}: it was told to stop; it waits to be continued")
         else:
             said = f": {reason} (log {trial.log})" if reason else f", {file.metric} {value:.4g}"
-            self._say(f"{shown}: {state}{said}; {self._sweep.progress(self._total)}")
+            say(f"{shown}: {state}{said}; {self._sweep.progress(self._total)}")
 
     def _train(self, trial: Trial, gpus: dict[str, str]) -> tuple[str, str]:
         """Run a trial's command; return the state that it ends in, and why it failed."""

@@ -20,17 +20,7 @@ from maml.processes import scheduling
 if TYPE_CHECKING:  # "as": a type checker takes it for offered
     from maml.errors import UserError as UserError
     from maml.library.distribution import distributed as distributed
-    from maml.library.family import ANIL as ANIL
-    from maml.library.family import BOIL as BOIL
-    from maml.library.family import CAVIA as CAVIA
-    from maml.library.family import IMAML as IMAML
-    from maml.library.family import MAML as MAML
-    from maml.library.family import R2D2 as R2D2
-    from maml.library.family import MAMLpp as MAMLpp
-    from maml.library.family import MetaCurvature as MetaCurvature
-    from maml.library.family import MetaSGD as MetaSGD
-    from maml.library.family import ProtoNet as ProtoNet
-    from maml.library.family import Reptile as Reptile
+    from maml.library.family import *  # noqa: F403
     from maml.library.fast_module import FastModule as FastModule
     from maml.library.gradient import meta_gradient as meta_gradient
     from maml.library.meta_learner import MetaLearner as MetaLearner

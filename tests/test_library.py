@@ -71,7 +71,6 @@ def test_adapts_to_names_and_predicts_them(model: maml.Model, task: Any, tmp_pat
     assert (probabilities >= 0).all()
     # The model itself has not changed; a queue or a server of answers may hand the adapted one on.
     again = model.adapt(task.support_x, [NAMES[label] for label in task.support_y])
-    assert repr(again).endswith("adapted to a support set of 'owl', 'cat', 'dog'>")
     for one in (again, copy.deepcopy(adapted)):
         assert one.classes == NAMES and torch.equal(one.predict(task.query_x), probabilities)
     (tmp_path / "adapted").write_bytes(pickle.dumps((adapted, task.query_x)))

@@ -475,6 +475,8 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense(), inner_lr=-1.0), "inner_lr must be positive"),
         (lambda: maml.MAML(dense(), order=3), "order 3: 1 or 2"),
         (lambda: maml.MetaSGD(dense(), inner_steps=0), "inner_steps 0: MetaSGD would have no use"),
+        (lambda: maml.MAML(dense(), loss=3), "loss is a int; give a function"),
+        (lambda: maml.MAML(dense(), head="4"), "head '4': no part of the module; .* are 1, 3$"),
         (lambda: maml.ANIL(dense()), 'say which .* is: give head="name of the layer"'),
         (lambda: maml.MAML(dense())(3), r"tasks is a int; give \(support_x, "),
         (lambda: maml.MAML(dense())(made()[0]), "tasks: its tensors are .*; give"),
@@ -525,11 +527,3 @@ def test_tasks_may_have_their_parts_by_name() -> None:
     learner = maml.MAML(dense())
     for tasks in (named, [other(**task) for task in named]):
         assert learner(tasks) == learner(made())
-
-
-def test_an_error_of_the_module_says_what_it_was_called_with() -> None:
-    pixels = [(t[0].byte(), t[1], t[2].byte(), t[3]) for t in made()]
-    with pytest.raises(RuntimeError) as found:
-        maml.MAML(dense())(pixels)
-    (note,) = found.value.__notes__
-    assert note.endswith(" task 0: torch.uint8 [6, 4, 4]")

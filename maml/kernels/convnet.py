@@ -43,14 +43,6 @@ class Shape(NamedTuple):
     ways: int = 0
 
 
-class _Place(NamedTuple):
-    """A weight's size, its strides in memory, and where it begins in ``[P]``."""
-
-    size: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-
-
 class ConvNet:
     """The passes of one network; float32 or float64 on the CPU.
 
@@ -71,9 +63,11 @@ class ConvNet:
         self.n_features = f if shape.mean else f * height * width
         if shape.ways:
             sizes += [(shape.ways, self.n_features), (shape.ways,)]
-        self._places, self.size = [], 0
+        # A weight's size, its strides in memory, and where it begins in [P].
+        self._places: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
+        self.size = 0
         for size in sizes:
-            self._places.append(_Place(size, _strides(size), self.size))
+            self._places.append((size, _strides(size), self.size))
             self.size += math.prod(size)
         self.ranks = [len(size) for size in sizes]
         numbers = (ctypes.c_int64 * len(spec))(*spec)
@@ -224,10 +218,7 @@ class ConvNet:
         return int(_function(what, dtype)(self._plan, *numbers))
 
     def _result(self, like: Tensor, *, total: bool, begun: Tensor | None = None) -> _Result:
-        """Return where a pass writes what it has found by weight.
-
-        Kernels overwrite a task's own, or add to what has ``begun``, or to a sum.
-        """
+        """Return where a pass writes by weight: over a task's own, onto what has ``begun``."""
         if total:
             return _Result(like.new_zeros(n_threads(len(like)), self.size), total=True)
         if begun is not None:
@@ -253,7 +244,7 @@ class ConvNet:
                 elif isinstance(each, list):
                     given += self._table(each, first)
                 else:
-                    given.append(_address(each, first))
+                    given.append(each.data_ptr() + first * each.stride(0) * each.element_size())
             return first, function(self._plan, last - first, n, *given)
 
         return by_threads(compute, n_tasks)
@@ -285,10 +276,8 @@ class _Result(NamedTuple):
         return self.flat[0] if len(self.flat) == 1 else self.flat.sum(0)
 
 
-@functools.cache
-def convnet(shape: Shape) -> ConvNet:
-    """Return the passes of a network; a few are made, none is ever freed."""
-    return ConvNet(shape)
+convnet = functools.cache(ConvNet)
+"""The passes of a network; a few are made, none is ever freed."""
 
 
 def lay_out(convolution: Tensor) -> Tensor:
@@ -312,8 +301,3 @@ def _library() -> ctypes.CDLL:
     loaded = library.load()
     assert loaded is not None
     return loaded
-
-
-def _address(tensor: Tensor, first: int) -> int:
-    """Return where task ``first`` of ``[B, …]`` begins."""
-    return tensor.data_ptr() + first * tensor.stride(0) * tensor.element_size()

@@ -165,9 +165,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     for name, (result, arguments) in (_SIGNATURES | typed).items():
         # Attributes are kept; library[name] is a function object anew each time.
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-        if name in typed:
-            function.errcheck = _check
+        function.restype, function.argtypes, function.errcheck = result, arguments, _check
     return library
 
 

@@ -18,8 +18,7 @@ from torch import nn
 
 from maml.errors import UserError
 from maml.networks.headless import head_prefix, in_short
-from maml.networks.norms import norm_parameters
-from maml.networks.ordinary import own_name
+from maml.networks.ordinary import norm_parameters, own_name
 
 
 def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -> dict[str, float]:

@@ -9,9 +9,6 @@ from datasets.tasks import Task
 from maml.errors import UserError
 from maml.learners.base import Learner, Predictions
 from maml.networks import mixing
-from maml.networks.alone import alone_with
-from maml.networks.norms import tensors
-from maml.networks.ordinary import switched
 from maml.params import Params
 
 
@@ -39,11 +36,8 @@ def mixes(learner: Learner, x: Tensor) -> bool:
     Then no answer is non-transductive; of `answers` that its author overrides nothing is known.
     See `maml.networks.mixing`, also for ``x [E, …]``.
     """
-    kind, network = type(learner), learner.network
+    kind = type(learner)
     stated = kind.answers.__module__.startswith("maml.")
     if not stated or kind.call_network is not Learner.call_network:
         return False
-    # Not in training mode, in which dropout looks like it.
-    with alone_with(network), switched(network, training=False):
-        on_cpu = {name: tensor.cpu() for name, tensor in tensors(network).items()}
-        return mixing.mixes(network, on_cpu, x.cpu())
+    return mixing.mixes(learner.network, x)

@@ -20,10 +20,11 @@ from maml.learners.objectives import REGRESSION, Given, objective
 from maml.metagradient import differentiate, unrolled
 from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Problem, called
-from maml.networks import serving
+from maml.networks.calls import apply
+from maml.networks.conv4 import allow_kernels, obstacle
 from maml.networks.headless import given_to_head
-from maml.networks.loss import NetworkLoss, apply
-from maml.networks.norms import tensors
+from maml.networks.loss import NetworkLoss
+from maml.networks.ordinary import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params, without_prefix
 
@@ -99,7 +100,7 @@ class Learner(nn.Module, ABC):
         self.frozen = frozen(
             config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
         )
-        serving.allow_kernels(self.network, config.kernels != "torch")
+        allow_kernels(self.network, config.kernels != "torch")
         self.to(getattr(torch, config.dtype))
 
     def outputs(self, config: Config) -> int:
@@ -328,7 +329,7 @@ class Learner(nn.Module, ABC):
         """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
         if device.type != "cpu":
             return f"the compiled kernels run on the CPU, not on --device {device.type}"
-        return serving.obstacle(self.network)
+        return obstacle(self.network)
 
     def in_torch(self, device: torch.device) -> bool:
         """Say whether `outer_gradient` is made of torch's operations alone, and can be compiled."""

@@ -11,7 +11,7 @@ from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.opening import Contents, list_classes
 from maml.config import Config, registry
-from maml.networks import build_network, network_options
+from maml.networks import build_network
 from maml.seeds import drawn
 
 
@@ -59,6 +59,7 @@ def network_of(config: Config, contents: Contents, classes: int, *, any_outputs:
     inputs, outputs = contents.point
     outputs = classes if contents.classifies else outputs
     one_for = "each class" if contents.classifies else "each number of an answer"
+    own = registry.network(config.network).reads or ()
     with drawn(config.seed, "initial weights"):
         return build_network(
             config.network,
@@ -67,7 +68,7 @@ def network_of(config: Config, contents: Contents, classes: int, *, any_outputs:
             point=(inputs, outputs),
             integers=contents.integers,
             one_for=None if any_outputs else one_for,
-            **network_options(config),
+            **{name: getattr(config, name) for name in own},
         )
 
 

@@ -11,7 +11,7 @@ from maml.learners.maml import MAML
 from maml.learners.objectives import Given
 from maml.learners.trees import tree
 from maml.metagradient.problem import Problem
-from maml.networks.norms import norm_parameters, to_buffers
+from maml.networks.ordinary import norm_parameters, to_buffers
 from maml.params import Params, without_prefix
 
 COMPONENTS = {

@@ -13,13 +13,9 @@ from maml.errors import UserError
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Let bad input inside end in a `UserError` without the errors that it was made of.
+    """Let errors of bad input inside be a `UserError` without those that it was made of.
 
     An exception that arose in a file of the user's own stays its cause: there is the mistake.
-
-    Raises:
-        UserError: for that, for a ``DataError``, of the same line, and in
-            ``torch.inference_mode``, whose tensors cannot be differentiated.
     """
     if torch.is_inference_mode_enabled():
         raise UserError("torch.inference_mode allows no adaptation; use torch.no_grad() here")

@@ -14,6 +14,7 @@ from maml.errors import UserError
 from maml.learners import Learner
 from maml.learners.objectives import CLASSIFICATION, Given
 from maml.library.alone import in_words_of_the_library
+from maml.networks.headless import in_short
 from maml.networks.ordinary import check_parameters, explicit
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -29,12 +30,11 @@ NOT_HERE = (
 def learner_around(
     kind: type, module: nn.Module, loss: Loss, head: str | None, flags: dict[str, Any]
 ) -> Learner:
-    """Return the learner that the program trains under the name of ``kind``, or of a base of it.
-
-    The other arguments, and errors, are those of `MetaLearner`.
-    """
+    """Return the learner that the program trains under the name of ``kind``, or of a base of it."""
     if not isinstance(module, nn.Module):
         raise UserError(f"module is {module!r}; give a torch.nn.Module")
+    if not callable(loss):
+        raise UserError(f"loss is a {type(loss).__name__}; give a function of (outputs, targets)")
     try:
         config = _config(kind, module, flags)
         objective = CLASSIFICATION._replace(loss=loss)
@@ -102,7 +102,19 @@ def _network(module: nn.Module, head: str | None) -> nn.Module:
         raise UserError(f"module: it cannot be copied ({line})") from error
     check_parameters(network, type(module).__name__)
     if head is not None:
-        if not isinstance(head, str):
-            raise UserError(f"head is a {type(head).__name__}; give the name of the output layer")
-        network.head_prefix = head and f"{head.rstrip('.')}."  # type: ignore[assignment]
+        network.head_prefix = _prefix(head, module)  # type: ignore[assignment]
     return explicit(network, type(module).__name__)
+
+
+def _prefix(head: str, module: nn.Module) -> str:
+    """Return how names of the output layer's parameters begin; "": outputs are features."""
+    if not isinstance(head, str):
+        raise UserError(f"head is a {type(head).__name__}; give the name of the output layer")
+    name = head.rstrip(".")
+    of_module = [n for n, _ in module.named_modules(remove_duplicate=False)]
+    of_parameters = [n for n, _ in module.named_parameters(remove_duplicate=False)]
+    if name not in (*of_module, *of_parameters):
+        layers = dict.fromkeys(n.rpartition(".")[0] or n for n in of_parameters)
+        there = in_short(layers)
+        raise UserError(f"head {head!r}: no part of the module; those with parameters are {there}")
+    return name and f"{name}."

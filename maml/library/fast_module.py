@@ -9,8 +9,7 @@ from datasets.tasks import Task
 from maml.errors import UserError
 from maml.learners import Learner
 from maml.metagradient import unrolled
-from maml.networks.norms import tensors
-from maml.networks.ordinary import own_name, switched
+from maml.networks.ordinary import own_name, switched, tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params
 

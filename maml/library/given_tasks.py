@@ -1,7 +1,7 @@
 """Tasks as people have them, as a list of tasks."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -23,14 +23,8 @@ FORM = (
 def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Task]:
     """Return tasks as batches of one each: tensors ``[1, E, …]``.
 
-    Args:
-        given: Tasks.
-        dtype: What floats must be, as the module's parameters are.
-        leaves: Whether to refuse tensors that require a gradient.
-
-    Raises:
-        UserError: for another form or dtype, and for sets whose examples and targets are not as
-            many.
+    Floats must be of ``dtype``, as the module's parameters are. Tensors that require a gradient are
+    refused unless there may be others than ``leaves``.
     """
     try:
         items = list(_by_name(given))
@@ -88,20 +82,6 @@ def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
             raise UserError(f"{what}: {counts}")
     if not task.query_x.shape[1]:
         raise UserError(f"{what}: query_x is empty: the outer loss is of its examples")
-
-
-@contextlib.contextmanager
-def noted(tasks: list[Task]) -> Iterator[None]:
-    """Let an error that the module raises end with what the module was called with."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        x = tasks[0].support_x[0]
-        like = f"{x.dtype} {list(x.shape)}"
-        error.add_note(f"The module was called with x like support_x of task 0: {like}")
-        raise
 
 
 def ways_of(i: int, task: Task) -> int:

@@ -26,22 +26,14 @@ of a file that PIL opens, or a list of these."""
 _ROUNDING = 1e-6
 
 
-def images(
-    given: Images, shape: tuple[int, int, int], data: str, what: str, *, pixels: bool = True
-) -> Tensor:
-    """Return images ``[n, C, H, W]``, floats of the precision that they had, in [0, 1] if pixels.
+def images(given: Images, shape: tuple[int, int, int], data: str, what: str) -> Tensor:
+    """Return images ``[n, C, H, W]``, floats of the precision that they had, in [0, 1].
 
     Arrays are taken as they are. PIL images of any size and mode are made what the images of the
-    data set ``data`` are. ``what`` is what the caller calls them: "support_x". Without ``pixels``
-    floats of any size are taken, as the data set has them, and nothing but these.
+    data set ``data`` are. ``what`` is what the caller calls them: "support_x".
     """
     array = _array(given, shape, data, what)
     channels, height, width = shape
-    if array.dtype == np.uint8 and not pixels:
-        raise UserError(
-            f"{what}: pixels from 0 to 255; the model learned from what --data {data} makes of "
-            f"them, which is not from 0 to 1: give such floats [n, {_joined(shape)}]"
-        )
     if array.dtype == np.uint8:
         wanted = [(height, width, channels)] + [(height, width)] * (channels == 1)
         if array.shape[1:] not in wanted:
@@ -58,8 +50,6 @@ def images(
         raise UserError(
             f"{what}: floats of shape {list(array.shape)}; the model takes [n, {_joined(shape)}]"
         )
-    if not pixels:
-        return torch.from_numpy(np.array(array))
     least, most = float(array.min()), float(array.max())
     # `not` a chain: nan must fail, too.
     if not (least >= -_ROUNDING and most <= 1 + _ROUNDING):

@@ -24,7 +24,7 @@ from maml.library.alone import alone
 from maml.library.around import Loss, learner_around
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.given_tasks import GivenTasks, as_tasks, check_labels, noted, ways_of
+from maml.library.given_tasks import GivenTasks, as_tasks, check_labels, ways_of
 from maml.library.inputs import whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
@@ -151,15 +151,10 @@ class MetaLearner(nn.Module):
     def _mean_loss(self, tasks: GivenTasks) -> Tensor:
         given = as_tasks(tasks, self._dtype)
         leaves = {n: p for n, p in self.learner.meta_parameters().items() if p.requires_grad}
-        with noted(given):
-            return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
+        return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
 
     def differentiated(self, tasks: list[Task]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean outer loss of tasks, and its gradient by every meta-parameter.
-
-        Args:
-            tasks: Of one task each, ``[1, E, …]``.
-        """
+        """Return the mean outer loss of tasks ``[1, E, …]``, and its gradient."""
         params = {name: p.detach() for name, p in self.learner.meta_parameters().items()}
         sums = {name: torch.zeros_like(p) for name, p in params.items()}
         losses = next(iter(params.values())).new_zeros(len(tasks))
@@ -226,12 +221,7 @@ class MetaLearner(nn.Module):
             yield own, of_ways
 
     def _measuring(self, tasks: list[Task]) -> Learner:
-        """Return a learner that measures accuracy where integer targets are classes of outputs.
-
-        Raises:
-            UserError: for a label that is no class, and that the loss does not take; for numbers
-                without a loss of them.
-        """
+        """Return a learner that measures accuracy where integer targets are classes of outputs."""
         x, y = tasks[0].query_x[0], tasks[0].query_y[0]
         if y.is_floating_point() and self._of_classes:
             raise UserError(
@@ -260,11 +250,7 @@ class MetaLearner(nn.Module):
         return self._told_apart[y.dim()]
 
     def _way(self, own: Learner, params: Params, tasks: list[Task]) -> Found:
-        """Return how tasks are computed, found out at the first call of a mode.
-
-        Raises:
-            NotRepeatedError: if two calls with the same tasks give two results.
-        """
+        """Return how tasks are computed, found out at the first call of a mode."""
         known = self._found.get(self.training)
         alike = [t for t in tasks if _shapes(t) == _shapes(tasks[0])]
         tells = len(alike) >= TRIED and self.training not in self._told
@@ -311,10 +297,9 @@ class MetaLearner(nn.Module):
             )
         (task,) = as_tasks([(x, y, x, y)], self._dtype, leaves=False)
         support = Task(*(part[0] for part in task))
-        with noted([task]):
-            ((own, _),) = self._of_each_size([task])
-            steps = own.config.eval_inner_steps if steps is None else whole(steps, "steps")
-            return adapted(own, own.meta_parameters(), support, steps)
+        ((own, _),) = self._of_each_size([task])
+        steps = own.config.eval_inner_steps if steps is None else whole(steps, "steps")
+        return adapted(own, own.meta_parameters(), support, steps)
 
     @alone()
     @torch.no_grad()

@@ -24,7 +24,6 @@ from maml.library.alone import alone
 from maml.library.fast_module import BatchStatistics, FastModule, adapted, unadapted
 from maml.library.meta_learner import MetaLearner
 from maml.library.tasks import Tasks
-from maml.networks.headless import in_short
 from maml.networks.ordinary import switched
 from maml.params import Params
 from maml.processes.setup import choose_device
@@ -84,10 +83,7 @@ def load(
 
 
 def find(path: Path, iteration: int | str | None = None) -> tuple[Path, Path | None]:
-    """Return the run directory and the file that are meant; None: one of its checkpoints.
-
-    Arguments and errors are as in `load`.
-    """
+    """Return the run directory and the file that `load` is to take; None: a checkpoint of it."""
     path = path.expanduser()
     if path.is_dir():
         return path, None
@@ -211,21 +207,13 @@ class Model:
         return Tasks(self.learner.open_tasks(split, evaluation=not training))
 
     def examples(self, given: Any, what: str) -> Tensor:
-        """Return examples ``[n, …]`` as the network takes them, on its device.
-
-        Raises:
-            UserError: in one line, for what does not fit.
-        """
+        """Return examples ``[n, …]`` as the network takes them; `UserError` for others."""
         shape, contents = self.image_shape, self.learner.contents
-        if contents.integers:
-            x = inputs.numbers(given, what, shape or contents.point[:1], integers=True)
-            return x.to(self._device, torch.int64)
-        x = (
-            inputs.numbers(given, what, contents.point[:1])
-            if shape is None
-            else inputs.images(given, shape, self.config.data, what, pixels=contents.pixels)
-        )
-        return x.to(self._device, self._dtype)
+        if shape is not None and contents.pixels and not contents.integers:
+            x = inputs.images(given, shape, self.config.data, what)
+        else:
+            x = inputs.numbers(given, what, shape or contents.point[:1], integers=contents.integers)
+        return x.to(self._device, torch.int64 if contents.integers else self._dtype)
 
 
 class AdaptedModel:
@@ -239,12 +227,6 @@ class AdaptedModel:
 
     def __init__(self, model: Model, module: FastModule, classes: list[Hashable] | None) -> None:
         self.classes, self.module, self._model = classes, module, model
-
-    def __repr__(self) -> str:
-        config, to = self._model.config, "a support set"
-        if self.classes is not None:
-            to += f" of {in_short(map(repr, self.classes))}"
-        return f"<{config.learner} of {title(config)}, adapted to {to}>"
 
     @alone()
     def predict(

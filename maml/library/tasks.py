@@ -34,11 +34,6 @@ class Tasks(Dataset[Task]):
     def __init__(self, episodes: Episodes) -> None:
         self.episodes = episodes
 
-    def __repr__(self) -> str:
-        """Return how large a task is: ``<test tasks of 5 support and 75 query examples>``."""
-        support, query = (len(y) for y in (self.task(0).support_y, self.task(0).query_y))
-        return f"<{self.episodes.split} tasks of {support} support and {query} query examples>"
-
     def __len__(self) -> int:
         return LENGTH
 
@@ -96,7 +91,8 @@ def episodes(
     Raises:
         UserError: one line that names the option, or the file, that is not in order.
     """
-    named, known = isinstance(data, str), None
+    named = isinstance(data, str)
+    known: set[str] | None = {"dtype"}
     task: dict[str, Any] = {
         name: inputs.whole(value, name)
         for name, value in (("ways", ways), ("shots", shots), ("queries", queries), ("seed", seed))
@@ -108,7 +104,8 @@ def episodes(
             f"split {split!r}: data at hand has none; give the test's classes as data, too"
         )
     try:
-        known = options_of(data) if isinstance(data, str) else {"dtype"}
+        if isinstance(data, str):
+            known = options_of(data)
         for name in options:
             if known is not None and name not in known:
                 takes = ", ".join(sorted(known - {"data_root"}))
@@ -118,8 +115,8 @@ def episodes(
             return Tasks(open_episodes(data, split, data_root=data_root, **task, **options))
         return Tasks(_at_hand(data, task, options))
     except DataError as error:
-        given = {"data", "data_root", "split", *task, *options}
-        raise UserError(in_words_of_the_library(str(error), given | (known or set()))) from error
+        given = {"data", "data_root", "split", *task, *options, *(known or ())}
+        raise UserError(in_words_of_the_library(str(error), given)) from error
 
 
 def _at_hand(data: Any, task: dict[str, Any], options: dict[str, Any]) -> Episodes:

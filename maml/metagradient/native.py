@@ -22,7 +22,7 @@ from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4, is_hooked
 from maml.networks.loss import MiniBatches, NetworkLoss, part_of
-from maml.networks.norms import tensors
+from maml.networks.ordinary import tensors
 from maml.params import Params
 
 ALL = "all weights"

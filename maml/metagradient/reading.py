@@ -105,7 +105,7 @@ def _read(problem: Problem, part: str, step: int, task: Any, place: int) -> _Rea
 def _owned(loss: Any) -> tuple[nn.Module | None, Any]:
     """Return the module that a loss is of, if it is of one, and which of its losses it is."""
     if isinstance(loss, NetworkLoss):
-        return loss.network, loss.kind
+        return loss.network, (loss.part, loss.loss, loss.batches)
     owner = getattr(loss, "__self__", None)
     return (owner, loss.__func__) if isinstance(owner, nn.Module) else (None, None)
 

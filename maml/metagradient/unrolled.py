@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from maml.execution.exact import Exact
 from maml.metagradient.problem import Outer, Problem, called
 from maml.metagradient.rules import make_rule
-from maml.networks.loss import NetworkLoss
+from maml.networks.loss import NetworkLoss, is_ours
 from maml.networks.stack import remembering
 from maml.params import Params
 
@@ -95,7 +95,7 @@ def through_loop(problem: Problem, tasks: Any) -> Outer:
     leaves = [leaf.detach().requires_grad_() for leaf in tensors.leaves()]
     own = problem.at(tensors.with_leaves(leaves))
     # Our own networks do without these layers, and without a look at every operation.
-    known = isinstance(problem.support, NetworkLoss) and not problem.support.theirs
+    known = isinstance(problem.support, NetworkLoss) and is_ours(problem.support.network)
     with contextlib.nullcontext() if known else Exact():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
     # Some may be of no use at some step, or to first order.

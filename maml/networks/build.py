@@ -7,14 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from maml.config import Config, registry
+from maml.config import registry
 from maml.errors import UserError
 from maml.networks.ordinary import check_parameters, explicit, switched
-
-
-def network_options(config: Config) -> dict[str, Any]:
-    """Return the values of the fields that are of the network alone."""
-    return {name: getattr(config, name) for name in registry.network(config.network).reads or ()}
 
 
 def build_network(
@@ -30,7 +25,7 @@ def build_network(
     """Return the network that ``--network name`` means, with weights from the global generator.
 
     Args:
-        name: A network's name, or a user's own (`datasets.theirs`).
+        name: A network's name, or a user's own.
         image_shape: (C, H, W) of the data; None where it is not images.
         ways: Outputs of a classifier.
         point: What data has that is not images: numbers of an example, and of an answer to it.
@@ -97,7 +92,7 @@ def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str
     before = {path: buffer.clone() for path, buffer in network.named_buffers()}
     with torch.no_grad():
         outputs, _ = network(examples)
-    # Each call begins with the buffers as the network was made (`maml.networks.loss.apply`).
+    # Each call begins with the buffers as the network was made (`maml.networks.calls.apply`).
     for path, buffer in before.items():
         at, _, attribute = path.rpartition(".")
         network.get_submodule(at)._buffers[attribute] = buffer

@@ -9,7 +9,7 @@ normalise a query set with the statistics of the support set.
 Shape legend: E examples, C channels, H W pixels, N ways.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -21,9 +21,8 @@ from datasets.flags import flag
 from maml.errors import UserError
 from maml.kernels import library
 from maml.kernels.convnet import DTYPES, Shape, lay_out
-from maml.networks import smoke
-from maml.networks.stack import features as stacked
-from maml.networks.stack import stack_of
+from maml.networks import stack
+from maml.networks.ordinary import Ordinary
 from maml.networks.statistics import EPS, BatchNorm, Statistics, Taped
 
 COMPONENTS = {
@@ -115,7 +114,7 @@ class ConvBlocks(Taped):
     """
 
     kernels = True
-    """Whether compiled kernels may compute the blocks: see `maml.networks.serving`."""
+    """Whether compiled kernels may compute the blocks."""
 
     def __init__(
         self,
@@ -172,22 +171,18 @@ class ConvBlocks(Taped):
     ) -> tuple[Tensor, Statistics]:
         """Return the features, and the statistics used: those that are given, or the batch's."""
         if self._meets_kernels(x, statistics):
-            return self._compiled(x, statistics)
+            layers: Any = (b._modules[name] for b in self.blocks for name in ("conv", "norm"))
+            weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+            given = None
+            if statistics is not None:
+                given = torch.stack([torch.stack(pair) for pair in statistics])
+            found, used = stack.features(stack.stack_of(self.shape()), x, given, weights)
+            return found, tuple((mean, variance) for mean, variance in used)
         of_blocks = []
         for i, block in enumerate(self.blocks):
             x, of_block = block(x, None if statistics is None else statistics[i])
             of_blocks.append(of_block)
         return x.mean(dim=(2, 3)) if self.mean else x.flatten(1), tuple(of_blocks)
-
-    def _compiled(self, x: Tensor, statistics: Statistics | None) -> tuple[Tensor, Statistics]:
-        """Return features ``[E, n]`` and the statistics used, by compiled kernels."""
-        layers: Any = (block._modules[name] for block in self.blocks for name in ("conv", "norm"))
-        weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-        given = None
-        if statistics is not None:
-            given = torch.stack([torch.stack(pair) for pair in statistics])
-        features, used = stacked(stack_of(self.shape()), x, given, weights)
-        return features, tuple((mean, variance) for mean, variance in used)
 
     def shape(self, ways: int = 0) -> Shape:
         """Return what kernels know of the network; with a linear head if it has ``ways``."""
@@ -230,7 +225,7 @@ class ConvBlocks(Taped):
         lanes = library.lanes(weight.dtype.itemsize)
         if lanes is None:
             return f"the kernels could not be compiled: {library.failure()}"
-        if wrong := smoke.fault():
+        if wrong := stack.fault():
             return wrong
         if self.filters % lanes:
             return f"{_DO_NOT} --filters {self.filters} is no multiple of {lanes}, a vector here"
@@ -246,7 +241,6 @@ class Conv4(ConvBlocks):
     """
 
     head_prefix = "head."
-    """What the names of the output layer's parameters begin with."""
     context_layer = "blocks.2.norm"
     """The layer that a context modulates (arXiv:1810.03642, appendix)."""
 
@@ -315,3 +309,22 @@ def is_hooked(module: nn.Module) -> bool:
         or module._backward_pre_hooks
         or "forward" in vars(module)
     )
+
+
+def allow_kernels(network: nn.Module, allowed: bool) -> None:
+    """Let compiled kernels serve all of a network that they can, or nothing."""
+    for part in _parts(network):
+        part.kernels = allowed
+
+
+def obstacle(network: nn.Module) -> str | None:
+    """Say why compiled kernels do not serve ``network`` on the CPU, or return None."""
+    parts = list(_parts(network))
+    if not parts:
+        stated = network.module if isinstance(network, Ordinary) else network
+        return f"there are no compiled kernels for the network {type(stated).__name__}"
+    return next((why for part in parts if (why := part.why_torch())), None)
+
+
+def _parts(network: nn.Module) -> Iterator[ConvBlocks]:
+    return (part for part in network.modules() if isinstance(part, ConvBlocks))

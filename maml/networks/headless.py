@@ -6,18 +6,14 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from maml.errors import UserError
-from maml.networks.alone import alone_with
-from maml.networks.norms import tensors
-from maml.networks.ordinary import own_name
+from maml.networks.calls import alone_with
+from maml.networks.ordinary import own_name, tensors
 
 T = TypeVar("T")
 
 
 def head_prefix(network: nn.Module, who: str, or_else: str = "") -> str:
-    """Return how the names of the output layer's parameters begin.
-
-    A `UserError` begins with ``who``, and ends in ``or_else`` where the network says nothing.
-    """
+    """Return how the names of the output layer's parameters begin, or refuse it as ``who``."""
     prefix = getattr(network, "head_prefix", None)
     if not isinstance(prefix, str):
         raise UserError(

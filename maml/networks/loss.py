@@ -3,17 +3,14 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from datasets import addresses
 from datasets.tasks import Task
-from maml.networks import checkpointed
-from maml.networks.alone import alone_with
-from maml.networks.statistics import Statistics
+from maml.networks.calls import apply
 from maml.params import Params
 
 _OURS = (
@@ -73,16 +70,6 @@ class NetworkLoss:
     loss: Callable[[Tensor, Tensor], Tensor]
     batches: MiniBatches | None = None
 
-    @property
-    def theirs(self) -> bool:
-        """Whether the network, or a part of it, is not this project's."""
-        return not is_ours(self.network)
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What tells two losses of one network apart."""
-        return self.part, self.loss, self.batches
-
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and the network's outputs ``[E, …]``; () if no one tensor."""
         x, y = part_of(task, self.part)
@@ -110,35 +97,3 @@ def part_of(task: Task, part: str) -> tuple[Tensor, Tensor]:
     if part == "support":
         return task.support_x, task.support_y
     return task.query_x, task.query_y
-
-
-def apply(
-    network: nn.Module, params: Params, x: Tensor, statistics: Statistics | None = None
-) -> tuple[Tensor, Statistics]:
-    """Apply ``network`` with ``params`` (its own names) to ``x [E, …]``.
-
-    What the network writes into its buffers is gone after the call: tasks share nothing. Threads
-    that call one network wait for each other.
-    """
-    with alone_with(network):
-        buffers = {
-            name: buffer.clone() for name, buffer in network.named_buffers() if name not in params
-        }
-        tied: dict[str, str] = getattr(network, "tied", {})
-        buffers |= {name: params[own] for name, own in tied.items() if own in params}
-        tensors = {**buffers, **params}
-        # A layer in two places has its tensors once, by one name. Torch's own ties would swap them
-        # twice, and leave the second one's tensors in the network.
-        with checkpointed.calling(network, tensors):
-            outputs, used = torch.func.functional_call(
-                network, tensors, (x, statistics), tie_weights=False
-            )
-    # What is computed from the outputs, a loss to begin with, is as exact as the parameters.
-    # Examples do not say how exact: they may be integers.
-    exact = next((p.dtype for p in params.values() if p.is_floating_point()), None)
-
-    def made_exact(output: Any) -> Any:
-        is_number = isinstance(output, Tensor) and output.is_floating_point()
-        return output.to(exact) if is_number and exact is not None else output
-
-    return pytree.tree_map(made_exact, outputs), used

@@ -8,8 +8,9 @@ that off a network, but its outputs for a set and for parts of it tell.
 import torch
 from torch import Tensor, nn
 
-from maml.networks.loss import apply, is_ours
-from maml.networks.ordinary import Ordinary
+from maml.networks.calls import alone_with, apply
+from maml.networks.loss import is_ours
+from maml.networks.ordinary import Ordinary, switched, tensors
 from maml.params import Params
 
 NUDGE = 0.1
@@ -17,7 +18,7 @@ NUDGE = 0.1
 
 
 @torch.no_grad()
-def mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
+def mixes(network: nn.Module, x: Tensor) -> bool:
     """Say whether an example's outputs depend on others but by the statistics handed out.
 
     The set ``x [E, …]`` is compared with its halves, which are given its statistics. Networks of
@@ -25,12 +26,15 @@ def mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
     """
     if len(x) < 2 or _is_ours(network):
         return False
-    try:
-        # In float64 a weak dependence stands out from rounding.
-        exact = {name: _double(tensor) for name, tensor in params.items()}
-        return _mixes(network, exact, _double(x))
-    except RuntimeError:
-        return _mixes(network, params, x)  # it has tensors of its own, of another dtype
+    # Not in training mode, in which dropout looks like it.
+    with alone_with(network), switched(network, training=False):
+        params, x = {name: tensor.cpu() for name, tensor in tensors(network).items()}, x.cpu()
+        try:
+            # In float64 a weak dependence stands out from rounding.
+            exact = {name: _double(tensor) for name, tensor in params.items()}
+            return _mixes(network, exact, _double(x))
+        except RuntimeError:
+            return _mixes(network, params, x)  # it has tensors of its own, of another dtype
 
 
 def _double(tensor: Tensor) -> Tensor:
@@ -64,11 +68,8 @@ def _mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Say whether two results ``[E, …]`` are equal but for how they were rounded.
-
-    Each output is judged by its own size: a large one, or one that is masked by -inf, must not hide
-    the others.
-    """
+    """Say whether two results ``[E, …]`` are equal but for how they were rounded."""
+    # Each output by its own size: a large one, or one masked by -inf, must not hide the others.
     finite = a.isfinite()
     if not torch.equal(finite, b.isfinite()):
         return False

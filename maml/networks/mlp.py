@@ -21,18 +21,12 @@ class MLP(nn.Module):
     context_layer = "layers.0"
 
     def __init__(
-        self,
-        image_shape: None = None,
-        ways: int = 1,
-        *,
-        inputs: int = 1,
-        outputs: int = 1,
-        hidden: int = 40,
+        self, image_shape: None = None, ways: int = 1, *, inputs: int = 1, outputs: int = 1
     ) -> None:
         """There are no images, and as many outputs whatever the ways."""
         super().__init__()
         self.layers = nn.ModuleList(
-            (nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs))
+            (nn.Linear(inputs, 40), nn.Linear(40, 40), nn.Linear(40, outputs))
         )
         # PyTorch's default initialisation, not the released code's normal with σ = 0.01.
 

@@ -7,13 +7,13 @@ mode, as in a frozen pre-trained body, uses its running statistics, which stay a
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from maml.errors import UserError
-from maml.networks.statistics import Statistics, Tape, Taped, normalise
+from maml.networks.statistics import BatchNorm, Statistics, Tape, Taped, normalise
 
 AROUND = "module."
 """What stands before the names that an ordinary module's author gave its parameters."""
@@ -43,7 +43,7 @@ def check_parameters(network: nn.Module, name: str) -> None:
 def untie(network: nn.Module) -> dict[str, str]:
     """Let each parameter that layers share be one layer's, and return ``{other name: its name}``.
 
-    In the other layers it becomes a buffer, which a call replaces (`maml.networks.loss.apply`).
+    In the other layers it becomes a buffer, which a call replaces (`maml.networks.calls.apply`).
     """
     names: dict[int, str] = {}
     tied: dict[str, str] = {}
@@ -175,3 +175,37 @@ def _replaced(
         if child is not None:
             module._modules[name] = _replaced(child, tape, made)
     return module
+
+
+# ---- tensors of any network, by name -------------------------------------------------------------
+
+
+def norm_parameters(network: nn.Module) -> list[str]:
+    """Return the names of the scales and shifts of a network's batch normalisations, in order."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in network.named_modules()
+        if isinstance(module, (BatchNorm, ExplicitNorm))
+        for name, tensor in module._parameters.items()
+        if tensor is not None and name in ("weight", "bias")
+    ]
+
+
+def to_buffers(network: nn.Module, names: Iterable[str]) -> None:
+    """Turn parameters of ``network`` into buffers: tensors it is called with, that do not learn."""
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        module = network.get_submodule(path)
+        parameter = module._parameters.pop(attribute)
+        assert parameter is not None
+        module.register_buffer(attribute, parameter.detach())
+
+
+def tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Return all that a network is called with, by name: parameters and buffers."""
+    return {
+        f"{path}.{name}" if path else name: tensor
+        for path, module in network.named_modules()
+        for name, tensor in (module._parameters | module._buffers).items()
+        if tensor is not None
+    }

@@ -13,6 +13,7 @@ Shape legend: B tasks, E examples, C H W, F filters, L blocks, n features.
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from maml.kernels import library
 from maml.kernels.convnet import Shape, convnet
 from maml.networks.tasks import Tensors, batched, n_tasks_of, of_each_task, of_tasks
 
@@ -35,8 +37,8 @@ class Stack:
     def __init__(self, shape: Shape) -> None:
         self.shape, self.passes = shape, convnet(shape)
         self.ranks = [4, 1, 1, 1] * shape.layers
-        self.biases = slice(1, None, 4)
-        self.others = [i for i in range(4 * shape.layers) if i % 4 != 1]
+        self.biases = range(1, 4 * shape.layers, 4)
+        self.others = [i for i in range(4 * shape.layers) if i not in self.biases]
 
     def of_passes(self, weights: Tensors) -> list[Any]:
         """Return those that the kernels read."""
@@ -60,19 +62,13 @@ class Stack:
         return x.mean(dim=(2, 3)) if shape.mean else x.flatten(1), torch.stack(used)
 
 
-@functools.cache
-def stack_of(shape: Shape) -> Stack:
-    """Return the stack of a shape."""
-    return Stack(shape)
+stack_of = functools.cache(Stack)
 
 
 def features(
     stack: Stack, x: Tensor, given: Tensor | None, weights: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return features ``[E, n]``, and the mean and biased variance used, ``[L, 2, F]``.
-
-    ``x`` is images ``[E, C, H, W]``; ``given`` are statistics to be used as they are.
-    """
+    """Return features ``[E, n]``, and the mean and biased variance used, ``[L, 2, F]``."""
     inputs, keeps = (x, given, *weights), torch.is_grad_enabled()
     known: dict[Any, Any] | None = getattr(_memory, "known", None)
     key = None if known is None else (stack, keeps, *map(_identity, inputs))
@@ -138,7 +134,7 @@ class _Features(Function):
         n_tasks = n_tasks_of((x, given, *weights), (_IMAGES, _GIVEN, *stack.ranks))
         images = of_tasks(x, _IMAGES, n_tasks)
         # Kernels do without.
-        biases = torch.stack(torch.broadcast_tensors(*weights[stack.biases]), -2)
+        biases = torch.stack(torch.broadcast_tensors(*weights[1::4]), -2)
         if given is not None:
             given = of_tasks(given, _GIVEN, n_tasks).clone()
             given[..., 0, :] -= biases
@@ -268,13 +264,10 @@ def _pulled(
         total=total,
         again=again,
     )
-    rest = iter(found)
+    for i in stack.biases:  # zero, as the norm subtracts them; as large as the scale's, there now
+        found.insert(i, torch.zeros_like(found[i]))
     gradients = []
-    for i, (weight, rank) in enumerate(zip(weights, stack.ranks, strict=True)):
-        if i in stack.others:
-            gradient = next(rest)
-        else:
-            gradient = found[1].new_zeros(found[1].shape)
+    for gradient, weight, rank in zip(found, weights, stack.ranks, strict=True):
         if n_tasks is None:
             gradient = gradient[0]
         elif not of_each and gradient.dim() > rank == weight.dim():
@@ -327,3 +320,54 @@ def _vjp(
     for i, each in zip(there, pull_back(whole), strict=True):
         found[i] = each
     return found
+
+
+# ---- one tiny task by the kernels and by torch, before they serve a process ----------------------
+
+CASES = ((torch.float64, False, 1e-10), (torch.float32, True, 1e-3))
+"""Type of numbers, whether the blocks pool, tolerance of a difference relative to the norm."""
+
+
+@functools.cache
+def fault() -> str | None:
+    """Return what the compiled kernels compute wrongly, which is also said on stderr; or None."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other for longer than they compute
+    try:
+        for dtype, pool, tolerance in CASES:
+            for what, found, expected in results(dtype, pool):
+                off = float((found - expected).norm() / expected.norm())
+                if not off <= tolerance:  # also where it is not a number
+                    wrong = f"the compiled kernels are wrong here: their {what} is off by {off:.1e}"
+                    print(f"warning: {wrong} ({dtype}); computing by torch", file=sys.stderr)
+                    return wrong
+    finally:
+        torch.set_num_threads(threads)
+    return None
+
+
+def results(dtype: torch.dtype, pool: bool) -> list[tuple[str, Tensor, Tensor]]:
+    """Return (name, the kernels' result, torch's) for a task of six images."""
+    lanes = library.lanes(dtype.itemsize)
+    assert lanes is not None
+    # A run's own draws stay as they are, whatever mode it is in.
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        torch.manual_seed(1)
+        stack = Stack(Shape((1, 16, 16), lanes, 4, pool, True, 1e-3, 0.0))
+        draw = functools.partial(torch.randn, dtype=dtype, device="cpu")
+        sizes = [
+            (lanes, 1 if i < 4 else lanes, 3, 3) if rank == 4 else (lanes,)
+            for i, rank in enumerate(stack.ranks)
+        ]
+        x, weights = draw(6, 1, 16, 16), [draw(s).mul_(0.3).requires_grad_() for s in sizes]
+        vector = [draw(size) for size in sizes]
+        found = []
+        for outputs in (features(stack, x, None, weights)[0], stack.plain(x, None, *weights)[0]):
+            loss = outputs.square().mean().sqrt()
+            gradient = torch.autograd.grad(loss, weights, create_graph=True)
+            product = torch.autograd.grad(gradient, weights, vector, materialize_grads=True)
+            parts = map(stack.of_passes, (gradient, product))
+            found.append([torch.cat([p.detach().flatten() for p in each]) for each in parts])
+    kernels, by_torch = found
+    names = ("gradient", "product with the Hessian")
+    return list(zip(names, kernels, by_torch, strict=True))

@@ -3,6 +3,7 @@
 Shape legend: E examples, C channels, H W pixels.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -20,26 +21,17 @@ class Tape:
     def __init__(self) -> None:
         self.begin(None)
 
-    def begin(self, given: Statistics | None) -> None:
-        """Begin a pass; ``given`` as a network takes them."""
-        self._given = given
-        self.used: list[tuple[Tensor, Tensor]] = []
-
-    def mark(self) -> tuple[Statistics | None, list[tuple[Tensor, Tensor]]]:
-        """Return where the tape is, for `wind`."""
-        return self._given, list(self.used)
-
-    def wind(self, given: Statistics | None, used: list[tuple[Tensor, Tensor]]) -> None:
-        """Go to where `mark` was."""
-        self._given, self.used = given, list(used)
+    def begin(self, given: Statistics | None, used: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        """Begin a pass, or go to where one was; ``given`` as a network takes them."""
+        self.given, self.used = given, list(used)
 
     def next(self, n: int) -> Statistics | None:
         """Return the given statistics of the next ``n`` normalisations, if any are."""
-        return None if self._given is None else self._given[len(self.used) : len(self.used) + n]
+        return None if self.given is None else self.given[len(self.used) : len(self.used) + n]
 
     def __getstate__(self) -> dict[str, object]:
         # What a pass leaves behind may belong to autograd, or to vmap; it is of no use later.
-        return {"_given": None, "used": []}
+        return {"given": None, "used": []}
 
 
 class Taped(nn.Module):

@@ -12,7 +12,7 @@ import torch
 
 from datasets.whole import seal, unseal
 from maml.kernels import convnet, library
-from maml.networks import smoke
+from maml.networks import stack
 from tests.compiler import COMPILER, needs_compiler
 from tests.launching import Completed, run, start
 from tests.workers import worker_of
@@ -26,7 +26,7 @@ def computed() -> str:
     """Return a hash of what the kernels of this process compute, or why it has none."""
     if library.load() is None:
         return f"torch: {library.failure()}"
-    found = [part[1] for case in smoke.CASES for part in smoke.results(*case[:2])]
+    found = [part[1] for case in stack.CASES for part in stack.results(*case[:2])]
     return hashlib.sha256(b"".join(part.numpy().tobytes() for part in found)).hexdigest()
 
 
@@ -156,14 +156,14 @@ def test_kernels_that_compute_something_else_do_not_serve(
 
     capfd.readouterr()
     monkeypatch.setattr(convnet.ConvNet, "along", wrong)
-    smoke.fault.cache_clear()
+    stack.fault.cache_clear()
     try:
         state = torch.get_rng_state()
         reason = worker.learner.obstacle(torch.device("cpu"))
-        assert reason == smoke.fault()
+        assert reason == stack.fault()
         assert torch.equal(torch.get_rng_state(), state)
     finally:
-        smoke.fault.cache_clear()
+        stack.fault.cache_clear()
     assert "product with the Hessian is off by " in str(reason)
     (line,) = capfd.readouterr().err.splitlines()
     assert line == f"warning: {reason} (torch.float64); computing by torch"

@@ -1,5 +1,6 @@
-"""The classifiers are the published networks, and equal torchvision's where it has them."""
+"""The classifiers are the published networks, and equal torchvision's or learn2learn's."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,13 @@ from torch import nn
 from torchvision.models import vgg
 
 from maml.config import registry
+from maml.errors import UserError
+from maml.learners import build_learner
 from maml.networks import build_network
+from maml.trainer import Trainer
+from maml.training.initial import initial_weights
+from tests.metagradient.peer import oracle
+from tests.runs import glyphs
 
 
 def build(name: str, shape: tuple[int, int, int] = (3, 32, 32), ways: int = 10) -> Any:
@@ -71,7 +78,10 @@ def test_larger_images_meet_torchvision_s_own_stem() -> None:
 
 
 def test_given_statistics_are_used_as_torchvision_uses_running_ones() -> None:
+    """And a call leaves no trace: there are no running ones, and the state is the same."""
     ours = build("resnet18").double()
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    assert before.keys() == dict(ours.named_parameters()).keys()
     generator = torch.Generator().manual_seed(1)
     support, query = torch.rand(2, 3, 3, 32, 32, generator=generator, dtype=torch.float64)
     of_support, used = ours(support)
@@ -85,9 +95,13 @@ def test_given_statistics_are_used_as_torchvision_uses_running_ones() -> None:
     expected = peer(query)
     torch.testing.assert_close(ours(query, used)[0], expected, rtol=1e-10, atol=1e-10)
     assert (ours(query)[0] - expected).abs().max() > 1e-3
+    assert torch.equal(ours(support)[0], of_support)
+    assert all(torch.equal(before[name], t) for name, t in ours.state_dict().items())
 
 
 def test_vgg_equals_torchvision_s_layers() -> None:
+    with torch.device("meta"):
+        assert build("vgg16", (3, 224, 224)).module.avgpool.output_size == (7, 7)
     ours = build("vgg13", (3, 64, 64)).double()
     assert ours.module.avgpool.output_size == (2, 2)
     peer = nn.Sequential(
@@ -101,16 +115,31 @@ def test_vgg_equals_torchvision_s_layers() -> None:
     torch.testing.assert_close(ours(x)[0], peer(x), rtol=1e-10, atol=1e-12)
 
 
-def test_vgg_at_full_size_has_torchvision_s_cells() -> None:
-    with torch.device("meta"):
-        assert build("vgg16", (3, 224, 224)).module.avgpool.output_size == (7, 7)
+def learn2learn_s_resnet12(channels: int) -> Any:
+    return oracle("ResNet12Backbone", "vision.models")(channels=channels, dropblock_dropout=0.0)
 
 
-def test_a_call_leaves_no_trace() -> None:
-    """No running statistic: the state is the same, and so is a second answer."""
-    network = build("resnet18")
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    assert before.keys() == dict(network.named_parameters()).keys()
-    x = torch.rand(3, 3, 32, 32)
-    assert torch.equal(network(x)[0], network(x)[0])
-    assert all(torch.equal(before[name], t) for name, t in network.state_dict().items())
+def test_resnet12_equals_learn2learn_s_on_miniimagenet_s_images() -> None:
+    """Whose last maps are 5×5, as learn2learn's mean over them expects."""
+    ours, peer = build("resnet12", (3, 84, 84)), learn2learn_s_resnet12(3)
+    weights = {n: t for n, t in ours.module.state_dict().items() if not n.startswith("head.")}
+    assert weights.keys() == dict(peer.named_parameters()).keys()
+    peer.load_state_dict(weights, strict=False)
+    x = torch.rand(2, 3, 84, 84)
+    with torch.no_grad():
+        expected = ours.module.head(peer.train()(x))
+        torch.testing.assert_close(ours(x)[0], expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="resnet12: its four poolings leave nothing of 28x15"):
+        build("resnet12", (1, 28, 15))
+
+
+def test_resnet12_trains_from_learn2learn_s_weights(tmp_path: Path) -> None:
+    """A learner without a head takes all of them; one step by each way through the network."""
+    weights, run_dir = tmp_path / "backbone.pt", str(tmp_path / "run")
+    torch.save(learn2learn_s_resnet12(1).state_dict(), weights)
+    config = glyphs(
+        learner="protonet", network="resnet12", init=str(weights), run_dir=run_dir, iterations=1
+    )
+    begun, line = initial_weights(str(weights), build_learner(config))
+    assert f"{len(begun)} of {len(begun)} tensors" in line
+    assert Trainer(config).run() == 0

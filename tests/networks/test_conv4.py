@@ -17,8 +17,7 @@ EPS = 1e-3
 
 def build(name: str = "conv4", side: int = 28, ways: int = 5, filters: int = 64) -> Any:
     torch.manual_seed(0)
-    shape = None if name == "mlp" else (1, side, side)
-    return build_network(name, image_shape=shape, ways=ways, filters=filters)
+    return build_network(name, image_shape=(1, side, side), ways=ways, filters=filters)
 
 
 def noise(*shape: int, scale: float = 1.0) -> Tensor:
@@ -29,17 +28,12 @@ def noise(*shape: int, scale: float = 1.0) -> Tensor:
 # ---- forward ----------------------------------------------------------------------------------
 
 
-def make_norm(channels: int) -> Any:
-    norm = BatchNorm(channels).double()
+def test_normalises_by_the_batch_at_hand_or_given_statistics() -> None:
+    """With 0.03 the variance is about the ε, which then decides the result."""
+    norm, x = BatchNorm(4).double(), noise(6, 4, 5, 5, scale=0.03) + 3
     # Neither scale nor shift is what it begins as.
     nn.init.uniform_(norm.weight, 0.5, 2)
     nn.init.uniform_(norm.bias, -1, 1)
-    return norm
-
-
-def test_normalises_by_the_batch_at_hand_or_given_statistics() -> None:
-    """With 0.03 the variance is about the ε, which then decides the result."""
-    norm, x = make_norm(4), noise(6, 4, 5, 5, scale=0.03) + 3
     found, (mean, variance) = norm(x, None)
     expected = F.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=EPS)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from maml.networks.mixing import mixes
-from maml.networks.norms import tensors
 from maml.networks.ordinary import explicit
 
 MIXING: dict[str, Callable[[Tensor], Tensor]] = {
@@ -54,20 +53,17 @@ X = torch.rand(30, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 def test_a_set_and_its_halves_tell(what: str, gate: float, expected: bool) -> None:
     """Beside a batch norm, whose statistics are handed out; with a gate that is yet to open."""
     torch.manual_seed(0)
-    network = explicit(Net((MIXING | APART)[what], gate), "x")
-    assert mixes(network, tensors(network), X) is expected
+    assert mixes(explicit(Net((MIXING | APART)[what], gate), "x"), X) is expected
 
 
 @pytest.mark.parametrize("masked", [-1e5, 1e4, -torch.inf])
 def test_a_large_output_or_a_masked_class_hides_nothing(masked: float) -> None:
     for what, expected in (("its mean", True), ("nothing", False)):
-        network = explicit(Net((MIXING | APART)[what], masked=masked), "x")
-        assert mixes(network, tensors(network), X) is expected
+        assert mixes(explicit(Net((MIXING | APART)[what], masked=masked), "x"), X) is expected
 
 
 def test_what_is_made_of_torch_s_own_modules_is_asked_too() -> None:
     layers = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 5), nn.Softmax(0))
-    network, x = explicit(layers, "x"), torch.randn(10, 4)
-    assert mixes(network, tensors(network), x)
-    network = explicit(layers[:3], "x")
-    assert not mixes(network, tensors(network), x)
+    x = torch.randn(10, 4)
+    assert mixes(explicit(layers, "x"), x)
+    assert not mixes(explicit(layers[:3], "x"), x)

@@ -54,11 +54,6 @@ class AllReduce(Collective):
         self._agreed: str | None = None
 
     @property
-    def home(self) -> torch.device:
-        """Parameters stay where the tasks run."""
-        return self.worker.device
-
-    @property
     def stopping(self) -> str | None:
         """Return the signal that any rank had received by the latest collective."""
         return self._agreed

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from datasets.errors import DataError
@@ -33,6 +32,8 @@ class Strategy(ABC):
     Attributes:
         stop: The process's stop signals, which every driving process heeds at the same iteration.
         liveness: Who takes part, and who lives.
+        drives: Whether this process runs the outer loop; one that does not calls `serve`.
+        home: The device where a driving process keeps the meta-parameters.
         computing: The ranks that differentiate, each a part of a meta-batch.
         wire_bytes: Bytes of tensors sent between processes so far, as far as this process knows
             of them; headers and retransmissions come on top.
@@ -44,6 +45,7 @@ class Strategy(ABC):
         self.worker = worker
         self.stop = StopRequest()
         self.liveness = Liveness(world, config.timeout, self.stop)
+        self.drives, self.home = True, worker.device
         self.computing = range(world.size)
         self.wire_bytes = 0
         self._transport = ExitStack()
@@ -53,20 +55,10 @@ class Strategy(ABC):
         """What to say at the start: a way that is faster here; "" where none is."""
         return ""
 
-    @property
-    def drives(self) -> bool:
-        """Return whether this process runs the outer loop; one that does not calls `serve`."""
-        return True
-
     @functools.cached_property
     def packing(self) -> Packing:
         """How parameters and shares travel."""
         return Packing(self.worker.learner.meta_parameters(), len(self.worker.metric_names))
-
-    @property
-    def home(self) -> torch.device:
-        """Return the device where a driving process keeps the meta-parameters."""
-        return torch.device("cpu")
 
     @property
     def stopping(self) -> str | None:

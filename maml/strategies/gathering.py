@@ -1,6 +1,5 @@
 """Calls that wait for each other at one process, and hold no thread until they are answered."""
 
-import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -21,15 +20,6 @@ def answer_all(answers: Sequence[Answer], compute: Callable[[], Sequence[Any]]) 
         answer.set_result(content)
 
 
-@dataclasses.dataclass
-class _Round:
-    """What has come of a round, in whatever order: what all share, how many calls, those calls."""
-
-    shared: Any = None
-    expected: int | None = None
-    calls: dict[int, Answer] = dataclasses.field(default_factory=dict)
-
-
 class Gathering:
     """Gathers the calls of each round; the one that comes last computes the answers to all.
 
@@ -40,29 +30,30 @@ class Gathering:
         """Gather for ``compute``, from places and what all share to an answer for each."""
         self._compute = compute
         self._lock = threading.Lock()
-        self._rounds: dict[int, _Round] = {}
+        # Of each round, what all share and how many calls there are; the calls, by their places.
+        self._begun: dict[int, tuple[Any, int]] = {}
+        self._calls: dict[int, dict[int, Answer]] = {}
 
     def begin(self, number: int, shared: Any, expected: int) -> None:
         """Take what the calls of round ``number`` share, and how many there are, at least 1."""
         with self._lock:
-            of_round = self._rounds.setdefault(number, _Round())
-            of_round.shared, of_round.expected = shared, expected
+            self._begun[number] = shared, expected
         self._compute_if_complete(number)
 
     def call(self, number: int, place: int) -> Answer:
         """Take a call of round ``number``, with a place of its own; return its answer to come."""
         answer: Answer = torch.futures.Future()
         with self._lock:
-            self._rounds.setdefault(number, _Round()).calls[place] = answer
+            self._calls.setdefault(number, {})[place] = answer
         self._compute_if_complete(number)
         return answer
 
     def _compute_if_complete(self, number: int) -> None:
         with self._lock:
-            of_round = self._rounds.get(number)
-            if of_round is None or of_round.expected != len(of_round.calls):
+            shared, expected = self._begun.get(number, (None, None))
+            if expected != len(self._calls.get(number, ())):
                 return
-            del self._rounds[number]
-        places = sorted(of_round.calls)
-        answers = [of_round.calls[place] for place in places]
-        answer_all(answers, lambda: self._compute(places, of_round.shared))
+            del self._begun[number]
+            calls = self._calls.pop(number)
+        places = sorted(calls)
+        answer_all([calls[place] for place in places], lambda: self._compute(places, shared))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import ParamSpec, TypeVar, cast
 
+import torch
 import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 from torch.distributed.rpc.internal import RemoteException
@@ -58,16 +59,12 @@ class OverRpc(Strategy):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
+        self.drives, self.home = world.rank == 0, torch.device("cpu")
         self.others = range(1, world.size)
         self.spared = 0
         self.gone: set[int] = set()
         self.finished = threading.Event()
         self.liveness.survives = self.survives
-
-    @property
-    def drives(self) -> bool:
-        """Rank 0 drives."""
-        return self.world.rank == 0
 
     @contextmanager
     def transport(self) -> Iterator[None]:

@@ -23,12 +23,8 @@ class CollectiveServer(Collective):
         super().__init__(config, world, worker)
         if world.size < 2:
             raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
+        self.drives, self.home = world.rank == 0, torch.device("cpu")
         self.computing = range(1, world.size)
-
-    @property
-    def drives(self) -> bool:
-        """Rank 0 serves, and drives the outer loop."""
-        return self.world.rank == 0
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Broadcast ids and model; return the sum over all trainers' shares."""

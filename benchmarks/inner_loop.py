@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from benchmarks import record
 from maml.config.parser import at_least
-from maml.processes import allocator
+from maml.processes import system
 from maml.processes.program import run_program
 
 STEPS = (2, 8, 32)
@@ -74,7 +74,7 @@ def plain(
 
 def measure(peer: str, steps: int) -> dict[str, float]:
     """Measure in this process."""
-    allocator.tune()
+    system.keep_memory()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from examples import gpt_inner_loop as example

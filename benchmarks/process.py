@@ -15,7 +15,7 @@ import time
 import warnings
 
 from maml.errors import UserError
-from maml.processes import allocator
+from maml.processes import system
 
 
 class Peer:
@@ -77,7 +77,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     # Each as its users run it: what `maml` sets of the process is ours.
     if options.peer.startswith("ours"):
-        allocator.tune()
+        system.keep_memory()
     else:
         os.environ.pop("GOMP_SPINCOUNT", None)
     import torch

@@ -42,7 +42,7 @@ class Play:
 
     def ask(self, rank: int, result: Result | None = None) -> Any:
         """Push ``result`` and return the future of the next order."""
-        return self.server.inbox.exchange(rank, result)
+        return self.server.exchange(rank, result)
 
     def work(self, order: Order) -> Result | None:
         """Do what a trainer does."""
@@ -177,8 +177,7 @@ def test_a_served_model_steps_on_meanwhile(
     totals = server.forward(1, 1, list(play.worker.training_tasks(IDS)))
     totals[0].backward()
     HandOver([server.leaf], 1).step()
-    event = server.inbox.take(0)
-    assert event is not None and event.result is not None
-    assert event.result.step == step
+    result = server.events.get(timeout=LIMIT_S).result
+    assert result is not None and result.step == step
     play.params = params
-    assert_same(server.packing.to_share(event.result.flat), play.expected(IDS))
+    assert_same(server.packing.to_share(result.flat), play.expected(IDS))

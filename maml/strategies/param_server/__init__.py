@@ -8,6 +8,7 @@ from typing import Literal
 
 from datasets.flags import RESULT, WAY, flag
 from maml.config import Config
+from maml.errors import UserError
 from maml.processes.world import World
 from maml.strategies.base import Strategy
 from maml.strategies.param_server.over_collectives import CollectiveServer
@@ -57,6 +58,8 @@ class Flags:
 
 def build_param_server(config: Config, world: World, worker: Worker) -> Strategy:
     """Return the parameter server that the flags ask for, ready to be entered."""
+    if world.size == 1:
+        raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
     if config.ps_transport == "collective":
         return CollectiveServer(config, world, worker)
     kind = RemoteForward if config.ps_forward == "remote" else ParameterServer

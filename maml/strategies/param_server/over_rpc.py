@@ -10,6 +10,7 @@ import functools
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Set
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -57,47 +58,10 @@ class Event(NamedTuple):
     answer: Future[Order | None] | None
 
 
-class Inbox:
-    """Events from trainers in order of arrival."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._closed = False
-
-    def exchange(self, rank: int, result: Result | None) -> Future[Order | None]:
-        """Push ``result``, if any, and return the future of the next order."""
-        answer: Future[Order | None] = Future()
-        with self._lock:
-            if self._closed:
-                answer.set_result(None)
-            else:
-                self._events.put(Event(rank, result, answer))
-        return answer
-
-    def deliver(self, rank: int, result: Result) -> None:
-        """Push ``result`` without waiting for an order."""
-        self._events.put(Event(rank, result, None))
-
-    def take(self, timeout: float) -> Event | None:
-        """Return the oldest event; None if there is none within ``timeout`` seconds."""
-        with suppress(queue.Empty):
-            return self._events.get(timeout=max(timeout, 0))
-        return None
-
-    def close(self) -> None:
-        """Send home whoever has asked, and whoever asks from now on."""
-        with self._lock:
-            self._closed = True
-        while event := self.take(0):
-            if event.answer is not None:
-                event.answer.set_result(None)
-
-
 @rpc.functions.async_execution
 def _exchange(rank: int, result: Result | None) -> Future[Order | None]:
     """Run on the server: push a result, get the next order; holds no thread meanwhile."""
-    return this(ParameterServer).inbox.exchange(rank, result)
+    return this(ParameterServer).exchange(rank, result)
 
 
 class ParameterServer(OverRpc):
@@ -111,8 +75,6 @@ class ParameterServer(OverRpc):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        if not self.others:
-            raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
         self.spared = config.ps_backup_workers if config.ps_mode == "backup" else 0
         if self.spared >= len(self.others):
             raise UserError(
@@ -120,7 +82,9 @@ class ParameterServer(OverRpc):
                 f"{len(self.others)} trainers"
             )
         self.computing = self.others
-        self.inbox = Inbox()
+        # What arrives, in threads of RPC; the main thread takes it out.
+        self.events = queue.SimpleQueue[Event]()
+        self._closing = threading.Lock()
         self._idle: dict[int, Future[Order | None]] = {}
         self._step = 0
         # async: the first meta-batch, how many were handed out since, and each rank's latest.
@@ -129,6 +93,16 @@ class ParameterServer(OverRpc):
         self._under_way: dict[int, Tensor] = {}
         self._taken_in = torch.empty(0, dtype=torch.int64)
         self._forget_counts()
+
+    def exchange(self, rank: int, result: Result | None) -> Future[Order | None]:
+        """Take in ``result``, if any; return the future of the next order."""
+        answer: Future[Order | None] = Future()
+        with self._closing:
+            if self.finished.is_set():
+                answer.set_result(None)
+            else:
+                self.events.put(Event(rank, result, answer))
+        return answer
 
     def part_size(self, rank: int) -> int:
         """Return the size of a trainer's part: in async mode, a whole meta-batch."""
@@ -192,7 +166,7 @@ class ParameterServer(OverRpc):
             self._taken_in = self._under_way.pop(rank)
             staleness = self._step - result.step
             if staleness <= self.config.ps_max_staleness:
-                self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
+                self._staleness[staleness] += 1
                 return result.flat
             self._dropped += 1
 
@@ -205,7 +179,8 @@ class ParameterServer(OverRpc):
         began, event = time.monotonic(), None
         while event is None:
             left = deadline - self.liveness.clock.now()
-            event = self.inbox.take(left)
+            with suppress(queue.Empty):
+                event = self.events.get(timeout=max(left, 0))
             if event is None and left <= 0:
                 raise self.liveness.explain(TimeoutError(self.liveness.name(set(missing))))
         self._waited += time.monotonic() - began
@@ -222,7 +197,7 @@ class ParameterServer(OverRpc):
 
     def _forget_counts(self) -> None:
         self._dropped, self._busy, self._waited = 0, 0.0, 0.0
-        self._staleness: dict[int, int] = {}
+        self._staleness = Counter[int]()
 
     def report(self) -> dict[str, Any]:
         """Bytes, seconds that the server was busy, dropped gradients, staleness by age."""
@@ -231,15 +206,20 @@ class ParameterServer(OverRpc):
             row["dropped"] = self._dropped
         if self.config.ps_mode == "async":
             oldest = max(self._staleness, default=0)
-            row["staleness"] = [self._staleness.get(age, 0) for age in range(oldest + 1)]
+            row["staleness"] = [self._staleness[age] for age in range(oldest + 1)]
         self._forget_counts()
         return row
 
     def send_home(self) -> None:
-        """Order all trainers to leave."""
-        self.inbox.close()
-        for answer in self._idle.values():
-            answer.set_result(None)
+        """Order all trainers to leave: who has asked for an order, and who asks from now on."""
+        with self._closing:
+            self.finished.set()
+        answers: list[Future[Order | None] | None] = [*self._idle.values()]
+        while not self.events.empty():
+            answers.append(self.events.get().answer)
+        for answer in answers:
+            if answer is not None:
+                answer.set_result(None)
 
     def answer(self) -> None:
         """Do what the server orders, until it says that all is done."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -23,11 +23,8 @@ from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.over_rpc import reported, this
 from maml.strategies.packing import OuterLosses
-from maml.strategies.param_server.over_rpc import Order, ParameterServer, Result
+from maml.strategies.param_server.over_rpc import Event, Order, ParameterServer, Result
 from maml.worker import Batch, Share, Worker
-
-if TYPE_CHECKING:
-    from torch.distributed.optim import DistributedOptimizer
 
 
 class RemoteForward(ParameterServer):
@@ -43,7 +40,7 @@ class RemoteForward(ParameterServer):
         self.leaf = torch.zeros(self.packing.n_params, dtype=worker.dtype, requires_grad=True)
         self.pending: dict[int, Result] = {}
         self._model: tuple[int, Params] | None = None
-        self._optimizer: DistributedOptimizer | None = None
+        self._optimizer: Any = None
 
     def get_ready(self) -> None:
         """Make a learner for each trainer: its forward may run beside another's, or an evaluation.
@@ -96,7 +93,7 @@ class RemoteForward(ParameterServer):
                 dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
                 self._optimizer.step(context)
 
-    def _on_server(self) -> DistributedOptimizer:
+    def _on_server(self) -> Any:
         # Here, as it takes every process that imports it 0.7 s, and few need it.
         from torch.distributed.optim import DistributedOptimizer
 
@@ -131,4 +128,4 @@ class HandOver:
             raise RuntimeError("the served model got no gradient")
         flat = torch.cat([leaf.grad, found.flat])
         leaf.grad = None
-        server.inbox.deliver(self._rank, found._replace(flat=flat))
+        server.events.put(Event(self._rank, found._replace(flat=flat), None))

@@ -1,6 +1,7 @@
 """A start's name: the same in all its ranks, and nobody else's."""
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -11,14 +12,11 @@ from maml.errors import WorkerLostError
 from maml.processes.store import meet
 
 
-@pytest.fixture
-def port() -> int:
-    """A store that outlives every start, as torchrun's does; kept by the process until its end."""
-    _STORES.append(TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30)))
-    return _STORES[-1].port
-
-
-_STORES: list[TCPStore] = []
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A store that outlives every start, as torchrun's does."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    yield store.port
 
 
 def join(port: int, rank: int, size: int, seconds: float = 20) -> str:

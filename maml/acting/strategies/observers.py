@@ -175,7 +175,7 @@ class Observers(OverRpc):
         self._busy: set[int] = set()
         self._ended = queue.SimpleQueue[tuple[int, int, torch.futures.Future[Any]]]()
         self._played = torch.empty(0, dtype=torch.int64)
-        self._missed, self._acting = 0, 0.0
+        self._missed = 0
 
     def get_ready(self) -> None:
         """Be the agent, or an observer with its environment."""
@@ -187,7 +187,6 @@ class Observers(OverRpc):
         """Let all observers play their part of ``ids``; differentiate what has come back."""
         self.number += 1
         self.inference.follow(meta_params)
-        began = time.monotonic()
         free = self._free()
         parts = dict(zip(free, ids.tensor_split(len(free)), strict=True))
         parts = {rank: part for rank, part in parts.items() if len(part)}
@@ -197,7 +196,6 @@ class Observers(OverRpc):
         found = self._gather(set(parts))
         # An observer that asks from here on is told that this step is over.
         self.batches.begin(())
-        self._acting += time.monotonic() - began
         # In the order of ids, not of arrival: a repeated run has the same bits.
         ranks = [rank for rank in parts if rank in found]
         self._played = torch.cat([parts[rank] for rank in ranks])
@@ -291,13 +289,12 @@ class Observers(OverRpc):
         row = super().report() | {
             "forwards": inference.forwards,
             "requests": inference.requests,
-            "requests_per_second": inference.requests / self._acting if self._acting else 0.0,
             "flushed": self.batches.flushed,
         }
         if self._missed:
             row["missed_tasks"] = self._missed
         inference.forwards, inference.requests = 0, 0
-        self.batches.flushed, self._missed, self._acting = 0, 0, 0.0
+        self.batches.flushed, self._missed = 0, 0
         return row
 
     def observe(self, number: int, ids: Tensor) -> Trajectory:

@@ -236,21 +236,20 @@ class Observers(OverRpc):
         deadline = began + self.config.timeout
         while missing := playing - found.keys() - self.gone:
             left = deadline - clock.now()
-            if left <= 0 and not found:
-                raise self.liveness.explain(TimeoutError(self.liveness.name(missing)))
-            if left <= 0:
+            # In pieces: who is lost is said by another thread.
+            rank, played = self._next(min(0.2, max(left, 0.0)))
+            if played is not None:
+                if not found:
+                    now = clock.now()
+                    deadline = min(deadline, now + max(LATE, 3 * (now - began)))
+                found[rank] = played
+                self.wire_bytes += sum(part.nbytes for part in played)
+            elif left <= 0 and self._ended.empty():
+                if not found:
+                    raise self.liveness.explain(TimeoutError(self.liveness.name(missing)))
                 line = f"{self.liveness.name(missing)} late; step {self.number} goes on without"
                 print(line, file=sys.stderr, flush=True)
                 break
-            # In pieces: who is lost is said by another thread.
-            rank, played = self._next(min(0.2, left))
-            if played is None:
-                continue
-            if not found:
-                now = clock.now()
-                deadline = min(deadline, now + max(LATE, 3 * (now - began)))
-            found[rank] = played
-            self.wire_bytes += sum(part.nbytes for part in played)
         if not found:
             raise self.liveness.explain(RuntimeError("no observer is left"))
         return found

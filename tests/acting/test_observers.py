@@ -21,7 +21,7 @@ from maml.processes.world import World
 from maml.worker import Worker
 from tests.launching import SLACK, run, start_ranks, torchrun
 from tests.runs import BRIEF, as_flags, last, metrics, sinusoid, train
-from tests.strategies.waiting import wait_for_iteration
+from tests.strategies.faults import wait_for_iteration
 
 LIMIT_S = 60.0
 SHORT: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.launching import run, start, torchrun
 from tests.runs import last, metrics, same
 from tests.strategies import faults
-from tests.strategies.waiting import process_of_rank, wait_for_iteration
+from tests.strategies.faults import process_of_rank, wait_for_iteration
 
 SINUSOID = [*faults.SINUSOID, "--strategy", "allreduce", "--test-tasks", "8"]
 

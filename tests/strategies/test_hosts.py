@@ -9,7 +9,7 @@ import pytest
 
 from tests.launching import TRAIN, run_together, run_train, start
 from tests.network import Network, why_not
-from tests.strategies.faults import SINUSOID
+from tests.strategies.faults import SINUSOID, wait_for_iteration
 from tests.strategies.test_equivalence import (
     SEVEN_TASKS,
     STRATEGIES,
@@ -18,7 +18,6 @@ from tests.strategies.test_equivalence import (
     assert_same,
     trained,
 )
-from tests.strategies.waiting import wait_for_iteration
 
 # What one process of a busy machine takes to start is most of it.
 LIMIT_S = 240

@@ -15,8 +15,13 @@ from maml.config.cli import parse
 from maml.trainer import Trainer
 from tests.launching import REPO, SLACK, start, start_ranks, torchrun
 from tests.runs import last, metrics
-from tests.strategies.faults import SINUSOID, STRATEGIES, suspend
-from tests.strategies.waiting import process_of_rank, wait_for_iteration
+from tests.strategies.faults import (
+    SINUSOID,
+    STRATEGIES,
+    process_of_rank,
+    suspend,
+    wait_for_iteration,
+)
 
 TIMEOUT_S, SUSPENDED_S = 10, 13
 ITERATIONS = 400

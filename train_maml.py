@@ -13,7 +13,7 @@ import os
 import sys
 
 from maml.config.cli import parse
-from maml.processes import allocator, scheduling
+from maml.processes import system
 from maml.processes.launcher import watch_launcher
 from maml.processes.program import run_program
 from maml.processes.world import World
@@ -28,8 +28,8 @@ def main(arguments: list[str]) -> int:
     # Before anything imports torch, which a user's own component may do as soon as it is named:
     # TorchOpt reads the environment, too, and ends in a traceback where it cannot be.
     World.from_environment()
-    allocator.tune()
-    scheduling.give_way()
+    system.keep_memory()
+    system.give_way()
     config = parse(arguments)
     # Imported late: --help and a mistyped flag need no torch.
     from maml.trainer import Trainer

@@ -17,7 +17,7 @@ import warnings
 import psutil
 
 from maml.errors import UserError
-from maml.processes import allocator
+from maml.processes import system
 
 
 class Peer:
@@ -79,7 +79,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     # Each as its users run it: what `maml` sets of the process is ours.
     if asked["peer"].startswith("ours"):
-        allocator.tune()
+        system.keep_memory()
     else:
         os.environ.pop("GOMP_SPINCOUNT", None)
     import torch

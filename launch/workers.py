@@ -42,7 +42,11 @@ AFTER = 30.0
 def main(arguments: list[str]) -> int:
     """Start the workers; return the exit code of the first that failed, or 0."""
     workers, restarts, others = read(arguments)
-    return _launch(_default_workers() if workers is None else workers, restarts, others)
+    if workers is None:
+        import torch
+
+        workers = torch.cuda.device_count() or len(os.sched_getaffinity(0))
+    return _launch(workers, restarts, others)
 
 
 def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
@@ -63,13 +67,6 @@ def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
     # What is wrong with a flag is said once, and before anything is started.
     parse(others, also=("--workers", "--restarts"))
     return own.workers, own.restarts, others
-
-
-def _default_workers() -> int:
-    """Return one a GPU, where there are some, and else one a core."""
-    import torch
-
-    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
 
 
 def _launch(workers: int, restarts: int, arguments: list[str]) -> int:
@@ -159,13 +156,10 @@ class _Workers:
             self._alone_since = time.monotonic()
         elif time.monotonic() > self._alone_since + AFTER:
             return True
-        return self._failed is not None and not self._have_met()
-
-    def _have_met(self) -> bool:
-        """Whether all have met, and so see by themselves what becomes of the others."""
         with contextlib.suppress(BlockingIOError):
             self._said += os.read(self._met, 1)
-        return bool(self._said)
+        # Once all have met, they see by themselves what becomes of the others.
+        return self._failed is not None and not self._said
 
     def _end(self, number: int) -> float:
         """Tell all to end; return when they are killed that have not."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from maml.processes import scheduling
+from maml.processes import system
 
 if TYPE_CHECKING:  # "as": a type checker takes it for offered
     from maml.errors import UserError as UserError
@@ -53,7 +53,7 @@ _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 __all__ = sorted((*_MODULE_OF, "nn"))
 
 # Here, because it counts only where torch is not loaded yet.
-scheduling.spin_briefly()
+system.spin_briefly()
 
 
 def __getattr__(name: str) -> Any:

@@ -32,8 +32,8 @@ class Played(NamedTuple):
     Attributes:
         support: For each inner step, its episodes: `Trajectory` of ``[B, steps, K, T, …]``.
         query: `Trajectory` of ``[B, Q, T, …]``.
-        query_y: ``[B, 2]``: a number of the learner's own, and the mean return of the query's first
-            episodes: what was measured while acting.
+        query_y: ``[B, 2]``, measured while acting: a number of the learner's own, `Policy.also`,
+            and the mean return of the query's first episodes.
     """
 
     support: Trajectory | tuple[()]
@@ -42,11 +42,17 @@ class Played(NamedTuple):
 
 
 class Policy(Learner):
-    """A learner whose network answers logits of actions, or the mean of a continuous action."""
+    """A learner whose network answers logits of actions, or the mean of a continuous action.
+
+    Attributes:
+        also: What is measured beside the return: the first number of `Played.query_y`.
+    """
+
+    also: str
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.metric_names = ("return",)
+        self.metric_names = ("return", self.also)
         # An episode is hundreds of calls of a network that takes less time than it takes to call.
         self._policy = Traced(self._chosen)
         self._policies = Traced(self._chosen, each=True)
@@ -120,8 +126,8 @@ class Policy(Learner):
         return self.log_probability(outputs, played.actions) * played.alive
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return the mean return of the query episodes."""
-        return {"return": y[..., 1]}
+        """Return the mean return of the query's first episodes, and what is measured beside it."""
+        return {"return": y[..., 1], self.also: y[..., 0]}
 
     @torch.no_grad()
     def evaluate(self, meta_params: Params, tasks: Task) -> dict[str, Tensor]:

@@ -14,8 +14,7 @@ TAKEN = {
     # `Strategy.report`, in rows of training: of all, of collectives, of servers and of observers.
     *("wire_bytes", "reduce_seconds"),
     *("server_seconds", "dropped", "staleness"),
-    *("forwards", "requests", "requests_per_second"),
-    *("flushed", "missed_tasks"),
+    *("forwards", "requests", "flushed", "missed_tasks"),
     # result.json, also of a record.
     *("ci95", "transductive", "preset", "published", "claim", "source", "deviations", "changed"),
     *("iterations", "tested_iteration", "test_images", "diverged", "ensemble"),

@@ -10,12 +10,11 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from maml.processes.clock import Clock
-from maml.processes.finding import Finding, within
+from maml.processes.clock import Clock, within
 from maml.processes.identity import Identity
 from maml.processes.launcher import launcher_holds_store
 from maml.processes.signals import StopRequest
@@ -41,6 +40,19 @@ T = TypeVar("T")
 
 _runs = itertools.count()
 """A process may do several runs, one after the other; the launcher's store outlives them all."""
+
+
+class Finding(NamedTuple):
+    """Why processes are to end: the line, which rank was lost, if one was, and the exit code."""
+
+    line: str
+    rank: int | None = None
+    code: int = 1
+
+    @classmethod
+    def read(cls, text: bytes) -> "Finding":
+        """Return what `json.dumps` made of one."""
+        return cls(*json.loads(text))
 
 
 class Board:
@@ -76,11 +88,7 @@ class Board:
         self._over = threading.Event()
 
     def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
-        """Wait until all have written who they are; read the heartbeats of ``judged`` from then on.
-
-        Raises:
-            RuntimeError: if one does not come.
-        """
+        """Learn who all are, RuntimeError if one does not come; hear ``judged`` from then on."""
         self._room, world = f"members {next(_runs)}", self._world
         store: Store = PrefixStore(self._room, own_connection(world))
         rank = world.rank

@@ -3,7 +3,10 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 LONGEST = 2.0
 """Seconds that the clock moves on at most between two looks at it."""
@@ -78,3 +81,17 @@ class Waits:
         """Return the seconds of the longest `limited` wait so far."""
         now = self._clock.now()
         return now - min(list(self._since.values()), default=now)
+
+
+def within(seconds: float, action: Callable[[], T], otherwise: T) -> T:
+    """Return ``action()``, or ``otherwise`` if it fails or takes longer: a store may be frozen."""
+    found = [otherwise]
+
+    def act() -> None:
+        with contextlib.suppress(RuntimeError, OSError):
+            found[0] = action()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0]

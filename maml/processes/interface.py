@@ -18,23 +18,15 @@ def choose_interface(world: World) -> None:
     ``TP_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` override it.
     """
     if world.size <= world.local_size:
-        _use("127.0.0.1")
-        return
-    if "MASTER_ADDR" not in os.environ:
-        return
-    master = os.environ["MASTER_ADDR"]
-    own = address_towards(master)
-    if own is not None and own.is_loopback and master not in ("localhost", str(own)):
-        # The master itself, whose own name points to its loopback: the others reach the side that
-        # leads out. Nothing is at these addresses (RFC 5737, RFC 3849).
-        own = address_towards("192.0.2.1") or address_towards("2001:db8::1")
-    if own is None:
-        return  # The rendezvous will say what is wrong with the address.
-    _use(str(own))
-
-
-def _use(own: str) -> None:
-    """Let all transports talk over the interface that has the address ``own``."""
+        own = "127.0.0.1"
+    else:
+        master = os.environ["MASTER_ADDR"]
+        way = address_towards(master)
+        if way is not None and way.is_loopback and master not in ("localhost", str(way)):
+            # The master itself, whose own name points to its loopback: the others reach the side
+            # that leads out. Nothing is at these addresses (RFC 5737, RFC 3849).
+            way = address_towards("192.0.2.1") or address_towards("2001:db8::1")
+        own = str(way)  # If there is none, the rendezvous will say what is wrong.
     for interface, addresses in psutil.net_if_addrs().items():
         if any(found.address.partition("%")[0] == own for found in addresses):
             for transport in ("GLOO", "TP", "NCCL"):

@@ -22,14 +22,17 @@ transport's call, where Python runs nothing else.
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from maml.errors import DivergedError, WorkerLostError, timed_out
-from maml.processes.board import BEAT, EVIDENCE, LEFT, Board
-from maml.processes.clock import Clock, Waits
-from maml.processes.finding import Finding, exit_code, say, within
+from tqdm import tqdm
+
+from datasets.errors import DataError
+from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
+from maml.processes.board import BEAT, EVIDENCE, LEFT, Board, Finding
+from maml.processes.clock import Clock, Waits, within
 from maml.processes.identity import Identity
 from maml.processes.launcher import launcher_holds_store, say_all_have_met, when_lost
 from maml.processes.memory import OutOfMemory, resident
@@ -64,6 +67,7 @@ class Liveness:
     def __init__(self, world: World, timeout: float, stop: StopRequest) -> None:
         """Give a process up after ``timeout`` seconds of silence; rank 0 hears all's ``stop``."""
         self.world, self.timeout = world, timeout
+        self._limit = f"--timeout {timeout:g}"
         self.survives: Callable[[int, str], bool] = lambda rank, line: False
         self.last_words: Callable[[str], None] = lambda line: None
         self.members: dict[int, Identity] = {}
@@ -77,7 +81,8 @@ class Liveness:
         self._judge_thread: threading.Thread | None = None
         # Its own failure; why it suspects another; who has ended, and since when; whether a loss
         # after the end was said.
-        self._failed, self._suspected, self._said = b"", "", False
+        self._failure: Finding | None = None
+        self._suspected, self._said = "", False
         self._ended: dict[int, float] = {}
         self._memory, self._resident = OutOfMemory(), dict[int, int]()
 
@@ -158,33 +163,31 @@ class Liveness:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         late = isinstance(error, TimeoutError) or timed_out(error)
         if self._judge_thread:
-            overdue = f"--timeout {self.timeout:g}"
-            self._suspected = overdue if late else "a connection broke"
+            self._suspected = self._limit if late else "a connection broke"
             until = time.monotonic() + self._grace()
             while not self._need_not_know() and time.monotonic() < until:
                 time.sleep(0.1)
         if late:
             alive = f", {self._busy()}" if self._judge_thread else ""
             more = "" if line in alive else f": {line}"
-            return WorkerLostError(f"no answer within --timeout {self.timeout:g} s{alive}{more}")
+            return WorkerLostError(f"no answer within {self._limit} s{alive}{more}")
         return WorkerLostError(f"a worker was lost: {line}")
 
     def report(self, error: BaseException) -> None:
         """Tell the others that this process has failed by ``error``: they end, for this reason."""
-        if not self._failed:
-            self._failed = self._failure(self._line_of(error), exit_code(error))
+        self._fail_by(self._line_of(error), exit_code(error))
 
     def fail(self, error: BaseException) -> str:
         """End the others, as this process fails by ``error``; return the line that it is to say."""
         if not self._judge_thread or self._over.is_set():
             return self._line_of(error)
         self.report(error)
-        found = Finding.read(self._failed[1:])
-        line = found.line
+        assert self._failure is not None
+        line = self._failure.line
         with self._ending:
             if self._is_zero:
                 # No rank was lost, that others might have to end: this one ends by itself.
-                line = self._board.tell(found._replace(rank=None)).line
+                line = self._board.tell(self._failure._replace(rank=None)).line
                 speaks = self._board.may_speak()
                 self._wait_for_all()
             else:
@@ -194,13 +197,15 @@ class Liveness:
         return line if speaks else ""
 
     def _mine(self, number: int) -> bytes:
-        return self._failed or str(number).encode() + (_WAITS if self.waits else b"")
+        if self._failure:
+            return _FAILED + json.dumps(self._failure).encode()
+        return str(number).encode() + (_WAITS if self.waits else b"")
 
     def _lose_connection(self, how: str) -> None:
-        self._failed = self._failed or self._failure(self._cut_off(how))
+        self._fail_by(self._cut_off(how))
 
-    def _failure(self, line: str, code: int = 1) -> bytes:
-        return _FAILED + json.dumps(Finding(line, self.world.rank, code)).encode()
+    def _fail_by(self, line: str, code: int = 1) -> None:
+        self._failure = self._failure or Finding(line, self.world.rank, code)
 
     def _cut_off(self, how: str) -> str:
         return f"{self._me} lost its connections: {how}"
@@ -244,26 +249,25 @@ class Liveness:
                 return Finding(f"{self.name([rank])} was killed{why}", rank)
         now = self.clock.now()
         if now > self._board.answered + self.timeout:
-            silent = f"silent for {now - self._board.answered:.0f} s (--timeout {self.timeout:g})"
-            return Finding(f"{self._holder()} {silent}")
-        if self._board.broken and not self._failed:
+            silence = now - self._board.answered
+            return Finding(f"{self._holder()} silent for {silence:.0f} s ({self._limit})")
+        if self._board.broken and not self._failure:
             if self._is_zero and not launcher_holds_store():
                 return Finding(self._cut_off(self._board.broken))
             # Later than rank 0, which finds it silent if it is this process that was cut off.
             if now > self._board.answered + EVIDENCE + 3 * BEAT:
                 holder = self._holder(is_seen=False)
                 return Finding(f"{holder} the connection broke: {self._board.broken}")
-        limit = f"--timeout {self.timeout:g}"
         overdue = self.waits.longest() - self.timeout
-        suspected = self._suspected or (limit if overdue > 0 else "")
-        patience = min(EVIDENCE, self.timeout) if suspected else self.timeout
+        is_suspected = self._suspected or overdue > 0
+        patience = min(EVIDENCE, self.timeout) if is_suspected else self.timeout
+        why = self._suspected or self._limit
         for rank in self._judged():
             silence = self._board.silence(rank)
             if silence > patience:
-                line = f"{self._state(rank)}: silent for {silence:.0f} s ({suspected or limit})"
-                return Finding(line, rank)
+                return Finding(f"{self._state(rank)}: silent for {silence:.0f} s ({why})", rank)
         if overdue > self._grace():
-            return Finding(f"{self._me} had no answer within {limit} s, {self._busy()}")
+            return Finding(f"{self._me} had no answer within {self._limit} s, {self._busy()}")
         return None
 
     def _busy(self) -> str:
@@ -330,13 +334,10 @@ class Liveness:
         """Kill who is stopped, on this host: a launcher would wait for half a minute."""
         near = {rank: member for rank, member in self.members.items() if member.is_near}
         failed = {rank for rank, beat in self._board.beats.items() if beat.startswith(_FAILED)}
-        stopped = [
-            rank
-            for rank, member in near.items()
-            # One that has failed ends by itself.
-            if (rank == lost and lost not in failed)
-            or (rank != self.world.rank and member.is_stopped())
-        ]
+        others = near.keys() - {self.world.rank}
+        stopped = {rank for rank in others if near[rank].is_stopped()}
+        if lost is not None and lost in near and lost not in failed:  # that ends by itself
+            stopped.add(lost)
         # One process of a host does it: another one might still look at how it was lost.
         if self.world.rank == min(near.keys() - stopped, default=None):
             for rank in stopped:
@@ -345,9 +346,7 @@ class Liveness:
     def _wait_for_all(self) -> None:
         """On rank 0, with whom the store may go: wait until the others have read why."""
         deadline = time.monotonic() + SPEAK
-        while time.monotonic() < deadline and set(self._judged()) - set(self._ended):
-            for rank in self._judged():
-                self._has_ended(rank)
+        while time.monotonic() < deadline and not all(map(self._has_ended, self._judged())):
             time.sleep(0.1)
 
     def _line_of(self, error: BaseException) -> str:
@@ -359,3 +358,16 @@ class Liveness:
         if isinstance(error, KeyboardInterrupt):
             return f"{self._me} was interrupted"
         return f"{self._me} failed: {type(error).__name__}: {text}"
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of all processes of a run where one fails by ``error``."""
+    if isinstance(error, WorkerLostError):
+        return error.code
+    return 2 if isinstance(error, (UserError, DataError)) else 1
+
+
+def say(line: str) -> None:
+    """Print a line; a bar may be drawn at this moment."""
+    tqdm.write(line, file=sys.stderr)
+    sys.stderr.flush()

@@ -58,11 +58,9 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
 
 
 def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) -> object:
-    """Return ``main(arguments)``; say so where memory is what it fails by.
+    """Return ``main(arguments)``; raise `UserError` where memory is what it fails by.
 
-    Raises:
-        UserError: naming ``ulimit -v``, where that is set. Libraries do not load then, with a
-            traceback as if damaged.
+    Libraries do not load then, with a traceback as if damaged.
     """
     try:
         return main(arguments)

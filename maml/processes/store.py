@@ -34,9 +34,9 @@ START_TIMEOUT = 300.0
 def _connect(world: World, timeout: float) -> Store:
     """Connect to the store of ``MASTER_ADDR``; where no launcher holds one, rank 0 does."""
     seconds = timedelta(seconds=timeout)
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address = _address()
     if world.rank == 0 and not launcher_holds_store() and not _served:
-        listener = _listener(world, address)
+        listener = _listener(world)
         # Without a listener of its own it would be open to all hosts that reach this one.
         _served.append(TCPStore(
             *address, None, True, seconds, False, master_listen_fd=listener.detach()
@@ -48,13 +48,13 @@ _served: list[TCPStore] = []
 """Rank 0's own, kept as long as its process."""
 
 
-def _listener(world: World, address: tuple[str, int]) -> socket.socket:
-    """Return a socket that listens: at no other address where all processes are on one host.
+def _address() -> tuple[str, int]:
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
-    Raises:
-        RuntimeError: if it cannot, since another process listens there, for one.
-    """
-    host, port = address
+
+def _listener(world: World) -> socket.socket:
+    """Return a socket that listens, on one host at that address alone; RuntimeError if taken."""
+    host, port = _address()
     try:
         if STORE in os.environ:
             return socket.socket(fileno=int(os.environ[STORE]))
@@ -106,33 +106,25 @@ def meet(store: Store, rank: int, size: int, seconds: float) -> str:
 
 
 @functools.cache
-def _meet(world: World) -> tuple[Store, str]:
-    """Return a connection, kept as rank 0 may be the one that holds the store, and `meet`'s name.
-
-    Once a process: whoever has met all others knows them.
-    """
-    store = _connect(world, START_TIMEOUT)
-    return store, meet(store, world.rank, world.size, START_TIMEOUT)
-
-
-def launchers_store(world: World) -> Store:
-    """Return the launcher's store, as those see it who were started together; raise as `meet`."""
-    store, name = _meet(world)
-    return PrefixStore(name, store)
+def _name(world: World) -> str:
+    """Return `meet`'s name, once a process: whoever has met all others knows them."""
+    return meet(_connect(world, START_TIMEOUT), world.rank, world.size, START_TIMEOUT)
 
 
 def own_connection(world: World, timeout: float = START_TIMEOUT) -> Store:
-    """Return `launchers_store` over a connection of its own: who waits in one holds it up."""
+    """Return the launcher's store, as those see it who were started together; raise as `meet`.
+
+    Over a connection of its own: who waits in one holds it up.
+    """
     if world.size == 1:
         return HashStore()
-    return PrefixStore(_meet(world)[1], _connect(world, timeout))
+    return PrefixStore(_name(world), _connect(world, timeout))
 
 
 def exchange(store: Store, world: World, content: Any) -> list[Any]:
-    """Return what each rank gives, as JSON holds it. Rank 0 is the last to have it.
+    """Return what each rank gives, as JSON holds it; RuntimeError if one does not come.
 
-    Raises:
-        RuntimeError: if one does not come.
+    Rank 0 is the last to have it.
     """
     text = json.dumps(content).encode()
     return [
@@ -142,13 +134,11 @@ def exchange(store: Store, world: World, content: Any) -> list[Any]:
 
 
 def new_connection(world: World, timeout: float) -> Store:
-    """Return `own_connection` to a store that may be gone.
+    """Return `own_connection` to a store that may be gone: OSError then.
 
-    Raises:
-        OSError: if nothing listens there. torch would wait, and print a page of its own frames.
+    torch would wait, and print a page of its own frames.
     """
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    socket.create_connection(address, timeout).close()
+    socket.create_connection(_address(), timeout).close()
     return own_connection(world, timeout)
 
 

@@ -20,7 +20,7 @@ import torchopt.distributed as todist
 import yaml
 
 from maml.config import Config
-from maml.processes.finding import within
+from maml.processes.clock import within
 from maml.run.files import append_line, read_rows, write_text
 
 LAST_WORDS = 20.0

@@ -54,11 +54,6 @@ class AllReduce(Collective):
         self._agreed: str | None = None
 
     @property
-    def home(self) -> torch.device:
-        """Parameters stay where the tasks run."""
-        return self.worker.device
-
-    @property
     def stopping(self) -> str | None:
         """Return the signal that any rank had received by the latest collective."""
         return self._agreed
@@ -86,14 +81,10 @@ class AllReduce(Collective):
         """Evaluate this rank's part of ``ids``; every rank gets all rows."""
         if self.config.check_every:
             self._check_equal(meta_params)
-        parts = torch.arange(len(ids)).tensor_split(self.world.size)
-        mine = parts[self.world.rank]
-        rows = torch.zeros(
-            len(ids), len(self.worker.evaluation_names), dtype=self.worker.dtype, device=self.home
-        )
-        rows[mine] = self.worker.evaluate(meta_params, split, ids[mine], self.worker.learner).to(
-            self.home
-        )
+        mine = torch.arange(len(ids)).tensor_split(self.world.size)[self.world.rank]
+        found = self.worker.evaluate(meta_params, split, ids[mine], self.worker.learner)
+        rows = torch.zeros(len(ids), found.shape[1], dtype=self.worker.dtype, device=self.home)
+        rows[mine] = found.to(self.home)
         return self._reduce(rows.reshape(-1)).view_as(rows).cpu()
 
     def _reduce(self, flat: Tensor, meanwhile: Callable[[], None] = lambda: None) -> Tensor:

@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
+import os
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 
 from datasets.errors import DataError
-from maml.config import Config
+from maml.config import OF_A_HOST, Config, flag
 from maml.errors import UserError, WorkerLostError
 from maml.params import Params
-from maml.processes.finding import exit_code
-from maml.processes.liveness import Liveness
+from maml.processes.liveness import Liveness, exit_code
 from maml.processes.signals import StopRequest
+from maml.processes.store import exchange, own_connection
 from maml.processes.world import World
-from maml.strategies.agreement import agree
 from maml.strategies.packing import Packing
 from maml.worker import Share, Worker
 
 T = TypeVar("T")
+
+_agreements = itertools.count()
+"""A process may do several runs, one after the other; the launcher's store outlives them all."""
 
 
 class Strategy(ABC):
     """Where tasks run and how gradients come home. Use it as a context manager.
 
     Attributes:
+        advice: What to say at the start: a way that is faster here; "" where none is.
         stop: The process's stop signals, which every driving process heeds at the same iteration.
         liveness: Who takes part, and who lives.
+        drives: Whether this process runs the outer loop; one that does not calls `serve`.
+        home: The device where a driving process keeps the meta-parameters.
         computing: The ranks that differentiate, each a part of a meta-batch.
         wire_bytes: Bytes of tensors sent between processes so far, as far as this process knows
             of them; headers and retransmissions come on top.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
-        self.config = config
-        self.world = world
-        self.worker = worker
+        self.config, self.world, self.worker = config, world, worker
+        self.advice = ""
         self.stop = StopRequest()
         self.liveness = Liveness(world, config.timeout, self.stop)
+        self.drives, self.home = True, worker.device
         self.computing = range(world.size)
         self.wire_bytes = 0
         self._transport = ExitStack()
-
-    @property
-    def advice(self) -> str:
-        """What to say at the start: a way that is faster here; "" where none is."""
-        return ""
-
-    @property
-    def drives(self) -> bool:
-        """Return whether this process runs the outer loop; one that does not calls `serve`."""
-        return True
 
     @functools.cached_property
     def packing(self) -> Packing:
@@ -64,17 +62,13 @@ class Strategy(ABC):
         return Packing(self.worker.learner.meta_parameters(), len(self.worker.metric_names))
 
     @property
-    def home(self) -> torch.device:
-        """Return the device where a driving process keeps the meta-parameters."""
-        return torch.device("cpu")
-
-    @property
     def stopping(self) -> str | None:
         """Return the name of the signal to stop at, the same in every driving process."""
         return self.stop.signal
 
     def __enter__(self) -> Strategy:
-        agree(self.config, self.world, self.worker.device)
+        if self.world.size > 1:
+            self._agree()
         try:
             with self.guard(limited=False):
                 self.liveness.watch()
@@ -83,6 +77,29 @@ class Strategy(ABC):
             self._fail(error)
             raise
         return self
+
+    def _agree(self) -> None:
+        """Compare the flags of all processes, before anything else, through the launcher's store.
+
+        A job script that starts them one by one can hand two of them different flags. They would
+        wait for each other in different transports, or train a mixture without a word. Rank 0
+        names the first rank and flag that differ; the others end without a word.
+        """
+        values = dataclasses.asdict(self.config)
+        if self.config.strategy == "allreduce":
+            # Its collectives are another library's on another kind of device.
+            values["device type"] = self.worker.device.type
+        try:
+            store = PrefixStore(f"flags {next(_agreements)}", own_connection(self.world))
+            ours, *others = exchange(store, self.world, values)
+        except (RuntimeError, ValueError) as error:
+            who = "rank 0" if self.world.rank else "another process"
+            where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+            line = str(error).strip().splitlines()[0]
+            raise WorkerLostError(f"{who} did not come to the start at {where}: {line}") from error
+        for rank, theirs in enumerate(others, 1):
+            if difference := _difference(ours, theirs, rank):
+                raise WorkerLostError("", code=2) if self.world.rank else UserError(difference)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         error = error or self._part()
@@ -185,3 +202,16 @@ class Strategy(ABC):
         By default they are computed here, while the others wait.
         """
         return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
+
+
+def _difference(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> str:
+    """Say what is the first difference of ``rank`` from rank 0; nothing if there is none."""
+    for name in (name for name in ours if name not in OF_A_HOST and name in theirs):
+        if theirs[name] != ours[name]:
+            return (
+                f"{flag(name)} is {ours[name]} on rank 0 and {theirs[name]} on rank {rank}: "
+                "start all processes with the same flags"
+            )
+    if ours.keys() != theirs.keys():
+        return f"rank {rank} runs another version of the program than rank 0"
+    return ""

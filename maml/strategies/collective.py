@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from maml.processes.finding import within
+from maml.processes.clock import within
 from maml.processes.interface import choose_interface
 from maml.processes.setup import shares_gpu
 from maml.processes.store import START_TIMEOUT, own_connection
@@ -79,14 +79,9 @@ class Collective(Strategy):
 
 
 def wait_idly(work: dist.Work | None, missed: Collection[int] = ()) -> None:
-    """Wait for a collective that rank zero begins when it pleases.
+    """Wait for a collective that rank zero begins when it pleases: ``work`` of ``async_op=True``.
 
-    Args:
-        work: What ``async_op=True`` returned.
-        missed: Ranks without which it cannot be done; there may be some later.
-
-    Raises:
-        RuntimeError: as ``work`` does, or if one is missed.
+    Raise RuntimeError as it does, or once there are ``missed`` ranks, without which it never ends.
     """
     assert work is not None
     while not missed:

@@ -1,6 +1,5 @@
 """``--strategy local``: every task in this process."""
 
-import torch
 from torch import Tensor
 
 from maml.config import Config
@@ -15,11 +14,6 @@ COMPONENTS = {"local": {"attribute": "Local", "help": "one process"}}
 
 class Local(Strategy):
     """One process; what every other strategy must equal."""
-
-    @property
-    def home(self) -> torch.device:
-        """Parameters stay where the tasks run."""
-        return self.worker.device
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Differentiate all tasks here."""

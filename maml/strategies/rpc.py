@@ -25,8 +25,7 @@ from maml.errors import WorkerLostError
 from maml.learners import Learner
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.gathering import Answer, Gathering
-from maml.strategies.over_rpc import OverRpc, reported, this
+from maml.strategies.over_rpc import Answer, Gathering, OverRpc, reported, this
 from maml.strategies.packing import OuterLosses
 from maml.worker import Share, Worker
 
@@ -54,31 +53,28 @@ class Reference:
 
     def __init__(self, learner: Learner) -> None:
         """Clone ``learner``, and leave its parameters out."""
-        self._clone: Learner = cast(
+        self.clone: Learner = cast(
             Learner, torchopt.module_clone(learner, by="reference", detach_buffers=True)
         )
-        for module in self._clone.modules():
+        for module in self.clone.modules():
             for name in module._parameters:
                 module._parameters[name] = None
-        self.hold_buffers(torch.device("cpu"))
-
-    def hold_buffers(self, device: torch.device) -> None:
-        """Move the buffers: CPU tensors cross RPC, and a worker computes on its own device."""
-        self._clone.hold_buffers(device)
+        # CPU tensors cross RPC, and a worker computes on its own device.
+        self.clone.hold_buffers(torch.device("cpu"))
 
     def put(self, params: Params) -> Learner:
         """Where it has arrived: return the learner with ``params`` in place, by name."""
-        modules = dict(self._clone.named_modules())
+        modules = dict(self.clone.named_modules())
         for name, tensor in params.items():
             path, _, attribute = name.rpartition(".")
             modules[path]._parameters[attribute] = tensor
-        return self._clone
+        return self.clone
 
 
 @reported
 def _learn(reference: Reference) -> None:
     """Run on a worker, before its first step: take the learner that calls are for."""
-    reference.hold_buffers(this(Rpc).worker.device)
+    reference.clone.hold_buffers(this(Rpc).worker.device)
     this(Rpc).arrived = reference
 
 
@@ -148,13 +144,9 @@ class Rpc(OverRpc):
         self.arrived: Reference | None = None
         self.gathering = Gathering(reported(self._gathered_rows))
         self._taught = False
-
-    @property
-    def advice(self) -> str:
-        """See `Strategy.advice`."""
-        if self.world.size == 1 or self.config.partition == "chunk":
-            return ""
-        return "--partition chunk trains the same parameters with a call a worker, which is faster"
+        if world.size > 1 and config.partition == "exclusive":
+            same = "--partition chunk trains the same parameters"
+            self.advice = f"{same} with a call a worker, which is faster"
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or for each other worker's chunk."""
@@ -193,7 +185,7 @@ class Rpc(OverRpc):
                 (gradient,) = todist.autograd.grad(context, sums[0], flat)
         if gradient is None or gradient.shape != flat.shape:
             raise WorkerLostError("no gradient came home; refusing to step")
-        self._count(len(others), flat, ids[:n_calls])
+        self.wire_bytes += 2 * len(others) * flat.nbytes + ids[:n_calls].nbytes
         return torch.cat([gradient, sums.detach()])
 
     def _teach(self) -> None:
@@ -229,8 +221,7 @@ class Rpc(OverRpc):
 
     def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Call each other worker, compute a chunk here, add up; return a packed share."""
-        own = self._own(ids)
-        rest = ids[len(own) :]
+        own, rest = self._divided(ids)
         flat = self.packing.params(meta_params)
         with self.guard():
             pending = chunk_shares(rest, flat) if len(rest) else None
@@ -246,20 +237,18 @@ class Rpc(OverRpc):
                 others = pending.wait()
             assert isinstance(others, Tensor)
             packed += others
-            self._count(min(len(rest), self.world.size - 1), flat, rest)
+            n_calls = min(len(rest), self.world.size - 1)
+            self.wire_bytes += 2 * n_calls * flat.nbytes + rest.nbytes
         return packed
 
-    def _count(self, calls: int, flat: Tensor, ids: Tensor) -> None:
-        self.wire_bytes += 2 * calls * flat.nbytes + (ids.nbytes if calls else 0)
-
-    def _own(self, ids: Tensor) -> Tensor:
-        """Return the first of as many parts of ``ids`` as there are ranks."""
-        return ids.tensor_split(self.world.size)[0]
+    def _divided(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first of as many parts of ``ids`` as there are ranks, and the rest."""
+        own = ids.tensor_split(self.world.size)[0]
+        return own, ids[len(own) :]
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""
-        own = self._own(ids)
-        rest = ids[len(own) :]
+        own, rest = self._divided(ids)
         flat = self.packing.params(meta_params)
         with self.guard():
             pending = chunk_evaluations(rest, flat, split) if len(rest) else None

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor
 
 from maml.acting.learners.reinforce import Reinforce
-from maml.acting.strategies.inference import Batches, Inference
-from maml.acting.strategies.observers import Observers
+from maml.acting.strategies.observers import Batches, Inference, Observers
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.learners import build_learner
@@ -23,7 +21,7 @@ from maml.processes.world import World
 from maml.worker import Worker
 from tests.launching import SLACK, run, start_ranks, torchrun
 from tests.runs import BRIEF, as_flags, last, metrics, sinusoid, train
-from tests.strategies.waiting import wait_for_iteration
+from tests.strategies.faults import wait_for_iteration
 
 LIMIT_S = 60.0
 SHORT: dict[str, Any] = {
@@ -70,26 +68,16 @@ def request(rank: int, rows: int = 2) -> Tensor:
 
 
 def test_the_last_request_of_a_step_answers_all() -> None:
-    """From threads of their own; by parameters other than those it was made with."""
+    """By parameters other than those it was made with; no request holds its thread."""
     one, many = inference(), inference()
     batches = Batches(many, wait=LIMIT_S)
     batches.begin((1, 2, 3))
     for _ in range(5):
-        answers: dict[int, Any] = {}
-
-        def ask(rank: int, answers: dict[int, Any] = answers) -> None:
-            answers[rank] = batches.ask(rank, request(rank)).wait()
-
-        threads = [threading.Thread(target=ask, args=(rank,)) for rank in (3, 1, 2)]
-        for thread in threads[:2]:
-            thread.start()
-        time.sleep(0.05)
-        assert not answers
-        threads[2].start()
-        for thread in threads:
-            thread.join(LIMIT_S)
-        for rank, actions in answers.items():
-            assert torch.equal(actions, one([request(rank)])[0])
+        answers = {rank: batches.ask(rank, request(rank)) for rank in (3, 1)}
+        assert not any(answer.done() for answer in answers.values())
+        answers[2] = batches.ask(2, request(2))
+        for rank, answer in answers.items():
+            assert torch.equal(answer.wait(), one([request(rank)])[0])
     assert (many.forwards, many.requests, batches.flushed) == (5, 15, 0)
 
 

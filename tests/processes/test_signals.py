@@ -17,7 +17,7 @@ from maml.strategies.local import Local
 from maml.trainer import Trainer
 from tests.launching import TRAIN, start, torchrun
 from tests.runs import as_flags, last, metrics, sinusoid
-from tests.strategies.waiting import wait_for_iteration
+from tests.strategies.faults import wait_for_iteration
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -17,7 +17,7 @@ from maml.run import directory as run_directory
 from maml.run.checkpoint import numbered_checkpoint, numbered_checkpoints
 from tests.launching import TRAIN, start
 from tests.runs import as_flags, glyphs, last, sinusoid, train
-from tests.strategies.waiting import wait_for_iteration
+from tests.strategies.faults import wait_for_iteration
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -1,4 +1,4 @@
-"""Faults of a process, injected for real, and what comes of them.
+"""Faults of a process, injected for real, and what comes of them; waiting for where a run is.
 
 Every rank is started on its own, as a cluster's launcher does: the end of one is not the end of
 all, and each has an exit code. But a launcher starts them where it is itself what dies, or what may
@@ -15,9 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from maml.run.directory import read_status
 from tests.launching import SLACK, Launched, start, start_ranks, torchrun
-from tests.strategies.waiting import process_of_rank, wait_for_iteration
+from tests.runs import metrics
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
@@ -193,3 +195,26 @@ def suspend(ranks: Sequence[Launched], seconds: float) -> None:
             time.sleep(0.2)
         if number == signal.SIGSTOP:
             time.sleep(seconds)
+
+
+def wait_for_iteration(launched: Launched, run_dir: Path, iteration: int, limit: float) -> None:
+    """Wait until a row of at least ``iteration`` is in metrics.jsonl, for ``limit`` × `SLACK` s."""
+    deadline = time.monotonic() + SLACK * limit
+    while not _has_row(run_dir, iteration):
+        assert launched.process.poll() is None, f"ended early: {launched.stderr}"
+        assert time.monotonic() < deadline, f"no row of iteration {iteration} in time"
+        time.sleep(0.02)
+
+
+def _has_row(run_dir: Path, iteration: int) -> bool:
+    if not (run_dir / "metrics.jsonl").exists():
+        return False
+    return any(row["iteration"] >= iteration for row in metrics(run_dir))
+
+
+def process_of_rank(launched: Launched, rank: int) -> int:
+    """Return the process id of a rank under torchrun."""
+    for process in psutil.Process(launched.process.pid).children(recursive=True):
+        if process.environ().get("RANK") == str(rank):
+            return process.pid
+    raise AssertionError(f"rank {rank} not found")

@@ -10,11 +10,9 @@ from maml.processes.world import World
 from maml.trainer import Trainer
 from tests.launching import start_ranks
 from tests.runs import metrics
+from tests.strategies import faults
 
-SINUSOID = [
-    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
-    *("--compile", "off", "--iterations", "3"),
-]  # fmt: skip
+SINUSOID = [*faults.SINUSOID, "--iterations", "3"]
 
 
 def test_other_flags_end_the_start(tmp_path: Path) -> None:

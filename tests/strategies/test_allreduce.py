@@ -7,19 +7,16 @@ from pathlib import Path
 
 from tests.launching import run, start, torchrun
 from tests.runs import last, metrics, same
-from tests.strategies.faults import planted
-from tests.strategies.waiting import process_of_rank, wait_for_iteration
+from tests.strategies import faults
+from tests.strategies.faults import process_of_rank, wait_for_iteration
 
-SINUSOID = [
-    *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--test-tasks", "8"),
-    *("--log-every", "5", "--compile", "off", "--strategy", "allreduce"),
-]  # fmt: skip
+SINUSOID = [*faults.SINUSOID, "--strategy", "allreduce", "--test-tasks", "8"]
 
 
 def test_a_signal_to_one_rank_stops_all(tmp_path: Path) -> None:
     """And the checkpoint that rank zero alone holds is enough for all to go on, to the same end."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    launched = start([*torchrun(2), *SINUSOID, "--iterations", "100000", "--run-dir", str(parts)])
+    launched = start([*torchrun(2), *SINUSOID, "--run-dir", str(parts)])
     try:
         wait_for_iteration(launched, parts, 10, limit=90)
         os.kill(process_of_rank(launched, 1), signal.SIGHUP)
@@ -52,7 +49,7 @@ OuterOptimizer.step, torch.distributed.all_gather = broken, late
 def test_diverged_parameters_are_found(tmp_path: Path) -> None:
     """A planted fault on rank 1: found at the next check. It is heard first: one line, the same."""
     args = [*SINUSOID, "--iterations", "10", "--test-tasks", "0", "--check-every", "2"]
-    command = [*torchrun(2, [planted(tmp_path, DIVERGES)]), *args]
+    command = [*torchrun(2, [faults.planted(tmp_path, DIVERGES)]), *args]
     done = run([*command, "--run-dir", str(tmp_path / "run")], timeout=120, expect=None)
     assert done.returncode != 0
     assert "error: rank 1 holds other parameters than rank 0" in done.stderr

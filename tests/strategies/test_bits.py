@@ -8,8 +8,8 @@ import pytest
 
 from tests.launching import run, start, torchrun
 from tests.runs import last, same
+from tests.strategies.faults import wait_for_iteration
 from tests.strategies.test_equivalence import STRATEGIES, TOPOLOGIES
-from tests.strategies.waiting import wait_for_iteration
 
 # Six tasks for each of two workers: in float32 another order is another sum.
 GLYPHS = [

@@ -9,6 +9,7 @@ import pytest
 
 from tests.launching import TRAIN, run_together, run_train, start
 from tests.network import Network, why_not
+from tests.strategies.faults import SINUSOID, wait_for_iteration
 from tests.strategies.test_equivalence import (
     SEVEN_TASKS,
     STRATEGIES,
@@ -17,7 +18,6 @@ from tests.strategies.test_equivalence import (
     assert_same,
     trained,
 )
-from tests.strategies.waiting import wait_for_iteration
 
 # What one process of a busy machine takes to start is most of it.
 LIMIT_S = 240
@@ -44,12 +44,6 @@ def test_torchrun_on_two_hosts(local: Trained, tmp_path: Path) -> None:
         run_together([network.torchrun(host, 1, args) for host in range(2)], LIMIT_S)
     for name in runs:
         assert_same(trained(tmp_path / name), local, name)
-
-
-SINUSOID = [
-    *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--log-every", "1"),
-    *("--iterations", "100000", "--checkpoint-every", "5", "--compile", "off"),
-]  # fmt: skip
 
 
 def test_equals_local_on_three_hosts(local: Trained, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from tests.strategies.faults import (
     WHILE_DRAWING,
     Fault,
     inject,
+    wait_for_iteration,
 )
-from tests.strategies.waiting import wait_for_iteration
 
 SILENT_S = 15
 """When a silent one is given up. A healthy one's first gradient takes seconds on a busy machine."""

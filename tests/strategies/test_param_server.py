@@ -13,8 +13,7 @@ from maml.config.checks import check
 from maml.errors import UserError
 from tests.launching import run, run_torchrun, start_ranks, torchrun
 from tests.runs import metrics, result, sinusoid
-from tests.strategies.faults import planted
-from tests.strategies.waiting import wait_for_iteration
+from tests.strategies.faults import planted, wait_for_iteration
 
 SINUSOID = [
     *("maml-sinusoid-10shot", "--logger", "none", "--eval-every", "0", "--eval-tasks", "8"),

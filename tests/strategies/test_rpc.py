@@ -1,22 +1,25 @@
-"""The rpc strategy: what travels, many tasks on few threads, and who leaves last."""
+"""The rpc strategy: what travels, calls that wait for each other, and who leaves last."""
 
+import random
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
+from maml.strategies.over_rpc import Gathering
+from maml.strategies.packing import OuterLosses, Packing
 from maml.strategies.rpc import Reference
+from maml.worker import Share
 from tests.launching import run_torchrun, start_ranks
 from tests.runs import metrics, same
-from tests.strategies.faults import planted
+from tests.strategies.faults import SINUSOID, planted
 from tests.workers import worker_of
-
-SINUSOID = [
-    *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
-    *("--compile", "off"),
-]  # fmt: skip
-
 
 FORGETS = """
 from maml.strategies import rpc
@@ -63,14 +66,14 @@ def test_many_tasks_on_few_threads_finish(tmp_path: Path, partition: str, size: 
 
 PARTS_LATE = """
 from torch.distributed import rpc
-from maml.processes.store import launchers_store
+from maml.processes.store import own_connection
 from maml.processes.world import World
 shutdown = rpc.shutdown
 def slowly(**kwargs):
     shutdown(**kwargs)
     if os.environ["RANK"] == "1":
         time.sleep(2)
-        launchers_store(World.from_environment()).add("still there", 1)
+        own_connection(World.from_environment()).add("still there", 1)
 rpc.shutdown = slowly
 """
 
@@ -80,3 +83,51 @@ def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
     args = [*SINUSOID, "--strategy", "rpc", "--iterations", "3", "--run-dir", str(tmp_path / "run")]
     for rank in start_ranks(2, args, script=planted(tmp_path, PARTS_LATE)):
         rank.wait(60)
+
+
+def test_calls_in_any_order_are_one_batch_in_order() -> None:
+    """Two steps at once, their calls and parameters on threads of their own, in random orders."""
+    batches = []
+
+    def compute(places: list[int], shared: float) -> list[tuple[int, float]]:
+        batches.append((places, shared))
+        return [(place, shared) for place in places]
+
+    for seed in range(20):
+        batches.clear()
+        gathering = Gathering(compute)
+        calls = [partial(gathering.call, step, task) for step in (1, 2) for task in range(9)]
+        begins = [partial(gathering.begin, step, 0.5 * step, 9) for step in (1, 2)]
+        todo: list[Callable[[], Any]] = [*calls, *begins]
+        random.Random(seed).shuffle(todo)
+        with ThreadPoolExecutor(len(todo)) as pool:
+            done = {one: pool.submit(one) for one in todo}
+        both = [(list(range(9)), 0.5), (list(range(9)), 1.0)]
+        assert sorted(batches, key=lambda batch: batch[1]) == both
+        for one in calls:
+            step, task = one.args
+            assert done[one].result().wait() == (task, 0.5 * step)
+
+
+def test_outer_losses_are_those_of_autograd() -> None:
+    """Tasks whose losses are (w · x)² for x of their own, float64; a mean, and a sum."""
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    flat = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
+
+    @torch.enable_grad()
+    def share() -> Share:
+        w = flat.detach().requires_grad_()
+        losses = (x @ w).square()
+        (gradient,) = torch.autograd.grad(losses.sum(), w)
+        rows = losses.detach()[:, None]
+        return Share({"w": gradient}, rows.sum(0), len(x), rows)
+
+    for weight in (0.25, 1.0):
+        rows = OuterLosses.apply(share, Packing({"w": flat}, 1), flat)
+        losses = (x @ flat).square()
+        assert torch.equal(rows, torch.stack([losses, torch.ones_like(losses)], dim=1))
+        (found,) = torch.autograd.grad(weight * rows[:, 0].sum(), flat, retain_graph=True)
+        (expected,) = torch.autograd.grad(weight * losses.sum(), flat)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    with pytest.raises(RuntimeError, match="must all weigh the same"):
+        rows[0, 0].backward()

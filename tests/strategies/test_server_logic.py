@@ -9,9 +9,10 @@ import torch
 
 from maml.errors import UserError, WorkerLostError
 from maml.processes.world import World
-from maml.strategies.param_server.inbox import Inbox, Order, Result
-from maml.strategies.param_server.over_rpc import ParameterServer
-from maml.strategies.param_server.remote_forward import HandOver, ServedModel
+from maml.strategies import over_rpc
+from maml.strategies.param_server import build_param_server
+from maml.strategies.param_server.over_rpc import Order, ParameterServer, Result
+from maml.strategies.param_server.remote_forward import HandOver, RemoteForward
 from maml.worker import Share, Worker
 from tests.runs import sinusoid
 
@@ -28,7 +29,9 @@ class Play:
         config = sinusoid(strategy="param-server", dtype="float64", **values)
         self.worker = Worker(config, torch.device("cpu"))
         world = World(0, 1 + trainers, 0, 1 + trainers, launched=True)
-        self.server = ParameterServer(config, world, self.worker)
+        server = build_param_server(config, world, self.worker)
+        assert isinstance(server, ParameterServer)
+        self.server = server
         self.params = self.worker.learner.meta_parameters()
         self._pool = pool
 
@@ -39,9 +42,9 @@ class Play:
 
     def ask(self, rank: int, result: Result | None = None) -> Any:
         """Push ``result`` and return the future of the next order."""
-        return self.server.inbox.exchange(rank, result)
+        return self.server.exchange(rank, result)
 
-    def work(self, order: Order) -> Result:
+    def work(self, order: Order) -> Result | None:
         """Do what a trainer does."""
         return self.server.compute(order)
 
@@ -158,21 +161,23 @@ def test_refusals(pool: ThreadPoolExecutor) -> None:
         Play(pool, trainers=2, ps_mode="backup", ps_backup_workers=2)
 
 
-@pytest.mark.parametrize(("of_its_order", "step"), [(True, 1), (False, 2)])
+@pytest.mark.parametrize(("mode", "step"), [("sync", 1), ("async", 2)])
 def test_a_served_model_steps_on_meanwhile(
-    pool: ThreadPoolExecutor, of_its_order: bool, step: int
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, mode: str, step: int
 ) -> None:
     """Tasks ordered in step 1, sent in step 2: late, unless a gradient of any tasks counts."""
-    play, inbox = Play(pool, trainers=1), Inbox()
-    packing = play.server.packing
-    served = ServedModel(play.worker, packing, inbox, [1], of_its_order=of_its_order)
-    served.publish(1, play.params)
-    served.publish(2, {name: 2 * tensor for name, tensor in play.params.items()})
-    totals = served.forward(1, 1, list(play.worker.training_tasks(IDS)))
+    play = Play(pool, trainers=1, ps_mode=mode, ps_forward="remote")
+    server = play.server
+    assert isinstance(server, RemoteForward)
+    monkeypatch.setattr(over_rpc, "_this", server)
+    server.get_ready()
+    for server._step in (1, 2):
+        params = {name: server._step * tensor for name, tensor in play.params.items()}
+        server.publish(params)
+    totals = server.forward(1, 1, list(play.worker.training_tasks(IDS)))
     totals[0].backward()
-    HandOver([served.leaf], 1).step()
-    event = inbox.take(0)
-    assert event is not None and event.result is not None
-    assert event.result.step == step
-    play.params = {name: 2 * tensor for name, tensor in play.params.items()}
-    assert_same(play.server.packing.to_share(event.result.flat), play.expected(IDS))
+    HandOver([server.leaf], 1).step()
+    result = server.events.get(timeout=LIMIT_S).result
+    assert result is not None and result.step == step
+    play.params = params
+    assert_same(server.packing.to_share(result.flat), play.expected(IDS))

@@ -32,7 +32,7 @@ COMPONENTS = {
 }  # fmt: skip
 
 _TURN = 0.6180339887498949
-"""The golden ratio's fraction: see `_turned`."""
+"""The golden ratio's fraction, by which an inner step's uniform numbers differ from the last's."""
 
 
 class MAMLPolicy(Policy):
@@ -43,9 +43,10 @@ class MAMLPolicy(Policy):
     term: the outer gradient is that of J(θ − α ∇J) (formulation II of arXiv:1810.06784).
     """
 
+    also = "return_before"  # of support episodes, before adaptation
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.metric_names = ("return", "return_before")
         if set(self.network_weights(self.meta_parameters())) == set(self.frozen):
             raise UserError(f"--learner {config.learner}: all that would adapt is frozen")
 
@@ -90,11 +91,12 @@ class MAMLPolicy(Policy):
         weights = self.network_weights(meta_params)
         played: list[Trajectory] = []
         for step in range(steps):
-            adapted, each = self._after(meta_params, weights, tasks, played)
-            draws = _turned(tasks.support_y, step)
-            played.append(self.act(adapted, tasks.support_x, draws, each=each))
-        adapted, each = self._after(meta_params, weights, tasks, played)
-        query = self.act(adapted, tasks.query_x, tasks.query_y, each=each)
+            adapted = self._after(meta_params, weights, tasks, played)
+            # Other numbers in each step: all moved round the unit circle.
+            draws = (tasks.support_y + step * _TURN) % 1.0
+            played.append(self.act(adapted, tasks.support_x, draws, each=step > 0))
+        adapted = self._after(meta_params, weights, tasks, played)
+        query = self.act(adapted, tasks.query_x, tasks.query_y, each=steps > 0)
         after = first_return(query)
         before = first_return(played[0]) if played else after
         support = _stacked(played) if played else ()
@@ -102,10 +104,10 @@ class MAMLPolicy(Policy):
 
     def _after(
         self, meta_params: Params, weights: Params, tasks: Task, played: list[Trajectory]
-    ) -> tuple[Params, bool]:
-        """Return the weights after the inner steps along ``played``; whether each task has some."""
+    ) -> Params:
+        """Return the weights after the inner steps along ``played``, if any: of each task then."""
         if not played:
-            return weights, False
+            return weights
         problem = self.problem(meta_params, len(played))
         nothing = played[0].rewards.new_empty(len(tasks.query_x), 0)
         made = Played(_stacked(played), played[0], nothing)
@@ -113,11 +115,8 @@ class MAMLPolicy(Policy):
         def after(task: Any) -> Params:
             return problem.params(unrolled.adapt(problem, task), problem.last_step)
 
-        return each_task(after, self.batching)(made), True
-
-    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return the mean returns of query episodes, and of support episodes before adaptation."""
-        return {"return": y[..., 1], "return_before": y[..., 0]}
+        after_each: Params = each_task(after, self.batching)(made)
+        return after_each
 
 
 def _stacked(played: list[Trajectory]) -> Trajectory:
@@ -129,11 +128,6 @@ def _cut(played: Trajectory, dim: int) -> Trajectory:
     """Leave out the steps, of dimension ``dim``, that nobody took: they add nothing to a loss."""
     lasted = int(played.alive.sum(dim).max())
     return Trajectory(*(part.narrow(dim, 0, lasted) for part in played))
-
-
-def _turned(draws: Tensor, step: int) -> Tensor:
-    """Return uniform numbers for another inner step: all moved round the unit circle."""
-    return draws if step == 0 else (draws + step * _TURN) % 1.0
 
 
 def dice(logp: Tensor, rewards: Tensor, weights: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from torch import Tensor
 from datasets.environments.acting import Trajectory
 from datasets.tasks import Task
 from maml.acting.policy import Played, Policy, first_return
-from maml.config import Config
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
@@ -39,13 +38,7 @@ class Reinforce(Policy):
     less their mean, by their deviation, as in torch's example of batched RPC.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.metric_names = ("return", "episodes")
-
-    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return the mean return of first episodes, and how many episodes ended in all."""
-        return {"return": y[..., 1], "episodes": y[..., 0]}
+    also = "episodes"  # how many have ended
 
     def starts(self) -> int:
         """As many as can be needed."""

@@ -6,9 +6,12 @@ observer meets, and what is drawn, has addresses; so the parameters are those of
 or not, however many observers there are, as long as none of them is lost.
 """
 
+import copy
+import queue
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,13 +20,11 @@ from torch import Tensor
 
 from datasets.environments.acting import Trajectory, play
 from maml.acting.learners.reinforce import Reinforce, as_played
-from maml.acting.strategies.inference import Batches, Inference
 from maml.config import Config
 from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.gathering import Answer
-from maml.strategies.over_rpc import OverRpc, reported, this
+from maml.strategies.over_rpc import Answer, OverRpc, answer_all, reported, this
 from maml.worker import Batch, Share, Worker
 
 COMPONENTS = {
@@ -36,6 +37,99 @@ COMPONENTS = {
 
 LATE = 5.0
 """Seconds that an observer may always take, once another one is done."""
+
+
+class Inference:
+    """The policy of one step of training, for any thread; ``forwards`` answered ``requests``."""
+
+    def __init__(self, learner: Reinforce) -> None:
+        self._learner = learner
+        # A module of its own: who applies the learner's to parameters swaps its tensors meanwhile.
+        self._policy = copy.deepcopy(learner.network).requires_grad_(False)
+        self._seen = learner.environment.observation_size
+        self.forwards, self.requests = 0, 0
+
+    def follow(self, meta_params: Params) -> None:
+        """Answer by ``meta_params`` from here on; nobody is to be asking."""
+        weights = self._learner.network_weights(meta_params)
+        with torch.no_grad():
+            for name, tensor in self._policy.named_parameters():
+                tensor.copy_(weights[name])
+
+    @torch.no_grad()
+    def __call__(self, requests: list[Tensor]) -> list[Tensor]:
+        """Return the actions for requests ``[n, O + D]``, observations and draws, by one pass."""
+        rows = torch.cat(requests)
+        observations, draws = rows[:, : self._seen], rows[:, self._seen :]
+        dtype = next(self._policy.parameters()).dtype
+        outputs, _ = self._policy(observations.to(dtype), None)
+        actions = self._learner.choose(outputs, draws)
+        self.forwards += 1
+        self.requests += len(requests)
+        return list(actions.split([len(request) for request in requests]))
+
+
+class Batches:
+    """Gathers one request of each observer; the last one that comes answers all.
+
+    A batch that is not complete after ``wait`` seconds is answered as it is: it is ``flushed``.
+    """
+
+    def __init__(self, inference: Inference, wait: float) -> None:
+        self._inference, self._wait = inference, wait
+        self._changed = threading.Condition()
+        self._playing: set[int] = set()
+        self._asked: dict[int, tuple[Tensor, Answer]] = {}
+        self._since = 0.0
+        self.flushed = 0
+        threading.Thread(target=self._flush, name="batches", daemon=True).start()
+
+    def begin(self, ranks: Iterable[int]) -> None:
+        """Expect requests of these observers."""
+        with self._changed:
+            self._playing = set(ranks)
+
+    def leave(self, rank: int) -> None:
+        """Expect no more requests of an observer."""
+        with self._changed:
+            self._playing.discard(rank)
+            batch = self._take_if_complete()
+        self._answer(batch)
+
+    def ask(self, rank: int, request: Tensor) -> Answer:
+        """Return the answer to come; no thread is held meanwhile."""
+        answer: Answer = torch.futures.Future()
+        with self._changed:
+            if not self._asked:
+                self._since = time.monotonic()
+                self._changed.notify()
+            self._asked[rank] = request, answer
+            batch = self._take_if_complete()
+        self._answer(batch)
+        return answer
+
+    def _take_if_complete(self, *, late: bool = False) -> dict[int, tuple[Tensor, Answer]]:
+        if len(self._asked) < len(self._playing) and not late:
+            return {}
+        batch, self._asked = self._asked, {}
+        return batch
+
+    def _answer(self, batch: dict[int, tuple[Tensor, Answer]]) -> None:
+        if batch:
+            # In the order of ranks, not of arrival: a repeated run has the same bits.
+            requests, answers = zip(*(batch[rank] for rank in sorted(batch)), strict=True)
+            answer_all(answers, lambda: self._inference(list(requests)))
+
+    def _flush(self) -> None:
+        while True:
+            with self._changed:
+                left = self._since + self._wait - time.monotonic() if self._asked else None
+                if left is None or left > 0:
+                    self._changed.wait(left)
+                    continue
+                batch = self._take_if_complete(late=True)
+                self.flushed += 1
+            self._answer(batch)
 
 
 class _Late(Exception):
@@ -77,11 +171,11 @@ class Observers(OverRpc):
         self.computing = range(1)
         self.number = 0
         self.spared = len(self.others) - 1
-        # The calls that are under way, with the step that each is of.
-        self._calls: dict[int, tuple[int, torch.futures.Future[Any]]] = {}
-        self._news = threading.Event()
+        # Who plays; the calls that have ended, with whom each was to and the step that it is of.
+        self._busy: set[int] = set()
+        self._ended = queue.SimpleQueue[tuple[int, int, torch.futures.Future[Any]]]()
         self._played = torch.empty(0, dtype=torch.int64)
-        self._missed, self._acting = 0, 0.0
+        self._missed = 0
 
     def get_ready(self) -> None:
         """Be the agent, or an observer with its environment."""
@@ -93,7 +187,6 @@ class Observers(OverRpc):
         """Let all observers play their part of ``ids``; differentiate what has come back."""
         self.number += 1
         self.inference.follow(meta_params)
-        began = time.monotonic()
         free = self._free()
         parts = dict(zip(free, ids.tensor_split(len(free)), strict=True))
         parts = {rank: part for rank, part in parts.items() if len(part)}
@@ -103,7 +196,6 @@ class Observers(OverRpc):
         found = self._gather(set(parts))
         # An observer that asks from here on is told that this step is over.
         self.batches.begin(())
-        self._acting += time.monotonic() - began
         # In the order of ids, not of arrival: a repeated run has the same bits.
         ranks = [rank for rank in parts if rank in found]
         self._played = torch.cat([parts[rank] for rank in ranks])
@@ -117,25 +209,25 @@ class Observers(OverRpc):
     def _free(self) -> list[int]:
         """Return the observers that are not late; wait for one that is, if all are."""
         deadline = self.liveness.clock.now() + self.config.timeout
-        while True:
-            self._take()
-            free = [rank for rank in self.others if rank not in self.gone | self._calls.keys()]
-            if free:
-                return free
-            if self.liveness.clock.now() >= deadline or not self._calls:
+        while not self._ended.empty():
+            self._next(0)
+        while not (free := [n for n in self.others if n not in self.gone | self._busy]):
+            if self.liveness.clock.now() >= deadline or not self._busy:
                 names = self.liveness.name(self.others)
                 raise self.liveness.explain(TimeoutError(f"no observer is left of {names}"))
-            self._wait(0.2)
+            self._next(0.2)
+        return free
 
     def _call(self, rank: int, part: Tensor) -> None:
+        number = self.number
         try:
             # 0: no time limit of its own; `_gather` has one.
-            call = rpc.rpc_async(rank, _observe, (self.number, part), timeout=0)
+            call = rpc.rpc_async(rank, _observe, (number, part), timeout=0)
         except RuntimeError:
             self._lose(rank)
             return
-        self._calls[rank] = self.number, call
-        call.add_done_callback(lambda _: self._news.set())
+        self._busy.add(rank)
+        call.add_done_callback(lambda call: self._ended.put((rank, number, call)))
 
     def _gather(self, playing: set[int]) -> dict[int, Trajectory]:
         """Return what observers have played: of all, but for those that are lost or late."""
@@ -143,45 +235,39 @@ class Observers(OverRpc):
         began = clock.now()
         deadline = began + self.config.timeout
         while missing := playing - found.keys() - self.gone:
-            now = clock.now()
-            for rank, played in self._take().items():
+            left = deadline - clock.now()
+            # In pieces: who is lost is said by another thread.
+            rank, played = self._next(min(0.2, max(left, 0.0)))
+            if played is not None:
                 if not found:
+                    now = clock.now()
                     deadline = min(deadline, now + max(LATE, 3 * (now - began)))
                 found[rank] = played
                 self.wire_bytes += sum(part.nbytes for part in played)
-            missing -= found.keys()
-            if missing and now >= deadline:
+            elif left <= 0 and self._ended.empty():
                 if not found:
                     raise self.liveness.explain(TimeoutError(self.liveness.name(missing)))
                 line = f"{self.liveness.name(missing)} late; step {self.number} goes on without"
                 print(line, file=sys.stderr, flush=True)
                 break
-            if missing:  # in pieces: who is lost is said by another thread
-                self._wait(min(0.2, deadline - now))
         if not found:
             raise self.liveness.explain(RuntimeError("no observer is left"))
         return found
 
-    def _wait(self, seconds: float) -> None:
-        self._news.wait(seconds)
-        self._news.clear()
-
-    def _take(self) -> dict[int, Trajectory]:
-        """Return what ended calls of this step have played; who has failed is lost."""
-        found = {}
-        for rank, (number, call) in list(self._calls.items()):
-            if not call.done():
-                continue
-            del self._calls[rank]
-            self.batches.leave(rank)
-            try:
-                what = call.value()
-            except Exception:
-                self._lose(rank)
-                continue
-            if number == self.number and what is not None:
-                found[rank] = what
-        return found
+    def _next(self, seconds: float) -> tuple[int, Trajectory | None]:
+        """Wait for a call to end; return what was played by whom, if anything for this step."""
+        try:
+            rank, number, call = self._ended.get(timeout=seconds)
+        except queue.Empty:
+            return 0, None
+        self._busy.discard(rank)
+        self.batches.leave(rank)
+        try:
+            played = call.value()
+        except Exception:  # who has failed is lost
+            self._lose(rank)
+            return rank, None
+        return rank, played if number == self.number else None
 
     def _lose(self, rank: int) -> None:
         self.batches.leave(rank)
@@ -202,13 +288,12 @@ class Observers(OverRpc):
         row = super().report() | {
             "forwards": inference.forwards,
             "requests": inference.requests,
-            "requests_per_second": inference.requests / self._acting if self._acting else 0.0,
             "flushed": self.batches.flushed,
         }
         if self._missed:
             row["missed_tasks"] = self._missed
-        inference.forget()
-        self.batches.flushed, self._missed, self._acting = 0, 0, 0.0
+        inference.forwards, inference.requests = 0, 0
+        self.batches.flushed, self._missed = 0, 0
         return row
 
     def observe(self, number: int, ids: Tensor) -> Trajectory:

@@ -1,17 +1,19 @@
 """``--strategy param-server``: rank 0 serves the model, the others train.
 
-``over_rpc`` has the server of all modes and its trainers, ``remote_forward`` the trainers that call
-the model where it is, ``over_collectives`` the synchronous server without RPC.
+``over_rpc`` has the server of all modes and its trainers, ``remote_forward`` those that call the
+model on the server, ``over_collectives`` the synchronous server without RPC.
 """
 
 from typing import Literal
 
 from datasets.flags import RESULT, WAY, flag
 from maml.config import Config
+from maml.errors import UserError
 from maml.processes.world import World
 from maml.strategies.base import Strategy
 from maml.strategies.param_server.over_collectives import CollectiveServer
 from maml.strategies.param_server.over_rpc import ParameterServer
+from maml.strategies.param_server.remote_forward import RemoteForward
 from maml.worker import Worker
 
 COMPONENTS = {
@@ -55,7 +57,10 @@ class Flags:
 
 
 def build_param_server(config: Config, world: World, worker: Worker) -> Strategy:
-    """Return the parameter server of ``--ps-transport``, ready to be entered."""
+    """Return the parameter server that the flags ask for, ready to be entered."""
+    if world.size == 1:
+        raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
     if config.ps_transport == "collective":
         return CollectiveServer(config, world, worker)
-    return ParameterServer(config, world, worker)
+    kind = RemoteForward if config.ps_forward == "remote" else ParameterServer
+    return kind(config, world, worker)

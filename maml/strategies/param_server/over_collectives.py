@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from maml.config import Config
-from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.collective import Collective, wait_idly
@@ -21,14 +20,8 @@ class CollectiveServer(Collective):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        if world.size < 2:
-            raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
+        self.drives, self.home = world.rank == 0, torch.device("cpu")
         self.computing = range(1, world.size)
-
-    @property
-    def drives(self) -> bool:
-        """Rank 0 serves, and drives the outer loop."""
-        return self.world.rank == 0
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Broadcast ids and model; return the sum over all trainers' shares."""

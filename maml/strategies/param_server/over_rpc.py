@@ -1,15 +1,19 @@
 """``--strategy param-server`` over RPC: rank 0 serves, the others train.
 
-One RPC pushes a gradient and returns the next order with the updated model. The server's main
-thread alone decides: what it waits for, drops or sums is `ParameterServer.meta_step`; when to
-step is the outer loop's business, as for every strategy.
+One RPC pushes a gradient and returns the next order with the updated model. As in PyTorch's
+tutorial on asynchronous execution, a push frees its thread at once; its answer is a future that is
+resolved later. The server's main thread alone decides: what it waits for, drops or sums is
+`ParameterServer.meta_step`; when to step is the outer loop's business, as for every strategy.
 """
 
 import functools
+import queue
 import threading
 import time
-from collections.abc import Callable, Set
-from typing import Any
+from collections import Counter
+from collections.abc import Set
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.rpc as rpc
@@ -21,15 +25,43 @@ from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.over_rpc import OverRpc, this
-from maml.strategies.param_server.inbox import Event, Inbox, Order, Result
-from maml.strategies.param_server.remote_forward import Caller, ServedModel
 from maml.worker import Share, Worker
+
+
+class Order(NamedTuple):
+    """From the server: the tasks ``ids [T]`` that a trainer computes next, for a step.
+
+    ``params [P]`` is the step's model, flat; empty where it stays on the server.
+    """
+
+    step: int
+    ids: Tensor
+    params: Tensor
+
+
+class Result(NamedTuple):
+    """What came of an order: its step, a packed share, and the bytes that were sent for it."""
+
+    step: int
+    flat: Tensor
+    wire_bytes: int
+
+
+class Event(NamedTuple):
+    """Something that arrived from ``rank``; ``answer``: the order that it now waits for, if any.
+
+    An order that is None sends the trainer home.
+    """
+
+    rank: int
+    result: Result | None
+    answer: Future[Order | None] | None
 
 
 @rpc.functions.async_execution
 def _exchange(rank: int, result: Result | None) -> Future[Order | None]:
     """Run on the server: push a result, get the next order; holds no thread meanwhile."""
-    return this(ParameterServer).inbox.exchange(rank, result)
+    return this(ParameterServer).exchange(rank, result)
 
 
 class ParameterServer(OverRpc):
@@ -43,8 +75,6 @@ class ParameterServer(OverRpc):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        if not self.others:
-            raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
         self.spared = config.ps_backup_workers if config.ps_mode == "backup" else 0
         if self.spared >= len(self.others):
             raise UserError(
@@ -52,8 +82,9 @@ class ParameterServer(OverRpc):
                 f"{len(self.others)} trainers"
             )
         self.computing = self.others
-        self.inbox = Inbox()
-        self._served: ServedModel | None = None
+        # What arrives, in threads of RPC; the main thread takes it out.
+        self.events = queue.SimpleQueue[Event]()
+        self._closing = threading.Lock()
         self._idle: dict[int, Future[Order | None]] = {}
         self._step = 0
         # async: the first meta-batch, how many were handed out since, and each rank's latest.
@@ -63,21 +94,24 @@ class ParameterServer(OverRpc):
         self._taken_in = torch.empty(0, dtype=torch.int64)
         self._forget_counts()
 
-    def get_ready(self) -> None:
-        """Serve the model, where trainers call it on the server."""
-        if self.drives and self.config.ps_forward == "remote":
-            of_its_order = self.config.ps_mode != "async"
-            self._served = ServedModel(
-                self.worker, self.packing, self.inbox, self.others, of_its_order=of_its_order
-            )
+    def exchange(self, rank: int, result: Result | None) -> Future[Order | None]:
+        """Take in ``result``, if any; return the future of the next order."""
+        answer: Future[Order | None] = Future()
+        with self._closing:
+            if self.finished.is_set():
+                answer.set_result(None)
+            else:
+                self.events.put(Event(rank, result, answer))
+        return answer
 
-    def share_sizes(self) -> set[int]:
-        """Where the model is called, the parts of the trainers who call it there."""
-        if self.drives != (self.config.ps_forward == "remote"):
-            return set()
-        if self.config.ps_mode == "async":
-            return {self.config.meta_batch_size}
-        return {self.part_size(n) for n in (self.others if self.drives else [self.world.rank])}
+    def part_size(self, rank: int) -> int:
+        """Return the size of a trainer's part: in async mode, a whole meta-batch."""
+        of_all = self.config.ps_mode == "async"
+        return self.config.meta_batch_size if of_all else super().part_size(rank)
+
+    def publish(self, meta_params: Params) -> Tensor:
+        """Begin a step with this model; return what its orders carry of it."""
+        return self.packing.params(meta_params)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Hand out the model and task ids; return the gradients that this mode waits for.
@@ -87,11 +121,7 @@ class ParameterServer(OverRpc):
         """
         began, self._waited = time.monotonic(), 0.0
         self._step += 1
-        params = torch.empty(0)
-        if self._served is not None:
-            self._served.publish(self._step, meta_params)
-        else:
-            params = self.packing.params(meta_params)
+        params = self.publish(meta_params)
         if self.config.ps_mode == "async":
             flat = self._first_to_arrive(params, ids)
         else:
@@ -136,7 +166,7 @@ class ParameterServer(OverRpc):
             self._taken_in = self._under_way.pop(rank)
             staleness = self._step - result.step
             if staleness <= self.config.ps_max_staleness:
-                self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
+                self._staleness[staleness] += 1
                 return result.flat
             self._dropped += 1
 
@@ -149,7 +179,8 @@ class ParameterServer(OverRpc):
         began, event = time.monotonic(), None
         while event is None:
             left = deadline - self.liveness.clock.now()
-            event = self.inbox.take(left)
+            with suppress(queue.Empty):
+                event = self.events.get(timeout=max(left, 0))
             if event is None and left <= 0:
                 raise self.liveness.explain(TimeoutError(self.liveness.name(set(missing))))
         self._waited += time.monotonic() - began
@@ -166,7 +197,7 @@ class ParameterServer(OverRpc):
 
     def _forget_counts(self) -> None:
         self._dropped, self._busy, self._waited = 0, 0.0, 0.0
-        self._staleness: dict[int, int] = {}
+        self._staleness = Counter[int]()
 
     def report(self) -> dict[str, Any]:
         """Bytes, seconds that the server was busy, dropped gradients, staleness by age."""
@@ -175,28 +206,29 @@ class ParameterServer(OverRpc):
             row["dropped"] = self._dropped
         if self.config.ps_mode == "async":
             oldest = max(self._staleness, default=0)
-            row["staleness"] = [self._staleness.get(age, 0) for age in range(oldest + 1)]
+            row["staleness"] = [self._staleness[age] for age in range(oldest + 1)]
         self._forget_counts()
         return row
 
     def send_home(self) -> None:
-        """Order all trainers to leave."""
-        self.inbox.close()
-        for answer in self._idle.values():
-            answer.set_result(None)
+        """Order all trainers to leave: who has asked for an order, and who asks from now on."""
+        with self._closing:
+            self.finished.set()
+        answers: list[Future[Order | None] | None] = [*self._idle.values()]
+        while not self.events.empty():
+            answers.append(self.events.get().answer)
+        for answer in answers:
+            if answer is not None:
+                answer.set_result(None)
 
     def answer(self) -> None:
         """Do what the server orders, until it says that all is done."""
-        # A caller's references to the server's model end with this call, before it leaves.
-        do: Callable[[Order], Result | None] = self.compute
-        if self.config.ps_forward == "remote":
-            do = Caller(self.worker, self.world.rank, self.guard)
         order = self._next_order(None, None)
         while order is not None:
-            order = self._next_order(do(order), order)
+            order = self._next_order(self.compute(order), order)
 
-    def compute(self, order: Order) -> Result:
-        """Compute the share of an order."""
+    def compute(self, order: Order) -> Result | None:
+        """Compute the share of an order; return it, unless it is delivered already."""
         params = self.packing.to_params(order.params)
         flat = self.packing.share(self.worker.share(params, order.ids, self.worker.learner)).cpu()
         return Result(order.step, flat, flat.nbytes)

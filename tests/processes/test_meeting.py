@@ -1,6 +1,10 @@
-"""A start's name: the same in all its ranks, and nobody else's."""
+"""Who takes part: the name of a start, the same in all its ranks; what tells processes apart."""
 
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -8,17 +12,15 @@ import pytest
 from torch.distributed import TCPStore
 
 from maml.errors import WorkerLostError
+from maml.processes.identity import Identity, started
 from maml.processes.store import meet
 
 
-@pytest.fixture
-def port() -> int:
-    """A store that outlives every start, as torchrun's does; kept by the process until its end."""
-    _STORES.append(TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30)))
-    return _STORES[-1].port
-
-
-_STORES: list[TCPStore] = []
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A store that outlives every start, as torchrun's does."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    yield store.port
 
 
 def join(port: int, rank: int, size: int, seconds: float = 20) -> str:
@@ -55,3 +57,23 @@ def test_who_does_not_come_is_named(port: int) -> None:
         with pytest.raises(WorkerLostError, match="rank 2 did not come to the start within 2 s"):
             rank_zero.result()
         one.result()
+
+
+def test_a_process_from_beginning_to_end() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    identity = Identity.own()._replace(pid=child.pid, since=started(child.pid))
+    assert not identity.is_gone()
+    assert started(child.pid) == identity.since
+    # Of the same number, but another start; of another boot.
+    assert identity._replace(since=identity.since + "0").is_gone()
+    boot, space = identity.place.split()
+    assert identity._replace(place=f"{boot}0 {space}").is_gone()
+    # Nothing is known of another host, or of another container.
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert identity.is_gone(), "a process that nobody has waited for is gone as well"
+    child.wait()
+    assert identity.is_gone()
+    assert not identity._replace(host="another").is_gone()
+    assert not identity._replace(place=f"{boot} pid:[1]").is_gone()
+    assert not Identity.own().is_gone()

@@ -1,0 +1,113 @@
+"""Runs that a launcher starts again, or a scheduler suspends: they go on to the same end."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from maml.config.cli import parse
+from maml.trainer import Trainer
+from tests.launching import REPO, SLACK, start, start_ranks, torchrun
+from tests.runs import last, metrics
+from tests.strategies.faults import (
+    SINUSOID,
+    STRATEGIES,
+    process_of_rank,
+    suspend,
+    wait_for_iteration,
+)
+
+TIMEOUT_S, SUSPENDED_S = 10, 13
+ITERATIONS = 400
+"""Long enough to be met on its way."""
+RUN = [
+    *(*SINUSOID, "--iterations", str(ITERATIONS), "--dtype", "float64", "--threads", "1"),
+    *("--log-every", "1"),
+]
+Model = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The parameters of a run of one process that nothing has stopped."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert Trainer(parse([*RUN, "--run-dir", str(folder)])).run() == 0
+    model: Model = last(folder)["model"]
+    return model
+
+
+def assert_same(run_dir: Path, undisturbed: Model) -> None:
+    model = last(run_dir)["model"]
+    assert list(model) == list(undisturbed)
+    for name, expected in undisturbed.items():
+        torch.testing.assert_close(model[name], expected, rtol=0, atol=1e-10)
+
+
+IN_ORDER = ("rpc chunk", "rpc exclusive", "param-server sync", "param-server collective")
+
+
+@pytest.mark.parametrize(
+    "strategy", ["allreduce", *(pytest.param(n, marks=pytest.mark.slow) for n in IN_ORDER)]
+)
+def test_a_restart_goes_on(strategy: str, undisturbed: Model, tmp_path: Path) -> None:
+    """The launcher's store still holds what the first attempt had left there.
+
+    Without --run-dir: the run has the name of the launcher's start, by which it is found.
+    """
+    script = ["--max-restarts=1", str(REPO / "train_maml.py")]
+    launched = start([*torchrun(2, script), *RUN, *STRATEGIES[strategy]], cwd=tmp_path)
+    deadline = time.monotonic() + SLACK * 120
+    while not (found := list(tmp_path.glob("runs/*/metrics.jsonl"))):
+        assert launched.process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    directory = found[0].parent
+    wait_for_iteration(launched, directory, 20, limit=120)
+    os.kill(process_of_rank(launched, 1), signal.SIGKILL)
+    done = launched.wait(150)
+    begun = [line for line in done.stdout.splitlines() if "iterations" in line]
+    assert len(begun) == 2 and "iterations 0 to" not in begun[1]
+    assert [row["iteration"] for row in metrics(directory)] == list(range(1, ITERATIONS + 1))
+    assert_same(directory, undisturbed)
+    assert list((tmp_path / "runs").iterdir()) == [directory]
+
+
+IN_DEFAULT = ("rpc exclusive", "allreduce")
+
+
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        IN_DEFAULT,
+        *(pytest.param([n], marks=pytest.mark.slow) for n in STRATEGIES if n not in IN_DEFAULT),
+    ],
+    ids=", ".join,
+)
+def test_suspended_jobs_go_on(
+    tmp_path: Path, undisturbed: Model, strategies: Sequence[str]
+) -> None:
+    """A scheduler suspends them as a whole, for longer than --timeout."""
+    args = [*RUN, "--timeout", str(TIMEOUT_S)]
+    jobs = {
+        name: start_ranks(3, [*args, *STRATEGIES[name], "--run-dir", str(tmp_path / name)])
+        for name in strategies
+    }
+    ranks = [one for job in jobs.values() for one in job]
+    try:
+        for name, job in jobs.items():
+            wait_for_iteration(job[0], tmp_path / name, 10, limit=90)
+        suspend(random.Random(0).sample(ranks, len(ranks)), SUSPENDED_S)
+    finally:
+        done = [launched.wait(120, expect=None) for launched in ranks]
+    assert not any(one.returncode for one in done), [one.stderr for one in done]
+    for name in strategies:
+        assert json.loads((tmp_path / name / "status.json").read_text())["state"] == "finished"
+        # Suspended on its way, not after it.
+        assert metrics(tmp_path / name)[-1]["seconds"] > SUSPENDED_S
+        if "async" not in name:  # there another order of gradients gives other parameters
+            assert_same(tmp_path / name, undisturbed)

@@ -84,7 +84,8 @@ def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> li
     """Return, for each of a user's own files that is not as ``recorded``: "FILE … has changed"."""
     now, files = own_files(config), registry.files_of_own(config)
     return [
-        f"{files.get(kind, {}).get(module, module)} (--{kind} {getattr(config, kind)}) has changed"
+        f"{_shown(files.get(kind, {}).get(module, module))} (--{kind} {getattr(config, kind)}) "
+        "has changed"
         for kind, digests in recorded.items()
         for module, digest in digests.items()
         if now.get(kind, {}).get(module) != digest
@@ -106,6 +107,13 @@ def warn_of_edits(config: Config, saved: Mapping[str, Any], said: set[str] | Non
             said.add(line)
             since = "since this checkpoint was saved: results may differ"
             print(f"warning: {line} {since}", file=sys.stderr, flush=True)
+
+
+def _shown(file: str) -> str:
+    """Return a file's path as it is from the current folder, if it is below that."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(Path(file).relative_to(Path.cwd()))
+    return file
 
 
 def digest_of(path: Path) -> str:
